@@ -1,0 +1,189 @@
+"""The contract that every transport fulfils: bytes between ranks, in order, within a deadline.
+
+A transport knows no dtype, no operation and no collective. Optional abilities (one-sided windows, whole
+native collectives) are separate classes, asked for once with `Transport.ability`; there are no base
+methods that raise "not supported".
+
+Life of a transport
+    t = SomeTransport(group, options)      no I/O
+    t.open(deadline)                       collective: every rank of the group calls it
+    t.isend(...), t.irecv(...)             from any thread
+    t.close(deadline)                      collective when the job ends well; alone after an abort
+
+Deadlines are absolute `time.monotonic()` seconds. Every wait has one, and every wait notices an abort.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from transports.errors import RondeError
+
+if TYPE_CHECKING:
+    from transports.rendezvous.store import Store
+
+MAX_TAG = 2**64 - 1
+MAX_CHECK = 2**32 - 1
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Who a rank is: `host` is equal for ranks that share a kernel and /dev/shm; the rest is for people."""
+
+    host: str
+    hostname: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"{self.hostname}, pid {self.pid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The ranks that a transport connects, as seen from `rank`.
+
+    store       shared by exactly this group and generation (a prefix store); keys are free for the transport
+    secret      the per-job secret, at least 16 bytes; empty means that links cannot be authenticated
+    generation  distinguishes this group from earlier ones of the same job, so that stale frames are refused
+    """
+
+    rank: int
+    members: tuple[Member, ...]
+    store: Store
+    secret: bytes = b""
+    generation: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def describe(self, rank: int) -> str:
+        """'rank 3 (node1, pid 4242)', for messages."""
+        return f"rank {rank} ({self.members[rank]})"
+
+
+class Request(ABC):
+    """One send or receive in flight.
+
+    It completes exactly once. A failed request stays failed: `wait` raises the same error again.
+    The view given to isend/irecv belongs to the transport until the request has completed or failed.
+    """
+
+    @abstractmethod
+    def test(self) -> bool:
+        """Make what progress is possible without waiting; True once completed.
+
+        Raises what `wait` raises, except DeadlineExceeded.
+        """
+
+    @abstractmethod
+    def wait(self, deadline: float) -> None:
+        """Wait until completed. While it waits it moves every other request of the transport along too.
+
+        Raises
+            DeadlineExceeded  the request is still in flight; the transport is intact, but an ordered protocol on
+                              top of it usually is not, and should abort
+            MismatchError     the frame that came has another length or check than was posted; the frame was
+                              consumed, the buffer's content is undefined, the transport is intact
+            PeerLost, AbortedError, ClosedError, ...   the transport's first failure; it is aborted for good
+        """
+
+
+class Transport(ABC):
+    """Two-sided byte movement between the ranks of a group. Threads may call it concurrently."""
+
+    name: ClassVar[str]
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.rank = group.rank
+        self.size = group.size
+
+    @property
+    @abstractmethod
+    def authenticated(self) -> bool:
+        """True when a byte that arrives provably comes from a member of the job."""
+
+    @abstractmethod
+    def open(self, deadline: float) -> None:
+        """Make ready to send and receive. Collective.
+
+        Raises ConnectError, RendezvousError or DeadlineExceeded, naming the rank that is missing; everything that
+        was opened is closed again.
+        """
+
+    @abstractmethod
+    def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        """Begin to send `view` (one-dimensional, format 'B', C-contiguous, 0 bytes allowed) to `peer`.
+
+        Frames between one pair of ranks with one tag are received in the order sent; frames with different tags
+        do not wait for each other. A send completes when its buffer may be used again, which may be before or
+        after the peer has posted the receive. `peer` may be the rank itself.
+
+        tag    0 <= tag < 2**64: matched exactly
+        check  0 <= check < 2**32: compared, not matched: see irecv
+
+        Raises ValueError for a bad peer, tag or check; the transport's first failure if it is aborted or closed.
+        """
+
+    @abstractmethod
+    def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        """Begin to receive the next frame from `peer` with `tag` into `view` (writable, C-contiguous).
+
+        The frame must have exactly the length of `view` and the same `check`, else the request fails with
+        MismatchError. A frame that arrives before its receive is posted is kept. Raises as isend does.
+        """
+
+    @abstractmethod
+    def abort(self, cause: RondeError) -> None:
+        """Give up: every wait of this rank, now and later, raises `cause`, and so (as far as they can still be
+        reached) does every other rank. The first cause wins; later calls do nothing. Never blocks, never raises.
+        """
+
+    @property
+    @abstractmethod
+    def failure(self) -> RondeError | None:
+        """The cause of the abort, None while the transport is sound."""
+
+    @abstractmethod
+    def close(self, deadline: float) -> None:
+        """Flush what was sent, then release every thread, descriptor, segment and socket.
+
+        Idempotent. After it isend and irecv raise ClosedError. Raises DeadlineExceeded if the flush did not end in
+        time; everything is released all the same. After an abort nothing is flushed and nothing is raised.
+        """
+
+    def ability(self, kind: type[A]) -> A | None:
+        """The optional ability `kind` (such as OneSided) of this transport, None if it has none.
+
+        Stable from `open` on; ask once, when planning.
+        """
+        return self if isinstance(self, kind) else None
+
+
+class Backend(Protocol):
+    """What the registry finds behind a transport's name: a module (or object) with these three names."""
+
+    Options: type[Any]
+    """Frozen dataclass of the backend's settings, each with a default; fields int, float, bool, str or tuple[str, ...].
+    Its __post_init__ raises ConfigError for a value out of range."""
+
+    def create(self, group: Group, options: Any) -> Transport:
+        """A transport that is not yet open. No I/O."""
+
+    def usable(self) -> str | None:
+        """None if the backend can be used on this machine, else the reason why not, in one line."""
+
+
+def check_arguments(transport: Transport, peer: int, tag: int, check: int) -> None:
+    """The argument checks that isend and irecv share. Raises ValueError naming argument, value and what is allowed."""
+    if not 0 <= peer < transport.size:
+        raise ValueError(f"peer={peer!r}: must be a rank, 0 to {transport.size - 1}")
+    if not 0 <= tag <= MAX_TAG:
+        raise ValueError(f"tag={tag!r}: must be 0 to 2**64 - 1")
+    if not 0 <= check <= MAX_CHECK:
+        raise ValueError(f"check={check!r}: must be 0 to 2**32 - 1")

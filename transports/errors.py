@@ -1,0 +1,111 @@
+"""The root of the error tree. Every failure that Ronde raises on purpose is one of these.
+
+    RondeError
+      ConfigError            a setting has a bad value (also a ValueError)
+      RendezvousError        the ranks did not find each other
+      MismatchError          ranks made calls that do not fit together
+      TransportError
+        ConnectError         a connection could not be made or was refused
+        ClosedError          the transport was closed before the call
+        AbortedError         a rank gave up on purpose and said why
+        PeerLost             a rank died, hung or became unreachable
+        DeadlineExceeded     a wait ran out of time (also a TimeoutError)
+
+A bad argument of a call is a plain TypeError or ValueError, raised before anything is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+class RondeError(Exception):
+    """Base class. `rank` is the rank that raised, `peer` the rank it is about; None where unknown."""
+
+    def __init__(self, message: str, *, rank: int | None = None, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.peer = peer
+
+    @property
+    def message(self) -> str:
+        """The text without decoration."""
+        return str(self.args[0])
+
+    def within(self, context: str) -> RondeError:
+        """The same failure, its text ended by where it happened (collective, step)."""
+        return type(self)(f"{self.message} [{context}]", rank=self.rank, peer=self.peer)
+
+
+class ConfigError(RondeError, ValueError):
+    """A setting has a bad value; the text names the setting, the value, its source and what is allowed."""
+
+
+class RendezvousError(RondeError):
+    """The ranks did not find each other: store unreachable, a rank missing, a key that never came."""
+
+
+class MismatchError(RondeError):
+    """Ranks made calls that do not fit together (operation, dtype, count, op, root, order)."""
+
+
+class TransportError(RondeError):
+    """Bytes could not be moved."""
+
+
+class ConnectError(TransportError):
+    """A connection could not be made, or its handshake was refused."""
+
+
+class ClosedError(TransportError):
+    """The transport or communicator was closed before the call."""
+
+
+class AbortedError(TransportError):
+    """A rank gave up on purpose; the text carries its reason."""
+
+
+class PeerLost(TransportError):
+    """A rank died, hung or became unreachable."""
+
+
+class DeadlineExceeded(TransportError, TimeoutError):
+    """A wait ran out of time."""
+
+
+WIRE_NAMES: Final[dict[str, type[RondeError]]] = {
+    cls.__name__: cls
+    for cls in (
+        RondeError,
+        ConfigError,
+        RendezvousError,
+        MismatchError,
+        TransportError,
+        ConnectError,
+        ClosedError,
+        AbortedError,
+        PeerLost,
+        DeadlineExceeded,
+    )
+}
+
+
+def to_wire(error: RondeError) -> dict[str, object]:
+    """A msgpack-able description of an error, for the other ranks."""
+    return {
+        "kind": type(error).__name__,
+        "message": error.message,
+        "rank": error.rank,
+        "peer": error.peer,
+    }
+
+
+def from_wire(fields: dict[str, object]) -> RondeError:
+    """The error another rank described. An unknown kind becomes an AbortedError with the same text."""
+    kind = WIRE_NAMES.get(str(fields.get("kind")), AbortedError)
+    rank, peer = fields.get("rank"), fields.get("peer")
+    return kind(
+        str(fields.get("message")),
+        rank=rank if isinstance(rank, int) else None,
+        peer=peer if isinstance(peer, int) else None,
+    )

@@ -1,0 +1,113 @@
+"""Matches arriving frames to posted receives: the part that every byte-stream transport needs alike.
+
+Sans I/O and sans locks: the transport calls it under its own lock. A frame's life:
+
+    landing = mailbox.arrive(peer, tag, check, length)     its header has been read
+    ... write the payload into landing.view ...            straight into the posted buffer where there is one
+    landing.finish()                                       the payload is complete
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from transports.errors import MismatchError, RondeError
+
+
+class Receive:
+    """A posted receive. `done` and `error` are written once, by the mailbox."""
+
+    __slots__ = ("check", "done", "error", "peer", "tag", "view")
+
+    def __init__(self, peer: int, tag: int, view: memoryview, check: int) -> None:
+        self.peer = peer
+        self.tag = tag
+        self.view = view
+        self.check = check
+        self.done = False
+        self.error: RondeError | None = None
+
+
+class Landing:
+    """A frame whose payload is arriving. Write it into `view`, then call `finish`."""
+
+    __slots__ = ("_complete", "_mailbox", "_receive", "check", "peer", "tag", "view")
+
+    def __init__(self, mailbox: Mailbox, peer: int, tag: int, check: int, length: int, receive: Receive | None) -> None:
+        self._mailbox = mailbox
+        self._receive = receive
+        self._complete = False
+        self.peer = peer
+        self.tag = tag
+        self.check = check
+        fits = receive is not None and len(receive.view) == length and receive.check == check
+        self.view = receive.view if fits and receive is not None else memoryview(bytearray(length))
+        if receive is None:
+            mailbox.parked_bytes += length
+
+    def claim(self, receive: Receive) -> None:
+        """Give a frame that came unexpected to the receive that was posted for it at last."""
+        self._receive = receive
+        self._mailbox.parked_bytes -= len(self.view)
+        if self._complete:
+            self._deliver(receive)
+
+    def finish(self) -> None:
+        """The payload is complete in `view`."""
+        self._complete = True
+        if self._receive is not None:
+            self._deliver(self._receive)
+
+    def _deliver(self, receive: Receive) -> None:
+        if len(receive.view) != len(self.view) or receive.check != self.check:
+            receive.error = MismatchError(
+                f"the frame from rank {self.peer} does not fit the receive posted for it: "
+                f"{len(self.view)} bytes, check {self.check:#010x} came; "
+                f"{len(receive.view)} bytes, check {receive.check:#010x} expected",
+                rank=self._mailbox.rank,
+                peer=self.peer,
+            )
+        elif self.view is not receive.view:
+            receive.view[:] = self.view
+        receive.done = True
+
+
+class Mailbox:
+    """Posted receives and unexpected frames of one rank, first in first out per (peer, tag)."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.parked_bytes = 0
+        """Payload bytes of frames that no receive has claimed yet; a transport bounds it by not reading on."""
+        self._posted: dict[tuple[int, int], deque[Receive]] = {}
+        self._parked: dict[tuple[int, int], deque[Landing]] = {}
+
+    def post(self, peer: int, tag: int, view: memoryview, check: int) -> Receive:
+        """Post a receive. It is done at once if its frame is here already."""
+        receive = Receive(peer, tag, view, check)
+        parked = self._parked.get((peer, tag))
+        if parked:
+            parked.popleft().claim(receive)
+            if not parked:
+                del self._parked[peer, tag]
+        else:
+            self._posted.setdefault((peer, tag), deque()).append(receive)
+        return receive
+
+    def arrive(self, peer: int, tag: int, check: int, length: int) -> Landing:
+        """A frame's header has come; the landing says where its payload goes."""
+        posted = self._posted.get((peer, tag))
+        receive = posted.popleft() if posted else None
+        if posted is not None and not posted:
+            del self._posted[peer, tag]
+        landing = Landing(self, peer, tag, check, length, receive)
+        if receive is None:
+            self._parked.setdefault((peer, tag), deque()).append(landing)
+        return landing
+
+    def waiting_for(self) -> dict[int, int]:
+        """peer -> number of receives posted and not yet matched; for diagnosis."""
+        counts: dict[int, int] = {}
+        for (peer, _), receives in self._posted.items():
+            counts[peer] = counts.get(peer, 0) + len(receives)
+        return counts

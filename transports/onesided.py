@@ -1,0 +1,62 @@
+"""The one-sided ability: windows of memory that peers map, and epochs by which they tell each other what is ready.
+
+A rank writes into its own part of a window, then *publishes* an epoch; a peer *awaits* that epoch and reads the
+part directly. This is all that a shared-memory collective needs: no message, no copy into a mailbox.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+
+class Window(ABC):
+    """A piece of memory per rank, mapped by every rank of `ranks`.
+
+    Positions 0..len(ranks)-1 count within `ranks`, which are ranks of the transport's group; `index` is the own one.
+    Every rank has one epoch counter in the window, 0 at first, that only it may raise.
+    """
+
+    ranks: tuple[int, ...]
+    index: int
+    nbytes: int
+
+    @abstractmethod
+    def view(self, index: int) -> memoryview:
+        """The writable bytes ('B', length `nbytes`) of the part of position `index`.
+
+        The views stay valid until `close`. Parts begin on a 64-byte boundary.
+        """
+
+    @abstractmethod
+    def publish(self, epoch: int, check: int = 0) -> None:
+        """Raise the own epoch to `epoch` (greater than before). All own writes before it are visible to a rank that
+        has awaited it. `check` (32 bits) is kept for the last 8 epochs, so that a peer can compare."""
+
+    @abstractmethod
+    def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
+        """Wait until the epoch of position `index` is at least `epoch`.
+
+        check  if given, the value that the peer published with exactly `epoch` must equal it (compare only within
+               8 epochs of the peer's newest). Raises MismatchError if not, DeadlineExceeded, or the transport's
+               first failure; the window is intact, except after the latter.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the mapping. Views become invalid. Idempotent, not collective."""
+
+
+class OneSided(ABC):
+    """A transport whose ranks can map each other's memory."""
+
+    @abstractmethod
+    def reaches(self, ranks: tuple[int, ...]) -> bool:
+        """True if all of `ranks` can map windows of each other. The same answer on all of them."""
+
+    @abstractmethod
+    def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> Window:
+        """Make a window with `nbytes` bytes for each of `ranks` (the own rank among them). Collective over `ranks`,
+        with the same arguments; `key` names the window within the group and is used once.
+
+        Raises RendezvousError or DeadlineExceeded, naming the rank that did not come; OSError if there is no room.
+        """

@@ -1,0 +1,76 @@
+"""The store contract: a small shared dictionary by which ranks find each other before they have a transport."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+MAX_KEY_BYTES = 512
+MAX_VALUE_BYTES = 1 << 20
+
+
+class Store(ABC):
+    """Keys are non-empty strings of up to 512 UTF-8 bytes, values bytes of up to 1 MiB. Threads may share a store.
+
+    Every method raises RendezvousError when the store cannot be reached or was closed, ValueError for a bad key or
+    value.
+    """
+
+    @abstractmethod
+    def set(self, key: str, value: bytes) -> None:
+        """Bind `key` to `value`, replacing what it had."""
+
+    @abstractmethod
+    def get(self, key: str, deadline: float) -> bytes:
+        """The value of `key`, waited for until `deadline` (absolute `time.monotonic()` seconds).
+
+        Raises DeadlineExceeded naming the key; the store stays usable.
+        """
+
+    @abstractmethod
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter that begins at 0; the new value. Atomic over all users. A counter is no value: `get` reads
+        it as decimal ASCII bytes."""
+
+    @abstractmethod
+    def delete(self, key: str) -> bool:
+        """Forget `key`; True if it was there."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release descriptors and threads. Idempotent."""
+
+    def prefixed(self, prefix: str) -> Store:
+        """The part of this store whose keys begin with `prefix` + '/'. Closing it does not close this one."""
+        return PrefixStore(self, prefix)
+
+
+def check_item(key: str, value: bytes = b"") -> None:
+    """Raises ValueError for a key or value that no store takes."""
+    if not key or len(key.encode()) > MAX_KEY_BYTES:
+        raise ValueError(f"key={key!r}: must be 1 to {MAX_KEY_BYTES} UTF-8 bytes")
+    if len(value) > MAX_VALUE_BYTES:
+        raise ValueError(f"value of {len(value)} bytes for key {key!r}: at most {MAX_VALUE_BYTES} are allowed")
+
+
+class PrefixStore(Store):
+    """A part of another store, so that groups, generations and services never see each other's keys."""
+
+    def __init__(self, inner: Store, prefix: str) -> None:
+        check_item(prefix)
+        self._inner = inner
+        self._prefix = prefix + "/"
+
+    def set(self, key: str, value: bytes) -> None:
+        self._inner.set(self._prefix + key, value)
+
+    def get(self, key: str, deadline: float) -> bytes:
+        return self._inner.get(self._prefix + key, deadline)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._inner.add(self._prefix + key, amount)
+
+    def delete(self, key: str) -> bool:
+        return self._inner.delete(self._prefix + key)
+
+    def close(self) -> None:
+        """Does nothing: the inner store belongs to whoever made it."""
