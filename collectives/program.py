@@ -16,7 +16,7 @@ from collectives.specs import Spec
 
 
 class Kind(IntEnum):
-    """What an instruction does: the opcodes of a schedule, and AWAIT, which lowering adds."""
+    """What an instruction does: the opcodes of a schedule; lowering adds AWAITs, one for each request."""
 
     SEND = Opcode.SEND
     RECV = Opcode.RECV
@@ -24,7 +24,7 @@ class Kind(IntEnum):
     REDUCE = Opcode.REDUCE
     SIGNAL = Opcode.SIGNAL
     WAIT = Opcode.WAIT
-    AWAIT = 6
+    AWAIT = Opcode.AWAIT
 
 
 class Span(NamedTuple):
@@ -131,7 +131,10 @@ class _Lowering:
             raise ValueError(f"{ref}: names chunks that this rank does not know")
         length = sum(sizes)
         if ref.buf in (Buf.SCRATCH, Buf.STAGE):
-            start = ref.slot * self.layout.largest
+            before = self.layout.sizes[ref.base : ref.chunk] if ref.base >= 0 else ()
+            if min(before, default=0) < 0:
+                raise ValueError(f"{ref}: stands behind chunks that this rank does not know")
+            start = ref.slot * self.layout.largest + sum(before)
             if ref.buf is Buf.SCRATCH:
                 self.scratch = max(self.scratch, start + ref.width * self.layout.largest)
             else:
@@ -200,10 +203,17 @@ class _Lowering:
                 self.instructions.append(Instruction(Kind.SIGNAL, step.label, phase=step.phase))
             case Opcode.WAIT:
                 self.instructions.append(Instruction(Kind.WAIT, step.label, peer=step.peer, phase=step.phase))
+            case Opcode.AWAIT:
+                self.drain()
 
-    def finish(self) -> Program:
+    def drain(self) -> None:
+        """Complete all pending requests."""
         for request, _, _, peer, label in self.pending:
             self.instructions.append(Instruction(Kind.AWAIT, label, peer=peer, request=request))
+        self.pending = []
+
+    def finish(self) -> Program:
+        self.drain()
         return Program(tuple(self.instructions), self.requests, self.phases, self.scratch, self.stage)
 
 

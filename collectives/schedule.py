@@ -2,7 +2,8 @@
 
 An algorithm is a generator of steps for one rank, written as straight code. Steps are executed in order, with one
 liberty: SEND and RECV are *begun* in order and complete on their own. A step that touches memory which a pending
-SEND or RECV uses waits for it first; nobody writes that wait down, lowering derives it from the overlap.
+SEND or RECV uses waits for it first; nobody writes that wait down, lowering derives it from the overlap. AWAIT is for
+the rare algorithm that wants to hold back although no memory asks for it.
 
 Memory is named by chunks. Chunks are numbered globally: chunk 5 is the same part of the data on every rank, in every
 buffer, and has the same size everywhere. Which chunks a rank's IN and OUT hold is fixed by the collective (specs.py):
@@ -38,6 +39,7 @@ class Opcode(IntEnum):
     REDUCE = 3
     SIGNAL = 4
     WAIT = 5
+    AWAIT = 6
 
 
 class Buf(IntEnum):
@@ -51,7 +53,8 @@ class Ref(NamedTuple):
     """`width` consecutive chunks from `chunk` on: where they stand in `buf`.
 
     In IN and OUT that is where the buffer holds them. In SCRATCH and STAGE it is slot `slot`, and the chunks only
-    say how large the piece is. `rank` >= 0 names a peer's STAGE.
+    say how large the piece is; where it is part of a larger piece in that slot, `base` is the chunk that one begins
+    with. `rank` >= 0 names a peer's STAGE.
     """
 
     buf: Buf
@@ -59,6 +62,7 @@ class Ref(NamedTuple):
     width: int = 1
     slot: int = -1
     rank: int = -1
+    base: int = -1
 
 
 class Step(NamedTuple):
@@ -67,6 +71,7 @@ class Step(NamedTuple):
     SEND    a to peer                RECV    into dst from peer        (a or dst None: an empty token)
     COPY    a to dst                 REDUCE  a op b to dst, in this operand order; dst may be a or b
     SIGNAL  phase                    WAIT    peer, phase
+    AWAIT   until every SEND and RECV begun so far is complete
     """
 
     opcode: Opcode
@@ -105,8 +110,8 @@ def out(chunk: int, width: int = 1) -> Ref:
     return Ref(Buf.OUT, chunk, width)
 
 
-def scratch(slot: int, chunk: int, width: int = 1) -> Ref:
-    return Ref(Buf.SCRATCH, chunk, width, slot)
+def scratch(slot: int, chunk: int, width: int = 1, base: int = -1) -> Ref:
+    return Ref(Buf.SCRATCH, chunk, width, slot, base=base)
 
 
 def stage(slot: int, chunk: int, width: int = 1, rank: int = -1) -> Ref:
@@ -135,3 +140,7 @@ def signal(phase: int, label: str) -> Step:
 
 def wait(peer: int, phase: int, label: str) -> Step:
     return Step(Opcode.WAIT, label, peer=peer, phase=phase)
+
+
+def settle(label: str) -> Step:
+    return Step(Opcode.AWAIT, label)

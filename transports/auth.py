@@ -17,7 +17,7 @@ import hashlib
 import hmac
 import os
 
-from transports.errors import ConnectError
+from transports.errors import ConfigError, ConnectError
 
 MAGIC = b"RONDE\x00\x00\x01"
 NONCE = 16
@@ -31,6 +31,16 @@ MIN_SECRET = 16
 def new_secret() -> bytes:
     """A fresh per-job secret of 32 random bytes."""
     return os.urandom(32)
+
+
+def check_secret(secret: bytes) -> bytes:
+    """`secret`, if it can serve. Empty is allowed and means that nothing is authenticated.
+
+    Raises ConfigError, which does not show the secret, if it is too short.
+    """
+    if 0 < len(secret) < MIN_SECRET:
+        raise ConfigError(f"the job's secret has {len(secret)} bytes: at least {MIN_SECRET} are needed")
+    return secret
 
 
 def _mac(secret: bytes, role: bytes, transcript: bytes) -> bytes:

@@ -66,6 +66,14 @@ class Group:
         return f"rank {rank} ({self.members[rank]})"
 
 
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """Rough figures for choosing algorithms: seconds per message, and seconds per byte."""
+
+    latency: float
+    per_byte: float
+
+
 class Request(ABC):
     """One send or receive in flight.
 
@@ -156,6 +164,10 @@ class Transport(ABC):
         Idempotent. After it isend and irecv raise ClosedError. Raises DeadlineExceeded if the flush did not end in
         time; everything is released all the same. After an abort nothing is flushed and nothing is raised.
         """
+
+    def link_costs(self) -> tuple[LinkCost, LinkCost]:
+        """What a message costs between ranks of one host, and between ranks of two. The same on every rank."""
+        return LinkCost(20e-6, 0.8e-9), LinkCost(50e-6, 0.9e-9)
 
     def ability(self, kind: type[A]) -> A | None:
         """The optional ability `kind` (such as OneSided) of this transport, None if it has none.

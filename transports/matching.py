@@ -5,6 +5,8 @@ Sans I/O and sans locks: the transport calls it under its own lock. A frame's li
     landing = mailbox.arrive(peer, tag, check, length)     its header has been read
     ... write the payload into landing.view ...            straight into the posted buffer where there is one
     landing.finish()                                       the payload is complete
+
+A transport whose sender can be read directly hands its buffer to `arrive`: no copy is made before a receive claims it.
 """
 
 from __future__ import annotations
@@ -29,21 +31,42 @@ class Receive:
 
 
 class Landing:
-    """A frame whose payload is arriving. Write it into `view`, then call `finish`."""
+    """A frame whose payload is arriving. Write it into `view`, then call `finish`.
 
-    __slots__ = ("_complete", "_mailbox", "_receive", "check", "peer", "tag", "view")
+    `borrowed` is true while `view` is the sender's own buffer, which the sender may not use yet.
+    """
 
-    def __init__(self, mailbox: Mailbox, peer: int, tag: int, check: int, length: int, receive: Receive | None) -> None:
+    __slots__ = ("_complete", "_mailbox", "_receive", "borrowed", "check", "peer", "tag", "view")
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        peer: int,
+        tag: int,
+        check: int,
+        length: int,
+        receive: Receive | None,
+        payload: memoryview | None,
+    ) -> None:
         self._mailbox = mailbox
         self._receive = receive
         self._complete = False
+        self.borrowed = payload is not None
         self.peer = peer
         self.tag = tag
         self.check = check
         fits = receive is not None and len(receive.view) == length and receive.check == check
-        self.view = receive.view if fits and receive is not None else memoryview(bytearray(length))
+        if payload is not None:
+            self.view = payload
+        else:
+            self.view = receive.view if fits and receive is not None else memoryview(bytearray(length))
         if receive is None:
             mailbox.parked_bytes += length
+
+    def keep(self) -> None:
+        """Copy a borrowed payload, so that the sender has its buffer back."""
+        self.view = memoryview(bytes(self.view))
+        self.borrowed = False
 
     def claim(self, receive: Receive) -> None:
         """Give a frame that came unexpected to the receive that was posted for it at last."""
@@ -70,6 +93,7 @@ class Landing:
         elif self.view is not receive.view:
             receive.view[:] = self.view
         receive.done = True
+        self.borrowed = False
 
 
 class Mailbox:
@@ -94,16 +118,27 @@ class Mailbox:
             self._posted.setdefault((peer, tag), deque()).append(receive)
         return receive
 
-    def arrive(self, peer: int, tag: int, check: int, length: int) -> Landing:
-        """A frame's header has come; the landing says where its payload goes."""
+    def arrive(self, peer: int, tag: int, check: int, length: int, payload: memoryview | None = None) -> Landing:
+        """A frame's header has come; the landing says where its payload goes.
+
+        payload  the sender's buffer, where this process can read it: the landing borrows it
+        """
         posted = self._posted.get((peer, tag))
         receive = posted.popleft() if posted else None
         if posted is not None and not posted:
             del self._posted[peer, tag]
-        landing = Landing(self, peer, tag, check, length, receive)
+        landing = Landing(self, peer, tag, check, length, receive, payload)
         if receive is None:
             self._parked.setdefault((peer, tag), deque()).append(landing)
         return landing
+
+    def expects(self, peer: int, tag: int) -> bool:
+        """True if a receive is posted that the next frame from `peer` with `tag` would be given to."""
+        return (peer, tag) in self._posted
+
+    def parked_from(self, peer: int) -> list[Landing]:
+        """The frames of one peer that no receive has claimed yet."""
+        return [landing for (sender, _), parked in self._parked.items() if sender == peer for landing in parked]
 
     def waiting_for(self) -> dict[int, int]:
         """peer -> number of receives posted and not yet matched; for diagnosis."""

@@ -1,0 +1,43 @@
+"""All algorithms. Importing this package registers them; third parties add theirs with `@algorithm(...)`.
+
+The first algorithm of a collective is the one to fall back on: it works for any number of ranks and any transport.
+"""
+
+from __future__ import annotations
+
+from collectives.algorithms import (
+    bruck,
+    direct,
+    direct_segmented,
+    dissemination,
+    halving_doubling,
+    hierarchical,
+    linear,
+    pairwise,
+    pipeline,
+    recursive_doubling,
+    ring,
+    scatter_allgather,
+    tree,
+)
+from collectives.algorithms.registry import Algorithm, Cost, algorithm, algorithms
+
+__all__ = [
+    "Algorithm",
+    "Cost",
+    "algorithm",
+    "algorithms",
+    "bruck",
+    "direct",
+    "direct_segmented",
+    "dissemination",
+    "halving_doubling",
+    "hierarchical",
+    "linear",
+    "pairwise",
+    "pipeline",
+    "recursive_doubling",
+    "ring",
+    "scatter_allgather",
+    "tree",
+]

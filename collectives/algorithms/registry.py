@@ -15,10 +15,12 @@ Generator = Callable[[Geometry], Iterator[Step]]
 class Cost(NamedTuple):
     """The alpha-beta-gamma terms of one run on its critical path.
 
-    rounds   messages or signals one after the other, in units of alpha
-    sent     bytes through the busiest rank, in units of N
-    reduced  bytes combined by the busiest rank, in units of N
-    copied   bytes copied locally by the busiest rank, in units of N
+    rounds        messages or signals one after the other, in units of alpha
+    sent          bytes through the busiest rank, in units of N
+    reduced       bytes combined by the busiest rank, in units of N
+    copied        bytes copied locally by the busiest rank, in units of N
+    local_rounds  of `rounds`, those that an algorithm which knows the hosts keeps inside one
+    local_sent    of `sent`, likewise
 
     N is the size of all blocks together (alltoall: of one rank's row).
     """
@@ -27,6 +29,8 @@ class Cost(NamedTuple):
     sent: float
     reduced: float = 0.0
     copied: float = 0.0
+    local_rounds: float = 0.0
+    local_sent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Algorithm:
     uniform    it needs blocks of equal size
     onesided   it needs a window that all ranks of the communicator map
     multihost  it needs `Geometry.hosts` and is only sensible when they span several hosts
+    slots      STAGE slots that it uses, each of the size of the largest chunk: what it needs of a window's half
     """
 
     collective: str
@@ -54,6 +59,7 @@ class Algorithm:
     uniform: bool = False
     onesided: bool = False
     multihost: bool = False
+    slots: Callable[[int], int] = lambda size: 0
 
 
 _ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
@@ -71,6 +77,7 @@ def algorithm(
     uniform: bool = False,
     onesided: bool = False,
     multihost: bool = False,
+    slots: Callable[[int], int] = lambda size: 0,
 ) -> Callable[[Generator], Generator]:
     """Register the decorated generator as `name` for `collective`. Raises ValueError if that name is taken."""
 
@@ -79,7 +86,18 @@ def algorithm(
         if name in names:
             raise ValueError(f"algorithm {name!r} for {collective} is registered already")
         names[name] = Algorithm(
-            collective, name, generate, blocks, traffic, cost, segmented, tree_order, uniform, onesided, multihost
+            collective,
+            name,
+            generate,
+            blocks,
+            traffic,
+            cost,
+            segmented,
+            tree_order,
+            uniform,
+            onesided,
+            multihost,
+            slots,
         )
         return generate
 

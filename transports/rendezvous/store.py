@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 
 MAX_KEY_BYTES = 512
@@ -29,7 +30,10 @@ class Store(ABC):
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
         """Add to a counter that begins at 0; the new value. Atomic over all users. A counter is no value: `get` reads
-        it as decimal ASCII bytes."""
+        it as decimal ASCII bytes.
+
+        Raises ValueError, with nothing changed, if `key` holds something else or the sum does not fit 64 bits.
+        """
 
     @abstractmethod
     def delete(self, key: str) -> bool:
@@ -50,6 +54,19 @@ def check_item(key: str, value: bytes = b"") -> None:
         raise ValueError(f"key={key!r}: must be 1 to {MAX_KEY_BYTES} UTF-8 bytes")
     if len(value) > MAX_VALUE_BYTES:
         raise ValueError(f"value of {len(value)} bytes for key {key!r}: at most {MAX_VALUE_BYTES} are allowed")
+
+
+def counted(key: str, value: bytes | None, amount: int) -> int:
+    """The counter kept as `value` (None: not there yet) plus `amount`: what `add` returns and, in decimal, keeps.
+
+    Raises ValueError if `value` is no counter or the sum does not fit 64 bits.
+    """
+    if value is not None and not re.fullmatch(rb"-?[0-9]{1,19}", value):
+        raise ValueError(f"key={key!r}: holds a value of {len(value)} bytes that is not a counter")
+    total = int(value or 0) + amount
+    if not -(2**63) <= total < 2**63:
+        raise ValueError(f"amount={amount!r} for key {key!r}: the counter must stay within 64 bits")
+    return total
 
 
 class PrefixStore(Store):

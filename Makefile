@@ -1,0 +1,66 @@
+# make demo    train a network on 4 processes          make bench   time collectives (ARGS="allgather -np 4")
+# make test    all checks and tests (ARGS="-k name")   make lint    the checks alone
+# make clean   remove the virtual environment and what tools left behind
+#
+# Each works on its own on a machine with Python 3.11 or newer. PYTHON=/path/to/python chooses the interpreter.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTHON ?=
+ARGS ?=
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+
+.NOTPARALLEL:
+.PHONY: help demo test lint bench clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
+
+demo: $(VENV)/.demo
+	@echo "== training on 4 ranks: ronde run -np 4 python examples/train_digits.py"
+	@$(BIN)/ronde run -np 4 $(BIN)/python examples/train_digits.py
+
+test: lint
+	@echo "== pytest"
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test
+	@echo "== ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@echo "== mypy"
+	@$(BIN)/mypy
+
+bench: $(VENV)/.demo
+	@$(BIN)/ronde bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps: a second call installs nothing unless pyproject.toml has changed.
+
+$(VENV)/.demo: pyproject.toml $(VENV)/.made
+	@echo "== installing ronde and what the examples need (some seconds)"
+	@$(PIP) -e '.[examples]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml $(VENV)/.made
+	@echo "== installing ronde and what the tests need (up to a minute)"
+	@$(PIP) -e '.[test,examples]'
+	@touch $@
+
+$(VENV)/.made:
+	@found=; \
+	for python in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python); do \
+	    if "$$python" -c '$(FITS)' >/dev/null 2>&1; then found="$$python"; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	    echo "make: no Python 3.11 or newer with venv found$(if $(PYTHON), at $(PYTHON));" \
+	        "install one (Debian, Ubuntu: apt install python3-venv) or say make PYTHON=/path/to/python" >&2; \
+	    exit 1; \
+	fi; \
+	echo "== creating $(VENV) with $$("$$found" --version)"; \
+	"$$found" -m venv --clear $(VENV)
+	@touch $@

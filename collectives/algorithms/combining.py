@@ -1,0 +1,52 @@
+"""Combining contributions in tree order while they arrive in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from collectives.patterns import Run, canonical_siblings
+from collectives.schedule import Buf, Ref, Step, reduce, scratch
+
+
+class TreeOrder:
+    """Combines the contributions of ranks 0..size-1 (at least 2) to one piece as `patterns.canonical_tree` says.
+
+    Partial results stand in SCRATCH slots from `slot` on, which are taken and given back; only the result goes to
+    `target`.
+    """
+
+    def __init__(self, size: int, target: Ref, slot: int, label: str) -> None:
+        self._root: Run = (0, size)
+        self._target = target
+        self._label = label
+        self._slot = slot
+        self._free: list[Ref] = []
+        self._siblings = canonical_siblings(size)
+        self._values: dict[Run, Ref] = {}
+
+    def take(self) -> Ref:
+        """A free SCRATCH slot."""
+        if self._free:
+            return self._free.pop()
+        self._slot += self._target.width
+        return scratch(self._slot - self._target.width, self._target.chunk, self._target.width)
+
+    def arrive(self, rank: int, value: Ref) -> Iterator[Step]:
+        """The contribution of `rank` stands in `value`: combine what can be combined now. `value` is overwritten if it
+        is in SCRATCH."""
+        node = (rank, 1)
+        self._values[node] = value
+        while node != self._root:
+            left, right = self._siblings[node]
+            if left not in self._values or right not in self._values:
+                return
+            a, b = self._values.pop(left), self._values.pop(right)
+            node = left[0], left[1] + right[1]
+            spare = [ref for ref in (a, b) if ref.buf is Buf.SCRATCH]
+            if node == self._root:
+                target = self._target
+            else:
+                target = spare.pop(0) if spare else self.take()
+            self._free += spare
+            self._values[node] = target
+            yield reduce(a, b, target, self._label)

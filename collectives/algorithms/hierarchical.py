@@ -1,0 +1,197 @@
+"""Hierarchical algorithms: inside hosts and across hosts in separate phases, so that slow links carry each byte once.
+
+Ranks are put in lanes, as many as the emptiest host has ranks: a lane has a team of ranks on every host, led by its
+first (one rank, where hosts are equally populated). All lanes cross between hosts at the same time, each with its
+share of the data. (Thakur and Gropp, "Improving the performance of collective operations in MPICH", 2003; the lanes:
+Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane communication", 2020.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import pairwise
+
+from collectives.algorithms.registry import Cost, algorithm
+from collectives.algorithms.ring import circulate
+from collectives.algorithms.tree import broadcast_from, depth, reduce_to
+from collectives.patterns import by_host, lanes, rounds, runs
+from collectives.schedule import Geometry, Step, copy, inp, out, recv, scratch, send
+
+
+def _allreduce_cost(g: Geometry) -> Cost:
+    world = lanes(g.hosts, g.size)
+    local, far, team = world.lanes, world.hosts, max(len(team) for host in world.teams for team in host)
+    inside = 2 * (local - 1), 2 * (local - 1) / local
+    teams = depth(team) + rounds(team)
+    across = 2 * (far - 1), 2 * (far - 1) / far / local
+    return Cost(
+        inside[0] + teams + across[0],
+        inside[1] + teams + across[1],
+        (local - 1) / local + depth(team) + (far - 1) / far / local,
+        local_rounds=inside[0] + teams,
+        local_sent=inside[1] + teams,
+    )
+
+
+@algorithm(
+    "allreduce",
+    "hierarchical",
+    traffic=lambda g: Fraction(2 * (g.size - 1)),
+    cost=_allreduce_cost,
+    multihost=True,
+)
+def allreduce(g: Geometry) -> Iterator[Step]:
+    """Reduce in teams; reduce-scatter among the leaders of a host; ring allreduce across hosts, every lane with its
+    part; allgather among the leaders; broadcast in teams.
+
+    Traffic 2 (p - 1) N, of which 2 (h - 1) N crosses between the h hosts.
+    """
+    world = lanes(g.hosts, g.size)
+    host, lane = world.find(g.rank)
+    team = world.teams[host][lane]
+    me = team.index(g.rank)
+    leaders = [members[0] for members in world.teams[host]]
+    across = [members[lane][0] for members in world.teams]
+    count = world.lanes * world.hosts
+    edges = [part * g.size // count for part in range(count + 1)]
+    inside = [[(low, high - low)] for low, high in pairwise(edges[:: world.hosts])]
+    mine = edges[lane * world.hosts : (lane + 1) * world.hosts + 1]
+    outside = [[(low, high - low)] for low, high in pairwise(mine)]
+    own = inp
+    if len(team) > 1:
+        yield from reduce_to(team, me, 0, inp(0, g.size), out(0, g.size), 0, "reduce in team")
+        own = out
+    if me == 0:
+        last = len(leaders) - 1
+        yield from circulate(
+            leaders, lane, inside, own=own, place=out, first=-1, reducing=last, label="inside the host"
+        )
+        if last:
+            own = out
+        last = len(across) - 1
+        yield from circulate(
+            across, host, outside, own=own, place=out, reducing=last, copying=last, label="across hosts"
+        )
+        last = len(leaders) - 1
+        yield from circulate(leaders, lane, inside, own=out, place=out, copying=last, label="inside the host")
+        if g.size == 1:
+            yield copy(inp(0), out(0), "copy")
+    yield from broadcast_from(team, me, 0, out(0, g.size), out(0, g.size), "broadcast in team")
+
+
+def _rooted_teams(g: Geometry) -> tuple[list[int], list[int], int]:
+    """The ranks of the own host and the hosts' leaders, the root leading its host; and the root's place among them."""
+    hosts = by_host(g.hosts, g.size)
+    leaders = [g.root if g.root in members else members[0] for members in hosts]
+    own = next(members for members in hosts if g.rank in members)
+    return own, leaders, leaders.index(g.root)
+
+
+def _largest_host(g: Geometry) -> int:
+    return max(len(members) for members in by_host(g.hosts, g.size))
+
+
+def _broadcast_cost(g: Geometry) -> Cost:
+    local, far = rounds(_largest_host(g)), rounds(len(by_host(g.hosts, g.size)))
+    return Cost(local + far, local + far, local_rounds=local, local_sent=local)
+
+
+@algorithm(
+    "broadcast",
+    "hierarchical",
+    blocks=lambda size: 1,
+    traffic=lambda g: Fraction(g.size - 1),
+    cost=_broadcast_cost,
+    multihost=True,
+)
+def broadcast(g: Geometry) -> Iterator[Step]:
+    """A binomial tree across the hosts' leaders, then one inside each host. Traffic (p - 1) N, (h - 1) N of it
+    between hosts."""
+    team, leaders, root = _rooted_teams(g)
+    head = next(leader for leader in leaders if leader in team)
+    source = inp(0) if g.rank == g.root else out(0)
+    if g.rank == head:
+        yield from broadcast_from(leaders, leaders.index(head), root, source, out(0), "broadcast across hosts")
+    yield from broadcast_from(team, team.index(g.rank), team.index(head), source, out(0), "broadcast inside the host")
+    if g.rank == g.root:
+        yield copy(inp(0), out(0), "copy")
+
+
+def _reduce_cost(g: Geometry) -> Cost:
+    local, far = depth(_largest_host(g)), depth(len(by_host(g.hosts, g.size)))
+    return Cost(local + far, local + far, local + far, local_rounds=local, local_sent=local)
+
+
+@algorithm(
+    "reduce",
+    "hierarchical",
+    blocks=lambda size: 1,
+    traffic=lambda g: Fraction(g.size - 1),
+    cost=_reduce_cost,
+    multihost=True,
+)
+def reduce_hierarchical(g: Geometry) -> Iterator[Step]:
+    """The mirror image of the hierarchical broadcast, with the same traffic."""
+    team, leaders, root = _rooted_teams(g)
+    head = next(leader for leader in leaders if leader in team)
+    work = out(0) if g.rank == g.root else scratch(0, 0)
+    yield from reduce_to(team, team.index(g.rank), team.index(head), inp(0), work, 1, "reduce inside the host")
+    if g.rank == head:
+        own = work if len(team) > 1 else inp(0)
+        yield from reduce_to(leaders, leaders.index(head), root, own, work, 1, "reduce across hosts")
+    if g.size == 1:
+        yield copy(inp(0), out(0), "copy")
+
+
+def _outside_lanes(g: Geometry) -> int:
+    world = lanes(g.hosts, g.size)
+    return g.size - world.hosts * world.lanes
+
+
+def _allgather_cost(g: Geometry) -> Cost:
+    world = lanes(g.hosts, g.size)
+    team = max(len(team) for host in world.teams for team in host)
+    pieces = max(len(runs(members[0] for members in lane)) for lane in zip(*world.teams, strict=True))
+    local_rounds = (team - 1) + (world.lanes - 1) * pieces + rounds(team)
+    local_sent = (team - 1) / g.size + (world.lanes - 1) / world.lanes + rounds(team)
+    far = world.hosts - 1
+    return Cost(
+        local_rounds + far,
+        local_sent + far / world.hosts / world.lanes,
+        copied=1 / g.size,
+        local_rounds=local_rounds,
+        local_sent=local_sent,
+    )
+
+
+@algorithm(
+    "allgather",
+    "hierarchical",
+    traffic=lambda g: g.size - 1 + Fraction(_outside_lanes(g), g.size),
+    cost=_allgather_cost,
+    multihost=True,
+)
+def allgather(g: Geometry) -> Iterator[Step]:
+    """Gather in teams; a ring across hosts in every lane; a ring among the leaders of a host; broadcast in teams.
+
+    Traffic (p - 1) N, (h - 1) N of it between hosts, and 1 / p N more for every rank that does not lead a team.
+    """
+    world = lanes(g.hosts, g.size)
+    host, lane = world.find(g.rank)
+    team = world.teams[host][lane]
+    leaders = [members[0] for members in world.teams[host]]
+    across = [members[lane][0] for members in world.teams]
+    yield copy(inp(g.rank), out(g.rank), "copy own block")
+    if g.rank != team[0]:
+        yield send(team[0], inp(g.rank), "gather in team")
+    else:
+        for member in team[1:]:
+            yield recv(member, out(member), "gather in team")
+        parts = [runs(members[lane]) for members in world.teams]
+        last = len(across) - 1
+        yield from circulate(across, host, parts, own=out, place=out, copying=last, label="across hosts")
+        parts = [runs(rank for members in world.teams for rank in members[other]) for other in range(world.lanes)]
+        last = len(leaders) - 1
+        yield from circulate(leaders, lane, parts, own=out, place=out, copying=last, label="inside the host")
+    yield from broadcast_from(team, team.index(g.rank), 0, out(0, g.size), out(0, g.size), "broadcast in team")

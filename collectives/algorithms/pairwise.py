@@ -1,0 +1,63 @@
+"""Pairwise exchange: in round i every rank sends to the i-th rank ahead and receives from the i-th behind.
+
+Every byte goes straight to where it is wanted. Good for large arrays: p - 1 rounds, one partner at a time each way
+(Thakur, Rabenseifner, Gropp 2005).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from collectives.algorithms.combining import TreeOrder
+from collectives.algorithms.registry import Cost, algorithm
+from collectives.schedule import Geometry, Step, copy, inp, out, recv, send, settle
+
+
+def _share(g: Geometry) -> float:
+    return (g.size - 1) / g.size
+
+
+@algorithm(
+    "reduce_scatter",
+    "pairwise",
+    traffic=lambda g: Fraction(g.size - 1),
+    cost=lambda g: Cost(g.size - 1, _share(g), 1 / g.size),
+    tree_order=True,
+)
+def reduce_scatter(g: Geometry) -> Iterator[Step]:
+    """Every rank gets all contributions to its block and combines them in tree order, as far as they are there while
+    the next one is under way. Traffic (p - 1) N."""
+    if g.size == 1:
+        yield copy(inp(0), out(0), "copy")
+        return
+    order = TreeOrder(g.size, out(g.rank), 0, "pairwise combine")
+    rank, value = g.rank, inp(g.rank)
+    for i in range(1, g.size):
+        label = f"pairwise {i}/{g.size - 1}"
+        ahead, behind = (g.rank + i) % g.size, (g.rank - i) % g.size
+        got = order.take()
+        yield recv(behind, got, label)
+        yield send(ahead, inp(ahead), label)
+        yield from order.arrive(rank, value)
+        yield settle(label)
+        rank, value = behind, got
+    yield from order.arrive(rank, value)
+
+
+@algorithm(
+    "alltoall",
+    "pairwise",
+    traffic=lambda g: Fraction(g.size - 1),
+    cost=lambda g: Cost(g.size - 1, _share(g), copied=1 / g.size),
+)
+def alltoall(g: Geometry) -> Iterator[Step]:
+    """One exchange after the other, so that no rank is flooded. Traffic (p - 1) rows."""
+    own = g.rank * g.size + g.rank
+    yield copy(inp(own), out(own), "copy own block")
+    for i in range(1, g.size):
+        label = f"pairwise {i}/{g.size - 1}"
+        ahead, behind = (g.rank + i) % g.size, (g.rank - i) % g.size
+        yield recv(behind, out(behind * g.size + g.rank), label)
+        yield send(ahead, inp(g.rank * g.size + ahead), label)
+        yield settle(label)

@@ -1,0 +1,102 @@
+"""Pipelines: the data goes through a fixed chain or tree in segments, so that all links work at once.
+
+Good for large arrays in broadcast and reduce. Time of a pipeline of depth d: (d + s - 1) (alpha + beta N / s) for s
+segments; the best s is sqrt((d - 1) beta N / alpha) (van de Geijn et al., "Collective communication: theory, practice,
+and experience", 2007).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from collectives.algorithms.registry import Cost, algorithm
+from collectives.schedule import Geometry, Step, copy, inp, out, recv, reduce, scratch, send
+
+
+def _steps(g: Geometry, depth: int, width: int = 1) -> int:
+    """Messages one after the other through a pipeline of `depth` links whose nodes send everything `width` times."""
+    return width * (depth + g.segments - 1) if g.size > 1 else 0
+
+
+def _send_down(g: Geometry, parent: int | None, children: Sequence[int], label: str) -> Iterator[Step]:
+    hold = inp if parent is None else out
+    if parent is not None:
+        yield recv(parent, out(0), label)
+    for s in range(g.segments):
+        if parent is not None and s + 1 < g.segments:
+            yield recv(parent, out(s + 1), label)
+        for child in children:
+            yield send(child, hold(s), label)
+    if parent is None:
+        yield copy(inp(0, g.segments), out(0, g.segments), "copy")
+
+
+@algorithm(
+    "broadcast",
+    "chain",
+    blocks=lambda size: 1,
+    traffic=lambda g: Fraction(g.size - 1),
+    cost=lambda g: Cost(_steps(g, g.size - 1), _steps(g, g.size - 1) / g.segments),
+    segmented=True,
+)
+def broadcast_chain(g: Geometry) -> Iterator[Step]:
+    """root -> root + 1 -> ... Traffic (p - 1) N; with many segments every rank sends and receives N once."""
+    position = (g.rank - g.root) % g.size
+    parent = (g.rank - 1) % g.size if position else None
+    children = [(g.rank + 1) % g.size] if position + 1 < g.size else []
+    yield from _send_down(g, parent, children, "chain broadcast")
+
+
+def _height(size: int) -> int:
+    return size.bit_length() - 1
+
+
+@algorithm(
+    "broadcast",
+    "binary_tree",
+    blocks=lambda size: 1,
+    traffic=lambda g: Fraction(g.size - 1),
+    cost=lambda g: Cost(
+        _steps(g, _height(g.size), min(2, g.size - 1)),
+        _steps(g, _height(g.size), min(2, g.size - 1)) / g.segments,
+    ),
+    segmented=True,
+)
+def broadcast_binary_tree(g: Geometry) -> Iterator[Step]:
+    """A pipelined binary tree: logarithmic depth, but inner ranks send everything twice. Between the binomial tree
+    and the chain. Traffic (p - 1) N."""
+    position = (g.rank - g.root) % g.size
+    parent = (g.root + (position - 1) // 2) % g.size if position else None
+    children = [(g.root + c) % g.size for c in (2 * position + 1, 2 * position + 2) if c < g.size]
+    yield from _send_down(g, parent, children, "binary tree broadcast")
+
+
+@algorithm(
+    "reduce",
+    "chain",
+    blocks=lambda size: 1,
+    traffic=lambda g: Fraction(g.size - 1),
+    cost=lambda g: Cost(
+        _steps(g, g.size - 1), _steps(g, g.size - 1) / g.segments, (g.size - 1) / g.segments if g.size > 1 else 0
+    ),
+    segmented=True,
+)
+def reduce_chain(g: Geometry) -> Iterator[Step]:
+    """... -> root + 2 -> root + 1 -> root, every rank adding its contribution on the way. Traffic (p - 1) N."""
+    position = (g.rank - g.root) % g.size
+    label, source, target = "chain reduce", (g.rank + 1) % g.size, (g.rank - 1) % g.size
+    if g.size == 1:
+        yield copy(inp(0, g.segments), out(0, g.segments), "copy")
+    elif position == g.size - 1:
+        for s in range(g.segments):
+            yield send(target, inp(s), label)
+    else:
+        yield recv(source, scratch(0, 0), label)
+        for s in range(g.segments):
+            if s + 1 < g.segments:
+                yield recv(source, scratch((s + 1) % 2, s + 1), label)
+            total = scratch(2 + s % 2, s) if position else out(s)
+            yield reduce(scratch(s % 2, s), inp(s), total, label)
+            if position:
+                yield send(target, total, label)

@@ -1,0 +1,53 @@
+"""Broadcast by scattering and collecting again: 2 (p - 1) / p N per rank instead of log2(p) N. Good for large arrays.
+
+Van de Geijn's algorithm (Barnett et al., "Interprocessor collective communication library", 1994). The ring leaves
+out what a rank got in the scatter already (Zhou et al., "A bandwidth-saving optimization for MPI broadcast collective
+operation", 2015).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from collectives.algorithms.registry import Cost, algorithm
+from collectives.patterns import binomial_children, binomial_parent, binomial_width, circular_runs, rounds
+from collectives.schedule import Geometry, Step, copy, inp, out, recv, send
+
+
+def _traffic(g: Geometry) -> Fraction:
+    """In blocks of N / p: the subtree of every position but the root's, then for each what its subtree lacks."""
+    widths = [binomial_width(position, g.size) for position in range(1, g.size)]
+    return Fraction(sum(widths) + sum(g.size - width for width in widths), g.size)
+
+
+@algorithm(
+    "broadcast",
+    "scatter_allgather",
+    traffic=_traffic,
+    cost=lambda g: Cost(rounds(g.size) + g.size - 1, 2 * (g.size - 1) / g.size),
+)
+def broadcast(g: Geometry) -> Iterator[Step]:
+    """Binomial scatter, then ring allgather. Traffic (p - 1) N: every rank but the root receives every byte once."""
+    position = (g.rank - g.root) % g.size
+    width = binomial_width(position, g.size)
+    hold = out if position else inp
+    label = "binomial scatter"
+    if position:
+        for run in circular_runs(g.rank, width, g.size):
+            yield recv((binomial_parent(position) + g.root) % g.size, out(*run), label)
+    for child in binomial_children(position, g.size):
+        peer = (child + g.root) % g.size
+        for run in circular_runs(peer, binomial_width(child, g.size), g.size):
+            yield send(peer, hold(*run), label)
+    left, right = (g.rank - 1) % g.size, (g.rank + 1) % g.size
+    lacking = g.size - width
+    right_lacks = g.size - binomial_width((position + 1) % g.size, g.size)
+    for k in range(g.size - 1):
+        label = f"ring allgather {k + 1}/{g.size - 1}"
+        if k < lacking:
+            yield recv(left, out((left - k) % g.size), label)
+        if k < right_lacks:
+            yield send(right, hold((g.rank - k) % g.size), label)
+    if not position:
+        yield copy(inp(0, g.size), out(0, g.size), "copy")

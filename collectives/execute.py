@@ -1,0 +1,226 @@
+"""Plan + arrays -> results: binds instructions to memory and runs them. The only interpreter.
+
+Everything of one communicator runs here, one collective at a time and in one order (progress.py sees to that), so
+scratch memory and the staging window are shared by all its plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from collectives.buffers import Array, as_bytes
+from collectives.plan import Call, Plan, Planner
+from collectives.program import Instruction, Kind, Span
+from collectives.reductions import kernel
+from collectives.schedule import Buf
+from transports.base import Request, Transport
+from transports.errors import MismatchError, RondeError
+from transports.onesided import Window
+
+STAGED_BYTES = 1 << 15
+"""Calls whose arrays together are smaller work in memory of the plan's own, and so are bound only once."""
+
+_EPOCHS_PER_CALL = 1 << 24
+_NO_DATA = np.empty(0, np.uint8)
+
+
+class _State:
+    """What changes from call to call; bound instructions read it."""
+
+    __slots__ = ("check", "deadline", "epoch", "requests")
+
+    def __init__(self) -> None:
+        self.check = 0
+        self.deadline = 0.0
+        self.epoch = 0
+        self.requests: list[Request | None] = []
+
+
+class _Bound:
+    """A plan's instructions as calls, with the arrays that they work on."""
+
+    __slots__ = ("calls", "source", "target")
+
+    def __init__(self, calls: list[Callable[[], object]], source: Array, target: Array) -> None:
+        self.calls = calls
+        self.source = source
+        self.target = target
+
+
+class Executor:
+    """Runs the collectives of one communicator. Not thread-safe: its callers take turns."""
+
+    def __init__(
+        self, transport: Transport, ranks: tuple[int, ...], tag: int, planner: Planner, window: Window | None
+    ) -> None:
+        """`window` is the staging window, which it will close: two halves, used in turn by one-sided programs."""
+        self._transport = transport
+        self._ranks = ranks
+        self._tag = tag
+        self._planner = planner
+        self._half_bytes = 0 if window is None else window.nbytes // 2
+        self._scratch = np.empty(0, np.uint8)
+        self._window = window
+        self._staged_calls = 0
+        self._state = _State()
+        self._bound: dict[tuple[Call, int], _Bound] = {}
+        self.calls = 0
+
+    @property
+    def authenticated(self) -> bool:
+        """True when what arrives provably comes from the job."""
+        return self._transport.authenticated
+
+    def run(self, call: Call, source: Array | None, target: Array | None, deadline: float) -> None:
+        """Run one collective from flat `source` into flat `target` (None where this rank has none).
+
+        Raises ValueError before anything is sent if the call cannot be planned. A failure while it runs aborts the
+        transport and is raised, with what was going on, as MismatchError or a TransportError.
+        """
+        failure = self._transport.failure
+        if failure is not None:
+            raise failure.within(f"in {call.describe()}")
+        plan = self._planner.plan(call)
+        program = plan.program
+        source = _NO_DATA if source is None else source
+        target = _NO_DATA if target is None else target
+        self.calls += 1
+        state = self._state
+        state.check = (plan.check + self.calls * 0x9E3779B1) & 0xFFFFFFFF
+        state.deadline = deadline
+        state.epoch = self.calls * _EPOCHS_PER_CALL
+        half = 0
+        if program.phases:
+            half = self._staged_calls & 1
+            self._staged_calls += 1
+        elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
+            self._window.publish(state.epoch + 1, state.check)
+        if source.nbytes + target.nbytes > STAGED_BYTES:
+            self._execute(plan, self._bind(plan, source, target, half))
+            return
+        bound = self._bound.get((call, half))
+        if bound is None:
+            if len(self._bound) > 2 * len(self._planner):
+                self._bound.clear()
+            target_copy = np.empty_like(target)
+            source_copy = source
+            if call.alias is None:
+                source_copy = np.empty_like(source)
+            bound = self._bound[call, half] = self._bind(plan, source_copy, target_copy, half)
+        if call.alias is None:
+            if source.size:
+                bound.source[:] = source
+        else:
+            bound.target[:] = target
+        self._execute(plan, bound)
+        if target.size:
+            target[:] = bound.target
+
+    def close(self) -> None:
+        """Release the window and every plan's memory."""
+        self._bound.clear()
+        self._scratch = _NO_DATA
+        if self._window is not None:
+            self._window.close()
+            self._window = None
+
+    def _execute(self, plan: Plan, bound: _Bound) -> None:
+        self._state.requests = [None] * plan.program.requests
+        at = 0
+        try:
+            for at, call in enumerate(bound.calls):  # noqa: B007
+                call()
+        except RondeError as error:
+            step = plan.program.instructions[at]
+            failure = error.within(f"in {plan.call.describe()}, call {self.calls}, {plan.algorithm.name}: {step.label}")
+            if isinstance(error, MismatchError):
+                failure = MismatchError(
+                    f"rank {self._transport.rank} is in {plan.call.describe()} as its call {self.calls}, "
+                    f"rank {error.peer} is in another call: {failure.message}",
+                    rank=self._transport.rank,
+                    peer=error.peer,
+                )
+            self._transport.abort(failure)
+            raise failure from error
+        except BaseException as error:  # an interrupt in the middle leaves the others waiting: tell them
+            self._transport.abort(RondeError(f"rank {self._transport.rank} left {plan.call.describe()}: {error!r}"))
+            raise
+
+    def _bind(self, plan: Plan, source: Array, target: Array, half: int) -> _Bound:
+        """Instructions as calls without arguments, in order."""
+        binder = _Binder(self, plan, source, target, half)
+        return _Bound([binder.bind(step) for step in plan.program.instructions], source, target)
+
+    def _scratch_for(self, nbytes: int) -> Array:
+        if self._scratch.nbytes < nbytes:
+            self._scratch = np.empty(max(nbytes, 2 * self._scratch.nbytes), np.uint8)
+        return self._scratch
+
+
+class _Binder:
+    """Binds one plan's instructions to arrays, requests and the window."""
+
+    def __init__(self, executor: Executor, plan: Plan, source: Array, target: Array, half: int) -> None:
+        self._transport = executor._transport
+        self._tag = executor._tag
+        self._ranks = executor._ranks
+        self._window = executor._window
+        self._state = executor._state
+        self._dtype = plan.call.dtype
+        self._buffers: dict[Buf, Array] = {Buf.IN: source, Buf.OUT: target}
+        itemsize = self._dtype.itemsize
+        if plan.program.scratch:
+            self._buffers[Buf.SCRATCH] = executor._scratch_for(plan.program.scratch * itemsize)[
+                : plan.program.scratch * itemsize
+            ].view(self._dtype)
+        self._half = half * executor._half_bytes
+        if plan.call.op is not None:
+            self._kernel = kernel(plan.call.op, self._dtype)
+
+    def bind(self, step: Instruction) -> Callable[[], object]:
+        state, request = self._state, step.request
+        match step.kind:
+            case Kind.SEND | Kind.RECV:
+                peer, tag = self._ranks[step.peer], self._tag
+                sends = step.kind is Kind.SEND
+                span = step.a if sends else step.dst
+                view = as_bytes(_NO_DATA if span is None else self._array(span))
+                begin = self._transport.isend if sends else self._transport.irecv
+
+                def exchange() -> None:
+                    state.requests[request] = begin(peer, tag, view, state.check)
+
+                return exchange
+            case Kind.AWAIT:
+
+                def complete() -> None:
+                    state.requests[request].wait(state.deadline)  # type: ignore[union-attr]
+
+                return complete
+            case Kind.COPY:
+                dst, src = self._array(step.dst), self._array(step.a)
+                return lambda: np.copyto(dst, src)
+            case Kind.REDUCE:
+                a, b, out, combine = self._array(step.a), self._array(step.b), self._array(step.dst), self._kernel
+                return lambda: combine(a, b, out)
+        window, phase = self._window, step.phase
+        assert window is not None
+        if step.kind is Kind.SIGNAL:
+            return lambda: window.publish(state.epoch + phase, state.check)
+        index = step.peer
+        return lambda: window.wait(index, state.epoch + phase, state.deadline, state.check if phase == 1 else None)
+
+    def _array(self, span: Span | None) -> Array:
+        assert span is not None
+        if span.buf is not Buf.STAGE:
+            return self._buffers[span.buf][span.start : span.stop]
+        assert self._window is not None
+        index = self._window.index if span.rank < 0 else span.rank
+        part = np.frombuffer(self._window.view(index), np.uint8)
+        start = self._half + span.start * self._dtype.itemsize
+        stop = self._half + span.stop * self._dtype.itemsize
+        view: np.ndarray[Any, Any] = part[start:stop].view(self._dtype)
+        return view

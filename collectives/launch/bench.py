@@ -1,0 +1,317 @@
+"""`ronde bench`: times collectives and checks every result, in the columns of nccl-tests."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from collectives.buffers import Array
+from collectives.communicator import Communicator
+from collectives.config import Config
+from collectives.launch.function import run
+from collectives.reductions import OPS, check_op
+
+COLLECTIVES: Final = (
+    "allreduce",
+    "allgather",
+    "broadcast",
+    "reduce",
+    "reduce_scatter",
+    "alltoall",
+    "gather",
+    "scatter",
+)
+EXAMPLES: Final = """\
+examples:
+  ronde bench -np 2                                  allreduce, 4 B to 16 MiB, on the configured transport
+  ronde bench allgather -np 4 --transport tcp
+  ronde bench --min 1M --max 64M --json out.json     results with machine and versions, as JSON
+
+The columns are those of nccl-tests: time is the median over the repeats of the slowest rank's time, algbw = size / time,
+busbw = algbw times the share of the data that the busiest link must carry (2(n-1)/n for allreduce, (n-1)/n for allgather,
+reduce_scatter and alltoall, 1 for the others). #wrong counts wrong elements on all ranks. Exit status 1 if there are any.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be measured: the arguments of one `ronde bench`."""
+
+    collective: str
+    sizes: tuple[int, ...]
+    dtype: str
+    op: str
+    root: int
+    algorithm: str | None
+    seconds: float
+    warmup: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. Times in microseconds, bandwidths in GB/s."""
+
+    size: int
+    count: int
+    dtype: str
+    op: str
+    root: int
+    time: float
+    algbw: float
+    busbw: float
+    wrong: int
+    inplace_time: float
+    inplace_algbw: float
+    inplace_busbw: float
+    inplace_wrong: int
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the subcommand to `ronde`'s parser."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="time collectives and check their results",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("collective", nargs="?", default="allreduce", choices=COLLECTIVES)
+    parser.add_argument("-np", type=int, default=2, metavar="N", help="number of ranks (default: 2)")
+    parser.add_argument("--transport", help="transport to use (default: as configured)")
+    parser.add_argument("--min", type=parse_size, default=4, metavar="SIZE", help="smallest size (default: 4)")
+    parser.add_argument("--max", type=parse_size, default=1 << 24, metavar="SIZE", help="largest size (default: 16M)")
+    parser.add_argument("--factor", type=int, default=4, help="each size is so many times the last (default: 4)")
+    parser.add_argument("--dtype", default="float32", help="NumPy dtype, or bfloat16 (default: float32)")
+    parser.add_argument("--op", default="sum", choices=OPS)
+    parser.add_argument("--root", type=int, default=0)
+    parser.add_argument("--algorithm", help="force an algorithm by name")
+    parser.add_argument("--seconds", type=float, default=0.2, help="time to spend on each line (default: 0.2)")
+    parser.add_argument("--warmup", type=int, default=5, help="calls before the timed ones (default: 5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    parser.set_defaults(main=main)
+
+
+def parse_size(text: str) -> int:
+    """'64M' -> 67108864."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
+    try:
+        size = int(number) * unit
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a positive number of bytes, such as 4, 64K, 1M or 1G")
+    return size
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the subcommand; returns the exit status."""
+    dtype = np.dtype("bfloat16") if arguments.dtype == "bfloat16" else np.dtype(arguments.dtype)
+    check_op(arguments.op, dtype)
+    sizes, size = [], arguments.min
+    while size <= arguments.max:
+        sizes.append(size)
+        size *= max(2, arguments.factor)
+    task = Task(
+        arguments.collective,
+        tuple(sizes),
+        dtype.name,
+        arguments.op,
+        arguments.root,
+        arguments.algorithm,
+        arguments.seconds,
+        arguments.warmup,
+    )
+    rows = run(measure, arguments.np, (task,), transport=arguments.transport)[0]
+    if arguments.json is not None:
+        transport = Config.load({"transport": arguments.transport} if arguments.transport else {}).transport
+        report = {"task": asdict(task), "ranks": arguments.np, "transport": transport, "machine": machine()}
+        arguments.json.write_text(json.dumps(report | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    return 1 if any(row.wrong or row.inplace_wrong for row in rows) else 0
+
+
+def machine() -> dict[str, Any]:
+    """What a result must be read with."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def measure(task: Task) -> list[Row]:
+    """Measure all sizes on every rank of the world; rank 0 prints the table as it goes."""
+    from collectives.world import world
+
+    comm = world()
+    if comm.rank == 0:
+        _print_head(task, comm)
+    rows = []
+    for size in task.sizes:
+        row = _measure_size(task, comm, size)
+        rows.append(row)
+        if comm.rank == 0:
+            print(_line(row), flush=True)  # noqa: T201
+    if comm.rank == 0:
+        wrong = sum(row.wrong + row.inplace_wrong for row in rows)
+        busbw = sum(row.busbw + row.inplace_busbw for row in rows) / (2 * len(rows))
+        print(f"# wrong elements: {wrong}    average busbw: {busbw:.2f} GB/s", flush=True)  # noqa: T201
+    return rows
+
+
+def _measure_size(task: Task, comm: Communicator, size: int) -> Row:
+    dtype = np.dtype(task.dtype)
+    count = max(1, size // dtype.itemsize)
+    if task.collective not in ("allreduce", "broadcast", "reduce"):
+        count = max(comm.size, count // comm.size * comm.size)
+    case = _Case(task, comm, count, dtype)
+    results = []
+    for inplace in (False, True):
+        seconds = _median_time(task, comm, case.call(inplace))
+        wrong = int(comm.allreduce(np.array(case.wrong(inplace), np.int64)))
+        algbw = count * dtype.itemsize / seconds / 1e9
+        results.append((seconds * 1e6, algbw, algbw * bus_factor(task.collective, comm.size), wrong))
+    return Row(count * dtype.itemsize, count, dtype.name, task.op, task.root, *results[0], *results[1])
+
+
+def bus_factor(collective: str, size: int) -> float:
+    """busbw / algbw, as nccl-tests defines it (its doc/PERFORMANCE.md)."""
+    if collective == "allreduce":
+        return 2 * (size - 1) / size
+    if collective in ("allgather", "reduce_scatter", "alltoall", "gather", "scatter"):
+        return (size - 1) / size
+    return 1.0
+
+
+class _Case:
+    """The arrays of one line and what must come out. Small whole numbers, so that every sum is exact."""
+
+    def __init__(self, task: Task, comm: Communicator, count: int, dtype: np.dtype[Any]) -> None:
+        self._task, self._comm, self._dtype = task, comm, dtype
+        pattern = np.arange(count) % 3 + 1
+        whole = [((pattern + rank) % 4).astype(dtype) for rank in range(comm.size)]
+        part = count // comm.size
+        name, rank, here = task.collective, comm.rank, comm.rank == task.root
+        mine = slice(rank * part, (rank + 1) * part)
+        if name in ("allreduce", "reduce", "reduce_scatter"):
+            total = _combine(task.op, whole)
+            self.x = whole[rank]
+            self.expected = total[mine] if name == "reduce_scatter" else total if name == "allreduce" or here else None
+        elif name in ("allgather", "gather"):
+            self.x = whole[rank][:part]
+            self.expected = np.concatenate([w[:part] for w in whole]) if name == "allgather" or here else None
+        elif name == "alltoall":
+            self.x = whole[rank]
+            self.expected = np.concatenate([w[mine] for w in whole])
+        else:
+            self.x = whole[task.root] if here or name == "scatter" else np.zeros(count, dtype)
+            self.expected = whole[task.root] if name == "broadcast" else whole[task.root][mine]
+        self._out: Array | None = None if self.expected is None else np.zeros_like(self.expected)
+
+    def call(self, inplace: bool) -> Callable[[], object]:
+        """One call as it is timed. In place means out=x where the result has x's shape, else a ready `out`."""
+        task = self._task
+        method = getattr(self._comm, task.collective)
+        options: dict[str, Any] = {"algorithm": task.algorithm}
+        if task.collective in ("allreduce", "reduce", "reduce_scatter"):
+            options["op"] = task.op
+        if task.collective in ("reduce", "broadcast", "gather", "scatter"):
+            options["root"] = task.root
+        if inplace and self._out is not None and self._out.shape == self.x.shape and task.collective != "alltoall":
+            self._out[:] = self.x
+            return lambda: method(self._out, out=self._out, **options)
+        return lambda: method(self.x, out=self._out, **options)
+
+    def wrong(self, inplace: bool) -> int:
+        """Elements that differ from what a single fresh call must give."""
+        if self._out is not None:
+            self._out.fill(0)
+        self.call(inplace)()
+        if self.expected is None or self._out is None:
+            return 0
+        return int(np.count_nonzero(self._out != self.expected))
+
+
+def _combine(op: str, parts: list[Array]) -> Array:
+    if op == "average":
+        return (sum(part.astype(np.float64) for part in parts) / len(parts)).astype(parts[0].dtype)  # type: ignore[union-attr]
+    functions: dict[str, Any] = {
+        "sum": np.add,
+        "prod": np.multiply,
+        "min": np.minimum,
+        "max": np.maximum,
+        "band": np.bitwise_and,
+        "bor": np.bitwise_or,
+        "bxor": np.bitwise_xor,
+        "land": np.logical_and,
+        "lor": np.logical_or,
+        "lxor": np.logical_xor,
+    }
+    total = parts[0]
+    for part in parts[1:]:
+        total = functions[op](total, part)
+    return total.astype(parts[0].dtype)
+
+
+def _median_time(task: Task, comm: Communicator, call: Callable[[], object]) -> float:
+    """Seconds of one call: the median over the repeats, of the slowest rank."""
+    for _ in range(max(1, task.warmup)):
+        call()
+    began = time.perf_counter()
+    call()
+    once = np.array(time.perf_counter() - began)
+    repeats = int(np.clip(task.seconds / float(comm.allreduce(once, "max")), 5, 20000))
+    times = np.empty(repeats)
+    comm.barrier()
+    for index in range(repeats):
+        began = time.perf_counter()
+        call()
+        times[index] = time.perf_counter() - began
+    return float(comm.allreduce(np.array(np.median(times)), "max"))
+
+
+def _print_head(task: Task, comm: Communicator) -> None:
+    inplace = "in-place" if task.collective in ("allreduce", "reduce", "broadcast") else "ready out"
+    lines = [
+        f"# {task.collective}, {comm.size} ranks over {comm.transport.name}, {platform.node()}, python "
+        f"{platform.python_version()}, numpy {np.__version__}",
+        f"#{'':47}{'out-of-place':^37}{inplace:^37}",
+        f"#{'size':>11}{'count':>12}{'type':>10}{'redop':>8}{'root':>6}"
+        + f"{'time':>10}{'algbw':>9}{'busbw':>9}{'#wrong':>9}" * 2,
+        f"#{'(B)':>11}{'(elements)':>12}{'':24}" + f"{'(us)':>10}{'(GB/s)':>9}{'(GB/s)':>9}{'':9}" * 2,
+    ]
+    print("\n".join(lines), flush=True)  # noqa: T201
+
+
+def _line(row: Row) -> str:
+    def half(cells: Iterable[float], wrong: int) -> str:
+        time_us, algbw, busbw = cells
+        return f"{time_us:>10.{1 if time_us < 10000 else 0}f}{algbw:>9.2f}{busbw:>9.2f}{wrong:>9}"
+
+    return (
+        f"{row.size:>12}{row.count:>12}{row.dtype:>10}{row.op:>8}{row.root:>6}"
+        + half((row.time, row.algbw, row.busbw), row.wrong)
+        + half((row.inplace_time, row.inplace_algbw, row.inplace_busbw), row.inplace_wrong)
+    )

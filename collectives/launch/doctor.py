@@ -1,0 +1,160 @@
+"""`ronde doctor`: what works on this machine, and every setting with where it came from."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+import collectives
+from collectives.config import Config, Settings, unknown_variables
+from collectives.launch.processes import usable_cores
+from transports import registry
+from transports.errors import ConfigError
+from transports.interfaces import interfaces
+
+DESCRIPTION: Final = """\
+Show versions, which transports can be used here and why others cannot, the machine as Ronde sees it, and every setting
+with its value and where that came from. The exit code is 1 if a setting is bad or no transport can be used.
+"""
+PACKAGES: Final = ("numpy", "msgpack", "ml_dtypes")
+SHARED_MEMORY: Final = "/dev/shm"
+
+
+def add_parser(subparsers: Any) -> None:
+    """The grammar of `ronde doctor`."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="show what works here, and every setting with its source",
+        description=DESCRIPTION,
+        epilog="examples:\n  ronde doctor\n  RONDE_TRANSPORT=tcp ronde doctor --json\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the findings."""
+    findings = examine()
+    sys.stdout.write(json.dumps(findings, indent=2) + "\n" if args.json else render(findings))
+    return 1 if findings["problems"] else 0
+
+
+def examine() -> dict[str, Any]:
+    """Everything that `ronde doctor` knows, in JSON's types."""
+    problems: list[str] = []
+    transports = {name: _why_not(name) for name in registry.names()}
+    if all(reason is not None for reason in transports.values()):
+        problems.append("no transport can be used here")
+    settings: list[dict[str, Any]] = []
+    try:
+        settings = _settings(Config.load())
+    except ConfigError as error:
+        problems.append(f"ConfigError: {error}")
+    return {
+        "versions": _versions(),
+        "machine": _machine(),
+        "interfaces": interfaces(),
+        "transports": transports,
+        "settings": settings,
+        "warnings": [f"{name} is set but means nothing to Ronde" for name in unknown_variables(os.environ)],
+        "problems": problems,
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"ronde": collectives.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _machine() -> dict[str, Any]:
+    machine: dict[str, Any] = {
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "cores": os.cpu_count(),
+        "usable_cores": usable_cores(),
+    }
+    try:
+        usage = shutil.disk_usage(SHARED_MEMORY)
+    except OSError:
+        machine["shared_memory"] = None
+    else:
+        machine["shared_memory"] = {"path": SHARED_MEMORY, "bytes": usage.total, "free": usage.free}
+    return machine
+
+
+def _why_not(name: str) -> str | None:
+    """None if the transport can be used here, else why not and what to install."""
+    try:
+        return registry.backend(name).usable()
+    except ConfigError as error:
+        return str(error)
+
+
+def _settings(config: Config) -> list[dict[str, Any]]:
+    rows = [
+        (field.name, getattr(config, field.name), config.sources.get(field.name, "default"))
+        for field in dataclasses.fields(Settings)
+    ]
+    for name in registry.names():
+        if _why_not(name) is None:
+            given = config.options.get(name, {})
+            options = registry.make_options(name, given)
+            for field in dataclasses.fields(options):
+                source = given[field.name][1] if field.name in given else "default"
+                rows.append((f"{name}.{field.name}", getattr(options, field.name), source))
+    return [{"name": name, "value": value, "source": source} for name, value, source in rows]
+
+
+def render(findings: dict[str, Any]) -> str:
+    """The findings for people."""
+    machine, memory = findings["machine"], findings["machine"]["shared_memory"]
+    lines = ["versions"]
+    lines += _table([(name, text) for name, text in findings["versions"].items()])
+    lines += ["", "machine"]
+    lines += _table(
+        [
+            ("platform", machine["platform"]),
+            ("host", machine["host"]),
+            ("cores", f"{machine['usable_cores']} usable of {machine['cores']}"),
+            ("shared memory", f"{_size(memory['free'])} free of {_size(memory['bytes'])}" if memory else "none"),
+        ]
+    )
+    lines += ["", "interfaces"]
+    lines += _table([(name, ", ".join(found) or "no address") for name, found in findings["interfaces"].items()])
+    lines += ["", "transports"]
+    lines += _table([(name, "usable" if why is None else f"no: {why}") for name, why in findings["transports"].items()])
+    if findings["settings"]:
+        lines += ["", "settings"]
+        lines += _table([(row["name"], _value(row["value"]), row["source"]) for row in findings["settings"]])
+    lines += [f"\nwarning: {text}" for text in findings["warnings"]]
+    lines += [f"\nproblem: {text}" for text in findings["problems"]]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(len(rows[0]) - 1 if rows else 0)]
+    return ["  " + "  ".join([*(row[i].ljust(width) for i, width in enumerate(widths)), row[-1]]) for row in rows]
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -1,0 +1,119 @@
+"""What ranks print: whole lines, each with its rank in front, without the loop ever blocking on a slow reader.
+
+Bytes in, bytes out: nothing is decoded, so text in any encoding passes unharmed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import stat
+from typing import Final
+
+MAX_LINE = 1 << 20
+"""A longer line is passed on in parts, so that a rank which never ends its line costs no more memory than this."""
+
+FULL = 1 << 18
+"""Bytes that wait for the reader; from here on the ranks' pipes are left unread until the reader has caught up."""
+
+_END: Final = re.compile(rb"\r\n|\n|\r(?=[^\n])")
+_PIPE_CHUNK: Final = getattr(select, "PIPE_BUF", 512)
+_FILE_CHUNK: Final = 1 << 16
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines, each with its ending: "\\n", "\\r\\n", or the "\\r" of a progress bar."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._searched = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes."""
+        self._rest += data
+        lines, start = [], 0
+        for end in [match.end() for match in _END.finditer(self._rest, self._searched)]:
+            lines.append(bytes(self._rest[start:end]))
+            start = end
+        del self._rest[:start]
+        if len(self._rest) > MAX_LINE:
+            return lines + self.finish()
+        self._searched = max(0, len(self._rest) - 1)  # a "\r" at the end may still become "\r\n"
+        return lines
+
+    def finish(self) -> list[bytes]:
+        """What is left without an ending."""
+        rest = bytes(self._rest)
+        self._rest.clear()
+        self._searched = 0
+        return [rest] if rest else []
+
+
+class Sink:
+    """A descriptor that lines of many ranks go to. `put` queues, `write_some` writes what can be written at once."""
+
+    def __init__(self, fd: int) -> None:
+        self.broken: OSError | None = None
+        self._buffer = bytearray()
+        self._writer: object | None = None
+        self._unfinished = b""
+        self._chunk = _FILE_CHUNK if stat.S_ISREG(os.fstat(fd).st_mode) else _PIPE_CHUNK
+        self._owned = os.isatty(fd)
+        self.fd = self._reopen(fd) if self._owned else fd
+
+    def _reopen(self, fd: int) -> int:
+        # A pipe or socket that polls as writable takes PIPE_BUF bytes; a terminal may take fewer and then block. An
+        # open file of our own can be non-blocking without making the terminal so for whoever shares it.
+        try:
+            return os.open(os.ttyname(fd), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError:
+            self._owned = False
+            return fd
+
+    @property
+    def pending(self) -> bool:
+        """Some bytes still wait to be written."""
+        return bool(self._buffer)
+
+    @property
+    def full(self) -> bool:
+        """The reader is behind: read no more from the ranks."""
+        return len(self._buffer) >= FULL
+
+    def put(self, writer: object, prefix: bytes, line: bytes) -> None:
+        """Queue `line` of `writer` with `prefix`. A line without an ending is continued by its writer's next one, or
+        ended when another writer comes first; a line ended by "\\r" is overwritten likewise."""
+        if self.broken:
+            return
+        if self._unfinished and writer != self._writer:
+            self._buffer += b"\n"
+            self._unfinished = b""
+        if not self._unfinished or self._unfinished.endswith(b"\r"):
+            self._buffer += prefix
+        self._buffer += line
+        self._writer = writer
+        self._unfinished = b"" if line.endswith(b"\n") else line[-1:]
+
+    def write_some(self) -> None:
+        """Write one piece; call it when the descriptor polls as writable. An error marks the sink broken."""
+        try:
+            with memoryview(self._buffer) as view:
+                count = os.write(self.fd, view[: self._chunk])
+            del self._buffer[:count]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.broken = error
+            self._buffer.clear()
+
+    def close(self) -> None:
+        """Release what was opened here; the descriptor given stays open."""
+        if self._owned:
+            self._owned = False
+            os.close(self.fd)
+
+
+def same_file(a: int, b: int) -> bool:
+    """True if two descriptors lead to the same pipe, terminal or file, as after `2>&1`."""
+    return os.path.samestat(os.fstat(a), os.fstat(b))

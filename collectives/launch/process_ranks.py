@@ -1,0 +1,111 @@
+"""Ranks as new processes of this machine, for every transport that connects processes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import secrets
+import time
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+from collectives.launch.outcome import Failure, Outcome, load
+from collectives.launch.processes import describe_status
+from collectives.launch.worker import work
+from transports.auth import new_secret
+from transports.interfaces import choose_address
+from transports.rendezvous import bootstrap
+from transports.rendezvous.server import TcpStoreServer
+
+GRACE: Final = 3.0
+"""Seconds that processes have to end before they are told to, or killed."""
+
+
+@dataclass
+class _Process:
+    rank: int
+    process: BaseProcess
+    results: connection.Connection
+    received: bytearray = field(default_factory=bytearray)
+    open: bool = True
+    outcome: Outcome | None = None
+
+    def read(self) -> None:
+        """Take what has come; the outcome is known when all of it is here."""
+        try:
+            while self.open and self.outcome is None and self.results.poll():
+                piece = self.results.recv_bytes()
+                self.received += piece
+                if not piece:
+                    self.outcome = load(self.rank, bytes(self.received))
+        except EOFError:
+            self.open = False
+
+    def judge(self) -> None:
+        """If it has ended without telling an outcome, that is one too."""
+        if self.outcome is None and self.process.exitcode is not None:
+            self.read()
+        if self.outcome is None and self.process.exitcode is not None:
+            self.outcome = Failure(
+                self.rank,
+                RuntimeError(
+                    f"rank {self.rank} (pid {self.process.pid}) {describe_status(self.process.exitcode)} before the "
+                    "function returned. If that was before it could begin: a script must call run under "
+                    "if __name__ == '__main__'"
+                ),
+            )
+
+
+class ProcessRanks:
+    """`np` processes that call a function. `payload` is as of `worker.work`. See `outcome.Ranks`."""
+
+    def __init__(self, np: int, transport: str, payload: bytes) -> None:
+        self._np = np
+        self._transport = transport
+        self._payload = payload
+        self._processes: list[_Process] = []
+        self._resources = contextlib.ExitStack()
+
+    def start(self) -> None:
+        """Start the processes, and the store in which they meet."""
+        context = multiprocessing.get_context("spawn")
+        secret = new_secret()
+        server = self._resources.enter_context(TcpStoreServer(choose_address("", None), secret=secret))
+        name = secrets.token_hex(4)
+        for rank in range(self._np):
+            job = bootstrap.Job(rank, self._np, server.url, secret, rank, self._np, name)
+            receiver, sender = context.Pipe(duplex=False)
+            self._resources.callback(receiver.close)
+            with sender:
+                arguments = (rank, bootstrap.job_to_environment(job), self._transport, self._payload, sender)
+                process = context.Process(target=work, args=arguments, name=f"ronde-rank-{rank}")
+                process.start()
+            self._processes.append(_Process(rank, process, receiver))
+
+    def receive(self, until: float) -> list[Outcome]:
+        """The outcomes that come next, or none by then."""
+        open_ones = [process for process in self._processes if process.outcome is None]
+        waiting: list[Any] = [process.process.sentinel for process in open_ones]
+        waiting += [process.results for process in open_ones if process.open]
+        connection.wait(waiting, None if until == math.inf else max(0.0, until - time.monotonic()))
+        for process in open_ones:
+            process.read()
+            process.judge()
+        return [process.outcome for process in open_ones if process.outcome is not None]
+
+    def end(self, *, at_once: bool) -> None:
+        """Wait for the processes to end, those that do not are ended, if need be killed. Releases everything."""
+        with self._resources:
+            for tell in ([] if at_once else [None]) + [BaseProcess.terminate, BaseProcess.kill]:
+                deadline = time.monotonic() + GRACE
+                for process in self._processes:
+                    if tell is not None:
+                        tell(process.process)
+                for process in self._processes:
+                    process.process.join(max(0.0, deadline - time.monotonic()))
+            for process in self._processes:
+                if process.process.exitcode is not None:
+                    process.process.close()

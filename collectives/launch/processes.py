@@ -1,0 +1,118 @@
+"""Processes of a job: each rank in a session of its own, so that it can be ended with all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_DEFAULTS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE", "SIGCHLD", "SIGXFSZ", "SIGUSR1", "SIGUSR2")
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def adopt_orphans() -> None:
+    """Make processes whose parent died children of this one, so that their end is seen too. Linux only; elsewhere
+    nothing happens, and the end of a rank's own children is not waited for."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def fill_standard_descriptors() -> None:
+    """Open /dev/null for those of 0, 1, 2 that are closed, so that no pipe gets their number."""
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:
+        fd = os.open(os.devnull, os.O_RDWR)
+    os.close(fd)
+
+
+def spawn(command: Sequence[str], environment: Mapping[str, str], stdin: int, stdout: int, stderr: int) -> int:
+    """Start `command` in a session of its own, with default signal handling; its process id.
+
+    Raises OSError when it cannot be started (not found, not executable, too many processes).
+    """
+    return os.posix_spawnp(
+        command[0],
+        list(command),
+        dict(environment),
+        file_actions=[(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate((stdin, stdout, stderr))],
+        setsid=True,
+        setsigmask=[],
+        setsigdef=[getattr(signal, name) for name in _DEFAULTS],
+    )
+
+
+def signal_group(group: int, number: int) -> bool:
+    """Send a signal (0: none, just ask) to a process group; False if nobody is left there that can be reached."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def exit_code(status: int) -> int:
+    """The shell's exit code for a status as of `os.waitstatus_to_exitcode`: 128 + N for signal N."""
+    return 128 - status if status < 0 else status
+
+
+def describe_status(status: int) -> str:
+    """'exited with 3' or 'killed by SIGKILL'."""
+    if status >= 0:
+        return f"exited with {status}"
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(-status).name}"
+    return f"killed by signal {-status}"
+
+
+class Guardian:
+    """A small process that kills the ranks should this one be killed. See guardian.py."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._pipe = -1
+
+    def start(self) -> None:
+        """Start it. Raises OSError if it cannot be started."""
+        read, self._pipe = os.pipe()
+        try:
+            script = str(Path(__file__).with_name("guardian.py"))
+            with open(os.devnull, "wb") as null:
+                arguments = [sys.executable, "-I", "-S", script]
+                self._pid = spawn(arguments, os.environ, read, null.fileno(), null.fileno())
+        finally:
+            os.close(read)
+
+    def watch(self, group: int) -> None:
+        """From now on, kill `group` when this process is gone."""
+        self._tell(f"+{group}\n")
+
+    def forget(self, group: int) -> None:
+        """`group` has ended, its number may come to mean another."""
+        self._tell(f"-{group}\n")
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # somebody killed it: the job goes on without
+            os.write(self._pipe, line.encode())
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+            self._pid = 0

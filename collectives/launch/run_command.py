@@ -1,0 +1,159 @@
+"""`ronde run`: start a program on several ranks of this machine and see it through."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import errno
+import math
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from collectives.config import PREFIX, Config, Settings
+from collectives.launch.processes import usable_cores
+from collectives.launch.supervisor import Job, supervise
+from transports import registry
+from transports.auth import new_secret
+from transports.errors import ConfigError
+from transports.interfaces import choose_address
+from transports.rendezvous import bootstrap
+from transports.rendezvous.server import TcpStoreServer
+from transports.settings import did_you_mean
+
+DESCRIPTION: Final = """\
+Start a program on several ranks of this machine and see it through.
+
+Every rank is a process that runs the same command; collectives.init() in it finds the others. What ranks print comes
+line by line with the rank in front; rank 0 has the terminal's input. When a rank fails, the others get a moment to
+report and are then ended; the exit code is that of the rank that failed first (128 + N if signal N killed it).
+Ctrl-C ends all ranks and what they started; pressed again, it kills them at once.
+"""
+EXAMPLES: Final = """\
+examples:
+  ronde run -np 4 train.py --lr 0.1            a word that ends in .py runs in this Python
+  ronde run -np 4 python -m package.train      any other command runs as it is
+  ronde run -np 2 --transport tcp --set tcp.interface=lo train.py
+  ronde run -np 2 --timeout 600 pytest tests   end the job after ten minutes, with exit code 124
+  ronde run -np 2 --no-prefix train.py | tee log
+
+The ranks' number of threads (OMP_NUM_THREADS) is the number of cores divided by the number of ranks, unless set.
+"""
+THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""OpenBLAS and MKL go by the first unless they are told otherwise; Apple's Accelerate by the second."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """The grammar of `ronde run`."""
+    parser = subparsers.add_parser(
+        "run",
+        help="start a program on several ranks of this machine",
+        usage="ronde run [options] command [argument ...]",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-np", "-n", "--np", dest="np", type=_count, metavar="N", help="number of ranks (default: one per usable core)"
+    )
+    parser.add_argument("--transport", metavar="NAME", help="how ranks reach each other (see: ronde doctor)")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        type=_setting,
+        metavar="KEY=VALUE",
+        help="a setting for the ranks, such as timeout=30 or tcp.interface=lo; may be repeated",
+    )
+    parser.add_argument("--timeout", type=_seconds, metavar="S", help="end the job after S seconds (default: never)")
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        default=5.0,
+        metavar="S",
+        help="seconds between asking ranks to end and killing them (default: 5)",
+    )
+    parser.add_argument(
+        "--no-prefix", dest="prefix", action="store_false", help="do not put the rank in front of lines"
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
+    parser.set_defaults(main=main, usage_error=parser.error)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65536:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer, 1 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds, 0 or more")
+    return value
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be KEY=VALUE")
+    return key, value
+
+
+def main(args: argparse.Namespace) -> int:
+    """Start the ranks and wait for their end. Raises ConfigError for a bad setting, before anything is started."""
+    command = as_command(args.command)
+    if not command:
+        args.usage_error("which program? Give a command after the options, such as: ronde run -np 4 train.py")
+    if not hasattr(os, "posix_spawnp"):
+        raise ConfigError("ronde run: needs a POSIX system; here, start ranks with collectives.run(fn, np=...)")
+    np = args.np or usable_cores()
+    settings = list(args.settings)
+    if args.transport is not None:
+        settings.append(("transport", args.transport))
+    environment = {**os.environ, **as_variables(settings)}
+    Config.load(environment=environment)
+    for name in THREAD_VARIABLES:
+        environment.setdefault(name, str(max(1, usable_cores() // np)))
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    secret = new_secret()
+    with TcpStoreServer(choose_address("", None), secret=secret) as server:
+        name = secrets.token_hex(4)
+        jobs = [bootstrap.Job(rank, np, server.url, secret, rank, np, name) for rank in range(np)]
+        environments = [environment | bootstrap.job_to_environment(job) for job in jobs]
+        try:
+            return supervise(Job(command, environments, args.prefix, args.grace, args.timeout))
+        except OSError as error:
+            sys.stderr.write(f"ronde run: cannot start {command[0]!r}: {error.strerror}\n")
+            return 127 if error.errno == errno.ENOENT else 126
+
+
+def as_command(words: Sequence[str]) -> list[str]:
+    """What to execute for the words on the command line: a .py file runs in this Python."""
+    command = list(words[1:] if words[:1] == ["--"] else words)
+    return [sys.executable, *command] if command and command[0].endswith(".py") else command
+
+
+def as_variables(settings: Sequence[tuple[str, str]]) -> Mapping[str, str]:
+    """The environment variables for settings by key ('timeout', 'tcp.interface'). Raises ConfigError for an unknown
+    key; values are for Config.load to judge."""
+    known = [field.name for field in dataclasses.fields(Settings)]
+    variables = {}
+    for key, value in settings:
+        transport, dot, option = key.partition(".")
+        if dot and transport in registry.names():
+            registry.make_options(transport, {option: (value, f"--set {key}")})
+        elif key not in known:
+            known += [f"{name}.OPTION" for name in registry.names()]
+            raise ConfigError(
+                f"--set {key}={value}: unknown setting{did_you_mean(key, known)}; known: {', '.join(known)}"
+            )
+        variables[PREFIX + key.replace(".", "_").upper()] = value
+    return variables

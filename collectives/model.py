@@ -1,0 +1,50 @@
+"""The alpha-beta-gamma model: what a message, a byte sent, a byte combined and a byte copied cost.
+
+R. Hockney, "The communication challenge for MPP", 1994 (alpha, beta); Thakur, Rabenseifner and Gropp, "Optimization of
+collective communication operations in MPICH", 2005 (gamma, and its use for choosing algorithms).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from collectives.algorithms import Algorithm
+from collectives.schedule import Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Costs in seconds: per message (alpha), per byte sent (beta), combined (gamma) and copied (copy).
+
+    alpha and beta are those between ranks of one host; inter_alpha and inter_beta those across hosts.
+    """
+
+    alpha: float = 20e-6
+    beta: float = 0.8e-9
+    gamma: float = 0.15e-9
+    copy: float = 0.1e-9
+    inter_alpha: float = 50e-6
+    inter_beta: float = 0.9e-9
+
+    def link(self, geometry: Geometry, a: int, b: int) -> tuple[float, float]:
+        """alpha and beta between two ranks."""
+        hosts = geometry.hosts
+        if hosts and hosts[a] != hosts[b]:
+            return self.inter_alpha, self.inter_beta
+        return self.alpha, self.beta
+
+
+def predict(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model) -> float:
+    """The seconds that an algorithm should take for `nbytes` in all blocks together (alltoall: in one rank's row).
+
+    Where ranks are on several hosts, what an algorithm does not say to stay inside one is taken to cross them.
+    """
+    cost = algorithm.cost(geometry)
+    across = len(set(geometry.hosts)) > 1
+    alpha, beta = (model.inter_alpha, model.inter_beta) if across else (model.alpha, model.beta)
+    rounds, sent = cost.rounds - cost.local_rounds, cost.sent - cost.local_sent
+    return (
+        rounds * alpha
+        + cost.local_rounds * model.alpha
+        + nbytes * (sent * beta + cost.local_sent * model.beta + cost.reduced * model.gamma + cost.copied * model.copy)
+    )

@@ -1,0 +1,155 @@
+"""Order and asynchrony: a Stream runs jobs one at a time in the order submitted; a Work is the handle of one.
+
+A blocking call on an idle stream runs in the caller's thread: no thread, no hand-over. The worker thread exists only
+from the first asynchronous job on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from transports.errors import ClosedError, DeadlineExceeded
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Generic[T]):
+    """Something to do: `run(deadline)` does it before that moment and returns the result; `timeout` is in seconds."""
+
+    run: Callable[[float], T]
+    timeout: float
+
+
+class Work(ABC, Generic[T]):
+    """An operation in flight, as every `*_async` call returns it."""
+
+    @abstractmethod
+    def test(self) -> bool:
+        """True once the operation is over, well or not. Never waits."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> T:
+        """The result of the operation, as the blocking call would have returned or raised it.
+
+        timeout  seconds to wait here; None waits as long as the operation's own timeout lets it run.
+        Raises DeadlineExceeded if `timeout` passes first: the operation goes on and may be waited for again.
+        """
+
+
+class _Queued(Work[T]):
+    """A job on a stream."""
+
+    def __init__(self, job: Job[T]) -> None:
+        self._job: Job[T] | None = job
+        self._finished = threading.Event()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def test(self) -> bool:
+        return self._finished.is_set()
+
+    def wait(self, timeout: float | None = None) -> T:
+        if not self._finished.wait(timeout):
+            raise DeadlineExceeded(f"the operation did not complete within {timeout} s; it is still in flight")
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+    def run(self) -> None:
+        job, self._job = self._job, None  # so that a finished operation keeps no arrays alive but its result
+        assert job is not None
+        try:
+            self._result = job.run(time.monotonic() + job.timeout)
+        except BaseException as error:  # noqa: BLE001 - whatever it was, it belongs to whoever waits
+            self._error = error
+        self._finished.set()
+
+    def refuse(self, error: BaseException) -> None:
+        self._job, self._error = None, error
+        self._finished.set()
+
+
+class Stream:
+    """Runs jobs one at a time, in the order in which they were submitted, from any thread."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition(threading.Lock())
+        self._queue: deque[_Queued[Any]] = deque()
+        self._busy = False
+        self._closed = False
+        self._worker: threading.Thread | None = None
+
+    def run(self, job: Job[T]) -> T:
+        """Run a job and return its result: here and now if nothing is before it."""
+        with self._changed:
+            if self._closed:
+                raise self._closed_error()
+            idle = not self._busy and not self._queue
+            if idle:
+                self._busy = True
+        if not idle:
+            return self.submit(job).wait()
+        try:
+            return job.run(time.monotonic() + job.timeout)
+        finally:
+            with self._changed:
+                self._busy = False
+                if self._queue or self._closed:
+                    self._changed.notify_all()
+
+    def submit(self, job: Job[T]) -> Work[T]:
+        """Queue a job; its timeout counts from when it begins."""
+        work = _Queued(job)
+        with self._changed:
+            if self._closed:
+                raise self._closed_error()
+            self._queue.append(work)
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._worker.start()
+            self._changed.notify_all()
+        return work
+
+    def close(self, deadline: float) -> None:
+        """Let what was submitted come to its end, then end the worker. Idempotent.
+
+        Raises DeadlineExceeded if that takes too long; what had not begun by then is refused with ClosedError.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            drained = self._changed.wait_for(
+                lambda: not self._queue and not self._busy, max(0.0, deadline - time.monotonic())
+            )
+            abandoned, self._queue = self._queue, deque()
+            worker = self._worker
+        for work in abandoned:
+            work.refuse(self._closed_error())
+        if not drained:
+            raise DeadlineExceeded(f"{self._name}: operations were still in flight when it was closed")
+        if worker is not None and worker is not threading.current_thread():
+            worker.join(max(0.0, deadline - time.monotonic()))
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"{self._name} is closed")
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: (bool(self._queue) or self._closed) and not self._busy)
+                if not self._queue:
+                    return
+                work = self._queue.popleft()
+                self._busy = True
+            work.run()
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()

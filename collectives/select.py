@@ -1,0 +1,202 @@
+"""Which algorithm, in how many segments: a cost model, unless a rule or the caller says otherwise.
+
+A rule table is a TOML file named by the setting `rules`; the first rule that fits decides:
+
+    [[rule]]
+    collective = "allreduce"        # required
+    algorithm = "ring"              # required
+    min_bytes = 65536               # these are optional, and inclusive
+    max_bytes = 1000000
+    min_ranks = 3
+    max_ranks = 8
+    transport = "tcp"
+    segments = 4
+
+A rule whose algorithm cannot run a call (it needs windows and there are none, say) does not fit it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from collectives.algorithms import Algorithm, algorithms
+from collectives.config import Config
+from collectives.model import Model, predict
+from collectives.schedule import Geometry
+from collectives.specs import SPECS
+from transports.base import Transport
+from transports.errors import ConfigError
+from transports.settings import build
+
+_SEGMENT_BYTES: Final = (1 << 16, 1 << 18, 1 << 20)
+"""Sizes of segments that are tried."""
+_MAX_SEGMENTS: Final = 256
+_ROUNDING: Final = 32
+"""Bytes by which the largest piece may exceed an even share: one element of the largest dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of a rule table."""
+
+    collective: str = ""
+    algorithm: str = ""
+    min_bytes: int = 0
+    max_bytes: int = 1 << 62
+    min_ranks: int = 1
+    max_ranks: int = 1 << 30
+    transport: str = ""
+    segments: int = 0
+
+    def __post_init__(self) -> None:
+        if self.collective not in SPECS:
+            raise ConfigError(f"collective={self.collective!r}: must be one of {', '.join(SPECS)}")
+        if self.algorithm not in algorithms(self.collective):
+            known = ", ".join(algorithms(self.collective))
+            raise ConfigError(f"algorithm={self.algorithm!r}: must be one of {known} for {self.collective}")
+        if not 0 <= self.segments <= _MAX_SEGMENTS:
+            raise ConfigError(f"segments={self.segments}: must be 0 (chosen by cost) to {_MAX_SEGMENTS}")
+
+
+def read_rules(path: str) -> tuple[Rule, ...]:
+    """The rules of a file, none for an empty path. Raises ConfigError naming file, rule, key and what is allowed."""
+    if not path:
+        return ()
+    try:
+        table = tomllib.loads(Path(path).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"rules={path!r}: cannot be read as TOML: {error}") from error
+    rows = table.get("rule", [])
+    if set(table) - {"rule"} or not isinstance(rows, list):
+        raise ConfigError(f"rules={path!r}: must hold [[rule]] tables and nothing else")
+    return tuple(
+        build(Rule, f"rule {number} of {path}", {key: (value, path) for key, value in row.items()})
+        for number, row in enumerate(rows, 1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A call as far as the choice depends on it.
+
+    nbytes       of all blocks together (alltoall: of one rank's row)
+    block        bytes of the largest block
+    stage_bytes  of half a window; 0 where there are none
+    uniform      all blocks have the same size
+    reproducible only algorithms that combine in the canonical order will do
+    """
+
+    collective: str
+    geometry: Geometry
+    nbytes: int
+    block: int
+    stage_bytes: int = 0
+    uniform: bool = True
+    reproducible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to run, and the seconds that it should take."""
+
+    algorithm: Algorithm
+    segments: int
+    seconds: float
+
+
+class Selector:
+    """Chooses for one communicator. The same demand gives the same choice on every rank."""
+
+    def __init__(self, model: Model, rules: tuple[Rule, ...], transport: str) -> None:
+        self._model = model
+        self._rules = tuple(rule for rule in rules if rule.transport in ("", transport))
+
+    @classmethod
+    def from_config(cls, config: Config, transport: Transport) -> Selector:
+        """The selector for a transport, by its own figures and the configured rules."""
+        inside, across = transport.link_costs()
+        model = Model(
+            alpha=inside.latency, beta=inside.per_byte, inter_alpha=across.latency, inter_beta=across.per_byte
+        )
+        return cls(model, read_rules(config.rules), transport.name)
+
+    def check(self, collective: str, algorithm: str | None) -> None:
+        """Raises ValueError unless `algorithm` is None or the name of one for this collective."""
+        if algorithm is not None and algorithm not in algorithms(collective):
+            names = ", ".join(algorithms(collective))
+            raise ValueError(f"algorithm={algorithm!r}: for {collective} it must be one of {names}")
+
+    def choose(self, demand: Demand, algorithm: str | None = None) -> Choice:
+        """The cheapest way to meet the demand, or the way that the caller or a rule insists on.
+
+        Raises ValueError if `algorithm` cannot meet it.
+        """
+        self.check(demand.collective, algorithm)
+        known = algorithms(demand.collective)
+        if algorithm is not None:
+            reason = obstacle(known[algorithm], demand)
+            if reason:
+                raise ValueError(f"algorithm={algorithm!r}: {reason}")
+            return self._best(known[algorithm], demand)
+        for rule in self._rules:
+            fits = (
+                rule.collective == demand.collective
+                and rule.min_bytes <= demand.nbytes <= rule.max_bytes
+                and rule.min_ranks <= demand.geometry.size <= rule.max_ranks
+            )
+            if fits and not obstacle(known[rule.algorithm], demand):
+                return self._best(known[rule.algorithm], demand, rule.segments)
+        able = [candidate for candidate in known.values() if not obstacle(candidate, demand)]
+        return min((self._best(candidate, demand) for candidate in able), key=lambda choice: choice.seconds)
+
+    def _best(self, algorithm: Algorithm, demand: Demand, segments: int = 0) -> Choice:
+        wanted = [segments] if segments else _segmentings(algorithm, demand)
+        choices = []
+        for number in wanted:
+            geometry = dataclasses.replace(demand.geometry, segments=max(number, _fewest_segments(algorithm, demand)))
+            seconds = predict(algorithm, geometry, demand.nbytes, self._model)
+            choices.append(Choice(algorithm, geometry.segments, seconds))
+        return min(choices, key=lambda choice: choice.seconds)
+
+
+def obstacle(algorithm: Algorithm, demand: Demand) -> str:
+    """Why an algorithm cannot meet a demand; empty if it can."""
+    if algorithm.onesided:
+        if not demand.stage_bytes:
+            return "it needs one-sided windows that all ranks map, and there are none here"
+        if not algorithm.segmented and _fewest_segments(algorithm, demand) > 1:
+            return f"it needs more staging memory than the {demand.stage_bytes} bytes of the setting stage_bytes"
+    if algorithm.multihost and len(set(demand.geometry.hosts)) < 2:
+        return "it is for ranks on several hosts, and these are on one"
+    if algorithm.uniform and not demand.uniform:
+        return "it needs parts of equal size"
+    if demand.reproducible and not algorithm.tree_order:
+        return "it does not combine in the fixed order that reproducible=True asks for"
+    return ""
+
+
+def _fewest_segments(algorithm: Algorithm, demand: Demand) -> int:
+    """Segments without which the pieces would not fit into the stage."""
+    if not algorithm.onesided:
+        return 1
+    slot = demand.stage_bytes // max(1, algorithm.slots(demand.geometry.size))
+    whole = _block_bytes(algorithm, demand)
+    return -(-whole // max(1, slot - _ROUNDING)) if whole else 1
+
+
+def _block_bytes(algorithm: Algorithm, demand: Demand) -> int:
+    if SPECS[demand.collective].by_rank:
+        return demand.block
+    return -(-demand.nbytes // algorithm.blocks(demand.geometry.size))
+
+
+def _segmentings(algorithm: Algorithm, demand: Demand) -> list[int]:
+    """Numbers of segments worth trying, the same on every rank."""
+    if not algorithm.segmented:
+        return [1]
+    block = _block_bytes(algorithm, demand)
+    return sorted({1, *(min(_MAX_SEGMENTS, -(-block // size)) for size in _SEGMENT_BYTES if block > size)})

@@ -1,0 +1,188 @@
+"""The world communicator: made by `init`, used by the functions of the package, ended by `shutdown`.
+
+There is one per process, and it is the only global state. Ranks that run as threads of one process (`run` with the
+local transport) have one per thread instead, through a context variable.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import contextvars
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from collectives.communicator import Communicator
+from collectives.config import Config
+from transports import registry
+from transports.base import Group
+from transports.errors import ConfigError, RondeError
+from transports.rendezvous.bootstrap import job_from_environment, join, open_store, world_of_one
+from transports.rendezvous.store import Store
+
+_CLOSE_SECONDS = 10.0
+
+_mine: contextvars.ContextVar[Communicator | None] = contextvars.ContextVar("ronde_world", default=None)
+
+
+class _World:
+    """The process's world communicator and what must be released after it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.communicator: Communicator | None = None
+        self.resources = contextlib.ExitStack()
+
+
+_world = _World()
+
+
+def init(
+    *,
+    transport: str | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+    store: Store | str | None = None,
+    secret: bytes = b"",
+    config: Config | Mapping[str, Any] | None = None,
+) -> Communicator:
+    """Find the other ranks and connect to them; returns the world communicator. Collective.
+
+    Who the ranks are comes from the arguments, else from the environment of `ronde run`; else this process is a world
+    of one.
+
+    transport  a transport's name; goes before every other setting of it
+    rank, size, store   given together: this process's number, how many there are, and a store that all of them reach
+               (an object, or a URL such as 'tcp://host:port' or 'file:///shared/directory')
+    secret     the per-job secret, at least 16 bytes, where `store` is given
+    config     settings that go before those of the environment and the file
+
+    Raises ConfigError for a bad setting; RendezvousError, ConnectError or DeadlineExceeded if the ranks do not come
+    together within the setting connect_timeout; RuntimeError if there is a world already. Nothing stays open then.
+    """
+    settings = _settings(config, transport)
+    with _world.lock:
+        if is_initialized():
+            raise RuntimeError("init: there is a world communicator already; call shutdown first")
+        deadline = time.monotonic() + settings.connect_timeout
+        with contextlib.ExitStack() as resources:
+            group = _find_group(rank, size, store, secret, deadline, resources)
+            _world.communicator = connect(group, settings, deadline)
+            _tell_others_at_exit(resources)
+            _world.resources = resources.pop_all()
+        return _world.communicator
+
+
+def connect(group: Group, config: Config, deadline: float) -> Communicator:
+    """The communicator of a group, over the transport that the settings name. Collective. Raises as `init`."""
+    name = config.transport
+    transport = registry.backend(name).create(group, config.transport_options(name))
+    transport.open(deadline)
+    try:
+        return Communicator(transport, config)
+    except BaseException:
+        transport.close(deadline)
+        raise
+
+
+def shutdown(timeout: float | None = None) -> None:
+    """Finish what was begun, close the world communicator and release everything. Idempotent; `init` may follow.
+
+    timeout  seconds, by default the setting `timeout`. Raises DeadlineExceeded if it does not suffice; everything is
+             released all the same.
+    """
+    with _world.lock:
+        communicator, _world.communicator = _world.communicator, None
+        with _world.resources:
+            if communicator is not None:
+                communicator.close(timeout)
+
+
+def is_initialized() -> bool:
+    """True between `init` and `shutdown`."""
+    return _mine.get() is not None or _world.communicator is not None
+
+
+def world() -> Communicator:
+    """The world communicator. Raises RuntimeError before `init`."""
+    communicator = _mine.get() or _world.communicator
+    if communicator is None:
+        raise RuntimeError("there is no world communicator: call collectives.init() first")
+    return communicator
+
+
+@contextlib.contextmanager
+def world_scope(communicator: Communicator) -> Iterator[Communicator]:
+    """Make `communicator` the world of this thread (and of what it awaits) for a while: how ranks share a process."""
+    token = _mine.set(communicator)
+    try:
+        yield communicator
+    finally:
+        _mine.reset(token)
+
+
+def _settings(config: Config | Mapping[str, Any] | None, transport: str | None) -> Config:
+    if isinstance(config, Config):
+        if transport is not None:
+            raise ConfigError(f"transport={transport!r}: give it in the Config, or give settings as a mapping")
+        return config
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(f"config={config!r}: must be a Config or a mapping of settings")
+    arguments = dict(config or {})
+    if transport is not None:
+        arguments["transport"] = transport
+    return Config.load(arguments)
+
+
+def _find_group(
+    rank: int | None,
+    size: int | None,
+    store: Store | str | None,
+    secret: bytes,
+    deadline: float,
+    resources: contextlib.ExitStack,
+) -> Group:
+    given = {"rank": rank, "size": size, "store": store}
+    absent = [name for name, value in given.items() if value is None]
+    if len(absent) == len(given):
+        job = job_from_environment(os.environ)
+        if job is None:
+            return world_of_one()
+        rank, size, store, secret = job.rank, job.size, job.store, job.secret
+    elif absent:
+        raise ConfigError(f"init: {', '.join(absent)} missing; rank, size and store must be given together")
+    assert rank is not None
+    assert size is not None
+    assert store is not None
+    if isinstance(store, str):
+        store = open_store(store, secret, deadline)
+        resources.callback(store.close)
+    return join(rank, size, store, secret=secret, deadline=deadline)
+
+
+def _tell_others_at_exit(resources: contextlib.ExitStack) -> None:
+    """If this process ends without `shutdown`, the other ranks learn why rather than wait."""
+    previous = sys.excepthook
+
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if _world.communicator is not None:
+            _world.communicator.abort(f"{kind.__name__}: {error}")
+        previous(kind, error, trace)
+
+    def restore() -> None:
+        if sys.excepthook is report:
+            sys.excepthook = previous
+
+    def leave() -> None:
+        with contextlib.suppress(RondeError):  # the process ends; there is nobody left to hear of it
+            shutdown(_CLOSE_SECONDS)
+
+    sys.excepthook = report
+    resources.callback(restore)
+    atexit.register(leave)
+    resources.callback(atexit.unregister, leave)

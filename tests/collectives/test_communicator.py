@@ -1,0 +1,499 @@
+"""What a call promises beyond its result: errors, order, groups, messages, objects, life."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import collectives as ronde
+from collectives import AbortedError, ClosedError, Communicator, DeadlineExceeded, MismatchError, TransportError
+from tests.worlds import World, Worlds, world_of
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    opened = Worlds()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def two(worlds: Worlds) -> World:
+    return worlds.get("local", 2)
+
+
+@pytest.fixture
+def three(worlds: Worlds) -> World:
+    return worlds.get("local", 3)
+
+
+def still_usable(world: World) -> None:
+    results = world.run(lambda comm: comm.allreduce(np.arange(5.0)))
+    for result in results:
+        np.testing.assert_array_equal(result, np.arange(5.0) * world.size)
+    assert world.sound
+
+
+# ---- bad input: the error names the argument, the value and what is allowed; nothing is lost
+
+X = np.zeros(6, np.float32)
+BAD_CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("allreduce", {"x": [1, 2]}, TypeError, r"x=\[1, 2\]: must be an array or a number, not list"),
+    ("allreduce", {"x": "text"}, TypeError, r"x='text': must be an array"),
+    ("allreduce", {"x": np.array([object()])}, TypeError, r"x: dtype object cannot be communicated.*\*_object"),
+    ("allreduce", {"x": np.array(["a"])}, TypeError, r"x: dtype <U1 cannot be communicated"),
+    ("allreduce", {"x": np.zeros(2, "M8[s]")}, TypeError, r"x: dtype datetime64\[s\] cannot be communicated"),
+    ("allreduce", {"x": np.zeros(2, [("a", "f4")])}, TypeError, r"x: dtype .* cannot be communicated"),
+    ("allreduce", {"x": np.zeros(2, ">f4")}, TypeError, r"x: dtype dtype\('>f4'\) is not in native byte order.*astype"),
+    ("allreduce", {"x": X, "op": "mean"}, ValueError, r"op='mean': must be one of sum, average, prod"),
+    ("allreduce", {"x": X, "op": "band"}, TypeError, r"op='band': not defined for float32; it allows sum, average"),
+    ("allreduce", {"x": X > 0, "op": "sum"}, TypeError, r"op='sum': not defined for bool; it allows min, max, band"),
+    ("allreduce", {"x": X * 1j, "op": "max"}, TypeError, r"op='max': not defined for complex64"),
+    ("allreduce", {"x": X, "out": np.zeros(5, np.float32)}, ValueError, r"out: has shape \(5,\), must have \(6,\)"),
+    ("allreduce", {"x": X, "out": np.zeros(6)}, TypeError, r"out: has dtype float64, must have float32"),
+    ("allreduce", {"x": X, "out": [0]}, TypeError, r"out=\[0\]: must be an array"),
+    ("allreduce", {"x": X, "out": np.broadcast_to(X[:1], 6)}, ValueError, r"out: is read-only"),
+    ("allreduce", {"x": X, "prescale": "2"}, TypeError, r"prescale='2': must be a number"),
+    ("allreduce", {"x": X > 0, "op": "lor", "postscale": 2}, TypeError, r"postscale=2: bool cannot be scaled"),
+    ("allreduce", {"x": X, "timeout": 0}, ValueError, r"timeout=0: must be a positive, finite number of seconds"),
+    ("allreduce", {"x": X, "timeout": float("inf")}, ValueError, r"timeout=inf: must be a positive"),
+    ("allreduce", {"x": X, "algorithm": "rign"}, ValueError, r"algorithm='rign'.*must be one of.*ring"),
+    ("broadcast", {"x": X, "root": 2}, ValueError, r"root=2: must be a rank of this communicator, 0 to 1"),
+    ("broadcast", {"x": X, "root": -1}, ValueError, r"root=-1: must be a rank"),
+    ("broadcast", {"x": X, "root": "0"}, TypeError, r"root='0': must be an int"),
+    ("reduce", {"x": X, "root": 7}, ValueError, r"root=7: must be a rank"),
+    ("gather", {"x": X, "root": 1.0}, TypeError, r"root=1.0: must be an int"),
+    ("scatter", {"x": np.float32(3)}, ValueError, r"x: has no axis to split"),
+    ("scatter", {"x": X, "counts": [1, 2, 3]}, ValueError, r"counts=\[1, 2, 3\]: must be 2 ints, one for each rank"),
+    ("reduce_scatter", {"x": X, "counts": [3, 4]}, ValueError, r"counts=\[3, 4\]: must be at least 0 each and 6 tog"),
+    ("reduce_scatter", {"x": X, "counts": [7, -1]}, ValueError, r"counts=\[7, -1\]: must be at least 0"),
+    ("alltoall", {"x": X[:5]}, ValueError, r"x: its first dimension 5 is not divisible by 2 ranks; give splits="),
+    ("alltoall", {"x": X, "splits": [1.5, 4.5]}, ValueError, r"splits=\[1.5, 4.5\]: must be 2 ints"),
+    ("send", {"x": X, "dst": 2}, ValueError, r"dst=2: must be a rank"),
+    ("send", {"x": X, "dst": 0, "tag": -1}, ValueError, r"tag=-1: must be an int, 0 to 2\*\*31 - 1"),
+    ("recv", {"x": np.broadcast_to(X[:1], 6), "src": 0}, ValueError, r"out: is read-only"),
+    ("broadcast_object", {"obj": lambda: 0}, TypeError, r"obj: a .*function.* that cannot be pickled"),
+    ("split", {"color": "a"}, TypeError, r"color='a': must be an int or None"),
+    ("split", {"color": -2}, ValueError, r"color=-2: must be 0 or more"),
+]
+
+
+@pytest.mark.parametrize(("method", "arguments", "error", "text"), BAD_CALLS)
+def test_a_bad_argument_is_refused_and_nothing_is_lost(
+    two: World, method: str, arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    def body(comm: Communicator) -> None:
+        call = dict(arguments)
+        if comm.rank == 1 and method in ("scatter", "broadcast_object"):
+            return  # only the root looks at these
+        with pytest.raises(error, match=text):
+            getattr(comm, method)(*[call.pop(name) for name in ("x", "obj", "color") if name in call], **call)
+
+    two.run(body)
+    still_usable(two)
+
+
+def test_an_out_that_only_the_exchange_shows_to_be_wrong_is_an_error_on_that_rank_alone(two: World) -> None:
+    def body(comm: Communicator) -> None:
+        rows = np.full((comm.rank + 1, 2), float(comm.rank))
+        wrong = np.empty((9, 2))
+        for call in (
+            lambda out: comm.allgather(rows, out=out),
+            lambda out: comm.gather(rows, 0, out=out),
+            lambda out: comm.scatter(np.zeros((4, 2)), 0, out=out),
+            lambda out: comm.alltoall(np.zeros((4, 2)), [1, 3], out=out),
+        ):
+            if comm.rank == 0:
+                with pytest.raises(ValueError, match=r"out: has shape \(9, 2\), must have"):
+                    call(wrong)
+            else:
+                call(None)
+
+    two.run(body)
+    still_usable(two)
+
+
+def test_arrays_of_other_rows_are_a_mismatch_that_all_ranks_see_alike(three: World) -> None:
+    def body(comm: Communicator) -> str:
+        with pytest.raises(MismatchError) as caught:
+            comm.allgather(np.zeros((2, 3 if comm.rank != 1 else 4), np.float32 if comm.rank != 2 else np.float64))
+        return caught.value.message
+
+    messages = three.run(body)
+    assert len(set(messages)) == 1
+    assert "rank 0: (2, 3) float32; rank 1: (2, 4) float32; rank 2: (2, 3) float64" in messages[0]
+    still_usable(three)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (lambda comm: comm.allreduce(np.zeros(4)), lambda comm: comm.allreduce(np.zeros(5))),
+        (lambda comm: comm.allreduce(np.zeros(4)), lambda comm: comm.allreduce(np.zeros(4, np.int64))),
+        (lambda comm: comm.allreduce(np.zeros(4)), lambda comm: comm.allreduce(np.zeros(4), "max")),
+        (lambda comm: comm.allreduce(np.zeros(4)), lambda comm: comm.alltoall(np.zeros(6))),
+        (lambda comm: comm.barrier(), lambda comm: comm.allreduce(np.zeros(4))),
+    ],
+)
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
+def test_calls_that_do_not_fit_together_are_a_mismatch_on_every_rank(transport: str, mine: Any, theirs: Any) -> None:
+    def body(comm: Communicator) -> None:
+        with pytest.raises(MismatchError, match="another call"):
+            (theirs if comm.rank == 1 else mine)(comm)
+
+    with world_of(transport, 3, timeout=10.0) as world:
+        world.run(body)
+
+
+# ---- semantics
+
+
+def test_numbers_and_other_kinds_of_arrays(two: World) -> None:
+    class Foreign:
+        """An array of another library, as the array interface shows it."""
+
+        def __init__(self, array: np.ndarray[Any, Any]) -> None:
+            self.__array_interface__ = array.__array_interface__
+            self._keep = array
+
+    def body(comm: Communicator) -> None:
+        assert comm.allreduce(2.5) == 5.0
+        assert isinstance(comm.allreduce(2.5), np.float64)
+        assert comm.allreduce(np.float32(1)) == 2
+        assert comm.allreduce(np.array(3)).shape == ()
+        np.testing.assert_array_equal(comm.allgather(comm.rank), [0, 1])
+        np.testing.assert_array_equal(comm.allreduce(Foreign(np.ones(3))), [2, 2, 2])
+
+    two.run(body)
+
+
+def test_scale_factors(two: World) -> None:
+    def body(comm: Communicator) -> None:
+        x = np.arange(4.0)
+        np.testing.assert_array_equal(comm.allreduce(x, prescale=0.5), x)
+        np.testing.assert_array_equal(comm.allreduce(x, postscale=0.5), x)
+        np.testing.assert_array_equal(x, np.arange(4.0))
+        np.testing.assert_array_equal(comm.allreduce(x.copy(), out=x, prescale=0.25, postscale=4), np.arange(4.0) * 2)
+        whole = np.array([3, -3, 5])
+        np.testing.assert_array_equal(comm.allreduce(whole, prescale=0.5), [2, -2, 4])  # 1.5 -> 1, -1.5 -> -1
+        np.testing.assert_array_equal(comm.allreduce(np.float16([2048]), prescale=2.0**-12), np.float16([1]))
+        # average of integers truncates toward zero
+        np.testing.assert_array_equal(comm.allreduce(np.array([3, -3]) * comm.rank, "average"), [1, -1])
+
+    two.run(body)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_halves_are_combined_in_float32_and_rounded_once(two: World, dtype: Any) -> None:
+    rng = np.random.default_rng(5)
+    parts = [rng.standard_normal(10_001).astype(dtype) for _ in range(2)]
+    parts[0][:3], parts[1][:3] = [np.inf, np.nan, np.inf], [1, 1, -np.inf]
+    results = two.run(lambda comm: comm.allreduce(parts[comm.rank]))
+    with np.errstate(all="ignore"):
+        expected = (parts[0].astype(np.float32) + parts[1].astype(np.float32)).astype(dtype)
+    for result in results:
+        np.testing.assert_array_equal(result.astype(np.float32), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_reproducible_results_have_the_same_bits_whatever_the_algorithm(worlds: Worlds, dtype: Any, size: int) -> None:
+    from collectives.algorithms import algorithms
+
+    parts = np.random.default_rng(size).standard_normal((size, 3001)).astype(dtype)
+    names = [name for name, known in algorithms("allreduce").items() if known.tree_order and not known.multihost]
+    assert len(names) >= 3
+
+    def body(comm: Communicator) -> list[bytes]:
+        return [comm.allreduce(parts[comm.rank], algorithm=name, reproducible=True).tobytes() for name in names]
+
+    bits = {result for results in worlds.get("local", size).run(body) for result in results}
+    assert len(bits) == 1
+    wide = np.add.reduce(parts.astype(np.float64))
+    got = np.frombuffer(bits.pop(), dtype).astype(np.float64)
+    epsilon = float(ml_dtypes.finfo(dtype).eps)
+    np.testing.assert_allclose(got, wide, rtol=epsilon, atol=4e-6)
+
+
+def test_signed_zeros_and_nans_have_the_same_bits_on_all_ranks(worlds: Worlds) -> None:
+    from collectives.algorithms import algorithms
+
+    quiet = np.array([0x7FC00001, 0x7FC00002, 0x7FC00003], np.uint32).view(np.float32)
+
+    def body(comm: Communicator) -> list[bytes]:
+        x = np.array([-0.0 if comm.rank % 2 else 0.0, quiet[comm.rank], 1.0], np.float32)
+        return [
+            comm.allreduce(x, op, algorithm=name).tobytes()
+            for op in ("min", "max", "sum")
+            for name, known in algorithms("allreduce").items()
+            if not known.multihost
+        ]
+
+    results = worlds.get("local", 3).run(body)
+    assert results[0] == results[1] == results[2]
+
+
+def test_in_place_parts_and_overlapping_memory(two: World) -> None:
+    def body(comm: Communicator) -> None:
+        memory = np.arange(10.0)
+        np.testing.assert_array_equal(comm.allreduce(memory[:6], out=memory[2:8]), np.arange(6.0) * 2)
+        whole = np.full(4, -1.0)
+        whole[comm.rank * 2 : comm.rank * 2 + 2] = comm.rank
+        np.testing.assert_array_equal(comm.allgather(whole[comm.rank * 2 :][:2], out=whole), [0, 0, 1, 1])
+        swap = np.arange(4.0) + 10 * comm.rank
+        comm.alltoall(swap, out=swap)
+        np.testing.assert_array_equal(swap, [[0, 1, 10, 11], [2, 3, 12, 13]][comm.rank])
+
+    two.run(body)
+
+
+def test_grouped(two: World) -> None:
+    def body(comm: Communicator) -> None:
+        xs = [np.ones(3), np.ones((2, 2), np.int32), np.float64(4), np.zeros(0)]
+        results = comm.grouped_allreduce(xs, "sum", postscale=0.5)
+        for result, x in zip(results, xs, strict=True):
+            np.testing.assert_array_equal(result, x)
+            assert np.shape(result) == np.shape(x)
+        outs = [np.empty(3), np.empty((2, 2), np.int32)]
+        assert comm.grouped_allreduce(xs[:2], out=outs)[1] is outs[1]
+        with pytest.raises(ValueError, match="out: has 2 arrays, must have 4"):
+            comm.grouped_allreduce(xs, out=outs)
+        gathered = comm.grouped_allgather([np.full(comm.rank, 7), np.ones((1, 2))])
+        assert [part.shape for part in gathered] == [(1,), (2, 2)]
+        assert comm.grouped_allreduce([]) == []
+
+    two.run(body)
+    still_usable(two)
+
+
+def test_asynchronous_calls_run_in_order_and_return_what_blocking_ones_do(three: World) -> None:
+    def body(comm: Communicator) -> None:
+        works = [comm.allreduce_async(np.full(100 * i, i)) for i in range(20)]
+        works.append(comm.allgather_async(np.arange(comm.rank)))
+        direct = comm.allreduce(1)  # comes after all of them
+        assert direct == 3
+        assert all(work.test() for work in works)
+        for i, work in enumerate(works[:20]):
+            np.testing.assert_array_equal(work.wait(), np.full(100 * i, 3 * i))
+        assert works[20].wait().shape == (3,)
+        failing = comm.scatter_async(np.zeros(3), 0, out=np.empty(5))
+        with pytest.raises(ValueError, match="out: has shape"):
+            failing.wait()
+
+    three.run(body)
+    still_usable(three)
+
+
+def test_waiting_for_a_work_is_bounded(two: World) -> None:
+    late = threading.Event()
+
+    def body(comm: Communicator) -> None:
+        if comm.rank == 1:
+            assert late.wait(20)
+        work = comm.allreduce_async(1)
+        if comm.rank == 0:
+            assert not work.test()
+            with pytest.raises(DeadlineExceeded, match="still in flight"):
+                work.wait(0.02)
+            late.set()
+        assert work.wait() == 2
+
+    two.run(body)
+
+
+def test_calls_from_many_threads(two: World) -> None:
+    """Threads of a rank may call at once; here each has a communicator of its own, so that the order is theirs."""
+
+    def body(comm: Communicator) -> None:
+        parts = [comm.split(0) for _ in range(3)]
+        errors: list[BaseException] = []
+
+        def work(part: Communicator | None) -> None:
+            try:
+                assert part is not None
+                for i in range(50):
+                    assert part.allreduce(i) == 2 * i
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(part,)) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not errors
+        for part in parts:
+            assert part is not None
+            part.close()
+
+    two.run(body)
+
+
+# ---- messages
+
+
+def test_messages(three: World) -> None:
+    def body(comm: Communicator) -> None:
+        right, left = (comm.rank + 1) % 3, (comm.rank - 1) % 3
+        np.testing.assert_array_equal(comm.sendrecv(np.full(3, comm.rank), right, left), np.full(3, left))
+        if comm.rank == 0:
+            first = comm.send_async(np.arange(3), 1, tag=5)
+            comm.send(np.float32(7), 1, tag=4)
+            first.wait()
+            comm.send_async(np.arange(6).reshape(2, 3).T, 2).wait()
+        elif comm.rank == 1:
+            seven = np.empty((), np.float32)
+            assert comm.recv(seven, 0, tag=4) is seven
+            assert seven == 7
+            np.testing.assert_array_equal(comm.recv(np.empty(3, np.int64), 0, tag=5), [0, 1, 2])
+        else:
+            wide = np.zeros((3, 4), np.int64)
+            work = comm.recv_async(wide[:, 1:3], 0)
+            np.testing.assert_array_equal(work.wait(), [[0, 3], [1, 4], [2, 5]])
+            assert work.test()
+            assert wide[:, (0, 3)].max() == 0
+        np.testing.assert_array_equal(comm.sendrecv(np.arange(2) + comm.rank, comm.rank), np.arange(2) + comm.rank)
+
+    three.run(body)
+
+
+def test_a_message_that_does_not_fit_is_lost_and_nothing_else(two: World) -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank == 0:
+            comm.send(np.zeros(3), 1)
+            comm.send(np.zeros(4, np.int64), 1)
+        else:
+            for _ in range(2):
+                with pytest.raises(MismatchError, match="receive from rank 0: expected 4 elements of float64"):
+                    comm.recv(np.empty(4), 0)
+
+    two.run(body)
+    still_usable(two)
+
+
+# ---- groups
+
+
+def test_split(worlds: Worlds) -> None:
+    def body(comm: Communicator) -> None:
+        odd = comm.split(comm.rank % 2, key=-comm.rank)
+        assert odd is not None
+        assert odd.size == (2 if comm.rank % 2 else 3)
+        np.testing.assert_array_equal(odd.allgather(comm.rank), sorted(range(comm.rank % 2, 5, 2), reverse=True))
+        assert comm.split(None if comm.rank else 3) is None or comm.rank == 0
+        pair = odd.split(0 if odd.rank < 2 else None)
+        if pair is not None:
+            assert pair.allreduce(1) == 2
+            if pair.rank == 0:
+                pair.send(np.ones(1), 1)
+            else:
+                pair.recv(np.ones(1), 0)
+        assert comm.allreduce(1) == 5
+        odd.close()
+        with pytest.raises(ClosedError):
+            odd.barrier()
+
+    worlds.get("local", 5).run(body)
+
+
+def test_local_and_cross_ranks() -> None:
+    world = ronde.init(transport="local")
+    try:
+        assert (ronde.rank(), ronde.size(), ronde.local_rank(), ronde.local_size()) == (0, 1, 0, 1)
+        assert (ronde.cross_rank(), ronde.cross_size()) == (0, 1)
+        assert ronde.world() is world
+        assert ronde.allreduce(3) == 3
+        assert ronde.allgather_object("x") == ["x"]
+        with pytest.raises(RuntimeError, match="there is a world communicator already"):
+            ronde.init()
+    finally:
+        ronde.shutdown()
+    assert not ronde.is_initialized()
+    with pytest.raises(RuntimeError, match=r"call collectives.init\(\) first"):
+        ronde.rank()
+    ronde.shutdown()
+
+
+# ---- objects
+
+
+def test_objects(three: World) -> None:
+    def body(comm: Communicator) -> None:
+        thing = {"rank": comm.rank, "list": list(range(comm.rank * 1000))}
+        assert comm.broadcast_object(thing if comm.rank == 1 else None, 1)["list"][-1] == 999
+        assert [item["rank"] for item in comm.allgather_object(thing)] == [0, 1, 2]
+        assert comm.broadcast_object(None) is None
+
+    three.run(body)
+
+
+def test_objects_are_refused_on_links_that_are_not_authenticated(monkeypatch: pytest.MonkeyPatch, two: World) -> None:
+    for comm in two.communicators:
+        monkeypatch.setattr(type(comm.transport), "authenticated", property(lambda self: False))
+
+    def body(comm: Communicator) -> None:
+        with pytest.raises(TransportError, match="not authenticated: give the job a secret"):
+            comm.allgather_object({})
+
+    two.run(body)
+
+
+# ---- failure and end
+
+
+def test_abort_reaches_every_rank_and_the_first_cause_stays() -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank == 2:
+            comm.abort("the data set is empty")
+            comm.abort("another reason")
+        for _ in range(2):
+            with pytest.raises(AbortedError, match="rank 2 aborted: the data set is empty"):
+                comm.allreduce(np.zeros(3))
+        with pytest.raises(AbortedError):
+            comm.allreduce_async(np.zeros(3)).wait()
+
+    with world_of("local", 3) as world:
+        world.run(body)
+
+
+def test_a_rank_that_does_not_come_ends_the_wait_of_the_others() -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank == 0:
+            began = time.monotonic()
+            with pytest.raises(DeadlineExceeded, match=r"in allreduce\(float64, 3 elements, op=sum\), call 1"):
+                comm.allreduce(np.zeros(3), timeout=0.1)
+            assert time.monotonic() - began < 30
+
+    with world_of("local", 2) as world:
+        world.run(body)
+
+
+def test_after_close_every_call_says_so() -> None:
+    with world_of("local", 2) as world:
+        world.run(lambda comm: comm.close())
+
+        def body(comm: Communicator) -> None:
+            comm.close()
+            with pytest.raises(ClosedError):
+                comm.allreduce(1)
+            with pytest.raises(ClosedError):
+                comm.allreduce_async(1)
+            with pytest.raises(ClosedError):
+                comm.send(1, 0)
+
+        world.run(body)
+
+
+def test_the_signatures_are_those_of_the_jobs() -> None:
+    import inspect
+
+    assert list(inspect.signature(ronde.allreduce).parameters)[:3] == ["x", "op", "out"]
+    assert list(inspect.signature(Communicator.allreduce).parameters)[:2] == ["self", "x"]
+    assert "every rank gets the result" in (ronde.allreduce.__doc__ or "")
+    assert ronde.allreduce_async.__name__ == "allreduce_async"

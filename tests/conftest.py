@@ -1,0 +1,28 @@
+"""What every test gets: a look at what it leaves behind, and property tests that a deadline cannot make flaky."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+from transports.testing import Leaks
+
+settings.register_profile("ronde", deadline=None)
+settings.register_profile("ronde-ci", deadline=None, derandomize=True)
+settings.load_profile("ronde-ci" if os.environ.get("CI") else "ronde")
+
+GROWING = "worlds"
+"""The fixture that keeps what a test opens for the tests after it, and closes it in the end."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves threads, descriptors, shared-memory files or processes."""
+    if GROWING in request.fixturenames:
+        yield
+        return
+    with Leaks():
+        yield

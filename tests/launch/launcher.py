@@ -1,0 +1,101 @@
+"""Starts `ronde` as a user would, bounds it, and looks after what it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+BOUND = 60.0
+"""Seconds after which a test has failed; nothing takes nearly as long."""
+
+RONDE = [sys.executable, "-m", "collectives.launch.cli"]
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment without what would change a launcher's mind."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith("RONDE_") and "_THREADS" not in name
+    }
+    return kept | dict(extra or {})
+
+
+def ronde(
+    *arguments: str, extra: Mapping[str, str] | None = None, given: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `ronde` to its end."""
+    command = [*RONDE, *arguments]
+    return subprocess.run(command, input=given, capture_output=True, timeout=BOUND, env=environment(extra), check=False)
+
+
+@dataclass
+class Running:
+    """A launcher that is running. `read_words` reads what its ranks say."""
+
+    process: subprocess.Popen[bytes]
+
+    def read_words(self, word: str, count: int) -> list[list[str]]:
+        """The words after `word` in the next lines of stdout that hold it, until `count` of them have come."""
+        assert self.process.stdout is not None
+        found: list[list[str]] = []
+        while len(found) < count:
+            line = self.process.stdout.readline()
+            assert line, "the launcher ended before its ranks said so"
+            _, there, after = line.decode().partition(word)
+            if there:
+                found.append(after.split())
+        return found
+
+    def finish(self) -> tuple[int, bytes, bytes]:
+        """Wait for its end; exit code, and the rest of stdout and stderr."""
+        out, err = self.process.communicate(timeout=BOUND)
+        return self.process.returncode, out, err
+
+
+@contextlib.contextmanager
+def running(*arguments: str) -> Iterator[Running]:
+    """Start `ronde`; ended for certain at the end. Ctrl-C works in it even where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [*RONDE, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            start_new_session=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        try:
+            yield Running(process)
+        finally:
+            process.kill()
+
+
+class Watch:
+    """Tells when processes that are nobody's children here have ended."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pidfds = [os.pidfd_open(pid) for pid in pids]
+
+    def all_ended(self, within: float = 0.0) -> bool:
+        """True if all have ended, waiting `within` seconds for each."""
+        return all(select.select([pidfd], [], [], within)[0] for pidfd in self._pidfds)
+
+    def none_ended(self) -> bool:
+        """True if all are still running."""
+        return not select.select(self._pidfds, [], [], 0)[0]
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for pidfd in self._pidfds:
+            os.close(pidfd)

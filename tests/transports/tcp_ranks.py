@@ -1,0 +1,70 @@
+"""Groups of TCP transports, their ranks threads of this process over real loopback sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.transports.groups import groups, soon
+from transports import tcp
+from transports.tcp import Options, TcpTransport
+from transports.testing import run_threads
+
+SECONDS = 20.0
+
+
+def in_threads(*bodies: Callable[[], Any]) -> list[Any]:
+    """Run all at once; their results."""
+    return run_threads(lambda index: bodies[index](), len(bodies), timeout=2 * SECONDS)
+
+
+@contextmanager
+def ranks(size: int, options: Options | None = None) -> Iterator[list[TcpTransport]]:
+    """Open transports of one group, closed together at the end."""
+    transports = [tcp.create(group, options or Options()) for group in groups(size)]
+    every(transports, lambda t: t.open(soon()))
+    try:
+        yield transports
+    finally:
+        every(transports, lambda t: t.close(time.monotonic() + 5))
+
+
+def every(transports: list[TcpTransport], body: Callable[[TcpTransport], Any]) -> list[Any]:
+    return run_threads(lambda index: body(transports[index]), len(transports), timeout=2 * SECONDS)
+
+
+def link_one(t: TcpTransport) -> None:
+    """Make all lanes from and to a rank."""
+    peers = [peer for peer in range(t.size) if peer != t.rank]
+    requests = [t.isend(peer, 9, memoryview(b"hi")) for peer in peers]
+    requests += [t.irecv(peer, 9, memoryview(bytearray(2))) for peer in peers]
+    for request in requests:
+        request.wait(soon())
+
+
+def link(transports: list[TcpTransport]) -> None:
+    """Make all lanes of a group."""
+    every(transports, link_one)
+
+
+def address_of(transport: TcpTransport) -> tuple[str, int]:
+    return transport._addresses[transport.rank]
+
+
+def briefly(seconds: float) -> float:
+    """A deadline for what shall not come in time."""
+    return time.monotonic() + seconds
+
+
+def wait_until(condition: Callable[[], bool], drive: TcpTransport | None = None) -> None:
+    """Wait for a condition, driving a transport meanwhile."""
+    end = soon()
+    while not condition():
+        assert time.monotonic() < end, "the condition never came true"
+        if drive is None:
+            time.sleep(0.001)
+        else:
+            with pytest.raises(DeadlineExceeded):
+                drive.irecv(drive.rank, 99, memoryview(bytearray())).wait(briefly(0.002))

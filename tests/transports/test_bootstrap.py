@@ -1,0 +1,443 @@
+"""How ranks find each other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from transports.base import Group, Member
+from transports.errors import ConfigError, DeadlineExceeded, RendezvousError
+from transports.rendezvous import bootstrap
+from transports.rendezvous.bootstrap import (
+    Job,
+    job_from_environment,
+    job_to_environment,
+    join,
+    open_store,
+    this_member,
+    world_of_one,
+)
+from transports.rendezvous.file import FileStore
+from transports.rendezvous.memory import MemoryStore
+from transports.rendezvous.store import Store
+from transports.rendezvous.tcp import TcpStore, TcpStoreServer
+
+SECRET = b"a secret of some length"
+
+
+def soon(seconds: float = 30.0) -> float:
+    """A deadline that only a failing test reaches."""
+    return time.monotonic() + seconds
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with contextlib.closing(MemoryStore()) as store:
+        yield store
+
+
+def meet(stores: Sequence[Store], generation: int = 0) -> list[Group]:
+    """The groups that as many ranks as there are stores get, each in a thread."""
+    size = len(stores)
+    with ThreadPoolExecutor(size) as pool:
+        meetings = [
+            pool.submit(join, rank, size, stores[rank], secret=SECRET, generation=generation, deadline=soon())
+            for rank in range(size)
+        ]
+        return [meeting.result(60) for meeting in meetings]
+
+
+# The job
+
+
+JOB = Job(1, 4, "tcp://10.0.0.1:5000", bytes(range(32)), 1, 2, "train-7")
+ENV = {
+    "RONDE_RANK": "1",
+    "RONDE_SIZE": "4",
+    "RONDE_LOCAL_RANK": "1",
+    "RONDE_LOCAL_SIZE": "2",
+    "RONDE_STORE": "tcp://10.0.0.1:5000",
+    "RONDE_SECRET": bytes(range(32)).hex(),
+    "RONDE_JOB": "train-7",
+}
+
+
+def test_job_and_environment_are_each_others_inverse() -> None:
+    assert job_to_environment(JOB) == ENV
+    assert job_from_environment(ENV | {"PATH": "/bin"}) == JOB
+    for job in (
+        Job(0, 1, "memory:"),
+        Job(0, 2, "file:///tmp/x", b""),
+        dataclasses.replace(JOB, local_rank=None, local_size=None, name=""),
+    ):
+        assert job_from_environment(job_to_environment(job)) == job
+
+
+def test_process_that_no_launcher_started_has_no_job() -> None:
+    assert job_from_environment({}) is None
+    assert job_from_environment({"RONDE_STORE": "tcp://h:1", "RONDE_TRANSPORT": "tcp", "PATH": "/bin"}) is None
+
+
+def test_world_of_one_needs_rank_and_size_only() -> None:
+    assert job_from_environment({"RONDE_RANK": "0", "RONDE_SIZE": "1"}) == Job(0, 1, "memory:")
+
+
+def test_secret_is_not_shown() -> None:
+    assert JOB.secret.hex() not in repr(JOB)
+    assert repr(JOB.secret) not in repr(JOB)
+
+
+@pytest.mark.parametrize("missing", ["RONDE_RANK", "RONDE_SIZE", "RONDE_LOCAL_RANK", "RONDE_LOCAL_SIZE"])
+def test_half_of_a_pair_names_the_other_half(missing: str) -> None:
+    partner = missing.replace("RANK", "SIZE") if "RANK" in missing else missing.replace("SIZE", "RANK")
+    with pytest.raises(ConfigError, match=f"^{missing}: is needed with {partner}$"):
+        job_from_environment({name: value for name, value in ENV.items() if name != missing})
+
+
+@pytest.mark.parametrize("missing", ["RONDE_STORE", "RONDE_SECRET"])
+def test_more_than_one_rank_need_store_and_secret(missing: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{missing}: is needed when RONDE_SIZE is more than 1"):
+        job_from_environment({name: value for name, value in ENV.items() if name != missing})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("RONDE_RANK", "", "0 to 3"),
+        ("RONDE_RANK", "4", "0 to 3"),
+        ("RONDE_RANK", "-1", "0 to 3"),
+        ("RONDE_RANK", "1.0", "0 to 3"),
+        ("RONDE_RANK", " 1", "0 to 3"),
+        ("RONDE_RANK", "\u0661", "0 to 3"),
+        ("RONDE_SIZE", "0", "1 or more"),
+        ("RONDE_SIZE", "many", "1 or more"),
+        ("RONDE_SIZE", "9" * 5000, "1 or more"),
+        ("RONDE_LOCAL_RANK", "2", "0 to 1"),
+        ("RONDE_LOCAL_SIZE", "5", "1 to 4"),
+    ],
+)
+def test_bad_integer_is_named_with_what_is_allowed(name: str, value: str, allowed: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        job_from_environment(ENV | {name: value})
+    assert str(caught.value) == f"{name}={value!r}: must be an integer, {allowed}"
+
+
+@pytest.mark.parametrize("secret", ["c0ffee", "no hexadecimal digits, but a good many", "a" * 33])
+def test_bad_secret_is_named_and_not_shown(secret: str) -> None:
+    with pytest.raises(ConfigError, match=r"^RONDE_SECRET: must be at least 32 hexadecimal digits") as caught:
+        job_from_environment(ENV | {"RONDE_SECRET": secret})
+    assert secret not in str(caught.value)
+
+
+# The store
+
+
+def test_urls_of_stores(tmp_path: Path) -> None:
+    with TcpStoreServer("127.0.0.1", secret=SECRET) as server:
+        for url, kind in ((server.url, TcpStore), ((tmp_path / "a b").as_uri(), FileStore), ("memory:", MemoryStore)):
+            with contextlib.closing(open_store(url, SECRET, soon())) as store:
+                assert type(store) is kind
+                store.set("key", b"value")
+                assert store.get("key", soon()) == b"value"
+    assert os.listdir(tmp_path) == ["a b"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "memory",
+        "memory:x",
+        "/tmp/x",
+        "file:",
+        "file:x",
+        "file://host/x",
+        "file:///x?y",
+        "http://h:1",
+        "redis://h:1",
+    ],
+)
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^store=.*: must be tcp://host:port, file:///directory, or memory:"):
+        open_store(url, SECRET, soon())
+
+
+def test_opening_does_no_io(tmp_path: Path) -> None:
+    open_store("tcp://192.0.2.1:9", SECRET, soon()).close()
+    open_store((tmp_path / "store").as_uri(), SECRET, soon()).close()
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(ConfigError, match="has 3 bytes"):
+        open_store("tcp://192.0.2.1:9", b"abc", soon())
+
+
+# The member
+
+
+def test_member_is_the_calling_process() -> None:
+    member = this_member()
+    assert (member.hostname, member.pid) == (socket.gethostname(), os.getpid())
+    assert member == this_member()
+
+
+@pytest.fixture
+def forget_host() -> Iterator[None]:
+    bootstrap._host_identity.cache_clear()
+    yield
+    bootstrap._host_identity.cache_clear()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm")
+@pytest.mark.usefixtures("forget_host")
+def test_host_depends_on_the_mount_of_shared_memory_not_on_the_hostname(monkeypatch: pytest.MonkeyPatch) -> None:
+    def host() -> str:
+        bootstrap._host_identity.cache_clear()
+        return this_member().host
+
+    real, here = os.stat, host()
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-container")
+    assert host() == here
+    monkeypatch.setattr(os, "stat", lambda path: real("/proc" if path == "/dev/shm" else path))
+    elsewhere = host()
+    assert elsewhere != here
+
+    def missing(path: str) -> os.stat_result:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "stat", missing)
+    fallback = host()
+    assert fallback not in (here, elsewhere)
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-third-container")
+    assert host() not in (here, elsewhere, fallback)
+
+
+# The meeting
+
+
+def test_ranks_meet(store: Store) -> None:
+    groups = meet([store] * 5)
+    for rank, group in enumerate(groups):
+        assert (group.rank, group.size, group.secret, group.generation) == (rank, 5, SECRET, 0)
+        assert group.members == (this_member(),) * 5
+        group.store.set(f"from {rank}", b"%d" % rank)
+    for group in groups:
+        assert [group.store.get(f"from {rank}", soon()) for rank in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_members_stand_in_the_order_of_ranks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [Member(f"host {rank % 2}", f"node{rank}", 100 + rank) for rank in range(4)]
+    outcomes: list[Future[Group]] = []
+    with ThreadPoolExecutor(4) as pool:
+        for rank in (2, 0, 3, 1):
+            monkeypatch.setattr(bootstrap, "this_member", functools.partial(members.__getitem__, rank))
+            outcomes.append(pool.submit(join, rank, 4, store, deadline=soon()))
+            store.get(f"generation-0/join/member/{rank}", soon())
+        assert all(outcome.result(30).members == tuple(members) for outcome in outcomes)
+
+
+def test_world_of_one(store: Store) -> None:
+    for group in (world_of_one(), join(0, 1, store, deadline=soon())):
+        assert (group.rank, group.size, group.secret, group.generation) == (0, 1, b"", 0)
+        assert group.members == (this_member(),)
+        group.store.set("key", b"value")
+
+
+def test_generations_and_the_meeting_keep_to_themselves(store: Store) -> None:
+    first = join(0, 1, store, generation=0, deadline=soon())
+    second = join(0, 1, store, generation=1, deadline=soon())
+    for key in ("verdict", "founder", "key"):
+        first.store.set(key, b"first")
+        with pytest.raises(DeadlineExceeded):
+            second.store.get(key, 0.0)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_64_ranks_meet_over_tcp(shared: bool) -> None:
+    with TcpStoreServer("127.0.0.1", secret=SECRET) as server, contextlib.ExitStack() as opened:
+
+        def client() -> Store:
+            return opened.enter_context(contextlib.closing(open_store(server.url, SECRET, soon())))
+
+        stores = [client()] * 64 if shared else [client() for _ in range(64)]
+        assert [group.rank for group in meet(stores)] == list(range(64))
+
+
+def test_ranks_meet_in_a_directory(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as opened:
+        stores = [opened.enter_context(contextlib.closing(FileStore(tmp_path / "store"))) for _ in range(8)]
+        assert [group.rank for group in meet(stores)] == list(range(8))
+
+
+class Counting(MemoryStore):
+    """Counts calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def set(self, key: str, value: bytes) -> None:
+        self.calls += 1
+        super().set(key, value)
+
+    def get(self, key: str, deadline: float) -> bytes:
+        self.calls += 1
+        return super().get(key, deadline)
+
+    def add(self, key: str, amount: int) -> int:
+        self.calls += 1
+        return super().add(key, amount)
+
+
+def test_meeting_costs_few_calls() -> None:
+    size = 40
+    with contextlib.closing(Counting()) as store:
+        meet([store] * size)
+        assert store.calls == 5 * size + size + 2
+
+
+def test_all_missing_ranks_are_named(store: Store) -> None:
+    with pytest.raises(
+        DeadlineExceeded, match=r"^ranks 0-2, 4, 5 of 6 did not come within \S+ s \(rank 3 \("
+    ) as caught:
+        join(3, 6, store, deadline=soon(0.05))
+    assert caught.value.peer == 0
+
+
+@pytest.mark.parametrize(
+    ("patience", "text"), [(-1.0, "0"), (0.0625, "0.062"), (2.5, "2.5"), (30.0, "30"), (1800.0, "1800")]
+)
+def test_time_that_was_given_is_told(store: Store, patience: float, text: str) -> None:
+    meeting = bootstrap._Meeting(bootstrap._Entry(0, 2, this_member()), store, 0.0)
+    meeting._deadline = meeting._begun + patience
+    assert f" within {text} s" in str(meeting._overdue())
+
+
+def test_whoever_gives_up_first_speaks_for_all(store: Store) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        patient = {rank: pool.submit(join, rank, 4, store, deadline=soon(60)) for rank in (0, 3)}
+        for rank in patient:
+            store.get(f"generation-0/join/member/{rank}", soon())
+        text = r"^rank 2 of 4 did not come within \S+ s \(rank 1 \("
+        with pytest.raises(DeadlineExceeded, match=text):
+            join(1, 4, store, deadline=soon(0.05))
+        for rank, meeting in patient.items():
+            with pytest.raises(DeadlineExceeded, match=text) as caught:
+                meeting.result(30)
+            assert (caught.value.rank, caught.value.peer) == (rank, 2)
+    with pytest.raises(DeadlineExceeded, match=text):
+        join(2, 4, store, deadline=soon(60))
+    assert len(meet([store] * 4, generation=1)) == 4
+
+
+def test_two_processes_of_one_rank_both_learn_of_each_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "this_member", lambda: Member("h", "node1", 11))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, 2, 4, store, deadline=soon(60))
+        store.get("generation-0/join/founder", soon())
+        monkeypatch.setattr(bootstrap, "this_member", lambda: Member("h", "node2", 22))
+        text = r"two processes say they are rank 2 of 4: node1, pid 11; and node2, pid 22"
+        with pytest.raises(RendezvousError, match=text):
+            join(2, 4, store, deadline=soon(60))
+        with pytest.raises(RendezvousError, match=text):
+            first.result(30)
+
+
+def test_duplicate_that_comes_late_does_not_disturb_the_group(store: Store) -> None:
+    verdict = meet([store] * 2) and store.get("generation-0/join/verdict", soon())
+    with pytest.raises(RendezvousError, match="two processes say they are rank 1 of 2"):
+        join(1, 2, store, deadline=soon())
+    assert store.get("generation-0/join/verdict", soon()) == verdict
+
+
+def test_duplicate_of_a_rank_that_died_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "GRACE_SECONDS", 0.02)
+    store.add("generation-0/join/seat/1", 1)
+    with pytest.raises(RendezvousError, match="rank 1 of 2: one that did not say who it is; and "):
+        join(1, 2, store, deadline=soon())
+
+
+@pytest.mark.parametrize(("founder", "other"), [((0, 3), (1, 4)), ((0, 8), (1, 2)), ((0, 2), (2, 3))])
+def test_sizes_that_differ_are_refused_on_both_sides(
+    store: Store, founder: tuple[int, int], other: tuple[int, int]
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, *founder, store, deadline=soon(60))
+        store.get("generation-0/join/founder", soon())
+        text = rf"^the size differs: rank 0 \(.*\) says {founder[1]}, rank {other[0]} \(.*\) says {other[1]}$"
+        with pytest.raises(RendezvousError, match=text):
+            join(*other, store, deadline=soon(60))
+        with pytest.raises(RendezvousError, match=text):
+            first.result(30)
+
+
+def test_seat_taken_with_another_size_does_not_complete_the_group(store: Store) -> None:
+    store.add("generation-0/join/seated", 1)
+    store.set("generation-0/join/founder", bootstrap._Entry(0, 2, this_member()).pack())
+    with pytest.raises(DeadlineExceeded, match="rank 0 of 2 did not come"):
+        join(1, 2, store, deadline=soon(0.05))
+
+
+def test_all_came_but_the_last_died_before_it_said_so(store: Store) -> None:
+    for rank in (0, 2):
+        store.set(f"generation-0/join/member/{rank}", bootstrap._Entry(rank, 3, this_member()).pack())
+    store.set("generation-0/join/founder", store.get("generation-0/join/member/0", soon()))
+    store.add("generation-0/join/seated", 1)
+    with pytest.raises(DeadlineExceeded, match="all 3 ranks came, but the last did not announce the group within"):
+        join(1, 3, store, deadline=soon(0.02))
+
+
+def test_decision_that_was_begun_and_never_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "GRACE_SECONDS", 0.02)
+    store.add("generation-0/join/decided", 1)
+    with pytest.raises(DeadlineExceeded, match="rank 1 of 2 did not come"):
+        join(0, 2, store, deadline=soon(0.02))
+
+
+@pytest.mark.parametrize("junk", [b"", b"\xc1", b"\x05", b"\x93\x01\x02\x03", b"\x81\xa7members\x92\x01\x02"])
+def test_junk_in_the_store_is_an_error(store: Store, junk: bytes) -> None:
+    for key in ("founder", "verdict"):
+        scoped = store.prefixed(key)
+        scoped.add("generation-0/join/seated", 1)
+        scoped.add("generation-0/join/decided", 1)
+        scoped.set("generation-0/join/founder", bootstrap._Entry(0, 2, this_member()).pack())
+        scoped.set(f"generation-0/join/{key}", junk)
+        with pytest.raises(RendezvousError, match="the store holds something"):
+            join(1, 2, scoped, deadline=soon())
+
+
+def test_store_that_goes_away_ends_the_meeting() -> None:
+    with (
+        TcpStoreServer("127.0.0.1", secret=SECRET) as server,
+        contextlib.closing(open_store(server.url, SECRET, soon())) as store,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        meeting = pool.submit(join, 0, 2, store, deadline=soon(60))
+        store.get("generation-0/join/founder", soon())
+        server.close()
+        with pytest.raises(RendezvousError, match=server.url):
+            meeting.result(30)
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "generation", "text"),
+    [
+        (0, 0, 0, "size=0: must be 1 or more"),
+        (2, 2, 0, "rank=2: must be 0 to 1"),
+        (-1, 2, 0, "rank=-1: must be 0 to 1"),
+        (0, 2, -1, "generation=-1: must be 0 or more"),
+    ],
+)
+def test_bad_arguments_are_named(store: Store, rank: int, size: int, generation: int, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        join(rank, size, store, generation=generation, deadline=soon())
+    with pytest.raises(ConfigError, match="has 3 bytes"):
+        join(0, 1, store, secret=b"abc", deadline=soon())

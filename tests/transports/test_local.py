@@ -1,0 +1,268 @@
+"""What the threads' transport promises beyond the contract: it buffers nothing, and it names who is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import threading
+import time
+import weakref
+
+import pytest
+
+from tests.transports.groups import backend_of, groups, on_ranks, recv, send, soon
+from transports.base import Transport
+from transports.errors import (
+    AbortedError,
+    ClosedError,
+    ConfigError,
+    ConnectError,
+    DeadlineExceeded,
+    MismatchError,
+    PeerLost,
+)
+from transports.local import LocalTransport, Options
+from transports.testing import run_threads
+
+LOCAL = backend_of("local")
+
+
+def at_once() -> float:
+    return time.monotonic()
+
+
+def test_a_send_completes_only_when_it_was_received() -> None:
+    def body(transport: Transport) -> None:
+        if transport.rank == 0:
+            request = transport.isend(1, 7, memoryview(b"x"))
+            assert not request.test()
+            with pytest.raises(DeadlineExceeded, match=r"rank 0 waited too long for a frame to be received by rank 1"):
+                request.wait(at_once())
+            send(transport, 1, 8, b"go")
+            request.wait(soon())
+        else:
+            recv(transport, 0, 8, 2)
+            assert recv(transport, 0, 7, 1) == b"x"
+
+    on_ranks(LOCAL, body)
+
+
+def test_small_frames_are_buffered_where_that_is_asked_for() -> None:
+    def body(transport: Transport) -> None:
+        if transport.rank == 0:
+            payload = bytearray(b"1234")
+            small, large = transport.isend(1, 1, memoryview(payload)), transport.isend(1, 1, memoryview(b"12345"))
+            assert small.test()
+            assert not large.test()
+            payload[:] = b"0000"
+            send(transport, 1, 2, b"")
+            large.wait(soon())
+        else:
+            recv(transport, 0, 2, 0)
+            assert recv(transport, 0, 1, 4) == b"1234"
+            assert recv(transport, 0, 1, 5) == b"12345"
+
+    on_ranks(backend_of("local", eager_bytes=4), body)
+
+
+def test_an_eager_frame_outlives_its_sender() -> None:
+    first, second = (LocalTransport(group, Options(eager_bytes=100)) for group in groups(2))
+    run_threads(lambda rank: (first, second)[rank].open(soon()), 2, timeout=20)
+    first.isend(1, 1, memoryview(b"last words"))
+    first.close(soon())
+    assert recv(second, 0, 1, 10) == b"last words"
+    second.close(soon())
+
+
+def test_close_says_who_did_not_receive() -> None:
+    first, second = (LocalTransport(group) for group in groups(2))
+    run_threads(lambda rank: (first, second)[rank].open(soon()), 2, timeout=20)
+    payload = bytearray(b"unread")
+    first.isend(1, 1, memoryview(payload))
+    with pytest.raises(DeadlineExceeded, match=r"frames sent to rank 1 \(localhost, pid \d+\) were not received"):
+        first.close(at_once())
+    payload[:] = b"reused"
+    assert recv(second, 0, 1, 6) == b"unread"
+    second.close(soon())
+
+
+def test_a_closed_peer_is_lost() -> None:
+    first, second = (LocalTransport(group) for group in groups(2))
+    run_threads(lambda rank: (first, second)[rank].open(soon()), 2, timeout=20)
+    receiving = second.irecv(0, 1, memoryview(bytearray(1)))
+    first.close(soon())
+    text = r"^rank 0 \(localhost, pid \d+\) closed its transport while rank 1 was waiting for it$"
+    with pytest.raises(PeerLost, match=text) as caught:
+        receiving.test()
+    assert (caught.value.rank, caught.value.peer) == (1, 0)
+    with pytest.raises(PeerLost, match=text):
+        second.isend(0, 1, memoryview(b"x"))
+    assert isinstance(second.failure, PeerLost)
+    second.close(soon())
+
+
+def test_a_rank_that_is_missing_is_named_to_all_that_came() -> None:
+    transports = [LocalTransport(group) for group in groups(4)]
+    text = r"^rank 1 \(.*\), rank 3 \(.*\) did not open the transport in time$"
+
+    def body(rank: int) -> None:
+        with pytest.raises(DeadlineExceeded, match=text):
+            transports[2 * rank].open(time.monotonic() + (0.1 if rank == 0 else 20.0))
+
+    run_threads(body, 2, timeout=20)
+    with pytest.raises(DeadlineExceeded, match=text):
+        transports[3].open(soon())
+
+
+def test_ranks_in_another_process_cannot_be_found() -> None:
+    group = groups(2)[1]
+    group.store.add("local/arrivals", 1)
+    group.store.set("local/hub", b"of another process")
+    with pytest.raises(ConnectError, match="rank 1 finds no other rank in its process"):
+        LocalTransport(group).open(at_once())
+
+
+def test_an_abort_while_others_open_reaches_them() -> None:
+    transports = [LocalTransport(group) for group in groups(3)]
+
+    def body(rank: int) -> None:
+        if rank < 2:
+            with pytest.raises(AbortedError, match="no use"):
+                transports[rank].open(soon())
+        else:
+            transports[0].group.store.get("local/hub", soon())
+            while transports[0].failure is None:
+                with contextlib.suppress(ClosedError):
+                    assert transports[0].hub is not None
+                    transports[0].abort(AbortedError("no use"))
+
+    run_threads(body, 3, timeout=20)
+    with pytest.raises(ClosedError, match="closed"):
+        transports[0].irecv(0, 0, memoryview(bytearray(1)))
+
+
+def test_aborted_before_it_was_opened() -> None:
+    transport = LocalTransport(groups(1)[0])
+    transport.abort(AbortedError("first"))
+    transport.abort(AbortedError("second"))
+    with pytest.raises(AbortedError, match="first"):
+        transport.open(soon())
+    transport.close(soon())
+
+
+def test_opened_once() -> None:
+    transport = LocalTransport(groups(1)[0])
+    with pytest.raises(ClosedError, match="the local transport of rank 0 is not open"):
+        transport.isend(0, 0, memoryview(b""))
+    transport.open(soon())
+    with pytest.raises(ClosedError, match="opened before"):
+        transport.open(soon())
+    transport.close(soon())
+    with pytest.raises(ClosedError, match="opened before"):
+        transport.open(soon())
+
+
+def test_views_that_no_transport_takes_are_refused() -> None:
+    def body(transport: Transport) -> None:
+        for view in (memoryview(bytearray(8)).cast("I"), memoryview(bytearray(8))[::2]):
+            with pytest.raises(ValueError, match="must be contiguous bytes"):
+                transport.isend(0, 0, view)
+        with pytest.raises(ValueError, match="read-only"):
+            transport.irecv(0, 0, memoryview(b"constant"))
+
+    on_ranks(LOCAL, body, 1)
+
+
+def test_each_rank_raises_an_error_of_its_own() -> None:
+    opened = threading.Barrier(3)
+
+    def body(transport: Transport) -> BaseException | None:
+        opened.wait(20)
+        if transport.rank == 0:
+            transport.abort(AbortedError("enough", rank=0))
+        with pytest.raises(AbortedError, match=r"^enough$"):
+            recv(transport, transport.rank, 1, 1)
+        return transport.failure
+
+    errors = on_ranks(LOCAL, body, 3)
+    assert len(set(map(id, errors))) == 3
+
+
+def test_windows_of_different_wishes_do_not_match() -> None:
+    def body(transport: Transport) -> str:
+        assert isinstance(transport, LocalTransport)
+        peer = 1 - transport.rank
+        with pytest.raises((DeadlineExceeded, MismatchError)) as caught:
+            transport.expose("w", (0, 1), 8 + transport.rank, time.monotonic() + 0.1)
+        sending = transport.isend(peer, 1, memoryview(b""))
+        recv(transport, peer, 1, 0)
+        sending.wait(soon())
+        return str(caught.value)
+
+    first, second = sorted(on_ranks(LOCAL, body), key=lambda text: "asks for" in text)
+    assert re.match(r"rank . \(.*\) did not come to window 'w' in time", first)
+    assert re.match(r"window 'w': rank . asks for . bytes among ranks .*, another rank for . among", second)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nbytes", "text"),
+    [((1,), 8, "ranks="), ((0, 0), 8, "ranks="), ((0, 9), 8, "ranks="), ((0,), -1, "nbytes=-1"), ((0,), 8, "key='w'")],
+)
+def test_bad_windows_are_refused(ranks: tuple[int, ...], nbytes: int, text: str) -> None:
+    def body(transport: Transport) -> None:
+        assert isinstance(transport, LocalTransport)
+        transport.expose("w", (0,), 8, soon())
+        with pytest.raises(ValueError, match=text):
+            transport.expose("w" if ranks == (0,) else "v", ranks, nbytes, soon())
+
+    on_ranks(LOCAL, body, 1)
+
+
+def test_epochs_only_rise_and_old_checks_are_forgotten() -> None:
+    def body(transport: Transport) -> None:
+        assert isinstance(transport, LocalTransport)
+        window = transport.expose("w", (0,), 0, soon())
+        window.publish(2, check=7)
+        for epoch in (0, 1, 2):
+            with pytest.raises(ValueError, match=f"epoch={epoch}: must be greater than 2"):
+                window.publish(epoch)
+        with pytest.raises(ValueError, match="check=-1"):
+            window.publish(3, check=-1)
+        with pytest.raises(MismatchError, match="published nothing with epoch 1"):
+            window.wait(0, 1, soon(), check=7)
+        window.publish(9, check=8)
+        with pytest.raises(
+            MismatchError, match=r"published check 0x00000007 with epoch 2 .* expected check 0x00000008"
+        ):
+            window.wait(0, 2, soon(), check=8)
+        window.publish(10, check=8)
+        window.wait(0, 2, soon(), check=8)
+        view = window.view(0)
+        window.close()
+        with pytest.raises(ValueError, match="released"):
+            len(view)
+        with pytest.raises(ClosedError):
+            window.view(0)
+        with pytest.raises(ClosedError):
+            window.publish(11)
+
+    on_ranks(LOCAL, body, 1)
+
+
+def test_nothing_is_kept_alive_by_the_process() -> None:
+    transports = [LocalTransport(group) for group in groups(2)]
+    run_threads(lambda rank: transports[rank].open(soon()), 2, timeout=20)
+    hubs = {weakref.ref(transport.hub) for transport in transports}
+    assert len(hubs) == 1
+    for transport in transports:
+        transport.close(soon())
+    transports.clear()
+    del transport
+    gc.collect()
+    assert hubs.pop()() is None
+
+
+def test_options() -> None:
+    with pytest.raises(ConfigError, match="eager_bytes=-1"):
+        Options(eager_bytes=-1)

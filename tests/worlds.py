@@ -1,0 +1,111 @@
+"""Worlds whose ranks are threads of the test process, kept open between tests."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from collectives import Communicator, Config, connect
+from collectives.world import world_scope
+from transports.rendezvous.bootstrap import join
+from transports.rendezvous.memory import MemoryStore
+
+BOUND = 60.0
+SECRET = b"a secret for tests only"
+
+
+class World:
+    """`size` ranks over `transport`; `run` gives each of them its communicator as the world."""
+
+    def __init__(self, transport: str, size: int, **settings: Any) -> None:
+        self.size = size
+        self._config = Config.load({"transport": transport, "timeout": 20.0, **settings}, environment={})
+        self._pool = ThreadPoolExecutor(size, thread_name_prefix=f"{transport}-{size}")
+        self._store = MemoryStore()
+        self._gate = threading.Barrier(size)
+        try:
+            self.communicators: list[Communicator] = self._everywhere(self._connect)
+        except BaseException:
+            self._pool.shutdown()
+            raise
+
+    def _connect(self, rank: int) -> Communicator:
+        deadline = time.monotonic() + BOUND
+        group = join(rank, self.size, self._store, secret=SECRET, deadline=deadline)
+        return connect(group, self._config, deadline)
+
+    def _everywhere(self, fn: Callable[[int], Any]) -> list[Any]:
+        futures = [self._pool.submit(fn, rank) for rank in range(self.size)]
+        errors, results = [], []
+        for rank, future in enumerate(futures):
+            try:
+                results.append(future.result(BOUND))
+            except Exception as error:
+                error.add_note(f"on rank {rank} of {self.size}")
+                errors.append(error)
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise ExceptionGroup(f"{len(errors)} of {self.size} ranks failed", errors)
+        return results
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """fn(communicator, *args) on every rank; the results in rank order."""
+
+        def call(rank: int) -> Any:
+            comm = self.communicators[rank]
+            with world_scope(comm):
+                try:
+                    return fn(comm, *args)
+                except BaseException as error:
+                    if not isinstance(error, (TypeError, ValueError)):
+                        comm.abort(f"a test failed: {error!r}")
+                    raise
+
+        return self._everywhere(call)
+
+    @property
+    def sound(self) -> bool:
+        return all(comm.failure is None for comm in self.communicators)
+
+    def close(self) -> None:
+        try:
+            self._everywhere(lambda rank: self.communicators[rank].close(10.0))
+        finally:
+            self._pool.shutdown()
+            self._store.close()
+
+
+class Worlds:
+    """Opens worlds as they are asked for; replaces those that a failure has broken."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[Any, ...], World] = {}
+
+    def get(self, transport: str, size: int, **settings: Any) -> World:
+        key = (transport, size, *sorted(settings.items()))
+        world = self._open.get(key)
+        if world is None or not world.sound:
+            if world is not None:
+                world.close()
+            world = self._open[key] = World(transport, size, **settings)
+        return world
+
+    def close(self) -> None:
+        worlds, self._open = list(self._open.values()), {}
+        for world in worlds:
+            world.close()
+
+
+@contextlib.contextmanager
+def world_of(transport: str, size: int, **settings: Any) -> Iterator[World]:
+    """A world for one test."""
+    world = World(transport, size, **settings)
+    try:
+        yield world
+    finally:
+        world.close()

@@ -1,0 +1,380 @@
+"""Shared memory inside a host, TCP across hosts, chosen per peer.
+
+Every host's ranks open an inner transport among themselves, and all ranks open one for the rest, each only where it
+is needed: one host alone needs no TCP, one rank per host no shared memory. Where the ranks of a host cannot use
+shared memory they talk TCP, and say so once in the log.
+
+A rank with both has two transports to watch: while it waits on one, the other must move along too, or neighbours
+who need it would stall, and an abort seen by either must reach both. The rule: a wait goes on in slices on the
+transport that it is about, and after each slice every other transport is driven once without waiting. Slices begin at
+FIRST_SLICE and double up to LAST_SLICE, so a short wait is prompt and a long one costs little. A rank with one
+transport only waits on it directly.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from transports import registry
+from transports.base import Group, LinkCost, Member, Request, Transport, check_arguments
+from transports.errors import ClosedError, ConfigError, ConnectError, DeadlineExceeded, RondeError, from_wire, to_wire
+from transports.onesided import OneSided, Window
+from transports.pulse import Pulse
+from transports.settings import pairs
+
+A = TypeVar("A")
+
+FIRST_SLICE: Final = 50e-6
+LAST_SLICE: Final = 1e-3
+"""Seconds. A transport that is only driven moves at least what its buffers hold once per LAST_SLICE."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """intra, inter     the transports inside a host and across hosts
+    intra_options, inter_options   their settings, each "setting=value"
+    """
+
+    intra: str = "shm"
+    inter: str = "tcp"
+    intra_options: tuple[str, ...] = ()
+    inter_options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for setting, name in (("intra", self.intra), ("inter", self.inter)):
+            if name == AutoTransport.name:
+                raise ConfigError(f"{setting}={name!r}: must be another transport")
+
+
+def create(group: Group, options: Options) -> Transport:
+    """The transport, not yet open. No I/O. Raises ConfigError for a bad inner setting."""
+    return AutoTransport(group, options)
+
+
+def usable() -> str | None:
+    """None if one of the two default transports can be used."""
+    defaults = Options()
+    reasons = [registry.backend(name).usable() for name in (defaults.intra, defaults.inter)]
+    return None if None in reasons else "; ".join(map(str, reasons))
+
+
+class _Child:
+    """An inner transport, whose ranks are some of the group's."""
+
+    def __init__(self, transport: Transport, ranks: tuple[int, ...]) -> None:
+        self.transport = transport
+        self.ranks = ranks
+        self.place = {rank: place for place, rank in enumerate(ranks)}
+        self.pulse = Pulse(transport)
+
+    def outward(self, error: RondeError) -> RondeError:
+        """An error of the inner transport, its ranks numbered as in the group."""
+        return _renumbered(error, dict(enumerate(self.ranks)))
+
+    def inward(self, error: RondeError) -> RondeError:
+        """An error for the inner transport. A rank that it does not connect is left to the text."""
+        return _renumbered(error, self.place)
+
+
+def _renumbered(error: RondeError, numbers: dict[int, int]) -> RondeError:
+    rank = None if error.rank is None else numbers.get(error.rank)
+    peer = None if error.peer is None else numbers.get(error.peer)
+    if (rank, peer) == (error.rank, error.peer):
+        return error
+    return from_wire({**to_wire(error), "rank": rank, "peer": peer})
+
+
+class AutoTransport(Transport):
+    """See the module."""
+
+    name = "auto"
+
+    def __init__(self, group: Group, options: Options | None = None) -> None:
+        super().__init__(group)
+        self._options = options or Options()
+        self._intra_options = _settings(self._options.intra, self._options.intra_options, "intra_options")
+        self._inter_options = _settings(self._options.inter, self._options.inter_options, "inter_options")
+        self._lock = threading.RLock()
+        self._children: list[_Child] = []
+        self._sole: Transport | None = None
+        self._alone_inside = False
+        self._route: list[_Child] = []
+        self._onesided: OneSided | None = None
+        self._failure: RondeError | None = None
+        self._closed = False
+
+    @property
+    def authenticated(self) -> bool:
+        """True if every inner transport is; known from `open` on."""
+        return bool(self._children) and all(child.transport.authenticated for child in self._children)
+
+    @property
+    def failure(self) -> RondeError | None:
+        for child in self._children:
+            if child.transport.failure is not None:
+                self.adopt(child, child.transport.failure)
+        return self._failure
+
+    def open(self, deadline: float) -> None:
+        if self._children or self._closed:
+            raise ClosedError(f"the transport of rank {self.rank} was opened before", rank=self.rank)
+        if self._failure is not None:
+            raise copy.copy(self._failure)
+        members = self.group.members
+        here = tuple(rank for rank, member in enumerate(members) if member.host == members[self.rank].host)
+        everyone = tuple(range(self.size))
+        try:
+            inside = (len(here) > 1 or self.size == 1) and self._agree(here, deadline)
+            if inside:
+                self._add(self._options.intra, self._intra_options, here, "intra", deadline)
+            if not inside or here != everyone:
+                self._add(self._options.inter, self._inter_options, everyone, "inter", deadline)
+            if len(self._children) == 2:  # frames to the rank itself leave the inner self-links to the pulses
+                self._add("local", registry.make_options("local", {}), (self.rank,), "self", deadline)
+        except BaseException as error:
+            cause = error if isinstance(error, RondeError) else ConnectError(f"rank {self.rank} gave up: {error}")
+            self.abort(cause)
+            self.close(deadline)
+            raise
+        if len(self._children) == 1:
+            self._sole = self._children[0].transport
+            self._alone_inside = inside
+            return
+        nearest = {rank: child for child in reversed(self._children) for rank in child.ranks}
+        nearest[self.rank] = self._children[-1]
+        self._route = [nearest[rank] for rank in everyone]
+        if inside:
+            windows = self._children[0].transport.ability(OneSided)
+            self._onesided = None if windows is None else _HostWindows(self, self._children[0], windows)
+
+    def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        if self._sole is not None:
+            return self._sole.isend(peer, tag, view, check)
+        child = self._child_to(peer, tag, check)
+        try:
+            return _AutoRequest(self, child, child.transport.isend(child.place[peer], tag, view, check))
+        except RondeError as error:
+            raise self.translate(child, error) from None
+
+    def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        if self._sole is not None:
+            return self._sole.irecv(peer, tag, view, check)
+        child = self._child_to(peer, tag, check)
+        try:
+            return _AutoRequest(self, child, child.transport.irecv(child.place[peer], tag, view, check))
+        except RondeError as error:
+            raise self.translate(child, error) from None
+
+    def abort(self, cause: RondeError) -> None:
+        with self._lock:
+            if self.failure is None and not self._closed:
+                self._failure = cause
+                for child in self._children:
+                    child.transport.abort(child.inward(cause))
+
+    def close(self, deadline: float) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        late: list[RondeError] = []
+
+        def shut(child: _Child) -> None:
+            try:
+                child.transport.close(deadline)
+            except DeadlineExceeded as error:
+                late.append(child.outward(error))
+
+        # Side by side: a peer may be unable to end with one before it has what another has yet to flush.
+        others = [threading.Thread(target=shut, args=(child,), name="ronde auto close") for child in self._children[1:]]
+        for thread in others:
+            thread.start()
+        for child in self._children[:1]:
+            shut(child)
+        for thread in others:
+            thread.join()
+        if late:
+            raise late[0]
+
+    def ability(self, kind: type[A]) -> A | None:
+        if self._sole is not None:  # across hosts not all ranks may have it alone, so they could not use its abilities
+            return self._sole.ability(kind) if self._alone_inside else None
+        return self._onesided if isinstance(self._onesided, kind) else None
+
+    def link_costs(self) -> tuple[LinkCost, LinkCost]:
+        """By the transports that are named, not by those in use, so that hosts which differ in that agree."""
+        intra = registry.backend(self._options.intra).create(self.group, self._intra_options)
+        inter = registry.backend(self._options.inter).create(self.group, self._inter_options)
+        return intra.link_costs()[0], inter.link_costs()[1]
+
+    def drive(self, but: _Child) -> None:
+        """Move all inner transports but one along. Raises the first failure."""
+        for child in self._children:
+            if child is not but:
+                try:
+                    child.pulse.beat()
+                except RondeError as error:
+                    raise self.translate(child, error) from None
+
+    def adopt(self, child: _Child, failure: RondeError) -> RondeError:
+        """The first failure, for raising; it is this one of an inner transport if there was none before."""
+        with self._lock:
+            if self._failure is None:
+                self._failure = child.outward(failure)
+                for other in self._children:
+                    other.transport.abort(other.inward(self._failure))
+            return copy.copy(self._failure)
+
+    def translate(self, child: _Child, error: RondeError) -> RondeError:
+        """What to raise for an error of an inner transport: the first failure if it has failed, else the like."""
+        failure = child.transport.failure
+        return child.outward(error) if failure is None else self.adopt(child, failure)
+
+    def _child_to(self, peer: int, tag: int, check: int) -> _Child:
+        check_arguments(self, peer, tag, check)
+        if self._closed or not self._route:
+            state = "closed" if self._closed else "not open"
+            raise ClosedError(f"the transport of rank {self.rank} is {state}", rank=self.rank)
+        return self._route[peer]
+
+    def _agree(self, here: tuple[int, ...], deadline: float) -> bool:
+        """Whether all ranks of this host can use the transport for inside; the same answer on each of them."""
+        store, name = self.group.store.prefixed("auto/usable"), self._options.intra
+        store.set(str(self.rank), (registry.backend(name).usable() or "").encode())
+        for rank in here:
+            try:
+                reason = store.get(str(rank), deadline).decode()
+            except DeadlineExceeded:
+                raise DeadlineExceeded(
+                    f"{self.group.describe(rank)} did not open the transport in time", rank=self.rank, peer=rank
+                ) from None
+            if reason:
+                if self.rank == here[0]:
+                    log.warning(
+                        "transport %r cannot be used by %s: %s; the ranks of its host use %r instead",
+                        name,
+                        self.group.describe(rank),
+                        reason,
+                        self._options.inter,
+                    )
+                return False
+        return True
+
+    def _add(self, name: str, options: Any, ranks: tuple[int, ...], role: str, deadline: float) -> None:
+        """Open an inner transport among `ranks`."""
+        group = dataclasses.replace(
+            self.group,
+            rank=ranks.index(self.rank),
+            members=tuple(self._member(rank, place) for place, rank in enumerate(ranks)),
+            store=self.group.store.prefixed(f"auto/{role}-{ranks[0]}"),
+        )
+        child = _Child(registry.backend(name).create(group, options), ranks)
+        self._children.append(child)
+        try:
+            child.transport.open(deadline)
+        except RondeError as error:
+            raise child.outward(error) from error
+
+    def _member(self, rank: int, place: int) -> Member:
+        """The member at `place` of an inner group; where the numbers differ, its name tells the number in this one."""
+        member = self.group.members[rank]
+        if rank == place:
+            return member
+        return dataclasses.replace(member, hostname=f"{member.hostname}, which is rank {rank} of all {self.size}")
+
+
+def _settings(name: str, texts: tuple[str, ...], source: str) -> Any:
+    return registry.make_options(name, pairs(texts, f"setting {source} of transport 'auto'"))
+
+
+class _AutoRequest(Request):
+    """A request of one inner transport, whose waits mind the others."""
+
+    def __init__(self, auto: AutoTransport, child: _Child, request: Request) -> None:
+        self._auto = auto
+        self._child = child
+        self._request = request
+
+    def test(self) -> bool:
+        try:
+            if self._request.test():
+                return True
+        except RondeError as error:
+            raise self._auto.translate(self._child, error) from None
+        self._auto.drive(self._child)
+        return False
+
+    def wait(self, deadline: float) -> None:
+        _wait_in_slices(self._auto, self._child, self._request.wait, deadline)
+
+
+def _wait_in_slices(auto: AutoTransport, child: _Child, wait: Callable[[float], None], deadline: float) -> None:
+    """Call `wait(deadline)` by the rule of the module."""
+    pause = FIRST_SLICE
+    while True:
+        end = min(deadline, time.monotonic() + pause)
+        try:
+            wait(end)
+            return
+        except DeadlineExceeded as error:
+            if end == deadline or child.transport.failure is not None:
+                raise auto.translate(child, error) from None
+        except RondeError as error:
+            raise auto.translate(child, error) from None
+        auto.drive(child)
+        pause = min(2 * pause, LAST_SLICE)
+
+
+class _HostWindows(OneSided):
+    """The windows of the transport inside the host, by the group's ranks."""
+
+    def __init__(self, auto: AutoTransport, child: _Child, inner: OneSided) -> None:
+        self._auto = auto
+        self._child = child
+        self._inner = inner
+
+    def reaches(self, ranks: tuple[int, ...]) -> bool:
+        place = self._child.place
+        return all(rank in place for rank in ranks) and self._inner.reaches(tuple(place[rank] for rank in ranks))
+
+    def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> Window:
+        if not self.reaches(ranks):
+            raise ValueError(f"ranks={ranks!r}: must be among {self._child.ranks}, the ranks of one host")
+        try:
+            places = tuple(self._child.place[rank] for rank in ranks)
+            return _HostWindow(self._auto, self._child, self._inner.expose(key, places, nbytes, deadline), ranks)
+        except RondeError as error:
+            raise self._auto.translate(self._child, error) from None
+
+
+class _HostWindow(Window):
+    """A window of the inner transport, whose waits mind the other ones."""
+
+    def __init__(self, auto: AutoTransport, child: _Child, inner: Window, ranks: tuple[int, ...]) -> None:
+        self._auto = auto
+        self._child = child
+        self._inner = inner
+        self.ranks = ranks
+        self.index = inner.index
+        self.nbytes = inner.nbytes
+
+    def view(self, index: int) -> memoryview:
+        return self._inner.view(index)
+
+    def publish(self, epoch: int, check: int = 0) -> None:
+        self._inner.publish(epoch, check)
+
+    def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
+        _wait_in_slices(self._auto, self._child, lambda end: self._inner.wait(index, epoch, end, check), deadline)
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,227 @@
+"""The wrapper: a transport whose operations meet the rules first."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from transports.base import MAX_TAG, LinkCost, Request, Transport, check_arguments
+from transports.errors import DeadlineExceeded, RondeError
+from transports.faulty.rules import Action, Operation, Rule
+from transports.onesided import OneSided, Window
+from transports.pulse import Pulse
+
+A = TypeVar("A")
+
+Faults = dict[Action, Rule]
+"""The rules that strike one operation, one of each action at most."""
+
+
+class FaultyTransport(Transport):
+    """`inner`, with faults. Frames of a rank to itself must not use the highest tag, which it needs for its own waits.
+
+    It stays an honest transport: what hangs or is late still has a deadline and still notices an abort.
+    """
+
+    name = "faulty"
+
+    def __init__(self, inner: Transport, rules: Sequence[Rule] = (), seed: int = 0) -> None:
+        super().__init__(inner.group)
+        self.inner = inner
+        self._rules = tuple(rules)
+        self._seen = [0] * len(self._rules)
+        self._dice = random.Random(f"{seed}/{inner.rank}")
+        self._lock = threading.Lock()
+        self._windows: OneSided | None = None
+        self._pulse = Pulse(inner)
+
+    @property
+    def authenticated(self) -> bool:
+        return self.inner.authenticated
+
+    @property
+    def failure(self) -> RondeError | None:
+        return self.inner.failure
+
+    def open(self, deadline: float) -> None:
+        self.inner.open(deadline)
+        windows = self.inner.ability(OneSided)
+        self._windows = None if windows is None else _FaultyWindows(self, windows)
+
+    def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        check_arguments(self, peer, tag, check)
+        faults = self.meet(Operation("send", self.rank, peer, tag, len(view)))
+        if not faults:
+            return self.inner.isend(peer, tag, view, check)
+        if "hang" in faults:
+            return self._never()
+        if "drop" in faults:
+            return _FaultyRequest(self, None, faults)
+        if "corrupt" in faults or "truncate" in faults:
+            payload = bytearray(view)
+            if "corrupt" in faults:
+                self.flip(memoryview(payload))
+            view = memoryview(payload)[: len(payload) - ("truncate" in faults)]
+        return _FaultyRequest(self, self.inner.isend(peer, tag, view, check), faults)
+
+    def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        check_arguments(self, peer, tag, check)
+        faults = self.meet(Operation("recv", self.rank, peer, tag, len(view)))
+        if not faults:
+            return self.inner.irecv(peer, tag, view, check)
+        if "hang" in faults:
+            return self._never()
+        return _FaultyRequest(self, self.inner.irecv(peer, tag, view, check), faults, view)
+
+    def abort(self, cause: RondeError) -> None:
+        self.inner.abort(cause)
+
+    def close(self, deadline: float) -> None:
+        self.inner.close(deadline)
+
+    def link_costs(self) -> tuple[LinkCost, LinkCost]:
+        return self.inner.link_costs()
+
+    def ability(self, kind: type[A]) -> A | None:
+        if isinstance(self._windows, kind):
+            return self._windows
+        return None if issubclass(kind, OneSided) else self.inner.ability(kind)
+
+    def meet(self, operation: Operation) -> Faults:
+        """The rules that strike `operation`. Those of raise and kill have done so when this returns or raises."""
+        faults: Faults = {}
+        with self._lock:
+            for index, rule in enumerate(self._rules):
+                if rule.matches(operation):
+                    self._seen[index] += 1
+                    if rule.nth in (None, self._seen[index]) and self._dice.random() < rule.chance:
+                        faults.setdefault(rule.action, rule)
+        if "kill" in faults:
+            self._kill(faults["kill"])
+        if "raise" in faults:
+            text = f"a fault was injected into the {operation.kind} of rank {self.rank}, peer {operation.peer}"
+            self.inner.abort(faults["raise"].error(text, rank=self.rank, peer=operation.peer))
+        return faults
+
+    def flip(self, view: memoryview) -> None:
+        """Flip all bits of one byte, if there is one."""
+        if len(view):
+            with self._lock:
+                view[self._dice.randrange(len(view))] ^= 0xFF
+
+    def linger(self, until: float, deadline: float) -> None:
+        """Wait until `until`, moving the transport along. Raises its first failure, or DeadlineExceeded."""
+        if time.monotonic() < until:
+            self._pulse.rest(min(until, deadline))
+            if deadline < until:
+                raise DeadlineExceeded(f"rank {self.rank} waited too long for something that was delayed or hung")
+
+    def beat(self) -> None:
+        """Make what progress is possible. Raises the first failure."""
+        self._pulse.beat()
+
+    def _kill(self, rule: Rule) -> None:
+        if callable(rule.by):
+            rule.by(self)
+        elif rule.by == "sigkill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            with suppress(DeadlineExceeded):  # it is not to flush
+                self.inner.close(time.monotonic())
+
+    def _never(self) -> Request:
+        return self.inner.irecv(self.rank, MAX_TAG, memoryview(bytearray()))
+
+
+class _FaultyRequest(Request):
+    """An inner request (None: nothing was sent) whose completion is late or whose bytes change."""
+
+    def __init__(
+        self, transport: FaultyTransport, inner: Request | None, faults: Faults, received: memoryview | None = None
+    ) -> None:
+        self._transport = transport
+        self._inner = inner
+        self._delay = faults["delay"].seconds if "delay" in faults else 0.0
+        self._due: float | None = None
+        self._to_corrupt = received if "corrupt" in faults else None
+
+    def test(self) -> bool:
+        if self._inner is not None and not self._inner.test():
+            return False
+        due = self._arrived()
+        if time.monotonic() < due:
+            self._transport.beat()
+            return False
+        return True
+
+    def wait(self, deadline: float) -> None:
+        if self._inner is not None:
+            self._inner.wait(deadline)
+        self._transport.linger(self._arrived(), deadline)
+
+    def _arrived(self) -> float:
+        """When the request, whose inner one has completed, is to seem complete."""
+        if self._due is None:
+            self._due = time.monotonic() + self._delay
+            if self._to_corrupt is not None:
+                self._transport.flip(self._to_corrupt)
+        return self._due
+
+
+class _FaultyWindows(OneSided):
+    def __init__(self, transport: FaultyTransport, inner: OneSided) -> None:
+        self._transport = transport
+        self._inner = inner
+
+    def reaches(self, ranks: tuple[int, ...]) -> bool:
+        return self._inner.reaches(ranks)
+
+    def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> Window:
+        return _FaultyWindow(self._transport, self._inner.expose(key, ranks, nbytes, deadline))
+
+
+class _FaultyWindow(Window):
+    """A window whose publish and wait meet the rules."""
+
+    def __init__(self, transport: FaultyTransport, inner: Window) -> None:
+        self._transport = transport
+        self._inner = inner
+        self.ranks = inner.ranks
+        self.index = inner.index
+        self.nbytes = inner.nbytes
+
+    def view(self, index: int) -> memoryview:
+        return self._inner.view(index)
+
+    def publish(self, epoch: int, check: int = 0) -> None:
+        faults = self._meet("publish", self.index, epoch)
+        if "drop" in faults:
+            return
+        if "delay" in faults:
+            self._transport.linger(time.monotonic() + faults["delay"].seconds, math.inf)
+        self._inner.publish(epoch, check ^ 1 if "corrupt" in faults else check)
+
+    def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
+        faults = self._meet("wait", index, epoch)
+        if "hang" in faults:
+            self._transport.linger(math.inf, deadline)
+        self._inner.wait(index, epoch, deadline, check)
+        if "delay" in faults:
+            self._transport.linger(time.monotonic() + faults["delay"].seconds, deadline)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _meet(self, kind: Any, index: int, epoch: int) -> Faults:
+        operation = Operation(kind, self._transport.rank, self.ranks[index], epoch, self.nbytes)
+        faults = self._transport.meet(operation)
+        if "raise" in faults or "kill" in faults:
+            self._transport.beat()
+        return faults

@@ -1,0 +1,142 @@
+"""Which of this machine's addresses to listen on and to tell the other ranks."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+import sys
+from typing import Final
+
+from transports.errors import ConfigError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
+_SIOCGIFADDR: Final = {"linux": 0x8915, "darwin": 0xC0206921}.get(sys.platform)
+_IF_INET6: Final = "/proc/net/if_inet6"
+_LINK_SCOPE: Final = 0x20
+
+
+def interfaces() -> dict[str, list[str]]:
+    """The addresses of each network interface, IPv4 first.
+
+    Complete on Linux, but for second IPv4 addresses of one interface (netdevice(7), proc_net(5)). Elsewhere what can
+    be had: names with their IPv4 address where the system has the ioctl, and under the host's own name the addresses
+    that it resolves to.
+    """
+    found: dict[str, list[str]] = {name: _ipv4(name) for _, name in socket.if_nameindex()}
+    try:
+        with open(_IF_INET6) as file:
+            for line in file:
+                address, _, _, scope, _, name = line.split()
+                text = str(ipaddress.IPv6Address(int(address, 16)))
+                found.setdefault(name, []).append(f"{text}%{name}" if int(scope, 16) == _LINK_SCOPE else text)
+    except FileNotFoundError:  # no Linux, or a kernel without IPv6
+        if sys.platform != "linux":
+            found[socket.gethostname()] = _resolved(socket.gethostname())
+    return found
+
+
+def _ipv4(name: str) -> list[str]:
+    if fcntl is None or _SIOCGIFADDR is None:
+        return []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            reply = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("16s16x", name.encode()[:15]))
+        except OSError:  # the interface has none
+            return []
+    return [socket.inet_ntoa(reply[20:24])]
+
+
+def _resolved(host: str) -> list[str]:
+    try:
+        return sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None)})
+    except OSError:
+        return []
+
+
+def choose_address(interface: str, hint: str | None) -> str:
+    """The address of this machine to bind to and announce. Never an all-interfaces address.
+
+    interface  "" for automatic, the name of an interface ("eth0"), or an address of this machine
+    hint       a host that peers are reached by, usually the store's; None if there is none
+
+    Automatic means the source address that the kernel would use toward `hint` (a UDP socket is connected, which
+    sends nothing); without a hint, loopback. So where ranks of several hosts meet in a store that has no host (a
+    shared directory), pass a peer's hostname. A named interface gives its address of the same family as that, or else
+    its first. Raises ConfigError, listing what there is.
+    """
+    if not interface:
+        return _loopback() if hint is None else _toward(hint)
+    try:
+        address = ipaddress.ip_address(interface)
+    except ValueError:
+        return _of_interface(interface, hint)
+    if address.is_unspecified:
+        raise ConfigError(f"interface={interface!r}: must be one address, not all of them; {_existing()}")
+    if not _can_bind(interface):
+        raise ConfigError(f"interface={interface!r}: is no address of this machine; {_existing()}")
+    return interface
+
+
+def _toward(hint: str) -> str:
+    try:
+        return _source(hint)
+    except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
+        raise ConfigError(
+            f"interface='' (automatic): no address of this machine leads to {hint!r} ({error}); name one: {_existing()}"
+        ) from error
+
+
+def _of_interface(name: str, hint: str | None) -> str:
+    addresses = interfaces().get(name)
+    if addresses is None:
+        raise ConfigError(f"interface={name!r}: is no interface or address of this machine; {_existing()}")
+    if not addresses:
+        raise ConfigError(f"interface={name!r}: has no address; {_existing()}")
+    try:
+        ipv6 = hint is not None and ":" in _source(hint)
+    except (OSError, UnicodeError):  # the hint tells nothing, and was not asked to
+        ipv6 = False
+    return next((address for address in addresses if (":" in address) == ipv6), addresses[0])
+
+
+def _source(hint: str) -> str:
+    """The source address toward a host. Raises OSError if it cannot be resolved or there is no route."""
+    cause = OSError("it has no address")
+    for family, kind, protocol, _, target in socket.getaddrinfo(hint, 9, type=socket.SOCK_DGRAM):
+        try:
+            with socket.socket(family, kind, protocol) as sock:
+                sock.connect(target)
+                name = sock.getsockname()
+        except OSError as error:
+            cause = error
+            continue
+        scope = name[3] if family == socket.AF_INET6 else 0
+        return f"{name[0]}%{socket.if_indextoname(scope)}" if scope else str(name[0])
+    raise cause
+
+
+def _loopback() -> str:
+    return "127.0.0.1" if _can_bind("127.0.0.1") else "::1"
+
+
+def _can_bind(address: str) -> bool:
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(
+            address, 0, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
+        )[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.bind(target)
+    except OSError:
+        return False
+    return True
+
+
+def _existing() -> str:
+    return "this machine has " + ", ".join(
+        f"{name} ({', '.join(addresses) or 'no address'})" for name, addresses in interfaces().items()
+    )

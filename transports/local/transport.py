@@ -1,0 +1,238 @@
+"""The transport between threads."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from dataclasses import dataclass
+
+from transports.base import Group, Request, Transport, check_arguments
+from transports.errors import (
+    AbortedError,
+    ClosedError,
+    ConfigError,
+    DeadlineExceeded,
+    MismatchError,
+    PeerLost,
+    RondeError,
+    from_wire,
+    to_wire,
+)
+from transports.local.hub import Hub, meet
+from transports.local.request import Receiving, Sending, check_view
+from transports.local.window import Exposure, LocalWindow
+from transports.matching import Mailbox
+from transports.onesided import OneSided, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """eager_bytes: frames of up to this many bytes are buffered, and so their sends complete at once; 0: none is."""
+
+    eager_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.eager_bytes < 0:
+            raise ConfigError(f"eager_bytes={self.eager_bytes!r}: must be 0 or more bytes")
+
+
+class LocalTransport(Transport, OneSided):
+    """A rank that is a thread. See the module."""
+
+    name = "local"
+
+    def __init__(self, group: Group, options: Options | None = None) -> None:
+        super().__init__(group)
+        self.news = threading.Condition()
+        self._eager_bytes = (options or Options()).eager_bytes
+        self._mailbox = Mailbox(self.rank)
+        self._hub: Hub | None = None
+        self._failure: RondeError | None = None
+        self._closed = False
+        self.windows: set[LocalWindow] = set()
+        self._window_keys: set[str] = set()
+
+    @property
+    def authenticated(self) -> bool:
+        """True: the bytes never leave the process."""
+        return True
+
+    @property
+    def failure(self) -> RondeError | None:
+        return self._failure
+
+    def open(self, deadline: float) -> None:
+        if self._hub is not None or self._closed:
+            raise ClosedError(f"{self._me} was opened before; a transport is opened once", rank=self.rank)
+        self.check_sound()
+        hub = meet(self.group, deadline)
+        with hub.lock:
+            self._hub = hub
+            self.news = threading.Condition(hub.lock)
+            hub.joined.add(self.rank)
+            hub.present[self.rank] = self
+            if hub.cause is not None:
+                self._failure = from_wire(to_wire(hub.cause))
+            hub.wake()
+            try:
+                while len(hub.joined) < self.size:
+                    self.check_sound()
+                    if not self.pause(deadline):
+                        missing = ", ".join(self.group.describe(r) for r in range(self.size) if r not in hub.joined)
+                        raise DeadlineExceeded(f"{missing} did not open the transport in time", rank=self.rank)
+                self.check_sound()
+            except BaseException as error:  # without this rank the others wait in vain
+                given_up = AbortedError(f"rank {self.rank} gave up: {error!r}", rank=self.rank)
+                self.abort(error if isinstance(error, RondeError) else given_up)
+                self._leave(hub)
+                raise
+
+    def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        check_arguments(self, peer, tag, check)
+        check_view(view, writable=False)
+        hub = self.hub
+        with hub.lock:
+            self.check_peer(peer)
+            receiver = hub.present[peer]
+            landing = receiver._mailbox.arrive(self.rank, tag, check, len(view), view)
+            landing.finish()
+            if not landing.borrowed:
+                receiver.news.notify_all()
+            elif len(view) <= self._eager_bytes and self._eager_bytes:
+                landing.keep()
+            return Sending(self, peer, tag, landing)
+
+    def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        check_arguments(self, peer, tag, check)
+        check_view(view, writable=True)
+        hub = self.hub
+        with hub.lock:
+            self.check_sound()
+            receive = self._mailbox.post(peer, tag, view, check)
+            if receive.done and peer in hub.present:
+                hub.present[peer].news.notify_all()
+            return Receiving(self, peer, tag, receive)
+
+    def abort(self, cause: RondeError) -> None:
+        hub = self._hub
+        if hub is None:
+            self._failure = self._failure or cause
+            return
+        with hub.lock:
+            if self._closed or hub.cause is not None:
+                return
+            hub.cause = self._failure = cause
+            for transport in hub.present.values():
+                if transport is not self:
+                    transport._failure = from_wire(to_wire(cause))
+            hub.wake()
+
+    def close(self, deadline: float) -> None:
+        hub = self._hub
+        if hub is None or self._closed:
+            self._closed = True
+            return
+        with hub.lock:
+            try:
+                while self._failure is None and not self._closed and self._unclaimed(hub):
+                    if not self.pause(deadline):
+                        waiting = ", ".join(self.group.describe(peer) for peer in self._unclaimed(hub))
+                        raise DeadlineExceeded(f"frames sent to {waiting} were not received in time", rank=self.rank)
+            finally:
+                self._leave(hub)
+
+    def reaches(self, ranks: tuple[int, ...]) -> bool:
+        return all(0 <= rank < self.size for rank in ranks)
+
+    def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> Window:
+        """See OneSided. Also raises MismatchError if another rank came with other arguments."""
+        if self.rank not in ranks or len(set(ranks)) != len(ranks) or not self.reaches(ranks):
+            raise ValueError(f"ranks={ranks!r}: must be distinct ranks, 0 to {self.size - 1}, {self.rank} among them")
+        if nbytes < 0:
+            raise ValueError(f"nbytes={nbytes!r}: must be 0 or more")
+        hub = self.hub
+        with hub.lock:
+            self.check_sound()
+            if key in self._window_keys:
+                raise ValueError(f"key={key!r}: was used before; every window of a group needs a key of its own")
+            exposure = hub.gathering.get(key)
+            if exposure is None:
+                exposure = hub.gathering[key] = Exposure(ranks, nbytes)
+            if (exposure.ranks, exposure.nbytes) != (ranks, nbytes):
+                raise MismatchError(
+                    f"window {key!r}: rank {self.rank} asks for {nbytes} bytes among ranks {ranks}, "
+                    f"another rank for {exposure.nbytes} among {exposure.ranks}",
+                    rank=self.rank,
+                )
+            self._window_keys.add(key)
+            exposure.came.add(self.rank)
+            hub.wake()
+            while missing := [rank for rank in ranks if rank not in exposure.came]:
+                self.check_peer(missing[0])
+                if not self.pause(deadline):
+                    exposure.came.discard(self.rank)
+                    absent = ", ".join(map(self.group.describe, missing))
+                    raise DeadlineExceeded(f"{absent} did not come to window {key!r} in time", rank=self.rank)
+            hub.gathering.pop(key, None)
+            window = LocalWindow(self, exposure)
+            self.windows.add(window)
+            return window
+
+    @property
+    def hub(self) -> Hub:
+        """The hub. Raises ClosedError if the transport is not open."""
+        if self._hub is None or self._closed:
+            raise ClosedError(f"{self._me} is closed" if self._closed else f"{self._me} is not open", rank=self.rank)
+        return self._hub
+
+    def pause(self, deadline: float) -> bool:
+        """Wait for news, with the lock held; False if the deadline has passed."""
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            return False
+        self.news.wait(min(remaining, threading.TIMEOUT_MAX))
+        return True
+
+    def check_sound(self) -> None:
+        """Raises the transport's first failure, or ClosedError."""
+        if self._failure is not None:
+            raise copy.copy(self._failure)  # each raise has a traceback of its own
+        if self._closed:
+            raise ClosedError(f"{self._me} was closed", rank=self.rank)
+
+    def check_peer(self, peer: int) -> None:
+        """Raises if a wait for `peer` cannot end well: the first failure, or PeerLost, which becomes that."""
+        self.check_sound()
+        if peer not in self.hub.present:
+            lost = self.group.describe(peer)
+            cause = PeerLost(
+                f"{lost} closed its transport while rank {self.rank} was waiting for it", rank=self.rank, peer=peer
+            )
+            self.abort(cause)
+            self.check_sound()
+
+    @property
+    def _me(self) -> str:
+        return f"the local transport of rank {self.rank}"
+
+    def _unclaimed(self, hub: Hub) -> list[int]:
+        """The peers that have yet to receive from a buffer of this rank."""
+        return [
+            peer
+            for peer, transport in hub.present.items()
+            if any(landing.borrowed for landing in transport._mailbox.parked_from(self.rank))
+        ]
+
+    def _leave(self, hub: Hub) -> None:
+        self._closed = True
+        hub.present.pop(self.rank, None)
+        self._mailbox = Mailbox(self.rank)
+        for transport in hub.present.values():
+            for landing in transport._mailbox.parked_from(self.rank):
+                if landing.borrowed:  # the caller gets its buffer back all the same
+                    landing.keep()
+        for window in tuple(self.windows):
+            window.close()
+        self.news.notify_all()
+        hub.wake()

@@ -1,0 +1,378 @@
+"""How a rank finds its group: what the launcher told it, the store, and the meeting of all ranks there."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import socket
+import time
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgpack
+
+from transports.auth import MIN_SECRET, check_secret
+from transports.base import Group, Member
+from transports.errors import ConfigError, DeadlineExceeded, RendezvousError, from_wire, to_wire
+from transports.rendezvous.file import FileStore
+from transports.rendezvous.memory import MemoryStore
+from transports.rendezvous.store import Store
+from transports.rendezvous.tcp import TcpStore
+from transports.rendezvous.wire import parse_url
+
+_STORES: Final = "tcp://host:port, file:///directory, or memory: (a world of one)"
+GRACE_SECONDS: Final = 5.0
+"""What a rank that will fail anyway still gives others, to learn what they found out."""
+
+
+# What the launcher told
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a launcher tells a process about its job.
+
+    store        URL, see `open_store`
+    secret       the per-job secret; empty means that nothing is authenticated. It is not shown in the repr
+    local_rank   place among the `local_size` ranks of the same host; None where the launcher does not say
+    name         the job's id, for people
+    """
+
+    rank: int
+    size: int
+    store: str
+    secret: bytes = field(default=b"", repr=False)
+    local_rank: int | None = None
+    local_size: int | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class _Variables:
+    """The environment variables by which a launcher passes a Job."""
+
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+    store: str
+    secret: str
+    name: str
+
+
+RONDE: Final = _Variables(
+    rank="RONDE_RANK",
+    size="RONDE_SIZE",
+    local_rank="RONDE_LOCAL_RANK",
+    local_size="RONDE_LOCAL_SIZE",
+    store="RONDE_STORE",
+    secret="RONDE_SECRET",
+    name="RONDE_JOB",
+)
+LAUNCHERS: Final = (RONDE,)
+"""Tried in this order."""
+
+
+def job_from_environment(env: Mapping[str, str]) -> Job | None:
+    """The job that this process belongs to; None if it was not started as a rank of one.
+
+    Rank and size are needed. In a world of more than one, so are the store and the secret (in hexadecimal; empty, but
+    there, to go without authentication). Raises ConfigError naming the variable, its value (not the secret's) and
+    what is allowed.
+    """
+    for names in LAUNCHERS:
+        if names.rank in env or names.size in env:
+            return _job(names, env)
+    return None
+
+
+def job_to_environment(job: Job) -> dict[str, str]:
+    """The variables that make `job_from_environment` return `job`: what `ronde run` gives each process."""
+    values = {
+        RONDE.rank: str(job.rank),
+        RONDE.size: str(job.size),
+        RONDE.store: job.store,
+        RONDE.secret: job.secret.hex(),
+        RONDE.name: job.name,
+    }
+    if job.local_rank is not None and job.local_size is not None:
+        values |= {RONDE.local_rank: str(job.local_rank), RONDE.local_size: str(job.local_size)}
+    return values
+
+
+def _job(names: _Variables, env: Mapping[str, str]) -> Job:
+    size = _integer(env, names.size, 1, None, f"is needed with {names.rank}")
+    rank = _integer(env, names.rank, 0, size - 1, f"is needed with {names.size}")
+    local_rank = local_size = None
+    if names.local_rank in env or names.local_size in env:
+        local_size = _integer(env, names.local_size, 1, size, f"is needed with {names.local_rank}")
+        local_rank = _integer(env, names.local_rank, 0, local_size - 1, f"is needed with {names.local_size}")
+    store = env.get(names.store, "memory:" if size == 1 else None)
+    if store is None:
+        raise ConfigError(f"{names.store}: is needed when {names.size} is more than 1: {_STORES}")
+    secret = env.get(names.secret, "" if size == 1 else None)
+    if secret is None:
+        raise ConfigError(
+            f"{names.secret}: is needed when {names.size} is more than 1; set it, but to nothing, to go without "
+            f"authentication"
+        )
+    try:
+        proven = check_secret(bytes.fromhex(secret))
+    except ValueError:
+        raise ConfigError(
+            f"{names.secret}: must be at least {2 * MIN_SECRET} hexadecimal digits, an even number, or empty "
+            f"(its value, {len(secret)} characters, is not shown)"
+        ) from None
+    return Job(rank, size, store, proven, local_rank, local_size, env.get(names.name, ""))
+
+
+def _integer(env: Mapping[str, str], name: str, low: int, high: int | None, needed: str) -> int:
+    text = env.get(name)
+    if text is None:
+        raise ConfigError(f"{name}: {needed}")
+    value = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
+    if value < low or (high is not None and value > high):
+        allowed = f"{low} or more" if high is None else f"{low} to {high}"
+        raise ConfigError(f"{name}={text!r}: must be an integer, {allowed}")
+    return value
+
+
+# The store
+
+
+def open_store(url: str, secret: bytes, deadline: float) -> Store:
+    """The store at `url`: tcp://host:port (tried until `deadline`), file:///directory, or memory: (a new one, which
+    nobody else has). Whoever opens a store closes it.
+
+    No I/O: a store that cannot be reached says so on first use. Raises ConfigError for anything else than such a URL.
+    """
+    scheme = url.partition(":")[0]
+    if scheme == "tcp":
+        host, port = parse_url(url)
+        return TcpStore(host, port, secret, connect_deadline=deadline)
+    if scheme == "file":
+        parts = urllib.parse.urlsplit(url)
+        if parts.netloc in ("", "localhost") and parts.path.startswith("/") and not parts.query and not parts.fragment:
+            return FileStore(urllib.request.url2pathname(parts.path))
+    if url == "memory:":
+        return MemoryStore()
+    raise ConfigError(f"store={url!r}: must be {_STORES}")
+
+
+# The ranks
+
+
+def this_member() -> Member:
+    """The calling process. Its `host` is equal for exactly the processes that share kernel and /dev/shm, whatever
+    hostname or network they see: the digest of the kernel's boot id (random(4)) and the identity of the mount. Where
+    a system has not both, the hostname and a network card's address take their place."""
+    return Member(_host_identity(), socket.gethostname(), os.getpid())
+
+
+@functools.cache
+def _host_identity() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        shared = os.stat("/dev/shm")
+        identity = f"{boot}:{shared.st_dev}:{shared.st_ino}"
+    except OSError:
+        identity = f"{socket.gethostname()}:{uuid.getnode()}"
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+
+def world_of_one() -> Group:
+    """The group of a process that is alone."""
+    return Group(0, (this_member(),), MemoryStore())
+
+
+def join(rank: int, size: int, store: Store, *, secret: bytes = b"", generation: int = 0, deadline: float) -> Group:
+    """Meet the other ranks in `store`. Collective: `size` processes, each with its own rank, all with one size.
+
+    Costs five calls of the store per rank, and `size` more for the last to come. The first decision of a generation,
+    good or bad, holds for all of its ranks: a rank that comes after another gave up fails at once. So join again with
+    the next generation, never with the same. Up to some 5,000 ranks fit the table that is published.
+
+    Raises
+        DeadlineExceeded  naming every rank that did not come
+        RendezvousError   two processes say they are the same rank, or sizes differ (both named); or the store failed
+        ValueError        a bad rank, size or generation;  ConfigError  a secret that is too short
+    The store stays open in any case; it belongs to the caller.
+    """
+    if size < 1:
+        raise ValueError(f"size={size!r}: must be 1 or more")
+    if not 0 <= rank < size:
+        raise ValueError(f"rank={rank!r}: must be 0 to {size - 1}")
+    if generation < 0:
+        raise ValueError(f"generation={generation!r}: must be 0 or more")
+    check_secret(secret)
+    room = store.prefixed(f"generation-{generation}")
+    entry = _Entry(rank, size, this_member())
+    members = _Meeting(entry, room.prefixed("join"), deadline).hold()
+    return Group(rank, members, room.prefixed("group"), secret, generation)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What a rank says about itself."""
+
+    rank: int
+    size: int
+    member: Member
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.member})"
+
+    def pack(self) -> bytes:
+        return _pack([self.rank, self.size, _row(self.member)])
+
+    @staticmethod
+    def unpack(data: bytes) -> _Entry:
+        match _unpack(data):
+            case [int(rank), int(size), row]:
+                return _Entry(rank, size, _member(row))
+        raise RendezvousError("the store holds something else where a rank's entry should be")
+
+
+def _row(member: Member) -> list[object]:
+    return [member.host, member.hostname, member.pid]
+
+
+def _member(row: object) -> Member:
+    match row:
+        case [str(host), str(hostname), int(pid)]:
+            return Member(host, hostname, pid)
+    raise RendezvousError("the store holds something else where host, hostname and pid of a rank should be")
+
+
+def _pack(value: object) -> bytes:
+    return bytes(msgpack.packb(value))
+
+
+def _unpack(data: bytes) -> object:
+    try:
+        return msgpack.unpackb(data, max_ext_len=0)
+    except ValueError as error:
+        raise RendezvousError(f"the store holds something that cannot be read: {error}") from error
+
+
+class _Meeting:
+    """The ranks of one generation, meeting in a store. Keys:
+
+    seat/RANK    counts the processes that say they are it  member/RANK   the entry of the first of these
+    seated       counts the ranks that have an entry        founder       the entry of the first of them
+    decided      counts decisions; the first one holds      verdict       that decision: all members, or an error
+
+    The last to be seated publishes the members, whoever finds a fault publishes the error, and all others wait for
+    nothing but the verdict.
+    """
+
+    def __init__(self, me: _Entry, desk: Store, deadline: float) -> None:
+        self._me = me
+        self._desk = desk
+        self._deadline = deadline
+        self._begun = time.monotonic()
+
+    def hold(self) -> tuple[Member, ...]:
+        try:
+            verdict = self._attend()
+        except DeadlineExceeded:
+            verdict = self._give_up()
+        match _unpack(verdict):
+            case {"members": [*rows]} if len(rows) == self._me.size:
+                return tuple(_member(row) for row in rows)
+            case {"error": dict(fields)}:
+                error = from_wire(fields)
+                raise type(error)(error.message, rank=self._me.rank, peer=error.peer)
+        raise RendezvousError("the store holds something else where the table of ranks should be", rank=self._me.rank)
+
+    def _attend(self) -> bytes:
+        """Take the seat and wait for the verdict."""
+        me, desk = self._me, self._desk
+        if desk.add(f"seat/{me.rank}", 1) > 1:
+            raise self._refuse(self._duplicate())
+        desk.set(f"member/{me.rank}", me.pack())
+        seated = desk.add("seated", 1)
+        if seated == 1:
+            desk.set("founder", me.pack())
+        else:
+            founder = _Entry.unpack(desk.get("founder", self._deadline))
+            if founder.size != me.size:
+                raise self._refuse(f"the size differs: {founder} says {founder.size}, {me} says {me.size}")
+        if seated == me.size:
+            entries = [self._peek(f"member/{rank}") for rank in range(me.size)]
+            # One is missing if a rank with another size took a seat; that one refuses.
+            if None not in entries:
+                rows = [_row(_Entry.unpack(entry).member) for entry in entries if entry is not None]
+                self._decide(_pack({"members": rows}))
+        return desk.get("verdict", self._deadline)
+
+    def _decide(self, verdict: bytes) -> bool:
+        """Make `verdict` the one that holds; False if there is one already, or about to be."""
+        if self._desk.add("decided", 1) > 1:
+            return False
+        self._desk.set("verdict", verdict)
+        return True
+
+    def _refuse(self, reason: str) -> RendezvousError:
+        """The error, told to all who wait."""
+        error = RendezvousError(reason, rank=self._me.rank)
+        self._decide(_pack({"error": to_wire(error)}))
+        return error
+
+    def _give_up(self) -> bytes:
+        """The verdict that holds after the deadline: one that just came, or else that ranks are missing."""
+        overdue = _pack({"error": to_wire(self._overdue())})
+        if self._decide(overdue):
+            return overdue
+        try:
+            return self._desk.get("verdict", time.monotonic() + GRACE_SECONDS)
+        except DeadlineExceeded:  # whoever was about to decide is gone
+            return overdue
+
+    def _overdue(self) -> DeadlineExceeded:
+        me = self._me
+        seconds = max(0.0, self._deadline - self._begun)
+        within = f"within {seconds:.2g} s" if seconds < 10 else f"within {seconds:.0f} s"
+        missing = [rank for rank in range(me.size) if self._peek(f"member/{rank}") is None]
+        if not missing:
+            return DeadlineExceeded(f"all {me.size} ranks came, but the last did not announce the group {within}")
+        ranks = "rank" if len(missing) == 1 else "ranks"
+        return DeadlineExceeded(
+            f"{ranks} {_runs(missing)} of {me.size} did not come {within} ({me} gave up)", peer=missing[0]
+        )
+
+    def _duplicate(self) -> str:
+        me = self._me
+        try:
+            other = str(_Entry.unpack(self._desk.get(f"member/{me.rank}", time.monotonic() + GRACE_SECONDS)).member)
+        except DeadlineExceeded:
+            other = "one that did not say who it is"
+        return (
+            f"two processes say they are rank {me.rank} of {me.size}: {other}; and {me.member}. If the first is gone: "
+            f"a store serves one job, and a generation is joined once"
+        )
+
+    def _peek(self, key: str) -> bytes | None:
+        try:
+            return self._desk.get(key, 0.0)
+        except DeadlineExceeded:
+            return None
+
+
+def _runs(numbers: list[int]) -> str:
+    """'2, 5, 7-12' for sorted numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(parts)

@@ -1,0 +1,392 @@
+"""The serving end of the TCP store: one thread for all connections, which trusts nobody before the handshake."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+from transports.auth import HELLO_BYTES, PROOF_BYTES, Server, check_secret
+from transports.errors import ConfigError, ConnectError, RendezvousError
+from transports.rendezvous.store import check_item, counted
+from transports.rendezvous.wire import HEADER, LONGEST_GET, MAX_FRAME, PURPOSE, decode, encode, format_url, tune
+
+HANDSHAKE_SECONDS: Final = 5.0
+MAX_STRANGERS: Final = 128
+"""Connections that have not proven themselves yet. Beyond that nobody new is let in until one has, or is cut."""
+CROWDED_SECONDS: Final = 1.0
+"""What a stranger gets to prove itself while others wait to be let in."""
+RETRY_SECONDS: Final = 0.5
+"""When to try to accept again after the system had no room (descriptors, memory)."""
+MAX_STORED: Final = 1 << 28
+BACKLOG: Final = 1024
+PIECE: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    key: str
+    until: float
+
+
+_Life = Generator[int | _Wait, bytes | None, None]
+
+
+class _Connection:
+    """What the loop knows of a connection. Its life is a generator that yields what it needs: a number of bytes, or a
+    key to be set."""
+
+    __slots__ = ("begun", "deadline", "inbox", "life", "need", "open", "outbox", "sock", "waits_for")
+
+    def __init__(self, sock: socket.socket, begun: float) -> None:
+        self.sock = sock
+        self.begun = begun
+        self.deadline = begun + HANDSHAKE_SECONDS
+        self.life: _Life
+        self.need = 0
+        self.waits_for: str | None = None
+        self.inbox = bytearray()
+        self.outbox = memoryview(b"")
+        self.open = True
+
+
+class TcpStoreServer:
+    """Serves one dictionary on one address.
+
+    host    the address (or name of one) to listen on; an all-interfaces address is refused
+    port    0 lets the system choose
+    secret  the job's secret. It has no default: b"" must be said to serve everybody who can connect, which is for
+            trusted networks only
+
+    Connections that do not prove themselves within 5 s (1 s when more than 128 try at a time), break the protocol or
+    exceed a limit are cut; others do not notice. Everything stored together may take 256 MiB.
+
+    `with TcpStoreServer(...) as server` starts and closes it. Raises ConfigError for a bad port or secret.
+    """
+
+    def __init__(self, host: str, port: int = 0, *, secret: bytes) -> None:
+        if not 0 <= port < 65536:
+            raise ConfigError(f"port={port!r}: must be 0 (any) to 65535")
+        self._wanted = (host, port)
+        self._secret = check_secret(secret)
+        self._thread: threading.Thread | None = None
+        self._address: tuple[str, int] | None = None
+        self._bell: socket.socket | None = None
+
+    def start(self) -> None:
+        """Listen, and serve in a thread.
+
+        Raises ConfigError if the host means all interfaces, RendezvousError if the address cannot be had, or if
+        called twice. Nothing is left open then.
+        """
+        if self._thread is not None:
+            raise RendezvousError("the store server was started before: make a new one")
+        with contextlib.ExitStack() as opened:
+            listener = opened.enter_context(_listen(*self._wanted))
+            bell, heard = map(opened.enter_context, socket.socketpair())
+            selector = opened.enter_context(selectors.DefaultSelector())
+            loop = _Loop(selector, listener, heard, self._secret)
+            thread = threading.Thread(target=loop.run, name="ronde-store", daemon=True)
+            thread.start()
+            opened.pop_all()
+        self._address, self._bell, self._thread = listener.getsockname()[:2], bell, thread
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Address and port that clients connect to. Raises RendezvousError before `start`."""
+        if self._address is None:
+            raise RendezvousError("the store server was not started: it has no address yet")
+        return self._address
+
+    @property
+    def url(self) -> str:
+        """'tcp://host:port', for `open_store`."""
+        return format_url(*self.address)
+
+    def close(self) -> None:
+        """End every connection (clients that wait get a RendezvousError) and release everything. Idempotent."""
+        if self._thread is not None and self._bell is not None:
+            _end(self._bell)
+            self._thread.join()
+
+    def __enter__(self) -> TcpStoreServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
+        if not host or address[0] in ("0.0.0.0", "::"):
+            raise ConfigError(f"host={host!r}: must be one address to listen on, not all of them")
+        listener = socket.socket(family, kind, protocol)
+        try:
+            if os.name == "posix":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
+        raise RendezvousError(f"the store server cannot listen on {format_url(host, port)}: {error}") from error
+    return listener
+
+
+def _end(sock: socket.socket) -> None:
+    """Close a connection, also where a forked child has inherited it, whose copy would keep it alive."""
+    with contextlib.suppress(OSError):  # the other end may have left
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
+
+
+class _Loop:
+    """The thread's side. `run` owns what it was given, and releases it."""
+
+    def __init__(
+        self, selector: selectors.BaseSelector, listener: socket.socket, heard: socket.socket, secret: bytes
+    ) -> None:
+        self._selector = selector
+        self._listener = listener
+        self._heard = heard
+        self._secret = secret
+        self._connections: set[_Connection] = set()
+        self._strangers: dict[_Connection, None] = {}  # oldest first
+        self._values: dict[str, bytes] = {}
+        self._stored = 0
+        self._waiting: dict[str, set[_Connection]] = {}
+        self._accepts_again = 0.0
+        self._wake = math.inf
+
+    def run(self) -> None:
+        try:
+            self._selector.register(self._heard, selectors.EVENT_READ)
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            while self._turn():
+                self._expire(time.monotonic())
+        finally:
+            for connection in list(self._connections):
+                self._cut(connection)
+            self._selector.close()
+            self._listener.close()
+            self._heard.close()
+
+    def _turn(self) -> bool:
+        """Handle what is ready; False once the server is being closed."""
+        timeout = None if self._wake == math.inf else max(0.0, self._wake - time.monotonic())
+        for key, events in self._selector.select(timeout):
+            if key.fileobj is self._heard:
+                return False
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.data.open:
+                if events & selectors.EVENT_WRITE:
+                    self._flush(key.data)
+                else:
+                    self._read(key.data)
+        return True
+
+    # Connections
+
+    def _accept(self) -> None:
+        now = time.monotonic()
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            if now < oldest.begun + CROWDED_SECONDS:
+                self._pause(oldest.begun + CROWDED_SECONDS)
+                return
+            self._cut(oldest)
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionError):  # it left again before it was let in
+            return
+        except OSError:
+            self._pause(now + RETRY_SECONDS)
+            return
+        try:
+            sock.setblocking(False)
+            tune(sock)
+        except OSError:
+            sock.close()
+            return
+        connection = _Connection(sock, now)
+        connection.life = self._serve(connection)
+        self._connections.add(connection)
+        self._strangers[connection] = None
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+        self._step(connection, None)
+        self._remind(connection.deadline)
+
+    def _pause(self, until: float) -> None:
+        self._selector.unregister(self._listener)
+        self._accepts_again = until
+        self._remind(until)
+
+    def _resume(self) -> None:
+        if self._accepts_again:
+            self._accepts_again = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _remind(self, when: float) -> None:
+        self._wake = min(self._wake, when)
+
+    def _expire(self, now: float) -> None:
+        """Wake gets that are late, cut connections that are. `_wake` is never later than the first deadline, but may
+        be earlier: deadlines that no longer hold are not looked for."""
+        if now < self._wake:
+            return
+        for connection in [c for c in self._connections if c.deadline <= now]:
+            if connection.waits_for is None:
+                self._cut(connection)
+            else:
+                self._awaken(connection, None)
+        if self._accepts_again <= now:
+            self._resume()
+        self._wake = min((c.deadline for c in self._connections), default=math.inf)
+        self._remind(self._accepts_again or math.inf)
+
+    def _cut(self, connection: _Connection) -> None:
+        connection.open = False
+        connection.life.close()
+        self._selector.unregister(connection.sock)
+        _end(connection.sock)
+        self._connections.discard(connection)
+        self._strangers.pop(connection, None)
+        self._forget_wait(connection)
+        self._resume()
+
+    def _read(self, connection: _Connection) -> None:
+        try:
+            data = connection.sock.recv(min(connection.need - len(connection.inbox), PIECE))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data or connection.waits_for is not None:  # gone, or talking while an answer is due
+            self._cut(connection)
+            return
+        connection.inbox += data
+        if len(connection.inbox) == connection.need:
+            data = bytes(connection.inbox)
+            connection.inbox.clear()
+            self._step(connection, data)
+
+    def _flush(self, connection: _Connection) -> None:
+        try:
+            sent = connection.sock.send(connection.outbox)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._cut(connection)
+            return
+        connection.outbox = connection.outbox[sent:]
+        if not connection.outbox:
+            self._selector.modify(connection.sock, selectors.EVENT_READ, connection)
+
+    def _send(self, connection: _Connection, data: bytes) -> None:
+        """Called by a connection's life. While something is left to be sent, nothing more is read."""
+        try:
+            sent = connection.sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        if sent < len(data):
+            connection.outbox = memoryview(data)[sent:]
+            self._selector.modify(connection.sock, selectors.EVENT_WRITE, connection)
+
+    def _step(self, connection: _Connection, given: bytes | None) -> None:
+        """Let a connection's life go on with what it asked for. If it fails, that is its end."""
+        try:
+            wish = connection.life.send(given)
+        except (OSError, ValueError, ConnectError):
+            self._cut(connection)
+            return
+        if isinstance(wish, int):
+            connection.need = wish
+        else:
+            connection.waits_for, connection.deadline = wish.key, wish.until
+            self._waiting.setdefault(wish.key, set()).add(connection)
+            self._remind(wish.until)
+
+    def _awaken(self, connection: _Connection, value: bytes | None) -> None:
+        self._forget_wait(connection)
+        self._step(connection, value)
+
+    def _forget_wait(self, connection: _Connection) -> None:
+        if connection.waits_for is not None:
+            waiting = self._waiting[connection.waits_for]
+            waiting.discard(connection)
+            if not waiting:
+                del self._waiting[connection.waits_for]
+            connection.waits_for, connection.deadline = None, math.inf
+
+    # What a connection says
+
+    def _serve(self, connection: _Connection) -> _Life:
+        """The life of a connection, as straight code."""
+        proof = Server(self._secret, PURPOSE)
+        self._send(connection, proof.challenge((yield HELLO_BYTES) or b""))
+        proof.verify((yield PROOF_BYTES) or b"")
+        del self._strangers[connection]
+        connection.deadline = math.inf
+        self._resume()
+        while True:
+            (length,) = HEADER.unpack((yield HEADER.size) or b"")
+            if not 0 < length <= MAX_FRAME:
+                raise ValueError(f"a frame of {length} bytes")
+            match decode((yield length) or b""):
+                case ["get", str(key), float(seconds)] if 0 <= seconds <= LONGEST_GET:
+                    value = self._values.get(key)
+                    if value is None and seconds > 0:
+                        value = yield _Wait(key, time.monotonic() + seconds)
+                    answer: list[object] = ["late", None] if value is None else ["ok", value]
+                case ["set", str(key), bytes(value)]:
+                    answer = self._put(key, value)
+                case ["add", str(key), int(amount)]:
+                    answer = self._add(key, amount)
+                case ["delete", str(key), None]:
+                    answer = ["ok", self._delete(key)]
+                case _:
+                    raise ValueError("no request")
+            self._send(connection, encode(answer))
+
+    def _add(self, key: str, amount: int) -> list[object]:
+        try:
+            total = counted(key, self._values.get(key), amount)
+        except ValueError as error:
+            return ["bad", str(error)]
+        kept = self._put(key, b"%d" % total)
+        return ["ok", total] if kept[0] == "ok" else kept
+
+    def _put(self, key: str, value: bytes) -> list[object]:
+        check_item(key, value)
+        grown = self._stored + len(value) - len(self._values.get(key, b""))
+        if key not in self._values:
+            grown += len(key.encode())
+        if grown > MAX_STORED:
+            return ["full", f"key {key!r} with {len(value)} bytes does not fit: it holds at most {MAX_STORED} bytes"]
+        self._stored = grown
+        self._values[key] = value
+        for connection in list(self._waiting.get(key, ())):
+            self._awaken(connection, value)
+        return ["ok", None]
+
+    def _delete(self, key: str) -> bool:
+        value = self._values.pop(key, None)
+        if value is None:
+            return False
+        self._stored -= len(value) + len(key.encode())
+        return True

@@ -1,0 +1,70 @@
+"""What the TCP store's two ends say to each other: frames, their limits, and the address as a URL.
+
+Every connection proves, both ways, that it knows the job's secret (`transports.auth`). Then the client asks and the
+server answers, one at a time:
+
+    frame     4 bytes length (big-endian), then a msgpack array
+    request   ["set", key, bytes]  ["get", key, seconds]  ["add", key, integer]  ["delete", key, nil]
+    answer    ["ok", result]  ["late", nil]  ["bad", text]  ["full", text]
+
+A `get` is answered when the key is set or its seconds have passed; a client never polls.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+from typing import Final
+
+import msgpack
+
+from transports.errors import ConfigError
+from transports.rendezvous.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
+
+PURPOSE: Final = b"store"
+HEADER: Final = struct.Struct("!I")
+MAX_FRAME: Final = MAX_VALUE_BYTES + MAX_KEY_BYTES + 64
+MAX_TEXT: Final = 16 * MAX_KEY_BYTES
+LONGEST_GET: Final = 86400.0
+"""A get asks for no more seconds than this at once, and asks again."""
+
+
+def encode(message: list[object]) -> bytes:
+    """A frame."""
+    body = msgpack.packb(message)
+    return HEADER.pack(len(body)) + bytes(body)
+
+
+def decode(body: bytes) -> list[object]:
+    """The message in a frame's body. Raises ValueError for anything but a short array of plain values."""
+    message = msgpack.unpackb(
+        body,
+        max_str_len=MAX_TEXT,
+        max_bin_len=MAX_VALUE_BYTES,
+        max_array_len=3,
+        max_map_len=0,
+        max_ext_len=0,
+    )
+    if not isinstance(message, list):
+        raise ValueError("a frame must hold an array")
+    return message
+
+
+def format_url(host: str, port: int) -> str:
+    """'tcp://host:port', the host in brackets if it is an IPv6 address."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def parse_url(url: str) -> tuple[str, int]:
+    """Host and port of 'tcp://host:port'. Raises ConfigError."""
+    match = re.fullmatch(r"tcp://(?:\[([^\[\]/]+)\]|([^\[\]/:@]+)):([0-9]{1,5})/?", url)
+    if match is None or not 0 < int(match[3]) < 65536:
+        raise ConfigError(f"store={url!r}: must be tcp://host:port, with an IPv6 address in brackets, port 1 to 65535")
+    return match[1] or match[2], int(match[3])
+
+
+def tune(sock: socket.socket) -> None:
+    """Small messages leave at once, and a host that vanished is noticed some day."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,0 +1,49 @@
+"""Settings of the TCP transport."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transports.errors import ConfigError
+
+AUTOMATIC_SPIN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of the TCP transport. Raises ConfigError for a value out of range.
+
+    interface            name or address of the network interface to listen on; "" chooses: loopback when all ranks
+                         share one host, else the interface that leads to the other hosts
+    peer_timeout         seconds, at least 1: a host that does not answer for so long, on the level of TCP, is lost
+    handshake_timeout    seconds, above 0: how long an accepted connection may take to prove that it belongs to the job
+    socket_buffer_bytes  size of each socket's send and receive buffer; 0 lets the system choose and adapt it
+    max_parked_bytes     at least 0: payload that came before its receive was posted. A frame that would exceed it
+                         stays in the network, and its sender waits, until its receive is posted or there is room
+    spin_us              microseconds that a wait polls before it sleeps; -1 chooses: 40 if the host has a core for
+                         each of its ranks, else 0
+    """
+
+    interface: str = ""
+    peer_timeout: float = 5.0
+    handshake_timeout: float = 10.0
+    socket_buffer_bytes: int = 0
+    max_parked_bytes: int = 1 << 30
+    spin_us: int = AUTOMATIC_SPIN
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.peer_timeout <= 86400, "peer_timeout", self.peer_timeout, "1 to 86400 seconds")
+        _require(0 < self.handshake_timeout <= 86400, "handshake_timeout", self.handshake_timeout, "0 to 86400 seconds")
+        _require(
+            0 <= self.socket_buffer_bytes < 1 << 31,
+            "socket_buffer_bytes",
+            self.socket_buffer_bytes,
+            "0 to 2**31 - 1 bytes",
+        )
+        _require(self.max_parked_bytes >= 0, "max_parked_bytes", self.max_parked_bytes, "0 bytes or more")
+        _require(AUTOMATIC_SPIN <= self.spin_us <= 1_000_000, "spin_us", self.spin_us, "-1 to 1000000 microseconds")
+
+
+def _require(holds: bool, name: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name}={value!r}: must be {allowed}")

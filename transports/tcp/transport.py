@@ -1,0 +1,387 @@
+"""The TCP transport.
+
+The ranks of a group are joined by lanes, connections that carry data in one direction: the sender connects to the
+receiver's listener when it first has something for it. `open` only makes the listener known. There is no thread:
+`loop` tells who moves the bytes, and by which rule of locking.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Final
+
+from transports.base import Group, Request, Transport, check_arguments
+from transports.errors import AbortedError, ClosedError, DeadlineExceeded, PeerLost, RondeError
+from transports.matching import Landing, Mailbox
+from transports.tcp.addresses import Address, exchange, own_address
+from transports.tcp.frames import GOODBYE_FRAME, abort_frame, data_header
+from transports.tcp.handshake import Dial
+from transports.tcp.lanes import Incoming, Lane, Outgoing
+from transports.tcp.listener import Listener
+from transports.tcp.loop import Loop
+from transports.tcp.options import AUTOMATIC_SPIN, Options
+from transports.tcp.requests import Receiving, Send
+
+_SPIN: Final = 40e-6
+_GRACE: Final = 0.25
+"""Seconds between the loss of a connection and the failure: the cause of it may be on its way by another lane."""
+_LOOK_EVERY: Final = 1.0
+
+
+class TcpTransport(Transport):
+    """Bytes between ranks over TCP. See the module and `transports.base.Transport`.
+
+    It is also the `Host` of its lanes, handshakes and listener: their calls come with the lock held.
+    """
+
+    name = "tcp"
+
+    def __init__(self, group: Group, options: Options | None = None) -> None:
+        super().__init__(group)
+        self._options = options or Options()
+        self._loop = Loop(_spin_seconds(group, self._options), self._tick, self._crashed)
+        self._lock = self._loop.lock
+        self._mailbox = Mailbox(self.rank)
+        self._addresses: list[Address] = []
+        self._listener = Listener(
+            self, self._loop, secret=group.secret, purpose=_purpose(group, self.rank), options=self._options
+        )
+        self._dials: dict[int, Dial] = {}
+        self._outgoing: dict[int, Outgoing] = {}
+        self._incoming: dict[int, Incoming] = {}
+        self._departed: set[int] = set()
+        self._suspicion: tuple[float, RondeError] | None = None
+        self._look_at = 0.0
+        self._opened = False
+        self._closing = False
+        self._closed = False
+        self._holding = False
+        self._failure: RondeError | None = None
+        self._refusal: RondeError | None = ClosedError(f"{self._me} is not open", rank=self.rank)
+
+    @property
+    def authenticated(self) -> bool:
+        """True if the job has a secret."""
+        return bool(self.group.secret)
+
+    @property
+    def failure(self) -> RondeError | None:
+        return self._failure
+
+    def open(self, deadline: float) -> None:
+        with self._lock:
+            if self._opened or self._closed:
+                raise ClosedError(f"{self._me} was opened before; a transport is opened once", rank=self.rank)
+            self._check_sound()
+            self._opened = True
+        try:
+            self._open(deadline)
+        except BaseException:
+            with self._lock:
+                self._release()
+            raise
+
+    def _open(self, deadline: float) -> None:
+        with self._lock:
+            self._loop.open()
+            if self.size > 1:
+                host = own_address(self.group, self._options.interface)
+                address = host, self._listener.open(host)
+        if self.size > 1:
+            self._addresses = exchange(self.group, address, deadline)
+        with self._lock:
+            self._check_sound()
+            self._refusal = None
+
+    def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        check_arguments(self, peer, tag, check)
+        _check_view(view)
+        send = Send(self, peer, tag, len(view))
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal.with_traceback(None)
+            if peer == self.rank:
+                landing = self._mailbox.arrive(peer, tag, check, len(view))
+                landing.view[:] = view
+                landing.finish()
+                send.done = True
+                self._loop.interrupt()
+                return send
+            lane = self._outgoing.get(peer) or self._connect(peer)
+            try:
+                lane.push(data_header(tag, check, len(view)), view, send)
+            except BaseException as error:
+                self._crashed(error)
+                raise
+        return send
+
+    def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        check_arguments(self, peer, tag, check)
+        _check_view(view)
+        if view.readonly:
+            raise ValueError("view is read-only: a receive needs a writable one")
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal.with_traceback(None)
+            request = Receiving(self, self._mailbox.post(peer, tag, view, check))
+            if self._holding:
+                self._resume()
+        return request
+
+    def abort(self, cause: RondeError) -> None:
+        with self._lock:
+            self._fail(cause)
+
+    def close(self, deadline: float) -> None:
+        """See Transport. A peer is done with this rank once it has read everything, which takes that it waits for
+        something or closes itself. At the deadline only bytes that the system has not even taken are an error: it
+        goes on delivering the rest by itself."""
+        with self._lock:
+            if self._closing or self._closed:
+                return
+            self._closing = True
+            self._refusal = self._failure or ClosedError(f"{self._me} was closed", rank=self.rank)
+            try:
+                if self._failure is None and self._opened:
+                    self._part(deadline)
+            finally:
+                self._release()
+
+    # What the requests need.
+
+    def wait(self, request: Send | Receiving, deadline: float) -> None:
+        """Wait for a request of this transport."""
+        if not self._loop.wait(request, deadline):
+            raise DeadlineExceeded(self._overdue(request), rank=self.rank, peer=request.peer)
+
+    def test(self, request: Send | Receiving) -> bool:
+        """Move a request of this transport along without waiting."""
+        with self._lock:
+            if not request.done:
+                request.check()
+                self._loop.glance(request)
+                if not request.done:
+                    request.check()
+            return request.done
+
+    def lane_to(self, peer: int) -> Outgoing | None:
+        """The lane to a peer, if there is one."""
+        return self._outgoing.get(peer)
+
+    def lane_from(self, peer: int) -> Incoming | None:
+        """The lane from a peer, if there is one."""
+        return self._incoming.get(peer)
+
+    def check(self, peer: int, *, receiving: bool) -> None:
+        """Raises if a request that involves `peer` cannot be completed: the first failure, which that becomes."""
+        self._check_sound()
+        if peer in self._departed and not (receiving and peer in self._incoming):
+            text = f"{self.group.describe(peer)} closed its transport while rank {self.rank} was waiting for it"
+            self._fail(PeerLost(text, rank=self.rank, peer=peer))
+            self._check_sound()
+
+    # What lanes, handshakes and listener tell.
+
+    def arrive(self, peer: int, tag: int, check: int, length: int) -> Landing | None:
+        mailbox = self._mailbox
+        if mailbox.parked_bytes + length > self._options.max_parked_bytes and not mailbox.expects(peer, tag):
+            self._holding = True
+            return None
+        return mailbox.arrive(peer, tag, check, length)
+
+    def told(self, cause: RondeError) -> None:
+        self._fail(cause)
+
+    def said_goodbye(self, lane: Lane) -> None:
+        if self._incoming.get(lane.peer) is lane:
+            del self._incoming[lane.peer]
+            self._depart(lane.peer)
+            lane.farewell(GOODBYE_FRAME)
+        elif not self._closing:
+            self._depart(lane.peer)
+        lane.release()
+
+    def lost(self, lane: Lane, error: Exception) -> None:
+        if self._incoming.get(lane.peer) is lane:
+            del self._incoming[lane.peer]
+        text = f"rank {self.rank} lost {self.group.describe(lane.peer)}: {error}"
+        self._suspect(PeerLost(text, rank=self.rank, peer=lane.peer), lane.peer)
+
+    def dialed(self, peer: int, sock: socket.socket) -> None:
+        del self._dials[peer]
+        self._outgoing[peer].attach(sock)
+
+    def dial_failed(self, peer: int, error: RondeError) -> None:
+        self._dials.pop(peer, None)
+        self._outgoing[peer].release()
+        text = f"rank {self.rank} cannot connect to {self.group.describe(peer)} at {error.message}"
+        self._suspect(type(error)(text, rank=self.rank, peer=peer), peer)
+
+    def accepted(self, sock: socket.socket, rank: int) -> str | None:
+        if not 0 <= rank < self.size or rank == self.rank:
+            return f"it says that it is rank {rank}, of {self.size} ranks, to rank {self.rank}"
+        if rank in self._incoming or rank in self._departed:
+            return f"it says that it is {self.group.describe(rank)}, which has connected before"
+        self._incoming[rank] = Incoming(self, self._loop, rank, sock)
+        return None
+
+    # The life of lanes, and its end.
+
+    @property
+    def _me(self) -> str:
+        return f"the TCP transport of rank {self.rank}"
+
+    def _check_sound(self) -> None:
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        if self._closed:
+            raise ClosedError(f"{self._me} was closed", rank=self.rank)
+
+    def _connect(self, peer: int) -> Outgoing:
+        lane = self._outgoing[peer] = Outgoing(self, self._loop, peer)
+        if peer in self._departed:
+            lane.release()
+            return lane
+        dial = self._dials[peer] = Dial(
+            self,
+            self._loop,
+            rank=self.rank,
+            peer=peer,
+            address=self._addresses[peer],
+            secret=self.group.secret,
+            purpose=_purpose(self.group, peer),
+            options=self._options,
+        )
+        dial.start()
+        return lane
+
+    def _resume(self) -> None:
+        self._holding = False
+        for lane in list(self._incoming.values()):
+            lane.resume()
+        self._loop.interrupt()
+
+    def _suspect(self, error: RondeError, peer: int) -> None:
+        if self._suspicion is None and self._failure is None and not self._closing and peer not in self._departed:
+            self._suspicion = time.monotonic() + _GRACE, error
+            self._loop.hurry(self._suspicion[0])
+
+    def _depart(self, peer: int) -> None:
+        self._departed.add(peer)
+        self._loop.alarm = True
+
+    def _crashed(self, error: BaseException) -> None:
+        self._fail(AbortedError(f"rank {self.rank} was interrupted while it moved bytes: {error!r}", rank=self.rank))
+
+    def _fail(self, cause: RondeError) -> None:
+        if self._failure is not None or self._closed:
+            return
+        self._failure = self._refusal = cause
+        self._loop.alarm = True
+        frame = abort_frame(cause)
+        for lane in self._lanes():
+            lane.farewell(frame)
+        self._stop()
+
+    def _lanes(self) -> list[Lane]:
+        return [*self._outgoing.values(), *self._incoming.values()]
+
+    def _stop(self) -> None:
+        """Make no connections any more, and give all views of buffers back."""
+        for dial in self._dials.values():
+            dial.close()
+        self._dials.clear()
+        self._listener.close()
+        self._mailbox = Mailbox(self.rank)
+        self._loop.interrupt()
+
+    def _part(self, deadline: float) -> None:
+        lanes = list(self._outgoing.values())
+        for lane in lanes:
+            lane.say_goodbye()
+        self._loop.wait(_Parting(self, lanes), deadline)
+        if self._failure is not None:
+            return
+        for incoming in self._incoming.values():
+            incoming.farewell(GOODBYE_FRAME)
+        unsent = [lane for lane in lanes if lane.queued_bytes]
+        if unsent:
+            who = ", ".join(f"{lane.queued_bytes} bytes for {self.group.describe(lane.peer)}" for lane in unsent)
+            raise DeadlineExceeded(f"{self._me} was closed before all was sent: {who}", rank=self.rank)
+
+    def _release(self) -> None:
+        self._closed = self._loop.alarm = True
+        self._refusal = self._failure or ClosedError(f"{self._me} was closed", rank=self.rank)
+        for lane in self._lanes():
+            lane.release()
+        self._stop()
+        self._loop.close()
+
+    def _tick(self, now: float) -> float:
+        self._listener.tick(now)
+        if self._suspicion is not None and now >= self._suspicion[0]:
+            self._fail(self._suspicion[1])
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_EVERY
+            self._look(now)
+        due = min(self._look_at, self._listener.due)
+        return due if self._suspicion is None or self._failure is not None else min(due, self._suspicion[0])
+
+    def _look(self, now: float) -> None:
+        limit = self._options.peer_timeout
+        for lane in list(self._outgoing.values()):
+            if not lane.closed and lane.sock is not None and lane.silence.lasts(lane.sock, now, limit):
+                lane.fail(TimeoutError(f"its host has acknowledged nothing for {limit:g} s"))
+
+    def _overdue(self, request: Send | Receiving) -> str:
+        with self._lock:
+            who, peer = self.group.describe(request.peer), request.peer
+            if isinstance(request, Send):
+                lane = self._outgoing.get(peer)
+                queued = 0 if lane is None else lane.queued_bytes
+                state = "is not connected" if peer in self._dials else f"has yet to take {queued} queued bytes"
+                return f"rank {self.rank} waited too long to send {request.nbytes} bytes to {who}, which {state}"
+            incoming = self._incoming.get(peer)
+            state = "it has not connected" if incoming is None else incoming.progress()
+            return (
+                f"rank {self.rank} waited too long for {request.nbytes} bytes with tag {request.tag:#x} from {who}: "
+                f"{state}"
+            )
+
+
+class _Parting:
+    """Waits until every peer has read what was sent to it."""
+
+    def __init__(self, transport: TcpTransport, lanes: list[Outgoing]) -> None:
+        self._transport = transport
+        self._lanes = lanes
+
+    @property
+    def done(self) -> bool:
+        return self._transport.failure is not None or all(lane.closed for lane in self._lanes)
+
+    def poke(self) -> bool:
+        return False
+
+    def check(self) -> None:
+        """Never raises: a failure ends the wait."""
+
+
+def _purpose(group: Group, receiver: int) -> bytes:
+    """What a lane is for: a handshake recorded for another one is worthless."""
+    return b"ronde tcp lane to rank %d of %d, generation %d" % (receiver, group.size, group.generation)
+
+
+def _spin_seconds(group: Group, options: Options) -> float:
+    if options.spin_us != AUTOMATIC_SPIN:
+        return options.spin_us * 1e-6
+    own = group.members[group.rank].host
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _SPIN if cores >= sum(member.host == own for member in group.members) else 0.0
+
+
+def _check_view(view: memoryview) -> None:
+    if view.ndim != 1 or view.format != "B" or not view.c_contiguous:
+        raise ValueError(f"view of format {view.format!r}, {view.ndim} dimensions: must be contiguous bytes ('B', 1)")

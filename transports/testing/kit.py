@@ -1,0 +1,140 @@
+"""The conformance kit: does a transport keep what transports.base and transports.onesided promise?"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from transports.auth import new_secret
+from transports.base import Group, Member, Transport
+from transports.errors import AbortedError
+from transports.rendezvous.memory import MemoryStore
+from transports.testing.bench import Bench
+from transports.testing.leaks import Leaks
+from transports.testing.ranks import run_threads
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One promise and the code that tries it, as every rank runs it.
+
+    least       the smallest number of ranks that it needs
+    every_size  tried with every size, not only with the first that is large enough
+    opens       the transport is opened before
+    ends        leaves the transport aborted or closed
+    """
+
+    run: Callable[[Bench], None]
+    least: int = 1
+    every_size: bool = True
+    opens: bool = True
+    ends: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+    @property
+    def promise(self) -> str:
+        """The sentence of the contract."""
+        return " ".join((self.run.__doc__ or "").split())
+
+    def sizes(self, sizes: Sequence[int]) -> list[int]:
+        """Those of `sizes` with which it is tried."""
+        fit = [size for size in sizes if size >= self.least]
+        return fit if self.every_size else fit[:1]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one check with one number of ranks."""
+
+    check: str
+    promise: str
+    size: int
+    error: BaseException | None
+
+    def __str__(self) -> str:
+        verdict = "kept" if self.error is None else "BROKEN"
+        return f"{verdict:6} {self.check}, {self.size} rank{'s' * (self.size > 1)}: {self.promise}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All outcomes of a transport, in the order tried."""
+
+    transport: str
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def broken(self) -> tuple[Outcome, ...]:
+        """The outcomes of promises that were not kept."""
+        return tuple(outcome for outcome in self.outcomes if outcome.error is not None)
+
+    def __str__(self) -> str:
+        return "\n".join([f"transport {self.transport!r}", *map(str, self.outcomes)])
+
+
+class ConformanceError(AssertionError):
+    """A transport breaks promises; the text has every one with its traceback, `report` everything."""
+
+    def __init__(self, report: Report) -> None:
+        parts = [f"transport {report.transport!r} breaks {len(report.broken)} of {len(report.outcomes)} promises"]
+        for outcome in report.broken:
+            assert outcome.error is not None
+            parts += [str(outcome), "".join(traceback.format_exception(outcome.error))]
+        super().__init__("\n\n".join(parts))
+        self.report = report
+
+
+def run_check(check: Check, make: Callable[[Group], Transport], size: int, seconds: float) -> None:
+    """Try one check with `size` ranks, as threads. Raises what the first rank to fail raised, or LeakError.
+
+    seconds  that it may take; every wait in it has this bound
+    """
+    store, secret = MemoryStore(), new_secret()
+    members = (Member("localhost", "localhost", os.getpid()),) * size
+    deadline = time.monotonic() + seconds
+
+    def body(rank: int) -> None:
+        transport = transports[rank]
+        try:
+            if check.opens:
+                transport.open(deadline)
+            check.run(Bench(transport, check.name, deadline))
+            transport.close(deadline)
+        except BaseException as error:
+            transport.abort(AbortedError(f"rank {rank} failed: {error!r}", rank=rank))
+            transport.close(deadline)
+            raise
+
+    def release() -> None:
+        for transport in transports:
+            transport.abort(AbortedError("the check ran out of time"))
+
+    with Leaks():
+        transports = [make(Group(rank, members, store, secret)) for rank in range(size)]
+        run_threads(body, size, timeout=seconds + 1.0, release=release)
+
+
+def try_checks(
+    checks: Collection[Check],
+    make: Callable[[Group], Transport],
+    sizes: Sequence[int],
+    seconds: float,
+) -> Report:
+    """Try all `checks`; each with transports of its own."""
+    outcomes: list[Outcome] = []
+    for check in checks:
+        for size in check.sizes(sizes):
+            error: BaseException | None = None
+            try:
+                run_check(check, make, size, seconds)
+            except Exception as caught:  # noqa: BLE001 - that is what the report is for
+                error = caught
+            outcomes.append(Outcome(check.name, check.promise, size, error))
+    probe = make(Group(0, (Member("localhost", "localhost", os.getpid()),), MemoryStore()))
+    return Report(probe.name, tuple(outcomes))

@@ -1,0 +1,93 @@
+"""Finds what a piece of code leaves behind: threads, descriptors, shared-memory files, processes."""
+
+from __future__ import annotations
+
+import glob
+import multiprocessing
+import os
+import threading
+import time
+from types import TracebackType
+from typing import Final
+
+SETTLE_PAUSE: Final = 0.01
+
+
+class LeakError(AssertionError):
+    """Something was left behind."""
+
+
+class Leaks:
+    """A context that raises LeakError at its end if there is more than at its beginning of any of these:
+
+    threads, open descriptors (where /proc/self/fd exists), files /dev/shm/ronde-*, child processes.
+
+    settle  seconds that what is just ending gets to end. If the body raises, its error stays the one raised.
+    """
+
+    def __init__(self, settle: float = 2.0) -> None:
+        self._settle = settle
+        self._threads: set[threading.Thread] = set()
+        self._before: set[str] = set()
+
+    def __enter__(self) -> Leaks:
+        _start_resource_tracker()
+        self._threads = set(threading.enumerate())
+        self._before = _inventory()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is None and (left := self.found()):
+            raise LeakError("left behind: " + "; ".join(left))
+
+    def found(self) -> list[str]:
+        """What was left behind, described, after it had time to settle."""
+        deadline = time.monotonic() + self._settle
+        for thread in self._new_threads():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        while (left := _inventory() - self._before) and time.monotonic() < deadline:
+            time.sleep(SETTLE_PAUSE)  # descriptors, files and processes of others announce their end nowhere
+        return [f"thread {thread.name!r}" for thread in self._new_threads()] + sorted(left)
+
+    def _new_threads(self) -> list[threading.Thread]:
+        here = threading.current_thread()
+        return [thread for thread in threading.enumerate() if thread not in self._threads and thread is not here]
+
+
+def _inventory() -> set[str]:
+    return _descriptors() | {f"file {path}" for path in glob.glob("/dev/shm/ronde-*")} | _children()
+
+
+def _descriptors() -> set[str]:
+    """Open descriptors and what they are."""
+    found: set[str] = set()
+    try:
+        numbers = os.listdir("/proc/self/fd")
+    except OSError:  # not Linux
+        return found
+    for number in numbers:
+        try:
+            found.add(f"descriptor {number} ({os.readlink(f'/proc/self/fd/{number}')})")
+        except FileNotFoundError:
+            continue  # closed meanwhile, as the one of the listing itself is
+    return found
+
+
+def _children() -> set[str]:
+    """Child processes, also those that multiprocessing does not know."""
+    found = {str(process.pid) for process in multiprocessing.active_children()}
+    for path in glob.glob("/proc/self/task/*/children"):
+        try:
+            with open(path) as file:
+                found.update(file.read().split())
+        except FileNotFoundError:
+            continue  # the thread ended meanwhile
+    return {f"process {pid}" for pid in found}
+
+
+def _start_resource_tracker() -> None:
+    """Have multiprocessing's helper process now, which stays until the interpreter ends, so that it is no leak."""
+    if os.name == "posix":
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()

@@ -1,0 +1,172 @@
+"""Runs ranks as threads or as processes: bounded, and with every rank's traceback in what is raised."""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+GRACE: Final = 5.0
+"""Seconds that other ranks have to tell their part of the story once one has failed, or after they were released."""
+DUMP_SECONDS: Final = 1.0
+
+
+def run_threads(
+    fn: Callable[[int], T], size: int, *, timeout: float, release: Callable[[], None] | None = None
+) -> list[T]:
+    """Run fn(rank) in `size` threads; the results by rank.
+
+    timeout  seconds that all have together
+    release  called if they do not end in time, to make them end (abort what they wait on)
+
+    Raises the error that came first in time, with notes that say which rank raised it and what became of the others;
+    TimeoutError, with the stacks of those that were still running, if none failed. Threads that do not end even when
+    released are left behind.
+    """
+    results: dict[int, T] = {}
+    failures: list[tuple[int, BaseException]] = []
+
+    def body(rank: int) -> None:
+        try:
+            results[rank] = fn(rank)
+        except BaseException as error:  # noqa: BLE001 - carried to the caller
+            failures.append((rank, error))
+
+    threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    _join(threads, timeout)
+    frames = sys._current_frames()
+    stuck = {rank: _stack(frames.get(thread.ident or 0)) for rank, thread in enumerate(threads) if thread.is_alive()}
+    if stuck and release is not None:
+        release()
+        _join(threads, GRACE)
+    _raise_first(failures, stuck, size, timeout)
+    return [results[rank] for rank in range(size)]
+
+
+def run_processes(
+    fn: Callable[..., Any], size: int, *args: Any, timeout: float, dying: Collection[int] = ()
+) -> list[Any]:
+    """Run fn(rank, *args) in `size` fresh processes (start method spawn); the results by rank.
+
+    fn, args  picklable, so fn is a function of a module; results and errors travel back pickled
+    timeout   seconds that all have together, starting included; then they are killed
+    dying     ranks that may end without a word; their result is None
+
+    Raises as run_threads does; a rank that ends without a word is a RuntimeError with its exit code. No process is
+    left when this returns or raises.
+    """
+    deadline = time.monotonic() + timeout
+    context = multiprocessing.get_context("spawn")
+    processes: list[BaseProcess] = []
+    pipes: dict[Connection, int] = {}
+    results: dict[int, Any] = {}
+    failures: list[tuple[int, BaseException]] = []
+    try:
+        for rank in range(size):
+            ours, theirs = context.Pipe(duplex=False)
+            pipes[ours] = rank
+            with theirs:
+                process = context.Process(
+                    target=_child, args=(theirs, fn, rank, args), name=f"rank {rank}", daemon=True
+                )
+                process.start()
+                processes.append(process)
+        silent = dict(pipes)
+        while silent and (ready := wait(list(silent), max(0.0, deadline - time.monotonic()))):
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                rank = silent.pop(pipe)
+                try:
+                    well, outcome = pickle.loads(pipe.recv_bytes())
+                except EOFError:
+                    processes[rank].join()
+                    code = processes[rank].exitcode
+                    well, outcome = rank in dying, None
+                    if not well:
+                        outcome = RuntimeError(f"rank {rank} ended without a word, exit code {code}")
+                if well:
+                    results[rank] = outcome
+                else:
+                    failures.append((rank, outcome))
+                    deadline = min(deadline, time.monotonic() + GRACE)
+        stuck = {rank: _dump(processes[rank], pipe) for pipe, rank in silent.items()}
+    finally:
+        for started in processes:
+            started.kill()
+        for started in processes:
+            started.join()
+            started.close()
+        for pipe in pipes:
+            pipe.close()
+    _raise_first(failures, stuck, size, timeout)
+    return [results[rank] for rank in range(size)]
+
+
+def _child(pipe: Connection, fn: Callable[..., Any], rank: int, args: tuple[Any, ...]) -> None:
+    """The body of a rank's process."""
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, file=pipe.fileno())
+    try:
+        report = pickle.dumps((True, fn(rank, *args)))
+    except BaseException as error:  # noqa: BLE001 - carried to the parent
+        report = pickle.dumps((False, _portable(error)))
+    pipe.send_bytes(report)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """`error`, its traceback as a note; as a RuntimeError if it cannot be pickled."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        copy: BaseException = pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - whatever a foreign class does when it is pickled
+        copy = RuntimeError(f"{type(error).__name__}: {error}")
+    copy.add_note(text)
+    return copy
+
+
+def _dump(process: BaseProcess, pipe: Connection) -> str:
+    """The stacks of a process that does not end, which it writes into its pipe when told to."""
+    if not hasattr(faulthandler, "register") or process.pid is None:
+        return "no stack to be had on this platform\n"
+    os.kill(process.pid, signal.SIGUSR1)
+    return os.read(pipe.fileno(), 1 << 16).decode(errors="replace") if pipe.poll(DUMP_SECONDS) else "no answer\n"
+
+
+def _join(threads: list[threading.Thread], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _stack(frame: FrameType | None) -> str:
+    return "".join(traceback.format_stack(frame)) if frame is not None else "it ended just now\n"
+
+
+def _raise_first(failures: list[tuple[int, BaseException]], stuck: dict[int, str], size: int, timeout: float) -> None:
+    if not failures and not stuck:
+        return
+    if failures:
+        rank, first = failures[0]
+        first.add_note(f"raised by rank {rank} of {size}")
+    else:
+        first = TimeoutError(f"ranks {sorted(stuck)} of {size} did not end within {timeout} s")
+    for rank, error in failures[1:]:
+        first.add_note(f"rank {rank} raised too:\n{''.join(traceback.format_exception(error))}")
+    for rank, stack in stuck.items():
+        first.add_note(f"rank {rank} was still running after {timeout} s:\n{stack}")
+    raise first

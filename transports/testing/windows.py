@@ -1,0 +1,162 @@
+"""Checks of one-sided windows, for transports that have the ability; others pass them unasked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from transports.errors import AbortedError, DeadlineExceeded, MismatchError, RendezvousError, RondeError
+from transports.onesided import OneSided, Window
+from transports.testing.bench import SOON, Bench, error_of, pattern, require
+from transports.testing.kit import Check
+
+NBYTES: Final = 100_003
+EXPOSE_SECONDS: Final = 0.3
+
+
+def _with_window(body: Callable[[Bench, Window], None]) -> Callable[[Bench], None]:
+    """The check that runs `body` with a window of all ranks."""
+
+    def run(bench: Bench) -> None:
+        onesided = _onesided(bench, tuple(range(bench.size)))
+        if onesided is not None:
+            window = onesided.expose(bench.name, tuple(range(bench.size)), NBYTES, bench.deadline)
+            body(bench, window)
+            window.close()
+            window.close()
+
+    run.__name__, run.__doc__ = body.__name__, body.__doc__
+    return run
+
+
+def _onesided(bench: Bench, ranks: tuple[int, ...]) -> OneSided | None:
+    onesided = bench.transport.ability(OneSided)
+    return onesided if onesided is not None and onesided.reaches(ranks) else None
+
+
+@_with_window
+def a_window_has_a_part_per_rank(bench: Bench, window: Window) -> None:
+    """A piece of memory per rank, writable, of nbytes, beginning on a 64-byte boundary; index is the own position."""
+    require(window.ranks == tuple(range(bench.size)), f"ranks is {window.ranks}")
+    require(window.index == bench.rank, f"index is {window.index} on rank {bench.rank}")
+    for index in range(bench.size):
+        view = window.view(index)
+        shape = (window.nbytes, view.format, view.ndim, view.nbytes, view.readonly)
+        require(shape == (NBYTES, "B", 1, NBYTES, False), f"part {index}: {shape}")
+        require(np.frombuffer(view, np.uint8).ctypes.data % 64 == 0, f"part {index} does not begin on 64 bytes")
+
+
+@_with_window
+def what_was_published_is_visible(bench: Bench, window: Window) -> None:
+    """All own writes before a publish are visible to a rank that has awaited its epoch."""
+    for number in range(12):
+        window.view(window.index)[:] = pattern(bench.rank, 0, 0, number, NBYTES)
+        window.publish(2 * number + 1)
+        for index in range(bench.size):
+            window.wait(index, 2 * number + 1, bench.deadline)
+            same = window.view(index) == pattern(index, 0, 0, number, NBYTES)
+            require(same, f"in round {number} the part of rank {index} is not what it wrote")
+        window.publish(2 * number + 2)
+        for index in range(bench.size):
+            window.wait(index, 2 * number + 2, bench.deadline)
+
+
+@_with_window
+def an_epoch_passes_for_all_before_it(bench: Bench, window: Window) -> None:
+    """wait returns once the epoch is at least the one asked for; epochs may leap."""
+    window.publish(1 << 40)
+    for index in range(bench.size):
+        for epoch in (1, 1 << 20, 1 << 40):
+            window.wait(index, epoch, bench.deadline)
+
+
+@_with_window
+def another_check_is_refused(bench: Bench, window: Window) -> None:
+    """The value published with exactly the epoch must equal `check`, else MismatchError; the window is intact."""
+    for epoch in range(1, 20):
+        window.publish(epoch, 0xFFFFFFF0 + epoch % 8)
+        for index in range(bench.size):
+            window.wait(index, epoch, bench.deadline, 0xFFFFFFF0 + epoch % 8)
+            error_of(lambda index=index, epoch=epoch: window.wait(index, epoch, bench.deadline, 3), MismatchError)  # type: ignore[misc]
+        bench.sync()
+    require(bench.transport.failure is None, f"a mismatch made the transport fail: {bench.transport.failure}")
+
+
+@_with_window
+def a_wait_for_an_epoch_ends_at_its_deadline(bench: Bench, window: Window) -> None:
+    """DeadlineExceeded; the window is intact."""
+    for deadline in (time.monotonic() - 1.0, bench.soon()):
+        error_of(lambda end=deadline: window.wait((window.index + 1) % bench.size, 1, end), DeadlineExceeded)  # type: ignore[misc]
+    bench.sync()
+    window.publish(1)
+    window.wait((window.index + 1) % bench.size, 1, bench.deadline)
+
+
+@_with_window
+def an_abort_ends_a_wait_for_an_epoch(bench: Bench, window: Window) -> None:
+    """Every wait, now and later, raises the cause of an abort."""
+    last = bench.size - 1
+    if bench.rank == last:
+        time.sleep(SOON)
+        bench.transport.abort(AbortedError("no more epochs", rank=last))
+    error = error_of(lambda: window.wait((window.index + 1) % bench.size, 1, bench.deadline), AbortedError)
+    require("no more epochs" in str(error), f"the cause of the abort became: {error}")
+
+
+def some_ranks_may_have_a_window_of_their_own(bench: Bench) -> None:
+    """Positions count within `ranks`, which are ranks of the transport's group."""
+    for ranks in (tuple(range(0, bench.size, 2)), (bench.size - 1, 0)):
+        onesided = _onesided(bench, ranks)
+        if bench.rank in ranks and onesided is not None:
+            window = onesided.expose(f"{bench.name}/{len(ranks)}/{ranks[0]}", ranks, 8, bench.deadline)
+            require(window.ranks == ranks, f"ranks is {window.ranks}, not {ranks}")
+            require(window.index == ranks.index(bench.rank), f"index is {window.index} in {ranks}")
+            window.view(window.index)[:] = bench.rank.to_bytes(8)
+            window.publish(1)
+            for index, rank in enumerate(ranks):
+                window.wait(index, 1, bench.deadline)
+                require(window.view(index) == rank.to_bytes(8), f"position {index} of {ranks} is not rank {rank}")
+            window.publish(2)
+            for index in range(len(ranks)):
+                window.wait(index, 2, bench.deadline)
+            window.close()
+
+
+def a_rank_that_does_not_come_to_a_window_is_named(bench: Bench) -> None:
+    """expose raises RendezvousError or DeadlineExceeded, naming the rank that did not come."""
+    ranks = tuple(range(bench.size))
+    onesided = _onesided(bench, ranks)
+    if onesided is not None and bench.rank != 1:
+        end = time.monotonic() + EXPOSE_SECONDS
+        error = error_of(lambda: onesided.expose(bench.name, ranks, 8, end), RendezvousError, DeadlineExceeded)
+        require("rank 1" in str(error), f"the error does not name rank 1: {error}")
+    elif onesided is not None:
+        time.sleep(EXPOSE_SECONDS + SOON)
+    if onesided is not None:  # the ranks are at odds about the window, so they cannot end well
+        bench.transport.abort(AbortedError("there was no window", rank=bench.rank))
+
+
+def closing_the_transport_closes_its_windows(bench: Bench) -> None:
+    """close releases every segment; a wait in a window of a closed transport raises."""
+    onesided = _onesided(bench, tuple(range(bench.size)))
+    if onesided is not None:
+        window = onesided.expose(bench.name, tuple(range(bench.size)), 8, bench.deadline)
+        bench.transport.close(bench.deadline)
+        error_of(lambda: window.wait(window.index, 1, bench.deadline), RondeError)
+        window.close()
+
+
+CHECKS: Final = (
+    Check(a_window_has_a_part_per_rank),
+    Check(what_was_published_is_visible),
+    Check(an_epoch_passes_for_all_before_it),
+    Check(another_check_is_refused),
+    Check(a_wait_for_an_epoch_ends_at_its_deadline, every_size=False, least=2),
+    Check(an_abort_ends_a_wait_for_an_epoch, every_size=False, least=2, ends=True),
+    Check(some_ranks_may_have_a_window_of_their_own, least=2),
+    Check(a_rank_that_does_not_come_to_a_window_is_named, every_size=False, least=2, ends=True),
+    Check(closing_the_transport_closes_its_windows, every_size=False, ends=True),
+)
