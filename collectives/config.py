@@ -146,7 +146,7 @@ def _from_environment(environment: Mapping[str, str]) -> _Layer:
     for name in registry.names():
         prefix = f"{PREFIX}{name.upper()}_"
         for variable in environment:
-            if variable.startswith(prefix):
+            if variable.startswith(prefix) and variable.removeprefix(PREFIX) not in _LAUNCHER:
                 option = variable.removeprefix(prefix).lower()
                 source = f"environment {variable}"
                 transports.setdefault(name, {})[option] = (environment[variable], source)

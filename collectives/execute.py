@@ -66,7 +66,6 @@ class Executor:
         self._window = window
         self._staged_calls = 0
         self._state = _State()
-        self._bound: dict[tuple[Call, int], _Bound] = {}
         self.calls = 0
 
     @property
@@ -101,15 +100,10 @@ class Executor:
         if source.nbytes + target.nbytes > STAGED_BYTES:
             self._execute(plan, self._bind(plan, source, target, half))
             return
-        bound = self._bound.get((call, half))
+        bound: _Bound | None = plan.bound.get(half)
         if bound is None:
-            if len(self._bound) > 2 * len(self._planner):
-                self._bound.clear()
-            target_copy = np.empty_like(target)
-            source_copy = source
-            if call.alias is None:
-                source_copy = np.empty_like(source)
-            bound = self._bound[call, half] = self._bind(plan, source_copy, target_copy, half)
+            own = np.empty_like(source) if call.alias is None else _NO_DATA
+            bound = plan.bound[half] = self._bind(plan, own, np.empty_like(target), half)
         if call.alias is None:
             if source.size:
                 bound.source[:] = source
@@ -120,8 +114,8 @@ class Executor:
             target[:] = bound.target
 
     def close(self) -> None:
-        """Release the window and every plan's memory."""
-        self._bound.clear()
+        """Release the window and all plans with their memory."""
+        self._planner.forget()
         self._scratch = _NO_DATA
         if self._window is not None:
             self._window.close()

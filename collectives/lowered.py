@@ -85,9 +85,11 @@ def lower_ranks(
     layouts, programs = [], []
     for rank in range(size):
         geometry = Geometry(rank, size, root, segments, tuple(hosts))
-        known: Sequence[int] = blocks
+        known = list(blocks)
         if algorithm.collective == "alltoall" and not algorithm.uniform:
-            known = [elements if rank in divmod(block, size) else -1 for block, elements in enumerate(blocks)]
+            known = [-1] * count
+            for held in (slice(rank * size, (rank + 1) * size), slice(rank, None, size)):
+                known[held] = blocks[held]
         alias = None
         if in_place and spec.outputs(rank, size, root, count) is not None:
             alias = sum(blocks[:rank]) if spec.by_rank else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from collectives.schedule import Geometry
 from collectives.select import Demand, Selector
 from collectives.specs import SPECS
 
-_CACHED_PLANS = 1024
+_CACHED_PLANS = 256
 
 
 class Call(NamedTuple):
@@ -56,6 +56,7 @@ class Plan:
     """A program with what its execution needs to know.
 
     check   32 bits that differ between calls which do not fit together; every frame carries them
+    bound   what the executor keeps for it: its instructions bound to memory, by half of the window
     """
 
     call: Call
@@ -63,6 +64,7 @@ class Plan:
     geometry: Geometry
     program: Program
     check: int
+    bound: dict[int, Any] = field(default_factory=dict, compare=False)
 
 
 class Planner:
@@ -74,8 +76,9 @@ class Planner:
         self._stage_bytes = stage_bytes
         self._plans: dict[Call, Plan] = {}
 
-    def __len__(self) -> int:
-        return len(self._plans)
+    def forget(self) -> None:
+        """Drop all plans."""
+        self._plans.clear()
 
     def plan(self, call: Call) -> Plan:
         """The plan of a call, made on its first occurrence. Raises ValueError for an unusable `algorithm`."""

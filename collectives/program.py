@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from collectives.schedule import Buf, Geometry, Opcode, Ref, Step
 from collectives.specs import Spec
@@ -34,9 +34,6 @@ class Span(NamedTuple):
     start: int
     stop: int
     rank: int = -1
-
-    def overlaps(self, other: Span) -> bool:
-        return self.buf == other.buf and self.rank == other.rank and self.start < other.stop and other.start < self.stop
 
 
 class Instruction(NamedTuple):
@@ -80,6 +77,11 @@ class Layout:
     alias: int | None = None
 
 
+_KINDS: Final = tuple(Kind)
+_SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _, _AWAIT = Opcode  # looking a member up in its class takes long
+_ALL_OF_STAGE: Final = Span(Buf.STAGE, 0, 1 << 62)
+
+
 def split_evenly(count: int, parts: int) -> list[int]:
     """`count` as `parts` sizes that differ by at most one, larger ones first."""
     base, extra = divmod(count, parts)
@@ -94,8 +96,8 @@ def lay_out(
     `largest` is the largest block on any rank; by default the largest known here.
     """
     segments = geometry.segments
-    sizes: list[int] = []
-    for count in blocks:
+    sizes = list(blocks) if segments == 1 else []
+    for count in blocks if segments > 1 else ():
         sizes += split_evenly(count, segments) if count >= 0 else [-1] * segments
     top = max(blocks, default=0) if largest is None else largest
 
@@ -113,104 +115,133 @@ def lay_out(
     )
 
 
+class _Pending(NamedTuple):
+    """A request that has begun, and the elements that it uses."""
+
+    request: int
+    start: int
+    stop: int
+    peer: int
+    label: str
+
+
+def _memory(span: Span) -> int:
+    """One number for each buffer, a peer's STAGE being another buffer than the own."""
+    return 4 * span.rank + span.buf
+
+
 class _Lowering:
     """Turns steps into instructions, remembering which memory pending requests still use."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.instructions: list[Instruction] = []
-        self.pending: list[tuple[int, bool, Span | None, int, str]] = []
+        self.receiving: dict[int, list[_Pending]] = {}
+        self.sending: dict[int, list[_Pending]] = {}
         self.requests = 0
         self.phases = 0
         self.scratch = 0
         self.stage = 0
 
+    def length(self, first: int, width: int) -> int:
+        """The elements of some chunks."""
+        sizes = self.layout.sizes[first : first + width]
+        if len(sizes) != width or (width and min(sizes) < 0):
+            raise ValueError(f"chunks {first}:{first + width}: this rank does not know how large they are")
+        return sizes[0] if width == 1 else sum(sizes)
+
     def span(self, ref: Ref) -> Span:
-        sizes = self.layout.sizes[ref.chunk : ref.chunk + ref.width]
-        if min(sizes, default=-1) < 0 or len(sizes) != ref.width:
-            raise ValueError(f"{ref}: names chunks that this rank does not know")
-        length = sum(sizes)
-        if ref.buf in (Buf.SCRATCH, Buf.STAGE):
-            before = self.layout.sizes[ref.base : ref.chunk] if ref.base >= 0 else ()
-            if min(before, default=0) < 0:
-                raise ValueError(f"{ref}: stands behind chunks that this rank does not know")
-            start = ref.slot * self.layout.largest + sum(before)
-            if ref.buf is Buf.SCRATCH:
-                self.scratch = max(self.scratch, start + ref.width * self.layout.largest)
-            else:
-                self.stage = max(self.stage, start + ref.width * self.layout.largest)
-            return Span(ref.buf, start, start + length, ref.rank)
-        table = self.layout.inputs if ref.buf is Buf.IN else self.layout.outputs
-        try:
-            start = table[ref.chunk]
-            last = ref.chunk + ref.width - 1
-            stop = table[last] + self.layout.sizes[last]
-        except KeyError:
-            raise ValueError(f"{ref}: {ref.buf.name} of this rank does not hold it") from None
-        if stop - start != length:
-            raise ValueError(f"{ref}: these chunks are not adjacent in {ref.buf.name}")
-        if ref.buf is Buf.IN and self.layout.alias is not None:
-            return Span(Buf.OUT, start + self.layout.alias, stop + self.layout.alias)
-        return Span(ref.buf, start, stop)
+        buf, chunk, width, slot, rank, base = ref
+        length = self.length(chunk, width)
+        if buf is Buf.SCRATCH or buf is Buf.STAGE:
+            start = slot * self.layout.largest
+            top = start + width * self.layout.largest
+            if base >= 0:
+                start += self.length(base, chunk - base)
+            if buf is Buf.STAGE:
+                self.stage = max(self.stage, top)
+            elif top > self.scratch:
+                self.scratch = top
+            return Span(buf, start, start + length, rank)
+        table = self.layout.inputs if buf is Buf.IN else self.layout.outputs
+        last = chunk + width - 1
+        if chunk not in table or last not in table:
+            raise ValueError(f"{ref}: {buf.name} of this rank does not hold it")
+        start = table[chunk]
+        if table[last] + self.layout.sizes[last] != start + length:
+            raise ValueError(f"{ref}: these chunks are not adjacent in {buf.name}")
+        if buf is Buf.IN and self.layout.alias is not None:
+            buf, start = Buf.OUT, start + self.layout.alias
+        return Span(buf, start, start + length)
 
-    def settle(self, reads: Iterable[Span], writes: Iterable[Span]) -> None:
-        """Complete the pending requests that use memory which is now read or written."""
-        reads, writes = tuple(reads), tuple(writes)
-        still = []
-        for entry in self.pending:
-            request, receives, used, peer, began = entry
-            if used is not None and (
-                any(used.overlaps(span) for span in writes) or (receives and any(used.overlaps(span) for span in reads))
-            ):
-                self.instructions.append(Instruction(Kind.AWAIT, began, peer=peer, request=request))
-            else:
-                still.append(entry)
-        self.pending = still
+    def settle_read(self, span: Span) -> None:
+        """Complete the pending RECVs that write what is now read."""
+        pending = self.receiving.get(_memory(span))
+        if pending:
+            self.complete(pending, span)
 
-    def begin(self, kind: Kind, step: Step, span: Span | None) -> None:
-        receives = kind is Kind.RECV
-        if span is not None:
-            self.settle(() if receives else (span,), (span,) if receives else ())
+    def settle_write(self, span: Span) -> None:
+        """Complete the pending requests that use what is now written."""
+        self.settle_read(span)
+        pending = self.sending.get(_memory(span))
+        if pending:
+            self.complete(pending, span)
+
+    def complete(self, pending: list[_Pending], span: Span) -> None:
+        _, start, stop, _ = span
+        for entry in [entry for entry in pending if entry[1] < stop and start < entry[2]]:
+            self.instructions.append(Instruction(Kind.AWAIT, entry.label, entry.peer, request=entry.request))
+            pending.remove(entry)
+
+    def begin(self, table: dict[int, list[_Pending]], step: Step, span: Span | None) -> int:
+        """Number a request and remember what it uses."""
+        memory, start, stop = (0, 0, 0) if span is None else (_memory(span), span.start, span.stop)
         request = self.requests
         self.requests += 1
-        a, dst = (None, span) if receives else (span, None)
-        self.instructions.append(Instruction(kind, step.label, peer=step.peer, a=a, dst=dst, request=request))
-        self.pending.append((request, receives, span, step.peer, step.label))
+        table.setdefault(memory, []).append(_Pending(request, start, stop, step.peer, step.label))
+        return request
 
     def add(self, step: Step) -> None:
-        a, b, dst = (None if ref is None else self.span(ref) for ref in (step.a, step.b, step.dst))
-        main = dst if dst is not None else a
+        opcode, label, peer, ref_a, ref_b, ref_dst, phase = step
+        a = None if ref_a is None else self.span(ref_a)
+        b = None if ref_b is None else self.span(ref_b)
+        dst = None if ref_dst is None else self.span(ref_dst)
+        request = -1
+        main = a if dst is None else dst
         if main is not None and main.start == main.stop:
             return  # both ends know that this piece is empty
-        match step.opcode:
-            case Opcode.SEND:
-                self.begin(Kind.SEND, step, a)
-            case Opcode.RECV:
-                self.begin(Kind.RECV, step, dst)
-            case Opcode.COPY | Opcode.REDUCE:
-                if dst is None or a is None or (step.opcode is Opcode.REDUCE) != (b is not None):
-                    raise ValueError(f"{step}: operands are missing")
-                reads = (a,) if b is None else (a, b)
-                if any(span.stop - span.start != dst.stop - dst.start for span in reads):
-                    raise ValueError(f"{step}: operands differ in size")
-                if a == dst and b is None:
-                    return
-                self.settle(reads, (dst,))
-                self.instructions.append(Instruction(Kind(step.opcode), step.label, a=a, b=b, dst=dst))
-            case Opcode.SIGNAL:
-                self.settle((Span(Buf.STAGE, 0, 1 << 62),), ())
-                self.phases = max(self.phases, step.phase)
-                self.instructions.append(Instruction(Kind.SIGNAL, step.label, phase=step.phase))
-            case Opcode.WAIT:
-                self.instructions.append(Instruction(Kind.WAIT, step.label, peer=step.peer, phase=step.phase))
-            case Opcode.AWAIT:
-                self.drain()
+        if opcode is _AWAIT:
+            self.drain()
+            return
+        if opcode is _COPY or opcode is _REDUCE:
+            if dst is None or a is None or (b is None) is (opcode is _REDUCE):
+                raise ValueError(f"{step}: operands are missing")
+            length = dst.stop - dst.start
+            if a.stop - a.start != length or (b is not None and b.stop - b.start != length):
+                raise ValueError(f"{step}: operands differ in size")
+            if a == dst and b is None:
+                return
+        elif opcode is _SIGNAL:
+            self.settle_read(_ALL_OF_STAGE)
+            self.phases = max(self.phases, phase)
+        for span in (a, b):
+            if span is not None:
+                self.settle_read(span)
+        if dst is not None:
+            self.settle_write(dst)
+        if opcode is _SEND:
+            request = self.begin(self.sending, step, a)
+        elif opcode is _RECV:
+            request = self.begin(self.receiving, step, dst)
+        self.instructions.append(Instruction(_KINDS[opcode], label, peer, a, b, dst, phase, request))
 
     def drain(self) -> None:
         """Complete all pending requests."""
-        for request, _, _, peer, label in self.pending:
-            self.instructions.append(Instruction(Kind.AWAIT, label, peer=peer, request=request))
-        self.pending = []
+        tables = (*self.receiving.values(), *self.sending.values())
+        for entry in sorted(entry for pending in tables for entry in pending):
+            self.instructions.append(Instruction(Kind.AWAIT, entry.label, entry.peer, request=entry.request))
+        self.receiving.clear()
+        self.sending.clear()
 
     def finish(self) -> Program:
         self.drain()

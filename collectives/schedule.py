@@ -119,19 +119,19 @@ def stage(slot: int, chunk: int, width: int = 1, rank: int = -1) -> Ref:
 
 
 def send(peer: int, a: Ref | None, label: str) -> Step:
-    return Step(Opcode.SEND, label, peer=peer, a=a)
+    return Step(Opcode.SEND, label, peer, a)
 
 
 def recv(peer: int, dst: Ref | None, label: str) -> Step:
-    return Step(Opcode.RECV, label, peer=peer, dst=dst)
+    return Step(Opcode.RECV, label, peer, None, None, dst)
 
 
 def copy(a: Ref, dst: Ref, label: str) -> Step:
-    return Step(Opcode.COPY, label, a=a, dst=dst)
+    return Step(Opcode.COPY, label, -1, a, None, dst)
 
 
 def reduce(a: Ref, b: Ref, dst: Ref, label: str) -> Step:
-    return Step(Opcode.REDUCE, label, a=a, b=b, dst=dst)
+    return Step(Opcode.REDUCE, label, -1, a, b, dst)
 
 
 def signal(phase: int, label: str) -> Step:

@@ -19,10 +19,12 @@ from typing import Any
 
 from collectives.communicator import Communicator
 from collectives.config import Config
+from collectives.launch.blame import say_why
 from transports import registry
 from transports.base import Group
 from transports.errors import ConfigError, RondeError
 from transports.rendezvous.bootstrap import job_from_environment, join, open_store, world_of_one
+from transports.rendezvous.memory import MemoryStore
 from transports.rendezvous.store import Store
 
 _CLOSE_SECONDS = 10.0
@@ -71,9 +73,9 @@ def init(
             raise RuntimeError("init: there is a world communicator already; call shutdown first")
         deadline = time.monotonic() + settings.connect_timeout
         with contextlib.ExitStack() as resources:
-            group = _find_group(rank, size, store, secret, deadline, resources)
+            group, meeting = _find_group(rank, size, store, secret, deadline, resources)
             _world.communicator = connect(group, settings, deadline)
-            _tell_others_at_exit(resources)
+            _tell_others_at_exit(meeting, resources)
             _world.resources = resources.pop_all()
         return _world.communicator
 
@@ -146,13 +148,13 @@ def _find_group(
     secret: bytes,
     deadline: float,
     resources: contextlib.ExitStack,
-) -> Group:
+) -> tuple[Group, Store]:
     given = {"rank": rank, "size": size, "store": store}
     absent = [name for name, value in given.items() if value is None]
     if len(absent) == len(given):
         job = job_from_environment(os.environ)
         if job is None:
-            return world_of_one()
+            return world_of_one(), MemoryStore()
         rank, size, store, secret = job.rank, job.size, job.store, job.secret
     elif absent:
         raise ConfigError(f"init: {', '.join(absent)} missing; rank, size and store must be given together")
@@ -162,15 +164,16 @@ def _find_group(
     if isinstance(store, str):
         store = open_store(store, secret, deadline)
         resources.callback(store.close)
-    return join(rank, size, store, secret=secret, deadline=deadline)
+    return join(rank, size, store, secret=secret, deadline=deadline), store
 
 
-def _tell_others_at_exit(resources: contextlib.ExitStack) -> None:
-    """If this process ends without `shutdown`, the other ranks learn why rather than wait."""
+def _tell_others_at_exit(store: Store, resources: contextlib.ExitStack) -> None:
+    """If this process ends without `shutdown`, the launcher and the other ranks learn why rather than wait."""
     previous = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if _world.communicator is not None:
+            say_why(store, _world.communicator.rank, error)
             _world.communicator.abort(f"{kind.__name__}: {error}")
         previous(kind, error, trace)
 

@@ -109,14 +109,21 @@ class Mailbox:
     def post(self, peer: int, tag: int, view: memoryview, check: int) -> Receive:
         """Post a receive. It is done at once if its frame is here already."""
         receive = Receive(peer, tag, view, check)
-        parked = self._parked.get((peer, tag))
+        self.add(receive)
+        return receive
+
+    def add(self, receive: Receive) -> None:
+        """Post a receive of the transport's own making."""
+        key = receive.peer, receive.tag
+        parked = self._parked.get(key)
         if parked:
             parked.popleft().claim(receive)
             if not parked:
-                del self._parked[peer, tag]
+                del self._parked[key]
+        elif key in self._posted:
+            self._posted[key].append(receive)
         else:
-            self._posted.setdefault((peer, tag), deque()).append(receive)
-        return receive
+            self._posted[key] = deque((receive,))
 
     def arrive(self, peer: int, tag: int, check: int, length: int, payload: memoryview | None = None) -> Landing:
         """A frame's header has come; the landing says where its payload goes.
@@ -131,6 +138,24 @@ class Mailbox:
         if receive is None:
             self._parked.setdefault((peer, tag), deque()).append(landing)
         return landing
+
+    def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
+        """A whole frame is here: give it to the receive posted for it, without a landing. False, with nothing done, if
+        none is posted or it does not fit: then `arrive`."""
+        key = peer, tag
+        posted = self._posted.get(key)
+        if not posted:
+            return False
+        receive = posted[0]
+        if receive.check != check or len(receive.view) != len(payload):
+            return False
+        if len(posted) == 1:
+            del self._posted[key]
+        else:
+            posted.popleft()
+        receive.view[:] = payload
+        receive.done = True
+        return True
 
     def expects(self, peer: int, tag: int) -> bool:
         """True if a receive is posted that the next frame from `peer` with `tag` would be given to."""

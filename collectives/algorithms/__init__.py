@@ -1,6 +1,6 @@
 """All algorithms. Importing this package registers them; third parties add theirs with `@algorithm(...)`.
 
-The first algorithm of a collective is the one to fall back on: it works for any number of ranks and any transport.
+Every algorithm here works for any number of ranks.
 """
 
 from __future__ import annotations

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from collectives.patterns import Run, canonical_siblings
+from collectives.patterns import Run
 from collectives.schedule import Buf, Ref, Step, reduce, scratch
 
 
 class TreeOrder:
-    """Combines the contributions of ranks 0..size-1 (at least 2) to one piece as `patterns.canonical_tree` says.
+    """Combines the contributions of two or more ranks to one piece in a fixed order.
+
+    siblings   the tree: see `patterns.canonical_siblings`
 
     Partial results stand in SCRATCH slots from `slot` on, which are taken and given back; only the result goes to
     `target`.
     """
 
-    def __init__(self, size: int, target: Ref, slot: int, label: str) -> None:
-        self._root: Run = (0, size)
+    def __init__(self, siblings: Mapping[Run, tuple[Run, Run]], target: Ref, slot: int, label: str) -> None:
         self._target = target
         self._label = label
         self._slot = slot
         self._free: list[Ref] = []
-        self._siblings = canonical_siblings(size)
+        self._siblings = siblings
         self._values: dict[Run, Ref] = {}
 
     def take(self) -> Ref:
@@ -36,14 +37,14 @@ class TreeOrder:
         is in SCRATCH."""
         node = (rank, 1)
         self._values[node] = value
-        while node != self._root:
+        while node in self._siblings:
             left, right = self._siblings[node]
             if left not in self._values or right not in self._values:
                 return
             a, b = self._values.pop(left), self._values.pop(right)
             node = left[0], left[1] + right[1]
             spare = [ref for ref in (a, b) if ref.buf is Buf.SCRATCH]
-            if node == self._root:
+            if node not in self._siblings:
                 target = self._target
             else:
                 target = spare.pop(0) if spare else self.take()

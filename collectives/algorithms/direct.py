@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from collectives.algorithms.combining import TreeOrder
 from collectives.algorithms.registry import Cost, algorithm
-from collectives.patterns import around
+from collectives.patterns import around, canonical_siblings
 from collectives.schedule import Geometry, Step, copy, inp, out, signal, stage, wait
 
 
@@ -43,7 +43,7 @@ def _one_phase(g: Geometry, reads: bool) -> Iterator[Step]:
     if not reads:
         yield from wait_for_all(g, 1, "others staged")
         return
-    order = TreeOrder(g.size, out(0), 0, "combine")
+    order = TreeOrder(canonical_siblings(g.size), out(0), 0, "combine")
     for rank in range(g.size):
         if rank == g.rank:
             yield from order.arrive(rank, stage(0, 0))
@@ -102,7 +102,8 @@ def _from_root(g: Geometry, blocks: Callable[[int], int], copies: int) -> Iterat
             yield signal(s + 1, "staged")
         first = blocks(g.rank) * g.segments
         yield copy(inp(first, g.segments), out(first, g.segments), "copy")
-        yield from wait_for_all(g, 1, "others here")
+        if g.segments < 3:  # else it has waited for them all
+            yield from wait_for_all(g, 1, "others here")
         return
     yield signal(1, "here")
     block = blocks(g.rank)
@@ -123,13 +124,13 @@ def _from_root(g: Geometry, blocks: Callable[[int], int], copies: int) -> Iterat
     "direct",
     blocks=lambda size: 1,
     traffic=nothing,
-    cost=lambda g: Cost(g.segments + 1 if g.size > 1 else 0, 0, 0, 1 + 1 / g.segments if g.size > 1 else 1),
+    cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, 0, 2 if g.size > 1 else 1),
     segmented=True,
     onesided=True,
     slots=lambda size: 2,
 )
 def broadcast(g: Geometry) -> Iterator[Step]:
-    """The root copies segments to STAGE and everybody else from there. Copies 2 N, half of it at a time."""
+    """The root copies segments to STAGE and everybody else from there. Copies 2 N at the root."""
     yield from _from_root(g, lambda rank: 0, 1)
 
 
@@ -181,7 +182,9 @@ def gather(g: Geometry) -> Iterator[Step]:
         yield copy(inp(block + s), stage(s % 2, block + s), "stage")
         yield signal(s + 1, "staged")
         if s == 0:
-            yield from wait_for_all(g, 1, "others here")
+            for peer in around(g.rank, g.size):
+                if peer != g.root or g.segments < 3:  # else it waits for the root later
+                    yield wait(peer, 1, "others here")
 
 
 def _to_everybody(

@@ -7,12 +7,12 @@ result of the own share.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from collectives.algorithms.combining import TreeOrder
 from collectives.algorithms.direct import nothing, wait_for_all
 from collectives.algorithms.registry import Cost, algorithm
-from collectives.patterns import around
+from collectives.patterns import Run, around, canonical_siblings
 from collectives.schedule import Geometry, Ref, Step, copy, inp, out, signal, stage
 
 
@@ -40,9 +40,9 @@ class _Segment:
         for block in around(self.g.rank, self.g.size):
             yield copy(inp(self.chunk(block)), self.slot(block), f"{self.label} stage")
 
-    def combine(self, target: Ref) -> Iterator[Step]:
-        """Combine the own share, from the own IN and the others' STAGE."""
-        order = TreeOrder(self.g.size, target, 0, f"{self.label} combine")
+    def combine(self, siblings: Mapping[Run, tuple[Run, Run]], target: Ref) -> Iterator[Step]:
+        """Combine the own share, from the own IN and the others' STAGE, in the order of the tree `siblings`."""
+        order = TreeOrder(siblings, target, 0, f"{self.label} combine")
         for rank in range(self.g.size):
             mine = self.g.rank
             value = inp(self.chunk(mine)) if rank == mine else self.slot(mine, rank)
@@ -67,19 +67,20 @@ def _two_steps(g: Geometry, collects: bool, shared: bool) -> Iterator[Step]:
     if g.size == 1:
         yield copy(inp(0, g.segments), out(0, g.segments), "copy")
         return
+    siblings = canonical_siblings(g.size)
     yield from segments[0].offer()
     yield signal(1, "staged")
     for s, segment in enumerate(segments):
         mine = segment.chunk(g.rank)
         yield from wait_for_all(g, s + 1, f"{segment.label} others staged")
-        yield from segment.combine(segment.slot(g.rank) if shared else out(mine))
+        yield from segment.combine(siblings, segment.slot(g.rank) if shared else out(mine))
         if collects and s:
             yield from segments[s - 1].collect(shared)
         if s + 1 < g.segments:
             yield from segments[s + 1].offer()
         yield signal(s + 2, f"{segment.label} combined")
-    yield from wait_for_all(g, g.segments + 1, "others combined")
     if collects:
+        yield from wait_for_all(g, g.segments + 1, "others combined")
         yield from segments[-1].collect(shared)
 
 
@@ -129,9 +130,10 @@ def reduce_scatter(g: Geometry) -> Iterator[Step]:
     if g.size == 1:
         yield copy(inp(0, g.segments), out(0, g.segments), "copy")
         return
+    siblings = canonical_siblings(g.size)
     for s in range(g.segments):
         segment = _Segment(g, s)
         yield from segment.offer()
         yield signal(s + 1, f"{segment.label} staged")
         yield from wait_for_all(g, s + 1, f"{segment.label} others staged")
-        yield from segment.combine(out(segment.chunk(g.rank)))
+        yield from segment.combine(siblings, out(segment.chunk(g.rank)))

@@ -11,6 +11,7 @@ from fractions import Fraction
 
 from collectives.algorithms.combining import TreeOrder
 from collectives.algorithms.registry import Cost, algorithm
+from collectives.patterns import canonical_siblings
 from collectives.schedule import Geometry, Step, copy, inp, out, recv, send, settle
 
 
@@ -31,7 +32,7 @@ def reduce_scatter(g: Geometry) -> Iterator[Step]:
     if g.size == 1:
         yield copy(inp(0), out(0), "copy")
         return
-    order = TreeOrder(g.size, out(g.rank), 0, "pairwise combine")
+    order = TreeOrder(canonical_siblings(g.size), out(g.rank), 0, "pairwise combine")
     rank, value = g.rank, inp(g.rank)
     for i in range(1, g.size):
         label = f"pairwise {i}/{g.size - 1}"

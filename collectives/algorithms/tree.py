@@ -182,4 +182,5 @@ def scatter(g: Geometry) -> Iterator[Step]:
     for child in tree.children:
         for piece in tree.pieces(child, hold):
             yield send(tree.rank(child), piece, "binomial scatter")
-    yield copy(hold(g.rank, 1), out(g.rank), "copy own block")
+    if hold is not out:
+        yield copy(hold(g.rank, 1), out(g.rank), "copy own block")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from collectives.config import Config
+from collectives.launch.blame import is_consequence
 from collectives.launch.outcome import Failure, Outcome, Ranks, Success, cause
 from collectives.launch.process_ranks import ProcessRanks
 from collectives.launch.thread_ranks import ThreadRanks
@@ -76,7 +77,7 @@ def _collect(ranks: Ranks, np: int, deadline: float) -> list[Outcome]:
     while len(outcomes) < np and time.monotonic() < until:
         outcomes += ranks.receive(until)
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-        if failures and not cause(failures).consequence:
+        if failures and not is_consequence(cause(failures).error):
             break
         if failures and until == deadline:
             until = min(deadline, time.monotonic() + REPORT)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from transports.errors import AbortedError, ClosedError, DeadlineExceeded, PeerLost
+from collectives.launch.blame import is_consequence
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,6 @@ class Failure:
     error: Exception
     trace: str = ""
 
-    @property
-    def consequence(self) -> bool:
-        """It may only tell of a failure somewhere else."""
-        return isinstance(self.error, AbortedError | ClosedError | DeadlineExceeded | PeerLost)
-
     def reraise(self) -> NoReturn:
         """Raise the error, with a note that says where it comes from."""
         self.error.add_note(f"raised on rank {self.rank}" + (f", where it was:\n{self.trace}" if self.trace else ""))
@@ -43,7 +38,7 @@ Outcome = Success | Failure
 
 def cause(failures: Sequence[Failure]) -> Failure:
     """The failure to report: the first that is no consequence of another one, else the first."""
-    return next((failure for failure in failures if not failure.consequence), failures[0])
+    return next((failure for failure in failures if not is_consequence(failure.error)), failures[0])
 
 
 def failure(rank: int, error: BaseException) -> Failure:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import errno
 import math
 import os
 import secrets
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from collectives.config import PREFIX, Config, Settings
+from collectives.launch.blame import culprit
 from collectives.launch.processes import usable_cores
 from collectives.launch.supervisor import Job, supervise
 from transports import registry
@@ -128,8 +131,13 @@ def main(args: argparse.Namespace) -> int:
         name = secrets.token_hex(4)
         jobs = [bootstrap.Job(rank, np, server.url, secret, rank, np, name) for rank in range(np)]
         environments = [environment | bootstrap.job_to_environment(job) for job in jobs]
+
+        def find_culprit(failed: Sequence[int]) -> int:
+            with contextlib.closing(bootstrap.open_store(server.url, secret, time.monotonic())) as store:
+                return culprit(store, failed)
+
         try:
-            return supervise(Job(command, environments, args.prefix, args.grace, args.timeout))
+            return supervise(Job(command, environments, args.prefix, args.grace, args.timeout, find_culprit))
         except OSError as error:
             sys.stderr.write(f"ronde run: cannot start {command[0]!r}: {error.strerror}\n")
             return 127 if error.errno == errno.ENOENT else 126

@@ -51,13 +51,15 @@ _NEVER: Final = float("inf")
 
 @dataclass(frozen=True)
 class Job:
-    """What to start: one process per environment, in rank order. Times in seconds."""
+    """What to start: one process per environment, in rank order. Times in seconds. `culprit`, asked once when
+    ranks have failed and all have ended, says which of those in the order of their end failed first."""
 
     command: Sequence[str]
     environments: Sequence[Mapping[str, str]]
     prefix: bool = True
     grace: float = 5.0
     timeout: float | None = None
+    culprit: Callable[[Sequence[int]], int] = lambda failed: failed[0]
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,6 @@ class _End:
 
     code: int
     reason: str = ""
-    first: Fate | None = None
     brief: bool = False
 
 
@@ -130,6 +131,7 @@ class _Supervisor:
         self._reaper = reaper
         self._guardian = guardian
         self._fates: dict[int, Fate] = {}
+        self._failed: list[Fate] = []
         self._end: _End | None = None
         self._signalled = False
         self._plan: deque[tuple[float, signal.Signals | None]] = deque()
@@ -164,8 +166,7 @@ class _Supervisor:
             self._limit = time.monotonic() + HURRY
         self._loop(lambda: time.monotonic() >= self._relay.drain_at, lambda: self._relay.drain_at)
         if self._end is not None:
-            fates = [fate for fate in self._fates.values() if not self._end.brief or fate.status is None]
-            self._relay.say(summarize(self._end.reason, self._end.first, fates))
+            self._relay.say(self._report(self._end))
         self._loop(lambda: not self._relay.pending, lambda: _NEVER)
         return 0 if self._end is None else self._end.code
 
@@ -224,8 +225,10 @@ class _Supervisor:
         for pid, status in self._reaper.collect():
             fate = self._fates[pid]
             fate.status = status
+            if status != 0:
+                self._failed.append(fate)
             if status != 0 and self._end is None:
-                self._end = _End(exit_code(status), first=fate)
+                self._end = _End(exit_code(status))
                 self._schedule(time.monotonic() + REPORT, signal.SIGTERM)
         for fate in self._fates.values():
             if fate.here and fate.status is not None:
@@ -255,6 +258,17 @@ class _Supervisor:
                     fate.sent = number
                 else:
                     self._take_leave(fate)
+
+    def _report(self, end: _End) -> str:
+        """What to say at the end. If that began with a failing rank, find out which was the first."""
+        fates = [fate for fate in self._fates.values() if not end.brief or fate.status is None]
+        if end.reason:
+            return summarize(end.reason, None, fates)
+        rank = self._job.culprit([fate.rank for fate in self._failed])
+        first = next(fate for fate in self._failed if fate.rank == rank)
+        if first.status is not None and first.status != -first.sent:
+            self._end = _End(exit_code(first.status))
+        return summarize("", first, fates)
 
     def _finish(self, end: _End, number: signal.Signals) -> None:
         """End the job for a reason of our own, unless it is ending already."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +15,7 @@ import pytest
 
 import collectives as ronde
 from collectives import AbortedError, ClosedError, Communicator, DeadlineExceeded, MismatchError, TransportError
+from tests.launch.launcher import ronde as ronde_command
 from tests.worlds import World, Worlds, world_of
 
 
@@ -497,3 +500,12 @@ def test_the_signatures_are_those_of_the_jobs() -> None:
     assert list(inspect.signature(Communicator.allreduce).parameters)[:2] == ["self", "x"]
     assert "every rank gets the result" in (ronde.allreduce.__doc__ or "")
     assert ronde.allreduce_async.__name__ == "allreduce_async"
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm", "auto"])
+def test_ten_thousand_mixed_collectives_leave_nothing_behind(transport: str) -> None:
+    """Descriptors, memory and segments are looked at in mixed.py itself."""
+    script = Path(__file__).with_name("mixed.py")
+    done = ronde_command("run", "-np", "2", "--transport", transport, sys.executable, str(script))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(b"10000 calls") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -50,13 +51,15 @@ def backend_of(name: str, **settings: Any) -> Callable[[Group], Transport]:
 def on_ranks(
     make: Callable[[Group], Transport], body: Callable[[Transport], T], size: int = 2, hosts: Sequence[str] = ()
 ) -> list[T]:
-    """Run body(transport) on `size` threads, with transports opened before and closed after it."""
+    """Run body(transport) on `size` threads, once all transports are open; they are closed after it."""
     transports = [make(group) for group in groups(len(hosts) or size, hosts)]
+    opened = threading.Barrier(len(transports))
 
     def run(rank: int) -> T:
         transport = transports[rank]
-        transport.open(soon())
         try:
+            transport.open(soon())
+            opened.wait(SECONDS)
             return body(transport)
         except BaseException as error:
             transport.abort(AbortedError(f"a test failed: {error!r}"))

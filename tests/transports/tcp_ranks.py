@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from tests.transports.groups import groups, soon
 from transports import tcp
+from transports.errors import DeadlineExceeded
 from transports.tcp import Options, TcpTransport
 from transports.testing import run_threads
 

@@ -6,8 +6,7 @@ import contextlib
 import itertools
 import socket
 from collections import deque
-from collections.abc import Callable
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from transports.errors import RondeError, TransportError
 from transports.matching import Landing
@@ -23,11 +22,12 @@ _JOIN_BELOW: Final = 1 << 12
 _HEADER_BYTES: Final = HEADER.size
 _unpack_from: Final = HEADER.unpack_from
 
-Arrive = Callable[[int, int, int, int], Landing | None]
-
 
 class Host(Protocol):
     """What a lane tells its transport."""
+
+    def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
+        """A whole frame has come; False if no receive was posted that it fits, and `arrive` must be asked."""
 
     def arrive(self, peer: int, tag: int, check: int, length: int) -> Landing | None:
         """A header of data has come: where its payload goes, or None to stop reading until `Incoming.resume`."""
@@ -64,12 +64,14 @@ class _Control:
 class Lane:
     """One connection: its socket, and the reader of what comes on it."""
 
-    def __init__(self, host: Host, loop: Loop, peer: int, buffer_bytes: int, arrive: Arrive) -> None:
+    _data: ClassVar[int | None] = None
+    """The kind of frames that go to the mailbox; all others are control frames."""
+
+    def __init__(self, host: Host, loop: Loop, peer: int, buffer_bytes: int) -> None:
         self.peer = peer
         self.closed = False
         self.silence = sockets.Silence()
         self._host = host
-        self._arrive = arrive
         self._loop = loop
         self._sock: socket.socket | None = None
         self._buffer = bytearray(buffer_bytes)
@@ -139,7 +141,7 @@ class Lane:
         elif kind == GOODBYE:
             self._host.said_goodbye(self)
         else:
-            raise TransportError(f"a frame of unknown kind {kind} came")
+            raise TransportError(f"a frame of kind {kind} came, which has no place here")
 
     def fail(self, error: Exception) -> None:
         """Give the connection up."""
@@ -192,8 +194,12 @@ class Lane:
         landing: Landing | _Control | None
         while end - start >= _HEADER_BYTES and not self.closed:
             tag, check, kind, length = _unpack_from(window, start)
-            if kind == DATA:
-                landing = self._arrive(self.peer, tag, check, length)
+            if kind == self._data:
+                after = start + _HEADER_BYTES + length
+                if after <= end and self._host.deliver(self.peer, tag, check, window[after - length : after]):
+                    start = after
+                    continue
+                landing = self._host.arrive(self.peer, tag, check, length)
             else:
                 landing = self._begin_control(kind, length)
             if landing is None:
@@ -224,8 +230,10 @@ class Lane:
 class Incoming(Lane):
     """A lane from a peer, made when its handshake has ended."""
 
+    _data = DATA
+
     def __init__(self, host: Host, loop: Loop, peer: int, sock: socket.socket) -> None:
-        super().__init__(host, loop, peer, _IN_BUFFER, host.arrive)
+        super().__init__(host, loop, peer, _IN_BUFFER)
         self.attach(sock)
 
     @property
@@ -260,7 +268,7 @@ class Outgoing(Lane):
     """A lane to a peer. It takes frames from the start, and moves them once it has a socket."""
 
     def __init__(self, host: Host, loop: Loop, peer: int) -> None:
-        super().__init__(host, loop, peer, _BACK_BUFFER, _nothing_arrives)
+        super().__init__(host, loop, peer, _BACK_BUFFER)
         self._queue: deque[_Piece] = deque()
 
     @property
@@ -346,7 +354,3 @@ class Outgoing(Lane):
     def _drop(self) -> None:
         super()._drop()
         self._queue.clear()
-
-
-def _nothing_arrives(peer: int, tag: int, check: int, length: int) -> None:
-    raise TransportError(f"{length} bytes of data came back on a lane for sending")

@@ -4,8 +4,7 @@ The rule of locking
     One lock guards all state of a transport. It is held by every call, except while the driver sleeps in the
     selector; nothing else that may block is done under it.
     At most one thread is the driver: the first that waits. The others that wait are followers, on a condition of
-    that lock; they are notified when the driver has made progress and when it leaves the role, and then one of them
-    takes it.
+    that lock; they are notified before the driver sleeps and when it leaves the role, and then one of them takes it.
     A thread that finds the lock free while there is a driver knows therefore that the driver sleeps. If it changes
     what the driver watches, or completes what somebody else may wait for, it must wake the driver (`watch` and
     `interrupt` do).
@@ -50,14 +49,14 @@ class Waiter(Protocol):
     def poke(self) -> bool:
         """Try the likeliest progress directly, without a selector; True if there was any."""
 
-    def check(self) -> None:
+    def assess(self) -> None:
         """Raise if `done` will never be. Called when `Loop.alarm` is set."""
 
 
 class Loop:
     """A selector, its lock and the role of its driver. `lock` is held in every call of a method except `wait`.
 
-    alarm    set, for good, once a wait may be in vain; only then waiters are asked to `check`
+    alarm    set, for good, once a wait may be in vain; only then waiters are asked to `assess`
     spin     seconds that a wait polls before it sleeps
     tick     called with the time at most as often as it asks: it returns when it wants to be called next
     crashed  called when an exception escapes in the middle of moving bytes, so that streams may be out of step
@@ -89,7 +88,7 @@ class Loop:
     def close(self) -> None:
         """Send the driver home and release the descriptors. Idempotent.
 
-        `alarm` must be set by now, and the `check` of every waiter raise.
+        `alarm` must be set by now, and the `assess` of every waiter raise.
         """
         self.interrupt()
         while self._driving:
@@ -150,11 +149,11 @@ class Loop:
             self._sweep(0)
 
     def wait(self, waiter: Waiter, deadline: float) -> bool:
-        """Move everything along until `waiter.done` (True) or the deadline (False). Raises what its `check` raises."""
+        """Move everything along until `waiter.done` (True) or the deadline (False). Raises what its `assess` raises."""
         with self.lock:
             while not waiter.done:
                 if self.alarm:
-                    waiter.check()
+                    waiter.assess()
                 if not self._driving:
                     self._driving = True
                     try:
@@ -193,14 +192,14 @@ class Loop:
             raise
         while True:
             if self.alarm:
-                waiter.check()
+                waiter.assess()
             self._sweep(max(0.0, min(deadline, self._tick_at) - now))
             if waiter.done:
                 return True
             now = time.monotonic()
             if now >= deadline:
                 if self.alarm:
-                    waiter.check()
+                    waiter.assess()
                 return False
 
     def _sweep(self, timeout: float) -> None:
@@ -208,6 +207,8 @@ class Loop:
         selector = self._selector
         assert selector is not None
         if timeout > 0:
+            if self._followers:
+                self._turn.notify_all()
             self._asleep = True
             self.lock.release()
             try:
@@ -228,8 +229,6 @@ class Loop:
             self._crashed(error)
             raise
         self._sweep_at = now + _SWEEP_EVERY
-        if self._followers:
-            self._turn.notify_all()
 
 
 class Waker:

@@ -34,45 +34,37 @@ class Send(Request):
         lane = self._transport.lane_to(self.peer)
         return lane is not None and lane.flush()
 
-    def check(self) -> None:
+    def assess(self) -> None:
         self._transport.check(self.peer, receiving=False)
 
 
-class Receiving(Request):
+class Receiving(Receive, Request):
     """Done when the mailbox says so."""
 
-    __slots__ = ("_receive", "_transport", "nbytes", "peer", "tag")
-
-    def __init__(self, transport: TcpTransport, receive: Receive) -> None:
+    def __init__(self, transport: TcpTransport, peer: int, tag: int, view: memoryview, check: int) -> None:
+        Receive.__init__(self, peer, tag, view, check)
         self._transport = transport
-        self._receive = receive
-        self.peer = receive.peer
-        self.tag = receive.tag
-        self.nbytes = len(receive.view)
 
     @property
-    def done(self) -> bool:
-        return self._receive.done
+    def nbytes(self) -> int:
+        return len(self.view)
 
     def test(self) -> bool:
-        if not (self._receive.done or self._transport.test(self)):
+        if not (self.done or self._transport.test(self)):
             return False
-        self._raise_mismatch()
+        if self.error is not None:
+            raise self.error.with_traceback(None)
         return True
 
     def wait(self, deadline: float) -> None:
-        if not self._receive.done:
+        if not self.done:
             self._transport.wait(self, deadline)
-        if self._receive.error is not None:
-            self._raise_mismatch()
+        if self.error is not None:
+            raise self.error.with_traceback(None)
 
     def poke(self) -> bool:
         lane = self._transport.lane_from(self.peer)
         return lane is not None and lane.pump()
 
-    def check(self) -> None:
+    def assess(self) -> None:
         self._transport.check(self.peer, receiving=True)
-
-    def _raise_mismatch(self) -> None:
-        if self._receive.error is not None:
-            raise self._receive.error.with_traceback(None)

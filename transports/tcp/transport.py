@@ -122,10 +122,11 @@ class TcpTransport(Transport):
         _check_view(view)
         if view.readonly:
             raise ValueError("view is read-only: a receive needs a writable one")
+        request = Receiving(self, peer, tag, view, check)
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal.with_traceback(None)
-            request = Receiving(self, self._mailbox.post(peer, tag, view, check))
+            self._mailbox.add(request)
             if self._holding:
                 self._resume()
         return request
@@ -160,10 +161,10 @@ class TcpTransport(Transport):
         """Move a request of this transport along without waiting."""
         with self._lock:
             if not request.done:
-                request.check()
+                request.assess()
                 self._loop.glance(request)
                 if not request.done:
-                    request.check()
+                    request.assess()
             return request.done
 
     def lane_to(self, peer: int) -> Outgoing | None:
@@ -183,6 +184,9 @@ class TcpTransport(Transport):
             self._check_sound()
 
     # What lanes, handshakes and listener tell.
+
+    def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
+        return self._mailbox.deliver(peer, tag, check, payload)
 
     def arrive(self, peer: int, tag: int, check: int, length: int) -> Landing | None:
         mailbox = self._mailbox
@@ -365,7 +369,7 @@ class _Parting:
     def poke(self) -> bool:
         return False
 
-    def check(self) -> None:
+    def assess(self) -> None:
         """Never raises: a failure ends the wait."""
 
 

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from transports.auth import new_secret
 from transports.base import Group, Member, Transport
@@ -15,6 +16,9 @@ from transports.rendezvous.memory import MemoryStore
 from transports.testing.bench import Bench
 from transports.testing.leaks import Leaks
 from transports.testing.ranks import run_threads
+
+SETTLE_SECONDS: Final = 2.0
+"""That what a check leaves behind gets to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ def run_check(check: Check, make: Callable[[Group], Transport], size: int, secon
         for transport in transports:
             transport.abort(AbortedError("the check ran out of time"))
 
-    with Leaks():
+    with Leaks(settle=min(SETTLE_SECONDS, seconds)):
         transports = [make(Group(rank, members, store, secret)) for rank in range(size)]
         run_threads(body, size, timeout=seconds + 1.0, release=release)
 

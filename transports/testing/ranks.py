@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 GRACE: Final = 5.0
 """Seconds that other ranks have to tell their part of the story once one has failed, or after they were released."""
-DUMP_SECONDS: Final = 1.0
+DUMP_SECONDS: Final = 5.0
 
 
 def run_threads(

@@ -1,0 +1,107 @@
+"""Settings: which source goes before which, and what is said of a bad value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import collectives as ronde
+from collectives import Config, ConfigError
+from collectives.config import unknown_variables
+
+
+def load(directory: Path, environment: dict[str, str] | None = None, arguments: dict[str, Any] | None = None) -> Config:
+    return Config.load(arguments, environment=environment or {}, directory=directory)
+
+
+def test_default_file_environment_argument_in_this_order(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    assert (config.transport, config.timeout, config.sources) == ("auto", 300.0, {})
+    (tmp_path / "ronde.toml").write_text('transport = "tcp"\ntimeout = 60\nreproducible = true\n')
+    config = load(tmp_path, {"RONDE_TIMEOUT": "50", "RONDE_TRANSPORT": "shm"}, {"transport": "local"})
+    assert (config.transport, config.timeout, config.reproducible) == ("local", 50.0, True)
+    assert config.sources == {
+        "transport": "argument",
+        "timeout": "environment RONDE_TIMEOUT",
+        "reproducible": f"file {tmp_path / 'ronde.toml'}",
+    }
+
+
+def test_pyproject_and_a_file_by_name(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.ronde]\ntimeout = 7\n[tool.other]\nx = 1\n")
+    assert load(tmp_path).timeout == 7
+    named = tmp_path / "elsewhere.toml"
+    named.write_text("timeout = 8\n")
+    assert load(tmp_path, {"RONDE_CONFIG": str(named)}).timeout == 8
+    (tmp_path / "pyproject.toml").write_text("this is not TOML")
+    assert load(tmp_path).timeout == 300
+
+
+def test_options_of_transports_and_of_those_inside_them(tmp_path: Path) -> None:
+    (tmp_path / "ronde.toml").write_text('[tcp]\ninterface = "lo"\n[faulty]\nrules = ["drop send nth=3"]\n')
+    config = load(tmp_path, {"RONDE_TCP_PEER_TIMEOUT": "2.5"}, {"faulty": {"inner": "tcp"}})
+    tcp = config.transport_options("tcp")
+    assert (tcp.interface, tcp.peer_timeout) == ("lo", 2.5)
+    faulty = config.transport_options("faulty")
+    assert faulty.inner == "tcp"
+    assert sorted(faulty.inner_options) == ["interface=lo", "peer_timeout=2.5"]
+    assert sorted(config.transport_options("auto").inter_options) == ["interface=lo", "peer_timeout=2.5"]
+
+
+BAD: list[tuple[str, dict[str, str], dict[str, Any], str]] = [
+    ("", {"RONDE_TIMEOUT": "soon"}, {}, r"timeout='soon' \(from environment RONDE_TIMEOUT\): must be a number"),
+    ("", {"RONDE_TIMEOUT": "-1"}, {}, r"timeout=-1.0: must be a positive, finite number of seconds.*RONDE_TIMEOUT"),
+    ("", {"RONDE_REPRODUCIBLE": "perhaps"}, {}, r"reproducible='perhaps'.*must be yes or no"),
+    ("", {"RONDE_TRANSPORT": "tpc"}, {}, r"transport='tpc': unknown \(did you mean 'tcp'\?\); must be one of auto"),
+    ("", {}, {"transport": 3}, r"transport=3 \(from argument\): must be text"),
+    ("", {}, {"timout": 3}, r"no setting 'timout' \(from argument\) \(did you mean 'timeout'\?\)"),
+    ("", {"RONDE_TCP_INTERFAC": "lo"}, {}, r"no setting 'interfac' \(from environment RONDE_TCP_INTERFAC\)"),
+    ("", {"RONDE_CONFIG": "/nowhere.toml"}, {}, r"RONDE_CONFIG='/nowhere.toml': there is no such file"),
+    ("stage_bytes = 100", {}, {}, r"stage_bytes=100: must be a multiple of 64.*ronde.toml"),
+    ("timeout = [1]", {}, {}, r"timeout=\[1\] \(from file .*ronde.toml\): must be a number"),
+    ("[tpc]\nx = 1", {}, {}, r"\[tpc\] is no transport \(did you mean 'tcp'\?\)"),
+    ("[tcp]\npeer_timeout = 'x'", {}, {}, r"peer_timeout='x' \(from file .*\[tcp\]\): must be a number"),
+    ("not toml", {}, {}, r"ronde.toml: cannot be read as TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "environment", "arguments", "message"), BAD)
+def test_a_bad_value_is_named_with_its_source(
+    tmp_path: Path, text: str, environment: dict[str, str], arguments: dict[str, Any], message: str
+) -> None:
+    if text:
+        (tmp_path / "ronde.toml").write_text(text)
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        load(tmp_path, environment, arguments)
+
+
+def test_misspelt_variables_are_found() -> None:
+    environment = {"RONDE_TRANSPROT": "tcp", "RONDE_TIMEOUT": "3", "RONDE_RANK": "0", "RONDE_TCP_INTERFACE": "lo"}
+    assert unknown_variables(environment) == ["RONDE_TRANSPROT"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rank": 0}, "size, store missing; rank, size and store must be given together"),
+        ({"rank": 0, "size": 1, "store": "ftp://x"}, "ftp"),
+        ({"config": 3}, "config=3: must be a Config or a mapping"),
+        ({"config": Config(), "transport": "tcp"}, "transport='tcp': give it in the Config"),
+        ({"transport": "nccl2"}, "transport='nccl2': unknown"),
+    ],
+)
+def test_init_refuses_bad_arguments_and_stays_uninitialised(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ronde.init(**arguments)
+    assert not ronde.is_initialized()
+
+
+def test_init_by_arguments(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    world = ronde.init(rank=0, size=1, store=f"file://{store}", transport="tcp", config={"timeout": 9})
+    try:
+        assert (world.size, world.config.timeout, world.transport.name) == (1, 9.0, "tcp")
+    finally:
+        ronde.shutdown()

@@ -1,0 +1,304 @@
+"""One transport out of two: who talks over which, and that neither keeps the other waiting."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import time
+import types
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from tests.transports.groups import backend_of, groups, on_ranks, recv, send, soon
+from transports import registry
+from transports.auto import AutoTransport, Options, usable
+from transports.base import Group, Transport
+from transports.errors import (
+    AbortedError,
+    ClosedError,
+    ConfigError,
+    DeadlineExceeded,
+    MismatchError,
+    PeerLost,
+)
+from transports.local import LocalTransport
+from transports.onesided import OneSided
+from transports.testing import check_transport, run_threads
+
+
+def auto(intra: str = "local", inter: str = "local") -> Callable[[Group], Transport]:
+    """Makes such transports."""
+    return lambda group: AutoTransport(group, Options(intra, inter))
+
+
+def inner_names(transport: Transport) -> list[str]:
+    assert isinstance(transport, AutoTransport)
+    return [child.transport.name for child in transport._children]
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, name: str, reason: Callable[[], str | None]) -> None:
+    """Have a transport `name` between threads, whose `usable` gives a reason."""
+    module = types.ModuleType(f"backend_{name}")
+    module.Options = dataclasses.make_dataclass("Options", [], frozen=True)  # type: ignore[attr-defined]
+    module.create = lambda group, options: LocalTransport(group)  # type: ignore[attr-defined]
+    module.usable = reason  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    points = [EntryPoint(name, module.__name__, registry.ENTRY_POINTS)]
+    monkeypatch.setattr(registry, "entry_points", lambda *, group, name=None: points)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("a", [["local"]]),
+        ("aaa", [["local"]] * 3),
+        ("abc", [["tcp"]] * 3),
+        ("aba", [["local", "tcp", "local"], ["tcp"], ["local", "tcp", "local"]]),
+        ("abab", [["local", "tcp", "local"]] * 4),
+    ],
+)
+def test_transports_are_opened_only_where_they_are_needed(hosts: str, expected: list[list[str]]) -> None:
+    def body(transport: Transport) -> list[str]:
+        for peer in range(transport.size):
+            sending = transport.isend(peer, 1, memoryview(bytes([transport.rank])))
+            assert recv(transport, peer, 1, 1) == bytes([peer])
+            sending.wait(soon())
+        assert transport.authenticated
+        assert transport.failure is None
+        return inner_names(transport)
+
+    assert on_ranks(auto("local", "tcp"), body, hosts=hosts) == expected
+
+
+def test_conformance_on_two_hosts() -> None:
+    def make(group: Group) -> Transport:
+        members = tuple(dataclasses.replace(member, host=f"h{rank % 2}") for rank, member in enumerate(group.members))
+        return AutoTransport(dataclasses.replace(group, members=members), Options("local", "tcp"))
+
+    report = check_transport(make, sizes=(3, 5), deadline=60.0)
+    assert report.transport == "auto"
+
+
+def test_a_host_that_cannot_use_the_inner_one_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = iter([None, "/dev/shm is full", None, None])
+    offer(monkeypatch, "memory", lambda: next(asked))
+    with caplog.at_level(logging.WARNING, "transports.auto"):
+        names = on_ranks(auto("memory", "local"), inner_names, 4)
+    assert names == [["local"]] * 4
+    assert len(caplog.records) == 1
+    text = caplog.records[0].getMessage()
+    assert text.startswith("transport 'memory' cannot be used by rank ")
+    assert text.endswith(": /dev/shm is full; the ranks of its host use 'local' instead")
+
+
+def test_a_rank_that_is_missing_is_named() -> None:
+    transports = [auto()(group) for group in groups(2)]
+    with pytest.raises(DeadlineExceeded, match=r"^rank 1 \(localhost, pid \d+\) did not open the transport in time$"):
+        transports[0].open(time.monotonic() + 0.05)
+    with pytest.raises(ClosedError):
+        transports[0].isend(0, 0, memoryview(b""))
+    transports[0].close(soon())
+    transports[1].close(soon())
+
+
+def test_an_inner_transport_that_does_not_open_closes_the_other() -> None:
+    transports = [auto("local", "tcp")(group) for group in groups(3, "aab")]
+
+    def body(rank: int) -> None:
+        with pytest.raises(DeadlineExceeded, match="rank 2"):
+            transports[rank].open(time.monotonic() + 0.3)
+        assert not transports[rank].authenticated or transports[rank].failure is not None
+
+    run_threads(body, 2, timeout=20)
+
+
+def test_an_abort_crosses_from_one_to_the_other() -> None:
+    def body(transport: Transport) -> int | None:
+        recv(transport, 2 - transport.rank, 1, 0) if transport.rank == 0 else None
+        if transport.rank == 2:
+            transport.isend(0, 1, memoryview(b"")).wait(soon())
+            transport.abort(AbortedError("the far one gave up", rank=2, peer=1))
+        else:
+            with pytest.raises(AbortedError, match="the far one gave up"):
+                recv(transport, 1 - transport.rank, 1, 1)
+            with pytest.raises(AbortedError, match="the far one gave up"):
+                send(transport, 2, 1, b"")
+        assert transport.failure is not None
+        assert transport.failure.rank in (2, None)
+        return transport.failure.peer
+
+    assert set(on_ranks(auto("local", "tcp"), body, hosts="aab")) == {1}
+
+
+def test_a_deadline_may_be_the_cause_of_an_abort() -> None:
+    def body(transport: Transport) -> None:
+        if transport.rank == 0:
+            recv(transport, 1, 2, 0)
+            transport.abort(DeadlineExceeded("the collective took too long"))
+        elif transport.rank == 1:
+            send(transport, 0, 2, b"")
+        with pytest.raises(DeadlineExceeded, match="the collective took too long"):
+            recv(transport, (transport.rank + 1) % 3, 1, 1)
+
+    on_ranks(auto(), body, hosts="aab")
+
+
+def test_ranks_are_numbered_as_in_the_group() -> None:
+    text = r"^rank 1 \(localhost, which is rank 2 of all 3, pid \d+\) closed its transport while rank 0 was waiting"
+
+    def body(transport: Transport) -> None:
+        if transport.rank == 1:
+            with pytest.raises(PeerLost, match=text) as caught:
+                recv(transport, 2, 1, 1)
+            assert (caught.value.rank, caught.value.peer) == (1, 2)
+            assert isinstance(transport.failure, PeerLost)
+            assert (transport.failure.rank, transport.failure.peer) == (1, 2)
+        elif transport.rank == 0:
+            with pytest.raises(PeerLost):
+                recv(transport, 1, 1, 1)
+
+    on_ranks(auto(), body, hosts="abb")
+
+
+def test_a_mismatch_is_numbered_as_in_the_group() -> None:
+    def body(transport: Transport) -> None:
+        if transport.rank == 1:
+            with pytest.raises(MismatchError) as caught:
+                recv(transport, 2, 1, 1, check=1)
+            assert (caught.value.rank, caught.value.peer) == (1, 2)
+            assert transport.failure is None
+        elif transport.rank == 2:
+            send(transport, 1, 1, b"x", check=2)
+
+    on_ranks(auto(), body, hosts="abb")
+
+
+def test_whoever_waits_on_one_moves_the_other_along() -> None:
+    nbytes = 16 << 20
+
+    def body(transport: Transport) -> None:
+        if transport.rank == 0:
+            background = transport.irecv(1, 1, memoryview(bytearray(nbytes)))
+            recv(transport, 2, 2, 0)
+            background.wait(soon())
+        elif transport.rank == 1:
+            send(transport, 0, 1, bytes(nbytes))
+            send(transport, 2, 3, b"")
+        else:
+            recv(transport, 1, 3, 0)
+            send(transport, 0, 2, b"")
+
+    on_ranks(auto("tcp", "tcp"), body, hosts="aab")
+
+
+def test_windows_are_those_of_the_host() -> None:
+    def body(transport: Transport) -> None:
+        onesided = transport.ability(OneSided)
+        if transport.rank == 1:
+            assert onesided is None
+            return
+        assert onesided is not None
+        assert onesided.reaches((2, 0))
+        assert not onesided.reaches((0, 1))
+        assert not onesided.reaches((0, 1, 2))
+        with pytest.raises(ValueError, match=r"ranks=\(0, 1\): must be among \(0, 2\)"):
+            onesided.expose("v", (0, 1), 8, soon())
+        window = onesided.expose("w", (2, 0), 8, soon())
+        assert window.ranks == (2, 0)
+        assert window.index == (1 if transport.rank == 0 else 0)
+        assert window.nbytes == 8
+        window.view(window.index)[:1] = bytes([transport.rank])
+        window.publish(1, check=5)
+        for index, rank in enumerate(window.ranks):
+            window.wait(index, 1, soon(), check=5)
+            assert window.view(index)[0] == rank
+            with pytest.raises(MismatchError):
+                window.wait(index, 1, soon(), check=6)
+            with pytest.raises(DeadlineExceeded):
+                window.wait(index, 2, time.monotonic() + 0.01)
+        sending = transport.isend(2 - transport.rank, 1, memoryview(b""))
+        recv(transport, 2 - transport.rank, 1, 0)
+        sending.wait(soon())
+        window.close()
+
+    on_ranks(auto("local", "tcp"), body, hosts="aba")
+
+
+def test_an_abort_from_afar_ends_a_wait_in_a_window() -> None:
+    def body(transport: Transport) -> None:
+        onesided = transport.ability(OneSided)
+        if transport.rank == 2:
+            for peer in (0, 1):
+                recv(transport, peer, 1, 0)
+            transport.abort(AbortedError("from afar"))
+            return
+        assert onesided is not None
+        window = onesided.expose("w", (0, 1), 8, soon())
+        send(transport, 2, 1, b"")
+        with pytest.raises(AbortedError, match="from afar"):
+            window.wait(1 - transport.rank, 1, soon())
+
+    on_ranks(auto("local", "tcp"), body, hosts="aab")
+
+
+def test_link_costs_are_those_of_the_two() -> None:
+    transport = auto("local", "tcp")(groups(1)[0])
+    local, tcp = (backend_of(name)(groups(1)[0]) for name in ("local", "tcp"))
+    assert transport.link_costs() == (local.link_costs()[0], tcp.link_costs()[1])
+
+
+def test_aborted_before_it_was_opened() -> None:
+    transport = auto()(groups(1)[0])
+    transport.abort(AbortedError("first"))
+    transport.abort(AbortedError("second"))
+    with pytest.raises(AbortedError, match="first"):
+        transport.open(soon())
+    transport.close(soon())
+
+
+def test_opened_once() -> None:
+    transport = auto()(groups(1)[0])
+    assert not transport.authenticated
+    assert transport.ability(OneSided) is None
+    transport.open(soon())
+    with pytest.raises(ClosedError, match="opened before"):
+        transport.open(soon())
+    assert transport.ability(OneSided) is not None
+    transport.close(soon())
+
+
+def test_close_tells_what_was_not_received() -> None:
+    transports = [auto("local", "tcp")(group) for group in groups(3, "baa")]
+    run_threads(lambda rank: transports[rank].open(soon()), 3, timeout=20)
+    transports[1].isend(2, 1, memoryview(b"unread"))
+    with pytest.raises(DeadlineExceeded, match="which is rank 2 of all 3"):
+        transports[1].close(time.monotonic() + 0.05)
+    run_threads(lambda index: transports[2 * index].close(soon()), 2, timeout=20)
+
+
+def test_options() -> None:
+    assert Options() == Options("shm", "tcp")
+    for setting in ("intra", "inter"):
+        with pytest.raises(ConfigError, match=f"{setting}='auto': must be another transport"):
+            registry.make_options("auto", {setting: ("auto", "test")})
+    with pytest.raises(ConfigError, match=r"eager_bytes='x' \(from setting intra_options of transport 'auto'\)"):
+        AutoTransport(groups(1)[0], Options("local", "local", intra_options=("eager_bytes=x",)))
+    with pytest.raises(ConfigError, match="unknown transport 'lokal'"):
+        AutoTransport(groups(1)[0], Options("lokal", "local"))
+
+
+@pytest.mark.parametrize(
+    ("shm", "tcp", "expected"),
+    [(None, None, None), ("no", None, None), (None, "no", None), ("no", "never", "no; never")],
+)
+def test_usable_if_one_of_the_two_is(
+    monkeypatch: pytest.MonkeyPatch, shm: str | None, tcp: str | None, expected: str | None
+) -> None:
+    reasons = {"shm": shm, "tcp": tcp}
+    monkeypatch.setattr(registry, "backend", lambda name: types.SimpleNamespace(usable=lambda: reasons[name]))
+    assert usable() == expected

@@ -1,0 +1,211 @@
+"""The board: the segment that all ranks of a group map, made by rank 0.
+
+    header     what it is, the size of a ring, whether any rank has aborted
+    controls   per rank: its state, which process it is, its doorbell
+    causes     per rank: why it aborted, in msgpack
+    rings      per ordered pair of ranks, see `ring`
+
+Every word has one writer, or writers that all write the same. Words of different writers are on different cache lines.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgpack
+
+from transports.base import Group
+from transports.errors import ConnectError, DeadlineExceeded, RondeError, from_wire, to_wire
+from transports.shm.doorbell import Doorbell
+from transports.shm.fence import barrier
+from transports.shm.liveness import Identity
+from transports.shm.ring import CONTROL_BYTES, RingMemory
+from transports.shm.segments import Segment
+
+ABSENT: Final = 0
+OPEN: Final = 1
+CLOSED: Final = 2
+
+_MAX_RINGS_BYTES: Final = 64 << 20
+_MIN_RING_BYTES: Final = 1 << 10
+_STORE_KEY: Final = "shm/board"
+_MAGIC: Final = int.from_bytes(b"RONDEshm", "little")
+_VERSION: Final = 1
+_HEADER_BYTES: Final = 128
+_RANK_BYTES: Final = 128
+_CAUSE_BYTES: Final = 8 << 10
+_PAGE: Final = 4 << 10
+
+# Indices of 64-bit words in the header and in a rank's control.
+_RING_BYTES: Final = 3
+_ABORTED: Final = 8
+_STATE: Final = 0
+_IDENTITY: Final = slice(1, 4)
+_CAUSE_LENGTH: Final = 4
+_BELL_OFFSET: Final = 64
+
+
+class Board:
+    """The board as one rank sees it. It belongs to that rank, which must `release` it."""
+
+    def __init__(self, segment: Segment, group: Group) -> None:
+        self.segment = segment
+        self._rank = group.rank
+        self._size = group.size
+        memory = segment.memory
+        controls = [_HEADER_BYTES + rank * _RANK_BYTES for rank in range(group.size)]
+        self._header = memory[:_HEADER_BYTES].cast("Q")
+        self._controls = [memory[at : at + _RANK_BYTES].cast("Q") for at in controls]
+        self.bells = [Doorbell(memory, at + _BELL_OFFSET) for at in controls]
+
+    @classmethod
+    def meet(cls, group: Group, ring_bytes: int, directory: str, deadline: float) -> Board:
+        """The group's board: rank 0 makes it, the others learn its name from the store and attach.
+
+        Raises ConnectError if it cannot be made or attached, DeadlineExceeded if rank 0 does not come, RendezvousError.
+        """
+        if group.rank == 0:
+            return cls._make(group, ring_bytes, directory)
+        maker = group.describe(0)
+        try:
+            note = msgpack.unpackb(group.store.get(_STORE_KEY, deadline))
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{maker} did not open the transport in time", rank=group.rank, peer=0) from error
+        if "error" in note:
+            raise ConnectError(f"{maker} could not open the transport: {note['error']}", rank=group.rank, peer=0)
+        try:
+            segment = Segment.attach(note["path"], note["nbytes"])
+        except FileNotFoundError as error:
+            raise ConnectError(f"{maker} gave up opening the transport", rank=group.rank, peer=0) from error
+        except OSError as error:
+            raise ConnectError(f"cannot attach to the board of {maker}: {error}", rank=group.rank, peer=0) from error
+        board = cls(segment, group)
+        if tuple(board._header[:_RING_BYTES]) != (_MAGIC, _VERSION, group.size):
+            board.release()
+            raise ConnectError(f"the board of {maker} is of another group or version", rank=group.rank, peer=0)
+        return board
+
+    @classmethod
+    def _make(cls, group: Group, ring_bytes: int, directory: str) -> Board:
+        ring_bytes = _fitting(ring_bytes, group.size)
+        nbytes = _rings_offset(group.size) + group.size * (group.size - 1) * (CONTROL_BYTES + ring_bytes)
+        try:
+            segment = Segment.create(nbytes, directory)
+        except OSError as error:
+            group.store.set(_STORE_KEY, msgpack.packb({"error": str(error)}))
+            raise ConnectError(f"rank 0 could not open the transport: {error}", rank=0) from error
+        try:
+            board = cls(segment, group)
+            for index, word in enumerate((_MAGIC, _VERSION, group.size, ring_bytes)):
+                board._header[index] = word
+            barrier()
+            group.store.set(_STORE_KEY, msgpack.packb({"path": segment.path, "nbytes": nbytes}))
+        except BaseException:
+            segment.unlink()
+            segment.close()
+            raise
+        return board
+
+    def release(self) -> None:
+        """Give the memory up. Idempotent."""
+        self._controls.clear()
+        self.bells.clear()
+        self._header = memoryview(b"")
+        self.segment.close()
+
+    def ring_memory(self, sender: int, receiver: int) -> RingMemory:
+        """The ring that carries frames from one rank to another one."""
+        ring_bytes = self._header[_RING_BYTES]
+        number = sender * (self._size - 1) + receiver - (receiver > sender)
+        offset = _rings_offset(self._size) + number * (CONTROL_BYTES + ring_bytes)
+        data = offset + CONTROL_BYTES
+        memory = self.segment.memory
+        return RingMemory(memory[offset:data].cast("Q"), memory[data : data + ring_bytes])
+
+    def enter(self, process: Identity) -> None:
+        """This rank has attached, and is that process."""
+        control = self._controls[self._rank]
+        for index, word in enumerate((process.pid, process.start, process.space), _IDENTITY.start):
+            control[index] = word
+        self._become(OPEN)
+
+    def leave(self) -> None:
+        """This rank says goodbye: it will send and publish nothing any more."""
+        self._become(CLOSED)
+
+    def state(self, rank: int) -> int:
+        """ABSENT, OPEN or CLOSED."""
+        return self._controls[rank][_STATE]
+
+    def process_of(self, rank: int) -> Identity:
+        """The process of a rank that is not absent."""
+        return Identity(*self._controls[rank][_IDENTITY])
+
+    def missing(self) -> list[int]:
+        """The ranks that have not attached yet."""
+        return [rank for rank in range(self._size) if self._controls[rank][_STATE] == ABSENT]
+
+    @property
+    def aborted(self) -> bool:
+        """True once any rank has told a cause."""
+        return bool(self._header[_ABORTED])
+
+    def tell(self, cause: RondeError) -> None:
+        """Tell all ranks why this one aborts. Once; echoes of another rank's cause are not told."""
+        text = _packed(cause)
+        at = self._cause_offset(self._rank)
+        self.segment.memory[at : at + len(text)] = text
+        self._controls[self._rank][_CAUSE_LENGTH] = len(text)
+        barrier()
+        self._header[_ABORTED] = 1
+        barrier()
+        self.ring_all()
+
+    def cause(self) -> RondeError | None:
+        """Why a rank aborted, None if none has; that of the lowest rank if several did at the same time."""
+        if not self.aborted:
+            return None
+        barrier()
+        for rank, control in enumerate(self._controls):
+            if length := control[_CAUSE_LENGTH]:
+                at = self._cause_offset(rank)
+                return from_wire(msgpack.unpackb(self.segment.memory[at : at + length]))
+        raise AssertionError("a rank has aborted without a cause")
+
+    def ring_all(self) -> None:
+        """Wake all ranks that sleep."""
+        for bell in self.bells:
+            bell.ring()
+
+    def _become(self, state: int) -> None:
+        barrier()
+        self._controls[self._rank][_STATE] = state
+        barrier()
+        self.ring_all()
+
+    def _cause_offset(self, rank: int) -> int:
+        return _HEADER_BYTES + self._size * _RANK_BYTES + rank * _CAUSE_BYTES
+
+
+def _rings_offset(size: int) -> int:
+    used = _HEADER_BYTES + size * (_RANK_BYTES + _CAUSE_BYTES)
+    return -(-used // _PAGE) * _PAGE
+
+
+def _fitting(ring_bytes: int, size: int) -> int:
+    """`ring_bytes` as a power of two, smaller where there would be too much of it."""
+    ring_bytes = 1 << (ring_bytes - 1).bit_length()
+    while ring_bytes > _MIN_RING_BYTES and ring_bytes * size * (size - 1) > _MAX_RINGS_BYTES:
+        ring_bytes //= 2
+    return ring_bytes
+
+
+def _packed(cause: RondeError) -> bytes:
+    """The wire form, its text cut where it would not fit."""
+    fields = to_wire(cause)
+    limit = _CAUSE_BYTES - 256
+    message = str(fields["message"]).encode(errors="replace")
+    if len(message) > limit:
+        message = message[: limit - 3] + b"..."
+    packed: bytes = msgpack.packb({**fields, "message": message.decode(errors="ignore")})
+    return packed

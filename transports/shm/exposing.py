@@ -1,0 +1,193 @@
+"""How the ranks of a window meet: the first of them makes the segment and offers it to the others through the rings.
+
+So a rank that waits for a window drives the transport, and hears of aborts and deaths, as in any other wait. Once all
+have attached, the name of the segment is removed; the offer's receivers remove it too where its maker may be dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgpack
+
+from transports.errors import DeadlineExceeded, MismatchError, RendezvousError, RondeError
+from transports.shm import window
+from transports.shm.segments import Segment, unlink
+from transports.shm.window import ShmWindow
+
+
+class Host(window.Host, Protocol):
+    """What the meeting needs of the transport."""
+
+    @property
+    def failure(self) -> RondeError | None:
+        """The cause of its abort."""
+
+    def offer(self, peer: int, payload: bytes) -> None:
+        """Send an offer."""
+
+
+class Offer:
+    """An offer that is arriving."""
+
+    def __init__(self, nbytes: int, deliver: Callable[[bytearray], None]) -> None:
+        self._payload = bytearray(nbytes)
+        self._deliver = deliver
+        self.view = memoryview(self._payload)
+
+    def finish(self) -> None:
+        """The offer is complete."""
+        self._deliver(self._payload)
+
+
+class Exposures:
+    """The windows that are being made. The offers are guarded by the transport's lock."""
+
+    def __init__(self, host: Host, directory: str) -> None:
+        self._host = host
+        self._directory = directory
+        self._offers: dict[str, dict[str, Any]] = {}
+
+    def arriving(self, nbytes: int) -> Offer:
+        """An offer of so many bytes is arriving."""
+        return Offer(nbytes, self._deliver)
+
+    def close(self) -> None:
+        """Remove what was offered and never attached to."""
+        for offer in self._offers.values():
+            if "path" in offer:
+                unlink(offer["path"])
+        self._offers.clear()
+
+    def offered(self, key: str) -> bool:
+        """True if somebody has offered a window of that name."""
+        return key in self._offers
+
+    def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> ShmWindow:
+        """Make the window, or attach to it, and wait until all have. Called without the lock."""
+        if ranks[0] == self._host.rank:
+            made = self._make(key, ranks, nbytes)
+        else:
+            made = self._attach(key, ranks, nbytes, deadline)
+        try:
+            made.attach()
+            meeting = _Meeting(self, self._host, key, made)
+            came = self._host.waiter.wait(meeting, deadline)
+            if self.offered(key):
+                raise self._at_odds(key, ranks, nbytes)
+            if not came:
+                absent = ", ".join(map(self._host.group.describe, made.missing()))
+                raise DeadlineExceeded(f"{absent} did not come to window {key!r} in time", rank=self._host.rank)
+            made.segment.unlink()
+        except BaseException:
+            if ranks[0] == self._host.rank or self._host.failure is not None:
+                made.segment.unlink()
+            made.close()
+            raise
+        return made
+
+    def _make(self, key: str, ranks: tuple[int, ...], nbytes: int) -> ShmWindow:
+        offer = {"key": key, "ranks": ranks, "nbytes": nbytes}
+        size = ShmWindow.segment_bytes(len(ranks), nbytes)
+        try:
+            segment = Segment.create(size, self._directory)
+        except OSError as error:
+            self._send({**offer, "error": str(error)}, ranks)
+            raise
+        try:
+            self._send({**offer, "path": segment.path, "size": size}, ranks)
+            return self._registered(segment, ranks, nbytes)
+        except BaseException:
+            segment.unlink()
+            segment.close()
+            raise
+
+    def _attach(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> ShmWindow:
+        rank, maker = self._host.rank, self._host.group.describe(ranks[0])
+        if not self._host.waiter.wait(_Offered(self, self._host, key, ranks[0]), deadline):
+            raise DeadlineExceeded(f"{maker} did not come to window {key!r} in time", rank=rank, peer=ranks[0])
+        with self._host.waiter.lock:
+            offer = self._offers[key]
+            if (tuple(offer["ranks"]), offer["nbytes"]) != (ranks, nbytes):
+                raise self._at_odds(key, ranks, nbytes)
+            del self._offers[key]
+        if "error" in offer:
+            raise RendezvousError(f"{maker} could not make window {key!r}: {offer['error']}", rank=rank, peer=ranks[0])
+        try:
+            segment = Segment.attach(offer["path"], offer["size"])
+        except OSError as error:
+            raise RendezvousError(
+                f"rank {rank} cannot attach to window {key!r} of {maker}: {error}", rank=rank, peer=ranks[0]
+            ) from error
+        return self._registered(segment, ranks, nbytes)
+
+    def _registered(self, segment: Segment, ranks: tuple[int, ...], nbytes: int) -> ShmWindow:
+        with self._host.waiter.lock:
+            try:
+                self._host.check_sound()
+                made = ShmWindow(self._host, segment, ranks, nbytes)
+            except BaseException:
+                segment.close()
+                raise
+            self._host.windows.add(made)
+            return made
+
+    def _send(self, offer: dict[str, Any], ranks: tuple[int, ...]) -> None:
+        payload = msgpack.packb(offer)
+        for rank in ranks[1:]:
+            self._host.offer(rank, payload)
+
+    def _deliver(self, payload: bytearray) -> None:
+        offer = msgpack.unpackb(payload)
+        self._offers[offer["key"]] = offer
+
+    def _at_odds(self, key: str, ranks: tuple[int, ...], nbytes: int) -> MismatchError:
+        offer = self._offers[key]
+        return MismatchError(
+            f"window {key!r}: rank {self._host.rank} asks for {nbytes} bytes among ranks {ranks}, "
+            f"another rank for {offer['nbytes']} among {tuple(offer['ranks'])}",
+            rank=self._host.rank,
+        )
+
+
+class _Offered:
+    """Waits for an offer."""
+
+    def __init__(self, exposures: Exposures, host: Host, key: str, maker: int) -> None:
+        self._exposures = exposures
+        self._host = host
+        self._key = key
+        self._maker = maker
+
+    @property
+    def done(self) -> bool:
+        return self._exposures.offered(self._key)
+
+    def check(self) -> None:
+        self._host.check_peer(self._maker, self)
+
+    def ask(self) -> None:
+        """Whoever sends an offer rings."""
+
+
+class _Meeting:
+    """Waits until all ranks have attached, or somebody offers another window of that name."""
+
+    def __init__(self, exposures: Exposures, host: Host, key: str, made: ShmWindow) -> None:
+        self._exposures = exposures
+        self._host = host
+        self._key = key
+        self._made = made
+
+    @property
+    def done(self) -> bool:
+        return self._exposures.offered(self._key) or not self._made.missing()
+
+    def check(self) -> None:
+        self._host.check_sound()
+        for rank in self._made.missing():
+            self._host.check_peer(rank, self)
+
+    def ask(self) -> None:
+        """Whoever attaches rings."""

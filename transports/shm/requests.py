@@ -1,0 +1,121 @@
+"""Sends and receives in flight through rings."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from transports.base import Group, Request
+from transports.errors import DeadlineExceeded
+from transports.matching import Receive
+from transports.shm.ring import Outbound
+from transports.shm.waiting import Awaited, Waiter
+
+
+class Host(Protocol):
+    """What requests and windows need of their transport."""
+
+    rank: int
+    group: Group
+    waiter: Waiter
+
+    def check_sound(self) -> None:
+        """Raises the transport's first failure, or ClosedError."""
+
+    def check_peer(self, peer: int, awaited: Awaited) -> None:
+        """Raises if what is awaited from or of `peer` cannot come: the first failure, which that becomes."""
+
+
+class Sent(Request):
+    """A send that was complete at once."""
+
+    __slots__ = ()
+
+    def test(self) -> bool:
+        return True
+
+    def wait(self, deadline: float) -> None:
+        """Returns at once."""
+
+
+class Sending(Request):
+    """Done when all of the frame is in the ring."""
+
+    __slots__ = ("_frame", "_host", "_peer")
+
+    def __init__(self, host: Host, peer: int, frame: Outbound) -> None:
+        self._host = host
+        self._peer = peer
+        self._frame = frame
+
+    @property
+    def done(self) -> bool:
+        return self._frame.done
+
+    def test(self) -> bool:
+        return self._frame.done or self._host.waiter.glance(self)
+
+    def wait(self, deadline: float) -> None:
+        if not self._frame.done and not self._host.waiter.wait(self, deadline):
+            frame, rank, peer = self._frame, self._host.rank, self._host.group.describe(self._peer)
+            raise DeadlineExceeded(
+                f"rank {rank} waited too long to send {frame.length} bytes with tag {frame.tag:#x} to {peer}, "
+                f"which has yet to make room for {frame.length - max(frame.offset, 0)} of them",
+                rank=rank,
+                peer=self._peer,
+            )
+
+    def check(self) -> None:
+        self._host.check_peer(self._peer, self)
+
+    def ask(self) -> None:
+        """A ring asks by itself."""
+
+
+class Receiving(Request):
+    """Done when the mailbox says so."""
+
+    __slots__ = ("_host", "_receive")
+
+    def __init__(self, host: Host, receive: Receive) -> None:
+        self._host = host
+        self._receive = receive
+
+    @property
+    def done(self) -> bool:
+        return self._receive.done
+
+    def test(self) -> bool:
+        if not (self._receive.done or self._host.waiter.glance(self)):
+            return False
+        self._raise_mismatch()
+        return True
+
+    def wait(self, deadline: float) -> None:
+        receive = self._receive
+        if not receive.done and not self._host.waiter.wait(self, deadline):
+            rank, peer = self._host.rank, self._host.group.describe(receive.peer)
+            raise DeadlineExceeded(
+                f"rank {rank} waited too long for {len(receive.view)} bytes with tag {receive.tag:#x} from {peer}",
+                rank=rank,
+                peer=receive.peer,
+            )
+        if receive.error is not None:
+            self._raise_mismatch()
+
+    def check(self) -> None:
+        self._host.check_peer(self._receive.peer, self)
+
+    def ask(self) -> None:
+        """Whoever sends a frame rings."""
+
+    def _raise_mismatch(self) -> None:
+        if self._receive.error is not None:
+            raise self._receive.error.with_traceback(None)
+
+
+def check_view(view: memoryview, *, writable: bool) -> None:
+    """Raises ValueError for a view that cannot be sent from or received into."""
+    if view.ndim != 1 or view.format != "B" or not view.c_contiguous:
+        raise ValueError(f"view of format {view.format!r}, {view.ndim} dimensions: must be contiguous bytes ('B', 1)")
+    if writable and view.readonly:
+        raise ValueError("view is read-only: a receive needs a writable one")

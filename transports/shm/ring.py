@@ -1,0 +1,255 @@
+"""Rings: how frames go from one rank to another one, through a buffer with one writer and one reader.
+
+    control   words of the sender: bytes ever written, and whether it wants to be woken when there is room;
+              on another line the word of the receiver: bytes ever read
+    data      a power of two of bytes; a frame is a header of 32 bytes and its payload, filled up to a multiple of 32
+
+Both counters only grow. The sender writes a large payload in pieces, so that the receiver copies one out while the next
+is copied in; pieces begin and end on multiples of 32 too. Neither end ever waits: `push` and `drain` do what is
+possible now. They are called with the transport's lock held and hold it for at most some rings full of bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from transports.shm.copying import copy
+from transports.shm.doorbell import Doorbell
+from transports.shm.fence import WEAKLY_ORDERED, barrier
+
+CONTROL_BYTES: Final = 256
+
+_WRITTEN: Final = 0
+_WANTED: Final = 1
+_READ: Final = 16
+_UNIT: Final = 32
+_MAX_PIECE: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class RingMemory:
+    """Where a ring is: its control as 64-bit words, and its data."""
+
+    control: memoryview
+    data: memoryview
+
+
+class Arriving(Protocol):
+    """Where the payload of an arriving frame goes."""
+
+    view: memoryview
+
+    def finish(self) -> None:
+        """The payload is complete in `view`."""
+
+
+Arrive = Callable[[int, int, int, int], Arriving | None]
+"""Called with kind, tag, check and length of a frame. None: leave it in the ring, and ask again at the next `drain`."""
+
+
+class Outbound:
+    """A frame on its way into the ring."""
+
+    __slots__ = ("check", "done", "kind", "length", "offset", "tag", "view")
+
+    def __init__(self, kind: int, tag: int, check: int, view: memoryview) -> None:
+        self.kind = kind
+        self.tag = tag
+        self.check = check
+        self.view = view
+        self.length = len(view)
+        self.offset = -1
+        self.done = False
+
+
+class _End:
+    """What both ends have alike."""
+
+    def __init__(self, memory: RingMemory, bell: Doorbell) -> None:
+        self._control = memory.control
+        self._data = memory.data
+        self._words = memory.data.cast("Q")
+        self._capacity = len(memory.data)
+        self._mask = self._capacity - 1
+        self._piece = min(_MAX_PIECE, self._capacity // 4)
+        self._bell = bell
+        self._asleep = bell.word
+
+
+class Outgoing(_End):
+    """The sender's end. `bell` is the receiver's."""
+
+    def __init__(self, memory: RingMemory, bell: Doorbell) -> None:
+        super().__init__(memory, bell)
+        self._written = 0
+        self._limit = self._capacity  # as much may have been written, as far as is known
+        self._queue: deque[Outbound] = deque()
+
+    @property
+    def queued(self) -> int:
+        """The number of frames that are not completely in the ring."""
+        return len(self._queue)
+
+    def send(self, kind: int, tag: int, check: int, view: memoryview) -> Outbound | None:
+        """Begin to send a frame. None if it is completely in the ring."""
+        length = len(view)
+        if length <= self._piece and not self._queue:
+            needed = _UNIT + (length + _UNIT - 1 & -_UNIT)
+            if self._written + needed <= self._limit or self._room() >= needed:
+                at = self._head(kind, tag, check, length)
+                if length:
+                    self._put(at, view)
+                self._written += needed
+                self._show()
+                return None
+        frame = Outbound(kind, tag, check, view)
+        self._queue.append(frame)
+        self.push()
+        return None if frame.done else frame
+
+    def push(self) -> bool:
+        """Write what there is room for; True if anything was written."""
+        moved = False
+        while self._queue:
+            frame = self._queue[0]
+            room = self._room()
+            if room < 2 * _UNIT and (room := self._insist()) < 2 * _UNIT:
+                break
+            if frame.offset < 0:
+                self._head(frame.kind, frame.tag, frame.check, frame.length)
+                self._written += _UNIT
+                frame.offset = 0
+                room -= _UNIT
+            count = min(frame.length - frame.offset, room, self._piece)
+            if count:
+                self._put(self._written & self._mask, frame.view[frame.offset : frame.offset + count])
+                frame.offset += count
+                self._written += count
+            if frame.offset == frame.length:
+                self._written += -self._written % _UNIT
+                self._queue.popleft()
+                frame.done = True
+            self._show()
+            moved = True
+        self._control[_WANTED] = bool(self._queue)
+        return moved
+
+    def forget(self) -> None:
+        """Give all buffers back; what is queued will not be sent."""
+        self._queue.clear()
+
+    def _head(self, kind: int, tag: int, check: int, length: int) -> int:
+        """Write a header, for which there is room; the position of the payload."""
+        words, position = self._words, self._written & self._mask
+        first = position >> 3
+        words[first] = tag
+        words[first + 1] = length
+        words[first + 2] = check
+        words[first + 3] = kind
+        return position + _UNIT & self._mask
+
+    def _put(self, at: int, payload: memoryview) -> None:
+        stop = at + len(payload)
+        over = stop - self._capacity
+        if over <= 0:
+            copy(self._data[at:stop], payload)
+        else:
+            copy(self._data[at:], payload[:-over])
+            copy(self._data[:over], payload[-over:])
+
+    def _room(self) -> int:
+        self._limit = self._control[_READ] + self._capacity
+        if WEAKLY_ORDERED:
+            barrier()
+        return self._limit - self._written
+
+    def _insist(self) -> int:
+        """There is no room: ask to be woken when there is; the room that there is by now."""
+        self._control[_WANTED] = 1
+        barrier()
+        return self._room()
+
+    def _show(self) -> None:
+        """Let the receiver see what was written."""
+        if WEAKLY_ORDERED:
+            barrier()
+        self._control[_WRITTEN] = self._written
+        if self._asleep[0]:
+            self._bell.ring()
+
+
+class Incoming(_End):
+    """The receiver's end. `bell` is the sender's."""
+
+    def __init__(self, memory: RingMemory, bell: Doorbell, arrive: Arrive) -> None:
+        super().__init__(memory, bell)
+        self._arrive = arrive
+        self._landing: Arriving | None = None
+        self._offset = 0
+        self._length = 0
+        self._read = 0
+
+    @property
+    def empty(self) -> bool:
+        """True if there is nothing to drain."""
+        return self._control[_WRITTEN] == self._read
+
+    def drain(self) -> bool:
+        """Read what has been written; True if anything was read."""
+        written, before = self._control[_WRITTEN], self._read
+        shown = before
+        if WEAKLY_ORDERED:
+            barrier()
+        while self._read < written:
+            landing = self._landing
+            if landing is None:
+                words, first = self._words, (self._read & self._mask) >> 3
+                length = words[first + 1]
+                landing = self._arrive(words[first + 3], words[first], words[first + 2], length)
+                if landing is None:
+                    break
+                self._read += _UNIT
+                if not length:
+                    landing.finish()
+                    continue
+                self._landing, self._offset, self._length = landing, 0, length
+            count = min(self._length - self._offset, written - self._read, self._piece)
+            if count:
+                self._take(landing.view[self._offset : self._offset + count])
+                self._offset += count
+                self._read += count
+            if self._offset == self._length:
+                self._read += -self._read % _UNIT
+                self._landing = None
+                landing.finish()
+            if self._read - shown >= self._piece:  # the sender may go on meanwhile
+                shown = self._read
+                self._yield_room()
+        if self._read != shown:
+            self._yield_room()
+        return self._read != before
+
+    def forget(self) -> None:
+        """Give the buffer of a frame that is arriving back. Nothing may be drained after it."""
+        self._landing = None
+
+    def _take(self, target: memoryview) -> None:
+        at = self._read & self._mask
+        stop = at + len(target)
+        over = stop - self._capacity
+        if over <= 0:
+            copy(target, self._data[at:stop])
+        else:
+            copy(target[:-over], self._data[at:])
+            copy(target[-over:], self._data[:over])
+
+    def _yield_room(self) -> None:
+        """Let the sender use what was read."""
+        if WEAKLY_ORDERED:
+            barrier()
+        self._control[_READ] = self._read
+        if self._control[_WANTED] and self._asleep[0]:
+            self._bell.ring()

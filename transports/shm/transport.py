@@ -1,0 +1,392 @@
+"""The shared-memory transport: `board` is what the ranks share, `ring` how frames go, `waiting` who moves them."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from transports.base import Group, LinkCost, Request, Transport, check_arguments
+from transports.errors import (
+    AbortedError,
+    ClosedError,
+    ConnectError,
+    DeadlineExceeded,
+    PeerLost,
+    RondeError,
+)
+from transports.matching import Mailbox
+from transports.onesided import OneSided, Window
+from transports.shm.board import CLOSED, Board
+from transports.shm.doorbell import Doorbell
+from transports.shm.exposing import Exposures
+from transports.shm.fence import barrier
+from transports.shm.liveness import Identity, Watch
+from transports.shm.options import AUTOMATIC_SPIN, Options
+from transports.shm.requests import Receiving, Sending, Sent, check_view
+from transports.shm.ring import Arrive, Arriving, Incoming, Outgoing
+from transports.shm.waiting import Awaited, Waiter
+from transports.shm.window import ShmWindow
+
+_SPIN: Final = 40e-6
+_DATA: Final = 0
+_OFFER: Final = 1
+_SENT: Final = Sent()
+
+
+class ShmTransport(Transport, OneSided):
+    """Bytes between the ranks of one host. See the module, `transports.base` and `transports.onesided`.
+
+    It is also the engine of its waiter and the host of its requests and windows: those calls come with the lock held.
+    """
+
+    name = "shm"
+
+    def __init__(self, group: Group, options: Options | None = None) -> None:
+        super().__init__(group)
+        self._options = options or Options()
+        spin = _spin_seconds(group, self._options)
+        self.spins = spin > 0
+        self.waiter = Waiter(self, spin)
+        self.windows: set[ShmWindow] = set()
+        self._lock = self.waiter.lock
+        self._mailbox = Mailbox(self.rank)
+        self._holding = False
+        self._exposures = Exposures(self, self._options.directory)
+        self._window_keys: set[str] = set()
+        self._board: Board | None = None
+        self._watch: Watch | None = None
+        self._outgoing: dict[int, Outgoing] = {}
+        self._incoming: dict[int, Incoming] = {}
+        self._backlog: set[int] = set()
+        self._opened = False
+        self._closing = False
+        self._closed = False
+        self._failure: RondeError | None = None
+        self._refusal: RondeError | None = ClosedError(f"{self._me} is not open", rank=self.rank)
+
+    @property
+    def authenticated(self) -> bool:
+        """True: only processes of this user can map the memory, and its random name comes from the group's store."""
+        return True
+
+    @property
+    def failure(self) -> RondeError | None:
+        return self._failure
+
+    def open(self, deadline: float) -> None:
+        with self._lock:
+            if self._opened or self._closed:
+                raise ClosedError(f"{self._me} was opened before; a transport is opened once", rank=self.rank)
+            self.check_sound()
+            self._opened = True
+        try:
+            self._open(deadline)
+        except BaseException as error:  # without this rank the others wait in vain
+            given_up = AbortedError(f"rank {self.rank} gave up opening the transport: {error!r}", rank=self.rank)
+            self.abort(error if isinstance(error, RondeError) else given_up)
+            with self._lock:
+                if self._board is not None:
+                    self._board.segment.unlink()
+                self._release()
+            raise
+
+    def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        check_arguments(self, peer, tag, check)
+        check_view(view, writable=False)
+        with self._lock:
+            if self._refusal is not None:
+                raise copy.copy(self._refusal)
+            if peer == self.rank:
+                landing = self._mailbox.arrive(peer, tag, check, len(view))
+                landing.view[:] = view
+                landing.finish()
+                self.waiter.interrupt()
+                return _SENT
+            try:
+                frame = self._outgoing[peer].send(_DATA, tag, check, view)
+            except BaseException as error:
+                self.crashed(error)
+                raise
+            if frame is None:
+                return _SENT
+            self._backlog.add(peer)
+        return Sending(self, peer, frame)
+
+    def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        check_arguments(self, peer, tag, check)
+        check_view(view, writable=True)
+        with self._lock:
+            if self._refusal is not None:
+                raise copy.copy(self._refusal)
+            receive = self._mailbox.post(peer, tag, view, check)
+            if self._holding:
+                self._holding = False
+                self.waiter.interrupt()
+        return Receiving(self, receive)
+
+    def abort(self, cause: RondeError) -> None:
+        with self._lock:
+            if self._failure is not None or self._closed:
+                return
+            told = None
+            if self._board is not None:
+                told = self._board.cause()
+                if told is None:
+                    self._board.tell(cause)
+            self._fail(told or cause)
+
+    def close(self, deadline: float) -> None:
+        """See Transport. What is sent has left this rank once it is in the rings, which outlive it as long as a peer
+        has them. What a peer that has closed did not take is dropped."""
+        with self._lock:
+            if self._closing or self._closed:
+                return
+            self._closing = True
+            sound = self._refusal is None
+            self._refusal = self._failure or ClosedError(f"{self._me} was closed", rank=self.rank)
+        try:
+            if sound and not self.waiter.wait(_Flush(self), deadline):
+                absent = ", ".join(map(self.group.describe, sorted(self._backlog)))
+                raise DeadlineExceeded(f"{self._me} was closed before {absent} had taken all frames", rank=self.rank)
+        finally:
+            with self._lock:
+                self._release()
+
+    def link_costs(self) -> tuple[LinkCost, LinkCost]:
+        """Measured on two cores of an AMD Zen 3; there are no ranks on other hosts."""
+        cost = LinkCost(8e-6, 0.3e-9)
+        return cost, cost
+
+    def reaches(self, ranks: tuple[int, ...]) -> bool:
+        return all(0 <= rank < self.size for rank in ranks)
+
+    def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> Window:
+        """See OneSided. Also raises MismatchError if another rank came with other arguments."""
+        if self.rank not in ranks or len(set(ranks)) != len(ranks) or not self.reaches(ranks):
+            raise ValueError(f"ranks={ranks!r}: must be distinct ranks, 0 to {self.size - 1}, {self.rank} among them")
+        if nbytes < 0:
+            raise ValueError(f"nbytes={nbytes!r}: must be 0 or more")
+        with self._lock:
+            if self._refusal is not None:
+                raise copy.copy(self._refusal)
+            if key in self._window_keys:
+                raise ValueError(f"key={key!r}: was used before; every window of a group needs a key of its own")
+            self._window_keys.add(key)
+        return self._exposures.expose(key, ranks, nbytes, deadline)
+
+    # What the waiter drives.
+
+    def sweep(self) -> bool:
+        if self._failure is not None or self._board is None:
+            return False
+        moved = False
+        for incoming in self._incoming.values():
+            if not incoming.empty and incoming.drain():
+                moved = True
+        if self._backlog:
+            for peer in tuple(self._backlog):
+                outgoing = self._outgoing[peer]
+                if outgoing.push():
+                    moved = True
+                if not outgoing.queued:
+                    self._backlog.discard(peer)
+        return moved
+
+    def look(self) -> None:
+        board, watch = self._board, self._watch
+        if self._failure is not None or board is None or watch is None:
+            return
+        for peer in watch.dead():
+            if board.state(peer) != CLOSED:
+                who = f"rank {self.rank} lost {self.group.describe(peer)}"
+                self.abort(PeerLost(f"{who}: its process ended without closing", rank=self.rank, peer=peer))
+
+    def crashed(self, error: BaseException) -> None:
+        self.abort(AbortedError(f"rank {self.rank} was interrupted while it moved bytes: {error!r}", rank=self.rank))
+
+    # What requests and windows need.
+
+    def check_sound(self) -> None:
+        self.learn()
+        if self._failure is not None:
+            raise copy.copy(self._failure)  # each raise has a traceback of its own
+        if self._closed:
+            raise ClosedError(f"{self._me} was closed", rank=self.rank)
+
+    def check_peer(self, peer: int, awaited: Awaited) -> None:
+        self.check_sound()
+        if peer == self.rank or not self.departed(peer):
+            return
+        barrier()
+        if self._incoming[peer].empty and not awaited.done:
+            text = f"{self.group.describe(peer)} closed its transport while rank {self.rank} was waiting for it"
+            self.abort(PeerLost(text, rank=self.rank, peer=peer))
+            self.check_sound()
+
+    def bells_of(self, ranks: Sequence[int]) -> list[Doorbell]:
+        board = self._board
+        assert board is not None
+        return [board.bells[rank] for rank in ranks]
+
+    def offer(self, peer: int, payload: bytes) -> None:
+        """Send a frame of the transport's own."""
+        with self._lock:
+            self.check_sound()
+            if self._outgoing[peer].send(_OFFER, 0, 0, memoryview(payload)) is not None:
+                self._backlog.add(peer)
+
+    # Life and death.
+
+    def learn(self) -> None:
+        """Fail if another rank has aborted."""
+        board = self._board
+        if self._failure is None and board is not None and board.aborted:
+            self._fail(board.cause() or AbortedError("a rank has aborted", rank=self.rank))
+
+    def departed(self, peer: int) -> bool:
+        """True if a peer has closed its transport."""
+        return self._board is not None and self._board.state(peer) == CLOSED
+
+    def drop(self, peer: int) -> None:
+        """Give up what is queued for a peer."""
+        self._outgoing[peer].forget()
+        self._backlog.discard(peer)
+
+    @property
+    def backlog(self) -> set[int]:
+        """The peers that frames are queued for."""
+        return self._backlog
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have not opened yet."""
+        return [] if self._board is None else self._board.missing()
+
+    @property
+    def _me(self) -> str:
+        return f"the shared-memory transport of rank {self.rank}"
+
+    def _open(self, deadline: float) -> None:
+        host = self.group.members[self.rank].host
+        far = [self.group.describe(rank) for rank, member in enumerate(self.group.members) if member.host != host]
+        if far:
+            raise ConnectError(
+                f"rank {self.rank} cannot share memory with {', '.join(far)}: not on its host", rank=self.rank
+            )
+        board = Board.meet(self.group, self._options.ring_bytes, self._options.directory, deadline)
+        with self._lock:
+            self._board = board
+            for peer in range(self.size):
+                if peer != self.rank:
+                    self._join(board, peer)
+            self.waiter.open(board.bells[self.rank])
+            board.enter(Identity.own())
+        if not self.waiter.wait(_Assembly(self), deadline):
+            absent = ", ".join(map(self.group.describe, board.missing()))
+            raise DeadlineExceeded(f"{absent} did not open the transport in time", rank=self.rank)
+        board.segment.unlink()
+        with self._lock:
+            self.check_sound()
+            self._watch = Watch()
+            for peer in self._incoming:
+                self._watch.add(peer, board.process_of(peer))
+            self._refusal = None
+
+    def _join(self, board: Board, peer: int) -> None:
+        there, back = board.ring_memory(self.rank, peer), board.ring_memory(peer, self.rank)
+        self._outgoing[peer] = Outgoing(there, board.bells[peer])
+        self._incoming[peer] = Incoming(back, board.bells[peer], self._arrivals_from(peer))
+
+    def _arrivals_from(self, peer: int) -> Arrive:
+        def arrive(kind: int, tag: int, check: int, length: int) -> Arriving | None:
+            if kind == _OFFER:
+                return self._exposures.arriving(length)
+            mailbox = self._mailbox
+            if mailbox.parked_bytes + length > self._options.max_parked_bytes and not mailbox.expects(peer, tag):
+                self._holding = True
+                return None
+            return mailbox.arrive(peer, tag, check, length)
+
+        return arrive
+
+    def _fail(self, cause: RondeError) -> None:
+        """Give all buffers back, and let all that wait look again."""
+        self._failure = self._refusal = cause
+        for incoming in self._incoming.values():
+            incoming.forget()
+        for outgoing in self._outgoing.values():
+            outgoing.forget()
+        self._backlog.clear()
+        self._mailbox = Mailbox(self.rank)
+        self.waiter.interrupt()
+
+    def _release(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._refusal = self._failure or ClosedError(f"{self._me} was closed", rank=self.rank)
+        self.waiter.close()
+        for window in tuple(self.windows):
+            window.close()
+        self._exposures.close()
+        self._mailbox = Mailbox(self.rank)
+        self._outgoing.clear()
+        self._incoming.clear()
+        self._backlog.clear()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if self._board is not None:
+            self._board.leave()
+            self._board.release()
+            self._board = None
+
+
+class _Assembly:
+    """Waits until all ranks have opened."""
+
+    def __init__(self, transport: ShmTransport) -> None:
+        self._transport = transport
+
+    @property
+    def done(self) -> bool:
+        return not self._transport.missing
+
+    def check(self) -> None:
+        self._transport.check_sound()
+
+    def ask(self) -> None:
+        """Whoever attaches rings."""
+
+
+class _Flush:
+    """Waits until all that was sent is in the rings, or the transport fails."""
+
+    def __init__(self, transport: ShmTransport) -> None:
+        self._transport = transport
+
+    @property
+    def done(self) -> bool:
+        return self._transport.failure is not None or not self._transport.backlog
+
+    def check(self) -> None:
+        """Never raises: a failure ends the flush."""
+        self._transport.learn()
+        for peer in tuple(self._transport.backlog):
+            if self._transport.departed(peer):
+                self._transport.drop(peer)
+
+    def ask(self) -> None:
+        """A ring asks by itself."""
+
+
+def _spin_seconds(group: Group, options: Options) -> float:
+    if options.spin_us != AUTOMATIC_SPIN:
+        return options.spin_us * 1e-6
+    own = group.members[group.rank]
+    neighbours = [member for member in group.members if member.host == own.host]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = sum(member.pid == own.pid for member in neighbours) > 1
+    return 0.0 if threads or cores < len(neighbours) else _SPIN

@@ -1,0 +1,230 @@
+"""Windows in shared memory.
+
+    controls   per rank 256 bytes: its epoch and whether it has attached; on another line whether anybody sleeps who
+               waits for it; on two more the last 8 epochs, each with its check
+    parts      per rank, each on a page of its own
+
+To publish is three stores and a look at one word; to wait for what is there already is one load. Neither takes a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from transports.base import MAX_CHECK
+from transports.errors import ClosedError, DeadlineExceeded, MismatchError
+from transports.onesided import Window
+from transports.shm import requests
+from transports.shm.doorbell import Doorbell
+from transports.shm.fence import WEAKLY_ORDERED, barrier
+from transports.shm.segments import Segment
+
+_CONTROL_BYTES: Final = 256
+_PAGE: Final = 4096
+_GLANCES: Final = 200
+"""Looks at an epoch, some 30 ns each, before a wait does anything else."""
+
+# Indices of 64-bit words in a rank's control.
+_EPOCH: Final = 0
+_ATTACHED: Final = 1
+_ASKED: Final = 8
+_CHECKS: Final = 16
+_KEPT: Final = 8
+
+_NEVER: Final = 1 << 64
+
+
+class Host(requests.Host, Protocol):
+    """What windows need of their transport."""
+
+    spins: bool
+    windows: set[ShmWindow]
+
+    def bells_of(self, ranks: Sequence[int]) -> list[Doorbell]:
+        """The doorbells of ranks."""
+
+
+class ShmWindow(Window):
+    """One rank's mapping of a window. See the module."""
+
+    def __init__(self, host: Host, segment: Segment, ranks: tuple[int, ...], nbytes: int) -> None:
+        self.ranks = ranks
+        self.index = ranks.index(host.rank)
+        self.nbytes = nbytes
+        self.closed = False
+        self.segment = segment
+        self._host = host
+        self._bells = host.bells_of(ranks)
+        self._glances = range(_GLANCES if host.spins else 0)
+        self._published = 0
+        memory = segment.memory
+        starts = [_parts_offset(len(ranks)) + index * _stride(nbytes) for index in range(len(ranks))]
+        self._views = [memory[start : start + nbytes] for start in starts]
+        controls = [index * _CONTROL_BYTES for index in range(len(ranks))]
+        self._controls = [memory[at : at + _CONTROL_BYTES].cast("Q") for at in controls]
+        self._own = self._controls[self.index]
+
+    @staticmethod
+    def segment_bytes(count: int, nbytes: int) -> int:
+        """The size of the segment for a window of `count` ranks."""
+        return _parts_offset(count) + count * _stride(nbytes)
+
+    def view(self, index: int) -> memoryview:
+        if self.closed:
+            raise self._closed_error()
+        if not 0 <= index < len(self.ranks):
+            raise ValueError(f"index={index!r}: must be a position in the window's ranks, 0 to {len(self.ranks) - 1}")
+        return self._views[index]
+
+    def publish(self, epoch: int, check: int = 0) -> None:
+        if epoch <= self._published or not 0 <= check <= MAX_CHECK:
+            self._refuse(epoch, check)
+        own, slot = self._own, _CHECKS + 2 * (epoch % _KEPT)
+        own[slot] = epoch
+        if WEAKLY_ORDERED:
+            barrier()
+        own[slot + 1] = check
+        if WEAKLY_ORDERED:
+            barrier()
+        own[_EPOCH] = self._published = epoch
+        if own[_ASKED]:
+            self._wake()
+
+    def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
+        if self._controls[index][_EPOCH] < epoch and not self._came_soon(index, epoch):
+            self._wait_long(index, epoch, deadline)
+        if WEAKLY_ORDERED:
+            barrier()
+        if check is not None:
+            self._compare(index, epoch, check)
+
+    def close(self) -> None:
+        with self._host.waiter.lock:
+            if self.closed:
+                return
+            self.closed = True
+            self._host.windows.discard(self)
+            self._published = _NEVER
+            nothing = memoryview(bytearray(_CONTROL_BYTES)).cast("Q")
+            self._own, self._controls = nothing, [nothing] * len(self.ranks)
+            self._bells.clear()
+            for view in self._views:
+                with contextlib.suppress(BufferError):  # an array still looks at it, and keeps the memory
+                    view.release()
+            self._views.clear()
+            self.segment.close()
+            self._host.waiter.interrupt()
+
+    # What transport and waits need.
+
+    def attach(self) -> None:
+        """Tell the other ranks that this one has the memory."""
+        self._own[_ATTACHED] = 1
+        self._ring()
+
+    def missing(self) -> list[int]:
+        """The ranks that have not attached yet."""
+        return [rank for rank, control in zip(self.ranks, self._controls, strict=True) if not control[_ATTACHED]]
+
+    def reached(self, index: int, epoch: int) -> bool:
+        """True if the epoch of a position is at least `epoch`."""
+        return self._controls[index][_EPOCH] >= epoch
+
+    def ask(self, index: int) -> None:
+        """Ask to be rung when the epoch of a position rises."""
+        if not self.closed:
+            self._controls[index][_ASKED] = 1
+
+    def check(self, index: int, awaited: _Reaching) -> None:
+        """Raise if an awaited epoch will never be reached."""
+        if self.closed:
+            self._host.check_sound()  # that of the transport is the better error
+            raise self._closed_error()
+        self._host.check_peer(self.ranks[index], awaited)
+
+    def _came_soon(self, index: int, epoch: int) -> bool:
+        control = self._controls[index]
+        for _ in self._glances:  # noqa: SIM110 - any() takes three times as long
+            if control[_EPOCH] >= epoch:
+                return True
+        return False
+
+    def _wait_long(self, index: int, epoch: int, deadline: float) -> None:
+        if not self._host.waiter.wait(_Reaching(self, index, epoch), deadline):
+            rank, peer = self._host.rank, self.ranks[index]
+            raise DeadlineExceeded(
+                f"rank {rank} waited too long for {self._host.group.describe(peer)} to reach epoch {epoch} of a "
+                f"window; it is at {self._controls[index][_EPOCH]}",
+                rank=rank,
+                peer=peer,
+            )
+
+    def _compare(self, index: int, epoch: int, check: int) -> None:
+        control, slot = self._controls[index], _CHECKS + 2 * (epoch % _KEPT)
+        # The publisher writes a slot's epoch first: if that is still the one asked for, the check is the one of it.
+        newest, found = control[_EPOCH], control[slot + 1]
+        if WEAKLY_ORDERED:
+            barrier()
+        said = control[slot]
+        if said == epoch and found == check:
+            return
+        if said > epoch or (said < epoch and newest - epoch >= _KEPT):  # it is too long ago
+            return
+        rank, peer = self._host.rank, self.ranks[index]
+        what = f"check {found:#010x}" if said == epoch else "nothing"
+        raise MismatchError(
+            f"{self._host.group.describe(peer)} published {what} with epoch {epoch} of a window; "
+            f"rank {rank} expected check {check:#010x}",
+            rank=rank,
+            peer=peer,
+        )
+
+    def _wake(self) -> None:
+        self._own[_ASKED] = 0
+        self._ring()
+
+    def _ring(self) -> None:
+        barrier()  # whoever is about to sleep has seen what was written, or is seen here
+        for bell in self._bells:
+            bell.ring()
+
+    def _refuse(self, epoch: int, check: int) -> None:
+        if self.closed:
+            raise self._closed_error()
+        if not 0 <= check <= MAX_CHECK:
+            raise ValueError(f"check={check!r}: must be 0 to 2**32 - 1")
+        raise ValueError(f"epoch={epoch!r}: must be greater than {self._published}, the epoch published before")
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError("the window was closed", rank=self._host.rank)
+
+
+class _Reaching:
+    """Waits for an epoch."""
+
+    __slots__ = ("_epoch", "_index", "_window")
+
+    def __init__(self, window: ShmWindow, index: int, epoch: int) -> None:
+        self._window = window
+        self._index = index
+        self._epoch = epoch
+
+    @property
+    def done(self) -> bool:
+        return self._window.reached(self._index, self._epoch)
+
+    def check(self) -> None:
+        self._window.check(self._index, self)
+
+    def ask(self) -> None:
+        self._window.ask(self._index)
+
+
+def _parts_offset(count: int) -> int:
+    return -(-count * _CONTROL_BYTES // _PAGE) * _PAGE
+
+
+def _stride(nbytes: int) -> int:
+    return -(-nbytes // _PAGE) * _PAGE
