@@ -128,20 +128,20 @@ class Executor:
             for at, call in enumerate(bound.calls):  # noqa: B007
                 call()
         except RondeError as error:
-            step = plan.program.instructions[at]
-            failure = error.within(f"in {plan.call.describe()}, call {self.calls}, {plan.algorithm.name}: {step.label}")
-            if isinstance(error, MismatchError):
-                failure = MismatchError(
-                    f"rank {self._transport.rank} is in {plan.call.describe()} as its call {self.calls}, "
-                    f"rank {error.peer} is in another call: {failure.message}",
-                    rank=self._transport.rank,
-                    peer=error.peer,
-                )
-            self._transport.abort(failure)
-            raise failure from error
+            raise self._give_up(plan, at, error) from error
         except BaseException as error:  # an interrupt in the middle leaves the others waiting: tell them
             self._transport.abort(RondeError(f"rank {self._transport.rank} left {plan.call.describe()}: {error!r}"))
             raise
+
+    def _give_up(self, plan: Plan, at: int, error: RondeError) -> RondeError:
+        """Abort the transport because of an error in instruction `at`; what to raise for it."""
+        what, step = plan.call.describe(), plan.program.instructions[at].label
+        text = f"in {what}, call {self.calls}, {plan.algorithm.name}: {step}"
+        if isinstance(error, MismatchError):
+            rank = self._transport.rank
+            text = f"rank {rank} is in {what} as its call {self.calls}, rank {error.peer} is in another call; {text}"
+        self._transport.abort(error.within(text))
+        return error.within(text)
 
     def _bind(self, plan: Plan, source: Array, target: Array, half: int) -> _Bound:
         """Instructions as calls without arguments, in order."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from collectives.schedule import Buf, Geometry, Opcode, Ref, Step
 from collectives.specs import Spec
@@ -78,8 +78,13 @@ class Layout:
 
 
 _KINDS: Final = tuple(Kind)
-_SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _, _AWAIT = Opcode  # looking a member up in its class takes long
+_SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _, _AWAIT = Kind
+_IN, _OUT, _SCRATCH, _STAGE = Buf
+_new = tuple.__new__  # see schedule.py
+
 _ALL_OF_STAGE: Final = Span(Buf.STAGE, 0, 1 << 62)
+_NOTHING: Final = Span(Buf.SCRATCH, 0, 0)
+_Pending: TypeAlias = tuple[int, int, int, Instruction]
 
 
 def split_evenly(count: int, parts: int) -> list[int]:
@@ -115,23 +120,12 @@ def lay_out(
     )
 
 
-class _Pending(NamedTuple):
-    """A request that has begun, and the elements that it uses."""
-
-    request: int
-    start: int
-    stop: int
-    peer: int
-    label: str
-
-
-def _memory(span: Span) -> int:
-    """One number for each buffer, a peer's STAGE being another buffer than the own."""
-    return 4 * span.rank + span.buf
-
-
 class _Lowering:
-    """Turns steps into instructions, remembering which memory pending requests still use."""
+    """Turns steps into instructions, remembering which memory pending requests still use.
+
+    receiving, sending   for each buffer (a peer's STAGE being another than the own) its pending requests as
+                         (request, first element, element behind the last, AWAIT instruction)
+    """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -153,52 +147,43 @@ class _Lowering:
     def span(self, ref: Ref) -> Span:
         buf, chunk, width, slot, rank, base = ref
         length = self.length(chunk, width)
-        if buf is Buf.SCRATCH or buf is Buf.STAGE:
+        if buf is _SCRATCH or buf is _STAGE:
             start = slot * self.layout.largest
             top = start + width * self.layout.largest
             if base >= 0:
                 start += self.length(base, chunk - base)
-            if buf is Buf.STAGE:
+            if buf is _STAGE:
                 self.stage = max(self.stage, top)
             elif top > self.scratch:
                 self.scratch = top
-            return Span(buf, start, start + length, rank)
-        table = self.layout.inputs if buf is Buf.IN else self.layout.outputs
+            return _new(Span, (buf, start, start + length, rank))
+        table = self.layout.inputs if buf is _IN else self.layout.outputs
         last = chunk + width - 1
         if chunk not in table or last not in table:
             raise ValueError(f"{ref}: {buf.name} of this rank does not hold it")
         start = table[chunk]
         if table[last] + self.layout.sizes[last] != start + length:
             raise ValueError(f"{ref}: these chunks are not adjacent in {buf.name}")
-        if buf is Buf.IN and self.layout.alias is not None:
-            buf, start = Buf.OUT, start + self.layout.alias
-        return Span(buf, start, start + length)
+        if buf is _IN and self.layout.alias is not None:
+            buf, start = _OUT, start + self.layout.alias
+        return _new(Span, (buf, start, start + length, -1))
 
-    def settle_read(self, span: Span) -> None:
-        """Complete the pending RECVs that write what is now read."""
-        pending = self.receiving.get(_memory(span))
+    def settle(self, table: dict[int, list[_Pending]], span: Span) -> None:
+        """Complete the pending requests of a table that use a span."""
+        buf, start, stop, rank = span
+        pending = table.get(4 * rank + buf)
         if pending:
-            self.complete(pending, span)
-
-    def settle_write(self, span: Span) -> None:
-        """Complete the pending requests that use what is now written."""
-        self.settle_read(span)
-        pending = self.sending.get(_memory(span))
-        if pending:
-            self.complete(pending, span)
-
-    def complete(self, pending: list[_Pending], span: Span) -> None:
-        _, start, stop, _ = span
-        for entry in [entry for entry in pending if entry[1] < stop and start < entry[2]]:
-            self.instructions.append(Instruction(Kind.AWAIT, entry.label, entry.peer, request=entry.request))
-            pending.remove(entry)
+            for entry in [entry for entry in pending if entry[1] < stop and start < entry[2]]:
+                self.instructions.append(entry[3])
+                pending.remove(entry)
 
     def begin(self, table: dict[int, list[_Pending]], step: Step, span: Span | None) -> int:
         """Number a request and remember what it uses."""
-        memory, start, stop = (0, 0, 0) if span is None else (_memory(span), span.start, span.stop)
+        buf, start, stop, rank = _NOTHING if span is None else span
         request = self.requests
         self.requests += 1
-        table.setdefault(memory, []).append(_Pending(request, start, stop, step.peer, step.label))
+        await_ = _new(Instruction, (_AWAIT, step.label, step.peer, None, None, None, 0, request))
+        table.setdefault(4 * rank + buf, []).append((request, start, stop, await_))
         return request
 
     def add(self, step: Step) -> None:
@@ -210,36 +195,38 @@ class _Lowering:
         main = a if dst is None else dst
         if main is not None and main.start == main.stop:
             return  # both ends know that this piece is empty
-        if opcode is _AWAIT:
+        kind = _KINDS[opcode]
+        if kind is _AWAIT:
             self.drain()
             return
-        if opcode is _COPY or opcode is _REDUCE:
-            if dst is None or a is None or (b is None) is (opcode is _REDUCE):
+        if kind is _COPY or kind is _REDUCE:
+            if dst is None or a is None or (b is None) is (kind is _REDUCE):
                 raise ValueError(f"{step}: operands are missing")
             length = dst.stop - dst.start
             if a.stop - a.start != length or (b is not None and b.stop - b.start != length):
                 raise ValueError(f"{step}: operands differ in size")
             if a == dst and b is None:
                 return
-        elif opcode is _SIGNAL:
-            self.settle_read(_ALL_OF_STAGE)
+        elif kind is _SIGNAL:
+            self.settle(self.receiving, _ALL_OF_STAGE)
             self.phases = max(self.phases, phase)
-        for span in (a, b):
-            if span is not None:
-                self.settle_read(span)
+        if a is not None:
+            self.settle(self.receiving, a)
+        if b is not None:
+            self.settle(self.receiving, b)
         if dst is not None:
-            self.settle_write(dst)
-        if opcode is _SEND:
+            self.settle(self.receiving, dst)
+            self.settle(self.sending, dst)
+        if kind is _SEND:
             request = self.begin(self.sending, step, a)
-        elif opcode is _RECV:
+        elif kind is _RECV:
             request = self.begin(self.receiving, step, dst)
-        self.instructions.append(Instruction(_KINDS[opcode], label, peer, a, b, dst, phase, request))
+        self.instructions.append(_new(Instruction, (kind, label, peer, a, b, dst, phase, request)))
 
     def drain(self) -> None:
         """Complete all pending requests."""
         tables = (*self.receiving.values(), *self.sending.values())
-        for entry in sorted(entry for pending in tables for entry in pending):
-            self.instructions.append(Instruction(Kind.AWAIT, entry.label, entry.peer, request=entry.request))
+        self.instructions += [entry[3] for entry in sorted(entry for pending in tables for entry in pending)]
         self.receiving.clear()
         self.sending.clear()
 

@@ -102,45 +102,52 @@ class Geometry:
         return replace(self, rank=rank)
 
 
+# Schedules have many steps: looking members up in an enumeration and calling a named tuple would take most of the time.
+
+_new = tuple.__new__
+_IN, _OUT, _SCRATCH, _STAGE = Buf
+_SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _WAIT, _AWAIT = Opcode
+
+
 def inp(chunk: int, width: int = 1) -> Ref:
-    return Ref(Buf.IN, chunk, width)
+    return _new(Ref, (_IN, chunk, width, -1, -1, -1))
 
 
 def out(chunk: int, width: int = 1) -> Ref:
-    return Ref(Buf.OUT, chunk, width)
+    return _new(Ref, (_OUT, chunk, width, -1, -1, -1))
 
 
 def scratch(slot: int, chunk: int, width: int = 1, base: int = -1) -> Ref:
-    return Ref(Buf.SCRATCH, chunk, width, slot, base=base)
+    return _new(Ref, (_SCRATCH, chunk, width, slot, -1, base))
 
 
 def stage(slot: int, chunk: int, width: int = 1, rank: int = -1) -> Ref:
-    return Ref(Buf.STAGE, chunk, width, slot, rank)
+    return _new(Ref, (_STAGE, chunk, width, slot, rank, -1))
 
 
 def send(peer: int, a: Ref | None, label: str) -> Step:
-    return Step(Opcode.SEND, label, peer, a)
+    return _new(Step, (_SEND, label, peer, a, None, None, 0))
 
 
 def recv(peer: int, dst: Ref | None, label: str) -> Step:
-    return Step(Opcode.RECV, label, peer, None, None, dst)
+    return _new(Step, (_RECV, label, peer, None, None, dst, 0))
 
 
 def copy(a: Ref, dst: Ref, label: str) -> Step:
-    return Step(Opcode.COPY, label, -1, a, None, dst)
+    return _new(Step, (_COPY, label, -1, a, None, dst, 0))
 
 
 def reduce(a: Ref, b: Ref, dst: Ref, label: str) -> Step:
-    return Step(Opcode.REDUCE, label, -1, a, b, dst)
+    return _new(Step, (_REDUCE, label, -1, a, b, dst, 0))
 
 
 def signal(phase: int, label: str) -> Step:
-    return Step(Opcode.SIGNAL, label, phase=phase)
+    return _new(Step, (_SIGNAL, label, -1, None, None, None, phase))
 
 
 def wait(peer: int, phase: int, label: str) -> Step:
-    return Step(Opcode.WAIT, label, peer=peer, phase=phase)
+    return _new(Step, (_WAIT, label, peer, None, None, None, phase))
 
 
 def settle(label: str) -> Step:
-    return Step(Opcode.AWAIT, label)
+    return _new(Step, (_AWAIT, label, -1, None, None, None, 0))

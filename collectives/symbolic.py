@@ -15,6 +15,7 @@ UNDEFINED: Final = -1
 PENDING: Final = -2
 """What a RECV that has not been awaited is about to overwrite."""
 
+_IN, _, _, _STAGE = Buf
 _LATER: Final = 1 << 62
 """The moment at which a read ends that is still going on."""
 
@@ -117,13 +118,12 @@ class Memory:
         if span is None:
             raise Violation("an operand is missing")
         buf, start, stop, peer = span
-        if buf is Buf.STAGE:
-            room, half, owner = self._window, self._half, self._peers[peer] if peer >= 0 else self
-        else:
-            room, half, owner = len(self._buffers[buf]), 0, self
-        if not 0 <= start <= stop <= room:
-            raise Violation(f"{buf.name} {start}:{stop} is out of bounds, it has {room} elements")
-        return owner, buf, start + half, stop + half
+        if buf is _STAGE:
+            if 0 <= start <= stop <= self._window:
+                return self._peers[peer] if peer >= 0 else self, buf, start + self._half, stop + self._half
+        elif 0 <= start <= stop <= len(self._buffers[buf]):
+            return self, buf, start, stop
+        raise Violation(f"{buf.name} {start}:{stop} is out of bounds")
 
     def read(self, span: Span | None, *, lasting: bool = False) -> list[int]:
         """The values of a span. A `lasting` read goes on until `end_read`."""
@@ -158,7 +158,7 @@ class Memory:
         memory = self._buffers[buf]
         if len(values) != stop - start:
             raise Violation(f"puts {len(values)} elements where {stop - start} have room")
-        if buf is Buf.IN:
+        if buf is _IN:
             raise Violation("writes IN")
         if owner is not self:
             raise Violation(f"writes the STAGE of rank {owner._rank}")
@@ -166,7 +166,7 @@ class Memory:
             raise Violation(f"writes {buf.name} {start}:{stop}, which a pending SEND reads")
         if PENDING in memory[start:stop]:
             raise Violation(f"writes {buf.name} {start}:{stop}, which a pending RECV writes")
-        if buf is Buf.STAGE:
+        if buf is _STAGE:
             for place in range(start, stop):
                 for reader, moment in self._readers[place].items():
                     if moment > self.clock[reader]:
@@ -179,5 +179,5 @@ class Memory:
         """End a write that was PENDING."""
         _, buf, start, stop = self._locate(span)
         self._buffers[buf][start:stop] = values
-        if buf is Buf.STAGE:
+        if buf is _STAGE:
             self._written[start:stop] = [self.now] * (stop - start)

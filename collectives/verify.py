@@ -13,7 +13,6 @@ Messages match in a fixed order and a WAIT names its signal, so all interleaving
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple, NoReturn
 
@@ -135,8 +134,8 @@ class _Machine:
         for number, program in enumerate(lowered.programs):
             memories.append(Memory(number, memories, size, program.scratch, self.window))
         self.ranks = [_Rank(n, program, memories[n]) for n, program in enumerate(lowered.programs)]
-        self.unmatched: dict[tuple[int, int], deque[_Request]] = {}
-        self.ready = list(self.ranks)
+        self.unmatched: dict[tuple[int, int], list[_Request]] = {}
+        self.ready = self.ranks[::-1]
         self.asleep: dict[tuple[int, int], list[_Rank]] = {}
         self.messages = self.sent = self.reduced = self.copied = 0
 
@@ -204,8 +203,8 @@ class _Machine:
         """Run a rank until it ends or must wait."""
         steps, memory = rank.steps, rank.memory
         while True:
-            while rank.at < len(steps):
-                step = steps[rank.at]
+            for at in range(rank.at, len(steps)):
+                rank.at, step = at, steps[at]
                 kind = step.kind
                 if kind is _SEND or kind is _RECV:
                     self.begin(rank, step)
@@ -226,7 +225,7 @@ class _Machine:
                     self.signal(rank, step)
                 elif not self.wait(rank, step):
                     return
-                rank.at += 1
+            rank.at = len(steps)
             self.leave(rank)
             if rank.call + 1 == self.calls:
                 return
@@ -258,12 +257,13 @@ class _Machine:
                 rank.memory.write(step.dst, [PENDING] * (step.dst.stop - step.dst.start))
             link = step.peer, rank.number
         queue = self.unmatched.get(link)
-        if queue is None:
-            queue = self.unmatched[link] = deque()
-        if not queue or queue[0].step.kind is step.kind:
+        if not queue:
+            self.unmatched[link] = [request]
+            return
+        if queue[0].step.kind is step.kind:
             queue.append(request)
             return
-        other = queue.popleft()
+        other = queue.pop(0)
         self.match(*((request, other) if sends else (other, request)))
         blocked = other.owner
         if blocked.at < len(blocked.steps) and blocked is not rank:
@@ -360,15 +360,12 @@ class _Machine:
         return None
 
     def check_ended(self) -> None:
-        """No rank waits for ever, no message is left over, a barrier has held."""
+        """No rank waits for ever (so no message is left over, as each is awaited), and a barrier has held."""
         stuck = [rank for rank in self.ranks if rank.at < len(rank.steps)]
         if stuck:
             steps = [(rank, rank.steps[rank.at]) for rank in stuck[:8]]
             waits = [f"rank {rank.number} in {step.label!r} for rank {step.peer}" for rank, step in steps]
             self.fail(stuck[0], "deadlock: " + ", ".join(waits))
-        for queue in self.unmatched.values():
-            for request in queue:
-                self.fail(request.owner, f"has no counterpart at rank {request.step.peer}", request.at)
         for rank in self.ranks if self.timed else ():
             for peer in self.ranks:
                 if rank.memory.clock[peer.number] < peer.entered[-1]:

@@ -113,7 +113,9 @@ def main() -> None:
         alone = train(Network(seed=0), x[training], y[training], epochs, None)
         difference = max(abs(a - b) for a, b in zip(losses, alone, strict=True))
         close = difference < 1e-8
-        print(f"largest difference of a loss to the one-process run: {difference:.1e} ({'ok' if close else 'TOO LARGE'})")
+        print(
+            f"largest difference of a loss to the one-process run: {difference:.1e} ({'ok' if close else 'TOO LARGE'})"
+        )
         accuracy = float((network.logits(x[test]).argmax(axis=1) == y[test]).mean())
         print(f"test accuracy: {100 * accuracy:.1f} %", flush=True)
         if not (same and close):

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -37,9 +36,10 @@ examples:
   ronde bench allgather -np 4 --transport tcp
   ronde bench --min 1M --max 64M --json out.json     results with machine and versions, as JSON
 
-The columns are those of nccl-tests: time is the median over the repeats of the slowest rank's time, algbw = size / time,
-busbw = algbw times the share of the data that the busiest link must carry (2(n-1)/n for allreduce, (n-1)/n for allgather,
-reduce_scatter and alltoall, 1 for the others). #wrong counts wrong elements on all ranks. Exit status 1 if there are any.
+The columns are those of nccl-tests. time: the median over the repeats, of the slowest rank. algbw = size / time. busbw:
+algbw times the share of the data that the busiest link must carry, 2(n-1)/n for allreduce, (n-1)/n for allgather,
+gather, scatter, reduce_scatter and alltoall, 1 for the others. #wrong: wrong elements on all ranks; exit status 1 if
+there are any.
 """
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from collectives.patterns import (
@@ -86,7 +88,7 @@ def test_folds_group_adjacent_ranks(size: int) -> None:
     fold = Fold(size)
     assert fold.power == 1 << fold.bits <= size < 2 * fold.power
     members = [list(fold.members(group)) for group in range(fold.power)]
-    assert sum(members, []) == list(range(size))
+    assert list(chain(*members)) == list(range(size))
     assert all(fold.group(rank) == group for group, ranks in enumerate(members) for rank in ranks)
     assert [len(ranks) for ranks in members] == [2] * fold.pairs + [1] * (fold.power - fold.pairs)
 

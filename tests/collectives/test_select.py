@@ -53,7 +53,7 @@ def test_reproducible_calls_have_a_choice_wherever_they_combine() -> None:
 def test_a_name_is_obeyed_or_refused() -> None:
     selector = Selector(MODEL, (), "tcp")
     assert selector.choose(demand(nbytes=1 << 26), "recursive_doubling").algorithm.name == "recursive_doubling"
-    with pytest.raises(ValueError, match="algorithm='magic': for allreduce it must be one of .*ring"):
+    with pytest.raises(ValueError, match=r"algorithm='magic': for allreduce it must be one of .*ring"):
         selector.choose(demand(), "magic")
     with pytest.raises(ValueError, match="algorithm='direct': it needs one-sided windows"):
         selector.choose(demand(), "direct")

@@ -52,7 +52,7 @@ _NUMBER: Final = _NUMBERS.get(platform.machine(), 0)
 
 
 class Doorbell:
-    """The doorbell at `offset`, a multiple of 4, of shared memory. Look at `word[0]` before calling `ring`: it is cheap."""
+    """The doorbell at `offset`, a multiple of 4, of shared memory. Look at `word[0]` before calling `ring`."""
 
     def __init__(self, memory: memoryview, offset: int) -> None:
         self.word = memory[offset : offset + 4].cast("I")

@@ -30,7 +30,7 @@ class Identity:
 
 
 class Watch:
-    """Watches processes. A rank of the own process, or of another namespace of ids, cannot be watched: it never dies."""
+    """Watches processes. A rank of the own process or of another namespace of ids cannot be watched: it never dies."""
 
     def __init__(self) -> None:
         self._own = Identity.own()

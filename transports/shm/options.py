@@ -25,7 +25,7 @@ class Options:
                       the one for temporary files
     """
 
-    ring_bytes: int = 1 << 18
+    ring_bytes: int = 1 << 19
     max_parked_bytes: int = 1 << 30
     spin_us: int = AUTOMATIC_SPIN
     directory: str = ""

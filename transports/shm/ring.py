@@ -26,7 +26,7 @@ _WRITTEN: Final = 0
 _WANTED: Final = 1
 _READ: Final = 16
 _UNIT: Final = 32
-_MAX_PIECE: Final = 1 << 16
+_MAX_PIECE: Final = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ The rule of waiting
     lasts at most FIRST_SLEEP, then twice that and so on up to LONGEST_SLEEP. The bound serves two ends: peers that died
     cannot ring; and a ring that memory ordering has swallowed (see `doorbell`) costs little more time than was waited
     before.
-The lock is held while it spins, and the interpreter's too: hence spinning is short, and off where ranks share a process.
+The lock is held while it spins, the interpreter's too: hence spinning is short, and off where ranks share a process.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import glob
 import multiprocessing
 import os
@@ -42,6 +43,7 @@ class Leaks:
 
     def found(self) -> list[str]:
         """What was left behind, described, after it had time to settle."""
+        gc.collect()  # what only errors' tracebacks refer to is garbage, not a leak
         deadline = time.monotonic() + self._settle
         for thread in self._new_threads():
             thread.join(max(0.0, deadline - time.monotonic()))

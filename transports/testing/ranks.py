@@ -120,7 +120,7 @@ def run_processes(
 def _child(pipe: Connection, fn: Callable[..., Any], rank: int, args: tuple[Any, ...]) -> None:
     """The body of a rank's process."""
     if hasattr(faulthandler, "register"):
-        faulthandler.register(signal.SIGUSR1, file=pipe.fileno())
+        faulthandler.register(signal.SIGUSR1, file=pipe.fileno(), chain=True)  # to the default: the process ends
     try:
         report = pickle.dumps((True, fn(rank, *args)))
     except BaseException as error:  # noqa: BLE001 - carried to the parent
@@ -140,11 +140,14 @@ def _portable(error: BaseException) -> BaseException:
 
 
 def _dump(process: BaseProcess, pipe: Connection) -> str:
-    """The stacks of a process that does not end, which it writes into its pipe when told to."""
+    """The stacks of a process that does not end, which it writes into its pipe when told to end."""
     if not hasattr(faulthandler, "register") or process.pid is None:
         return "no stack to be had on this platform\n"
     os.kill(process.pid, signal.SIGUSR1)
-    return os.read(pipe.fileno(), 1 << 16).decode(errors="replace") if pipe.poll(DUMP_SECONDS) else "no answer\n"
+    text = b""
+    while pipe.poll(DUMP_SECONDS) and (piece := os.read(pipe.fileno(), 1 << 16)):
+        text += piece
+    return text.decode(errors="replace") or "no answer\n"
 
 
 def _join(threads: list[threading.Thread], timeout: float) -> None:

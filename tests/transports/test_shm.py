@@ -1,0 +1,702 @@
+"""The shared-memory transport: rings, windows, sleep, deaths. What every transport promises is in test_conformance."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.transports.groups import group_of_processes, groups, on_ranks, recv, send, soon
+from transports import shm
+from transports.base import Group
+from transports.errors import (
+    AbortedError,
+    ClosedError,
+    ConfigError,
+    ConnectError,
+    DeadlineExceeded,
+    MismatchError,
+    PeerLost,
+    RendezvousError,
+    RondeError,
+)
+from transports.onesided import Window
+from transports.rendezvous.file import FileStore
+from transports.shm import Options, ShmTransport, doorbell, fence, ring, segments, window
+from transports.shm.copying import copy
+from transports.shm.doorbell import Doorbell
+from transports.shm.fence import barrier
+from transports.shm.liveness import Identity, Watch
+from transports.shm.ring import CONTROL_BYTES, Incoming, Outgoing, RingMemory
+from transports.shm.segments import Segment
+from transports.testing import check_transport, run_processes, run_threads
+
+pytestmark = pytest.mark.skipif(shm.usable() is not None, reason=str(shm.usable()))
+
+BOTH = (0, 1)
+SECONDS = 40.0
+
+
+def make(group: Group) -> ShmTransport:
+    return shm.create(group, Options())
+
+
+def small_rings(group: Group) -> ShmTransport:
+    return shm.create(group, Options(ring_bytes=1024))
+
+
+def briefly(seconds: float) -> float:
+    return time.monotonic() + seconds
+
+
+def sleeps(t: ShmTransport, peer: int) -> bool:
+    return bool(t.bells_of((peer,))[0].word[0])
+
+
+def await_sleep(t: Any, peer: int) -> None:
+    """Wait until a rank sleeps at its doorbell."""
+    end = soon()
+    while not sleeps(t, peer):
+        assert time.monotonic() < end, f"rank {peer} never slept"
+        time.sleep(0.0005)
+
+
+# Settings and opening
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("ring_bytes", 1023), ("ring_bytes", 1 << 29), ("spin_us", -2), ("max_parked_bytes", -1), ("directory", "tmp")],
+)
+def test_a_bad_setting_is_named(setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{setting}={value!r}: must be"):
+        Options(**{setting: value})
+
+
+def test_ranks_on_other_hosts_are_named() -> None:
+    t = make(groups(3, ["a", "b", "a"])[0])
+    with pytest.raises(ConnectError, match=r"rank 1 \(localhost, pid \d+\): not on its host"):
+        t.open(soon())
+    t.close(soon())
+
+
+def test_names_are_gone_once_all_are_open(tmp_path: Path) -> None:
+    def body(t: Any) -> None:
+        assert not list(tmp_path.iterdir())
+        made = t.expose("w", BOTH, 10, soon())
+        assert not list(tmp_path.iterdir())
+        made.publish(1)
+        made.wait(1 - t.rank, 1, soon())
+
+    on_ranks(lambda group: shm.create(group, Options(directory=str(tmp_path))), body)
+
+
+def test_memory_is_for_this_user_only(tmp_path: Path) -> None:
+    segment = Segment.create(5000, str(tmp_path))
+    assert stat.S_IMODE(os.stat(segment.path).st_mode) == 0o600
+    other = Segment.attach(segment.path, 5000)
+    segment.memory[4999] = 7
+    assert other.memory[4999] == 7
+    os.symlink(segment.path, tmp_path / "ronde-link")
+    for path, nbytes in ((segment.path, 5001), (str(tmp_path / "ronde-link"), 5000), (str(tmp_path / "none"), 1)):
+        with pytest.raises(OSError):
+            Segment.attach(path, nbytes)
+    segment.unlink()
+    segment.unlink()
+    for each in (segment, other, segment):
+        each.close()
+
+
+def test_a_directory_of_ones_own(tmp_path: Path) -> None:
+    def body(t: Any) -> bytes:
+        peer = 1 - t.rank
+        sending = t.isend(peer, 1, memoryview(b"%d" % t.rank))
+        got = recv(t, peer, 1, 1)
+        sending.wait(soon())
+        return got
+
+    assert on_ranks(lambda group: shm.create(group, Options(directory=str(tmp_path))), body) == [b"1", b"0"]
+    assert not list(tmp_path.iterdir())
+
+
+def full(descriptor: int, offset: int, nbytes: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_no_room_for_the_board_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    transports = [make(group) for group in groups(3)]
+
+    def body(rank: int) -> str:
+        with pytest.raises(ConnectError, match="No space left") as caught:
+            transports[rank].open(soon())
+        transports[rank].close(soon())
+        return str(caught.value)
+
+    assert all("rank 0" in text for text in run_threads(body, 3, timeout=SECONDS))
+
+
+def test_no_room_for_a_window_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(t: Any) -> None:
+        if t.rank == 0:
+            monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+            with pytest.raises(OSError, match="No space left"):
+                t.expose("w", BOTH, 10, soon())
+        else:
+            with pytest.raises(RendezvousError, match=r"rank 0 .*No space left"):
+                t.expose("w", BOTH, 10, soon())
+        assert t.failure is None
+
+    on_ranks(make, body)
+
+
+def test_who_comes_after_all_was_given_up_hears_so() -> None:
+    early, late = (make(group) for group in groups(2))
+    with pytest.raises(DeadlineExceeded, match="rank 1"):
+        early.open(briefly(0.01))
+    with pytest.raises(ConnectError, match=r"rank 0 .* gave up"):
+        late.open(soon())
+    for t in (early, late):
+        with pytest.raises(RondeError):
+            t.isend(0, 1, memoryview(b""))
+        t.close(soon())
+
+
+# Rings
+
+
+def ends(segment: Segment, capacity: int, arrive: ring.Arrive) -> tuple[Outgoing, Incoming]:
+    memory, bell = segment.memory, Doorbell(segment.memory, 0)
+    words, data = memory[128 : 128 + CONTROL_BYTES].cast("Q"), memory[128 + CONTROL_BYTES :][:capacity]
+    return Outgoing(RingMemory(words, data), bell), Incoming(RingMemory(words, data), bell, arrive)
+
+
+class Landed:
+    def __init__(self, nbytes: int) -> None:
+        self.payload = bytearray(nbytes)
+        self.view = memoryview(self.payload)
+        self.finished = False
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, 31, 32, 33, 250, 256, 257, 1000, 1024, 5000]), st.booleans()), max_size=40
+    )
+)
+def test_a_ring_carries_frames_of_all_sizes_in_order(frames: list[tuple[int, bool]]) -> None:
+    landed: list[tuple[int, int, int, Landed]] = []
+
+    def arrive(kind: int, tag: int, check: int, length: int) -> Landed:
+        landed.append((kind, tag, check, Landed(length)))
+        return landed[-1][3]
+
+    segment = Segment.create(128 + CONTROL_BYTES + 1024)
+    segment.unlink()
+    outgoing, incoming = ends(segment, 1024, arrive)
+    rng = random.Random(len(frames))
+    payloads = [rng.randbytes(length) for length, _ in frames]
+    for number, (payload, (_, drained)) in enumerate(zip(payloads, frames, strict=True)):
+        outgoing.send(number % 2, 2**64 - 1 - number, 2**32 - 1 - number, memoryview(payload))
+        if drained:
+            incoming.drain()
+    while outgoing.queued or not incoming.empty:
+        assert incoming.drain() | outgoing.push()
+    assert all(entry[3].finished for entry in landed)
+    assert [bytes(entry[3].payload) for entry in landed] == payloads
+    expected = [(number % 2, 2**64 - 1 - number, 2**32 - 1 - number) for number in range(len(frames))]
+    assert [entry[:3] for entry in landed] == expected
+    del outgoing, incoming
+    segment.close()
+
+
+@pytest.mark.parametrize("length", [0, 1, 2047, 2048, 2049, 100_000, (1 << 20) + 1])
+def test_copies_are_exact(length: int) -> None:
+    source = random.Random(length).randbytes(length)
+    target = bytearray(length + 3)
+    copy(memoryview(target)[3:], memoryview(source))
+    assert target == bytes(3) + source
+
+
+def test_frames_much_larger_than_the_ring_pass_both_ways() -> None:
+    data = [random.Random(rank).randbytes(300_001) for rank in range(3)]
+
+    def body(t: Any) -> None:
+        buffers = [bytearray(300_001) for _ in range(3)]
+        coming = [t.irecv(peer, 1, memoryview(buffers[peer])) for peer in range(3)]
+        going = [t.isend(peer, 1, memoryview(data[t.rank])) for peer in range(3)]
+        for request in going + coming:
+            request.wait(soon())
+        assert buffers == data
+
+    on_ranks(small_rings, body, 3)
+
+
+def test_a_frame_over_the_limit_stays_in_the_ring_until_it_is_asked_for() -> None:
+    def body(t: Any) -> None:
+        if t.rank == 0:
+            going = [t.isend(1, tag, memoryview(bytes([tag]) * 600)) for tag in (1, 2, 3)]
+            for request in going:
+                request.wait(soon())
+        else:
+            with pytest.raises(DeadlineExceeded):
+                t.irecv(1, 9, memoryview(bytearray())).wait(briefly(0.02))
+            assert t._mailbox.parked_bytes == 600
+            assert [recv(t, 0, tag, 600) for tag in (1, 2, 3)] == [bytes([tag]) * 600 for tag in (1, 2, 3)]
+
+    on_ranks(lambda group: shm.create(group, Options(max_parked_bytes=1000)), body)
+
+
+def test_a_deadline_of_a_send_tells_who_does_not_read() -> None:
+    def body(t: Any) -> None:
+        if t.rank == 0:
+            sending = t.isend(1, 1, memoryview(bytes(100_000)))
+            with pytest.raises(DeadlineExceeded, match=r"send 100000 bytes with tag 0x1 to rank 1"):
+                sending.wait(briefly(0.01))
+            send(t, 0, 2, b"")
+            recv(t, 0, 2, 0)
+            ready.set()
+            sending.wait(soon())
+        else:
+            assert ready.wait(SECONDS)
+            assert recv(t, 0, 1, 100_000) == bytes(100_000)
+
+    ready = threading.Event()
+    on_ranks(small_rings, body)
+
+
+def test_close_names_the_ranks_that_did_not_take_all() -> None:
+    def body(t: Any) -> None:
+        if t.rank == 0:
+            t.isend(1, 1, memoryview(bytes(100_000)))
+            with pytest.raises(DeadlineExceeded, match=r"before rank 1 .* had taken all"):
+                t.close(briefly(0.01))
+            closed.set()
+        assert closed.wait(SECONDS)
+
+    closed = threading.Event()
+    on_ranks(small_rings, body)
+
+
+def test_frames_for_a_rank_that_has_closed_hold_nobody_up() -> None:
+    def body(t: Any) -> None:
+        if t.rank == 1:
+            t.close(soon())
+            closed.set()
+        else:
+            assert closed.wait(SECONDS)
+            t.isend(1, 1, memoryview(bytes(100_000)))
+            t.close(soon())
+
+    closed = threading.Event()
+    on_ranks(small_rings, body)
+
+
+# Waiting
+
+
+@pytest.mark.parametrize("futex", [True, False])
+def test_a_rank_that_sleeps_is_woken_by_a_frame(futex: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not futex:
+        monkeypatch.setattr(doorbell, "_call", None)
+
+    def body(t: Any) -> None:
+        for number in range(3):
+            if t.rank == 0:
+                await_sleep(t, 1)
+                send(t, 1, number, b"abc")
+                recv(t, 1, number, 0)
+            else:
+                assert recv(t, 0, number, 3) == b"abc"
+                send(t, 0, number, b"")
+
+    on_ranks(make, body)
+
+
+def test_a_doorbell_wakes_its_sleeper() -> None:
+    segment = Segment.create(4096)
+    segment.unlink()
+
+    def use(bell: Doorbell) -> None:
+        bell.sleep(30.0)  # it is not armed
+        bell.arm()
+        with ThreadPoolExecutor(1) as pool:
+            sleeping = pool.submit(bell.sleep, 30.0)
+            bell.ring()
+            sleeping.result(20.0)
+        assert bell.word[0] == 0
+        bell.arm()
+        bell.sleep(0.001)
+        assert bell.word[0] == 1
+
+    use(Doorbell(segment.memory, 64))
+    segment.close()
+
+
+def test_waiting_for_a_late_rank_burns_no_core() -> None:
+    def body(t: Any) -> float:
+        made = t.expose("w", BOTH, 8, soon())
+        if t.rank == 0:
+            time.sleep(0.3)
+            made.publish(1)
+            return 0.0
+        began = time.thread_time()
+        made.wait(0, 1, soon())
+        return time.thread_time() - began
+
+    assert on_ranks(make, body)[1] < 0.15
+
+
+def test_threads_of_one_rank_wait_for_different_things() -> None:
+    def body(t: Any) -> None:
+        made = t.expose("w", BOTH, 8, soon())
+        if t.rank == 0:
+            await_sleep(t, 1)
+            for step in range(1, 4):
+                made.publish(step)
+                send(t, 1, step, bytes(step))
+                recv(t, 1, step, 0)
+            return
+
+        def waits(number: int) -> None:
+            for step in range(1, 4):
+                if number == 0:
+                    made.wait(0, step, soon())
+                elif number == 1:
+                    assert recv(t, 0, step, step) == bytes(step)
+                    send(t, 1, step, b"")
+                else:
+                    recv(t, 1, step, 0)
+                    send(t, 0, step, b"")
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(waits, range(3)))
+
+    on_ranks(make, body)
+
+
+def test_a_wait_for_an_epoch_drains_a_full_ring() -> None:
+    def body(t: Any) -> None:
+        made = t.expose("w", BOTH, 8, soon())
+        if t.rank == 0:
+            send(t, 1, 1, bytes(50_000))
+            made.publish(1)
+        else:
+            made.wait(0, 1, soon())
+            assert recv(t, 0, 1, 50_000) == bytes(50_000)
+
+    on_ranks(small_rings, body)
+
+
+def test_spinning_is_for_processes_that_have_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not make(groups(2)[0]).spins
+    assert shm.create(groups(2)[0], Options(spin_us=5)).spins
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    assert make(groups(1)[0]).spins
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(), raising=False)
+    assert not make(groups(1)[0]).spins
+
+
+def test_all_works_where_memory_is_weakly_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
+    fences: deque[int] = deque()
+
+    def counted() -> None:
+        fences.append(1)
+        barrier()
+
+    for module in (ring, window):
+        monkeypatch.setattr(module, "WEAKLY_ORDERED", True)
+        monkeypatch.setattr(module, "barrier", counted)
+    check_transport(make, sizes=(2,), only={"every_length_arrives_whole", "another_check_is_refused"})
+    assert len(fences) > 100
+
+
+def test_unknown_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence, "_MACHINE", "riscv64")
+    assert "memory ordering" in str(shm.usable())
+
+
+# Aborts and deaths
+
+
+def test_an_abort_wakes_all_and_its_cause_is_cut_to_fit() -> None:
+    reason = "why " + "ü" * 10_000
+
+    def body(t: Any) -> str:
+        made = t.expose("w", (0, 1, 2), 8, soon())
+        if t.rank == 0:
+            await_sleep(t, 1)
+            await_sleep(t, 2)
+            t.abort(AbortedError(reason, rank=0))
+        waits = (lambda: made.wait(0, 1, soon())) if t.rank == 2 else (lambda: recv(t, (t.rank + 1) % 3, 1, 4))
+        with pytest.raises(AbortedError) as caught:
+            waits()
+        t.abort(AbortedError("later"))
+        assert str(t.failure) == str(caught.value)
+        return str(caught.value)
+
+    texts = on_ranks(make, body, 3)
+    assert texts[0] == reason
+    assert texts[1] == texts[2]
+    assert texts[1].startswith("why üü")
+    assert texts[1].endswith("...")
+
+
+def test_causes_at_the_same_time_are_one_for_each_rank() -> None:
+    def body(t: Any) -> str:
+        gate.wait(SECONDS)
+        if t.rank < 2:
+            t.abort(AbortedError(f"by {t.rank}", rank=t.rank))
+        with pytest.raises(AbortedError) as caught:
+            recv(t, t.rank, 1, 4)
+        assert str(t.failure) == str(caught.value)
+        return str(caught.value)
+
+    gate = threading.Barrier(3)
+    assert set(on_ranks(make, body, 3)) <= {"by 0", "by 1"}
+
+
+def test_an_interrupt_in_the_middle_of_a_copy_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(target: memoryview, source: memoryview) -> None:
+        raise KeyboardInterrupt
+
+    def body(t: Any) -> None:
+        if t.rank == 0:
+            with monkeypatch.context() as patch:
+                patch.setattr(ring, "copy", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    t.isend(1, 1, memoryview(b"abc"))
+        with pytest.raises(AbortedError, match="rank 0 was interrupted while it moved bytes"):
+            recv(t, 1 - t.rank, 1, 3)
+
+    on_ranks(make, body)
+
+
+def rank_that_may_die(rank: int, directory: str) -> list[str]:
+    """One transport for each way to wait; the death of rank 1 is news to each of them."""
+    store = FileStore(f"{directory}/store")
+    group = group_of_processes(rank, 3, store)
+    options = Options(directory=f"{directory}/memory")
+    ways = ["frame", "frame of another", "epoch", "window"]
+    made = {}
+    for way in ways:
+        t = shm.create(dataclasses.replace(group, store=group.store.prefixed(way)), options)
+        t.open(soon())
+        made[way] = t, t.expose("w", (0, 1, 2), 8, soon())
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    texts = []
+    for way, (t, w) in made.items():
+        with pytest.raises(PeerLost) as caught:
+            wait_in_vain(t, w, way)
+        texts.append(str(caught.value))
+        t.close(soon())
+    store.close()
+    return texts
+
+
+def wait_in_vain(t: ShmTransport, made: Window, way: str) -> None:
+    if way == "frame":
+        recv(t, 1, 1, 4)
+    elif way == "frame of another":
+        recv(t, 2 - t.rank, 1, 4)
+    elif way == "epoch":
+        made.wait(1, 1, soon())
+    else:
+        t.expose("v", (0, 1, 2), 8, soon())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a zombie is told from the living by /proc")
+def test_a_killed_process_is_missed_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    texts = run_processes(rank_that_may_die, 3, str(tmp_path), timeout=SECONDS, dying={1})
+    for rank in (0, 2):
+        assert all("lost rank 1 (localhost, pid" in text for text in texts[rank]), texts[rank]
+    assert not list((tmp_path / "memory").iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_a_watch_tells_the_dead_from_the_living(pidfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not pidfd:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    own = Identity.own()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        with open(f"/proc/{child.pid}/stat", "rb") as file:
+            start = int(file.read().rpartition(b")")[2].split()[19])
+        watch = Watch()
+        watch.add(0, own)
+        watch.add(1, Identity(child.pid, start, own.space))
+        watch.add(2, Identity(child.pid, start + 1, own.space))  # it died, and its id was given to another one
+        watch.add(3, Identity(child.pid, start + 1, own.space + 1))
+        assert watch.dead() == [2]
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie
+        assert sorted(watch.dead()) == [1, 2]
+        watch.close()
+        watch.close()
+
+
+# Windows
+
+
+def test_windows_name_bad_arguments() -> None:
+    def body(t: Any) -> None:
+        with pytest.raises(ValueError, match=r"ranks=\(0, 2\): must be distinct ranks, 0 to 1"):
+            t.expose("w", (0, 2), 8, soon())
+        with pytest.raises(ValueError, match="nbytes=-1: must be 0 or more"):
+            t.expose("w", BOTH, -1, soon())
+        made = t.expose("w", BOTH, 0, soon())
+        assert len(made.view(1)) == 0
+        with pytest.raises(ValueError, match="key='w': was used before"):
+            t.expose("w", BOTH, 0, soon())
+        made.publish(5)
+        for epoch, check, text in (
+            (5, 0, "epoch=5: must be greater than 5"),
+            (6, 1 << 32, "check="),
+            (6, -1, "check="),
+        ):
+            with pytest.raises(ValueError, match=text):
+                made.publish(epoch, check)
+        with pytest.raises(ValueError, match="index=2: must be"):
+            made.view(2)
+        made.close()
+        refused: list[Callable[[], object]] = [
+            lambda: made.publish(9),
+            lambda: made.view(0),
+            lambda: made.wait(0, 9, soon()),
+        ]
+        for call in refused:
+            with pytest.raises(ClosedError, match="window was closed"):
+                call()
+
+    on_ranks(make, body)
+
+
+def test_ranks_at_odds_about_a_window_hear_so() -> None:
+    def body(t: Any) -> None:
+        with pytest.raises(MismatchError, match="another rank for"):
+            t.expose("w", BOTH if t.rank == 0 else (1, 0), 8, soon())
+        if t.rank == 1:
+            with pytest.raises(
+                MismatchError, match=r"rank 1 asks for 9 bytes among ranks \(0, 1\), another rank for 8"
+            ):
+                t.expose("v", BOTH, 9, soon())
+        else:
+            with pytest.raises(DeadlineExceeded, match=r"rank 1 .* did not come to window 'v'"):
+                t.expose("v", BOTH, 8, briefly(0.1))
+        gate.wait(SECONDS)  # a rank that leaves early is another error
+
+    gate = threading.Barrier(2)
+    on_ranks(make, body)
+
+
+def test_a_check_is_compared_as_long_as_it_is_kept() -> None:
+    def body(t: Any) -> None:
+        made = t.expose("w", (0,), 8, soon()) if t.rank == 0 else None
+        if made is not None:
+            made.publish(8, 0xFFFFFFFF)
+            made.publish(10, 3)
+            made.wait(0, 8, soon(), 0xFFFFFFFF)
+            made.wait(0, 10, soon(), 3)
+            with pytest.raises(MismatchError, match=r"published check 0x00000003 with epoch 10 .* check 0x00000004"):
+                made.wait(0, 10, soon(), 4)
+            with pytest.raises(MismatchError, match="published nothing with epoch 9"):
+                made.wait(0, 9, soon(), 0)
+            made.publish(16, 5)
+            made.wait(0, 8, soon(), 77)  # overwritten
+            made.publish(1000)
+            made.wait(0, 9, soon(), 77)  # too long ago
+            made.wait(0, 10, soon())
+
+    on_ranks(make, body)
+
+
+def test_an_array_outlives_its_window() -> None:
+    def body(t: Any) -> None:
+        made = t.expose("w", BOTH, 4096, soon())
+        array = np.frombuffer(made.view(made.index), np.int64)
+        array[:] = 42
+        made.close()
+        t.close(soon())
+        assert array.sum() == 512 * 42
+
+    on_ranks(make, body)
+
+
+def test_a_peer_that_closes_is_missed_by_who_waits_for_its_epoch() -> None:
+    def body(t: Any) -> None:
+        made = t.expose("w", BOTH, 8, soon())
+        if t.rank == 0:
+            made.publish(1)
+            await_sleep(t, 1)
+            t.close(soon())
+        else:
+            made.wait(0, 1, soon())
+            with pytest.raises(PeerLost, match=r"rank 0 .* closed its transport while rank 1 was waiting for it"):
+                made.wait(0, 2, soon())
+
+    on_ranks(make, body)
+
+
+def rank_that_exchanges_patterns(rank: int, directory: str, rounds: int) -> None:
+    store = FileStore(directory)
+    t = make(group_of_processes(rank, 2, store))
+    t.open(soon())
+    made = t.expose("w", BOTH, 2 * 256 * 8, soon())
+    parts = [np.frombuffer(made.view(index), np.int64).reshape(2, 256) for index in BOTH]
+    peer, end = 1 - rank, soon()
+    for number in range(1, rounds + 1):
+        half = number % 2
+        parts[rank][half] = number * (rank + 1)
+        made.publish(number, number)
+        made.wait(peer, number, end, number)
+        assert (parts[peer][half] == number * (peer + 1)).all(), f"round {number}"
+    del parts
+    t.close(soon())
+    store.close()
+
+
+def test_what_processes_publish_is_complete_in_every_round(tmp_path: Path) -> None:
+    run_processes(rank_that_exchanges_patterns, 2, str(tmp_path), 10_000, timeout=SECONDS)
+
+
+def test_the_frames_of_offers_are_not_for_users() -> None:
+    def body(t: Any) -> None:
+        going = t.isend(1 - t.rank, 0, memoryview(b"user"))
+        made = t.expose("w", BOTH, 8, soon())
+        assert recv(t, 1 - t.rank, 0, 4) == b"user"
+        going.wait(soon())
+        made.close()
+
+    on_ranks(make, body)
+
+
+def test_reserving_without_fallocate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    segment = Segment.create((1 << 20) + 5, str(tmp_path))
+    assert os.stat(segment.path).st_blocks * 512 >= 1 << 20
+    assert not any(segment.memory)
+    segment.unlink()
+    segment.close()
+    monkeypatch.setattr(os.path, "isdir", lambda path: False)
+    assert segments.default_directory() != segments.SHARED_DIRECTORY
