@@ -45,6 +45,7 @@ from collectives.select import Selector
 from transports.base import Member, Transport
 from transports.errors import AbortedError, RondeError
 from transports.onesided import OneSided
+from transports.rendezvous.causes import Causes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -251,10 +252,10 @@ class Communicator:
         return child
 
     def abort(self, reason: str) -> None:
-        """Give up: every rank's pending and later calls raise AbortedError with this reason. Never waits."""
-        self.transport.abort(
-            AbortedError(f"rank {self.rank} aborted: {reason}", rank=self.transport.rank, peer=self.transport.rank)
-        )
+        """Give up: every rank's pending and later calls raise AbortedError with this reason."""
+        cause = AbortedError(f"rank {self.rank} aborted: {reason}", rank=self.transport.rank, peer=self.transport.rank)
+        self.transport.abort(cause)
+        Causes(self.transport.group.store).tell(cause)
 
     @property
     def failure(self) -> RondeError | None:

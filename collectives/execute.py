@@ -17,13 +17,16 @@ from collectives.program import Instruction, Kind, Span
 from collectives.reductions import kernel
 from collectives.schedule import Buf
 from transports.base import Request, Transport
-from transports.errors import MismatchError, RondeError
+from transports.errors import DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.onesided import Window
+from transports.rendezvous.causes import Causes
 
 STAGED_BYTES = 1 << 15
 """Calls whose arrays together are smaller work in memory of the plan's own, and so are bound only once."""
 
 _EPOCHS_PER_CALL = 1 << 24
+_PATIENCE = 0.3
+"""Seconds that a rank waits to hear why a peer is gone."""
 _NO_DATA = np.empty(0, np.uint8)
 
 
@@ -61,6 +64,7 @@ class Executor:
         self._ranks = ranks
         self._tag = tag
         self._planner = planner
+        self._causes = Causes(transport.group.store)
         self._half_bytes = 0 if window is None else window.nbytes // 2
         self._scratch = np.empty(0, np.uint8)
         self._window = window
@@ -134,13 +138,21 @@ class Executor:
             raise
 
     def _give_up(self, plan: Plan, at: int, error: RondeError) -> RondeError:
-        """Abort the transport because of an error in instruction `at`; what to raise for it."""
+        """Abort the transport because of an error in instruction `at`; what to raise for it.
+
+        A lost or late peer may be but the consequence of what another rank has told already.
+        """
+        known = self._causes.ask(_PATIENCE) if isinstance(error, (PeerLost, DeadlineExceeded)) else None
+        if known is not None:
+            self._transport.abort(known)
+            return known
         what, step = plan.call.describe(), plan.program.instructions[at].label
         text = f"in {what}, call {self.calls}, {plan.algorithm.name}: {step}"
         if isinstance(error, MismatchError):
             rank = self._transport.rank
             text = f"rank {rank} is in {what} as its call {self.calls}, rank {error.peer} is in another call; {text}"
         self._transport.abort(error.within(text))
+        self._causes.tell(error.within(text))
         return error.within(text)
 
     def _bind(self, plan: Plan, source: Array, target: Array, half: int) -> _Bound:

@@ -78,12 +78,11 @@ class Layout:
 
 
 _KINDS: Final = tuple(Kind)
-_SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _, _AWAIT = Kind
+_SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _WAIT, _AWAIT = Kind
 _IN, _OUT, _SCRATCH, _STAGE = Buf
 _new = tuple.__new__  # see schedule.py
 
 _ALL_OF_STAGE: Final = Span(Buf.STAGE, 0, 1 << 62)
-_NOTHING: Final = Span(Buf.SCRATCH, 0, 0)
 _Pending: TypeAlias = tuple[int, int, int, Instruction]
 
 
@@ -123,15 +122,21 @@ def lay_out(
 class _Lowering:
     """Turns steps into instructions, remembering which memory pending requests still use.
 
-    receiving, sending   for each buffer (a peer's STAGE being another than the own) its pending requests as
-                         (request, first element, element behind the last, AWAIT instruction)
+    receiving, sending   for each own buffer its pending requests as (request, first element, element behind the last,
+                         AWAIT instruction)
+    elsewhere            those that use no own memory: tokens, and SENDs from a peer's STAGE, which only that one writes
     """
 
     def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+        self.sizes = layout.sizes
+        self.largest = layout.largest
+        self.inputs = layout.inputs
+        self.outputs = layout.outputs
+        self.alias = layout.alias
         self.instructions: list[Instruction] = []
-        self.receiving: dict[int, list[_Pending]] = {}
-        self.sending: dict[int, list[_Pending]] = {}
+        self.receiving: list[list[_Pending]] = [[] for _ in Buf]
+        self.sending: list[list[_Pending]] = [[] for _ in Buf]
+        self.elsewhere: list[_Pending] = []
         self.requests = 0
         self.phases = 0
         self.scratch = 0
@@ -139,7 +144,7 @@ class _Lowering:
 
     def length(self, first: int, width: int) -> int:
         """The elements of some chunks."""
-        sizes = self.layout.sizes[first : first + width]
+        sizes = self.sizes[first : first + width]
         if len(sizes) != width or (width and min(sizes) < 0):
             raise ValueError(f"chunks {first}:{first + width}: this rank does not know how large they are")
         return sizes[0] if width == 1 else sum(sizes)
@@ -147,9 +152,9 @@ class _Lowering:
     def span(self, ref: Ref) -> Span:
         buf, chunk, width, slot, rank, base = ref
         length = self.length(chunk, width)
-        if buf is _SCRATCH or buf is _STAGE:
-            start = slot * self.layout.largest
-            top = start + width * self.layout.largest
+        if slot >= 0:
+            start = slot * self.largest
+            top = start + width * self.largest
             if base >= 0:
                 start += self.length(base, chunk - base)
             if buf is _STAGE:
@@ -157,33 +162,35 @@ class _Lowering:
             elif top > self.scratch:
                 self.scratch = top
             return _new(Span, (buf, start, start + length, rank))
-        table = self.layout.inputs if buf is _IN else self.layout.outputs
+        table = self.inputs if buf is _IN else self.outputs
         last = chunk + width - 1
         if chunk not in table or last not in table:
             raise ValueError(f"{ref}: {buf.name} of this rank does not hold it")
         start = table[chunk]
-        if table[last] + self.layout.sizes[last] != start + length:
+        if width > 1 and table[last] + self.sizes[last] != start + length:
             raise ValueError(f"{ref}: these chunks are not adjacent in {buf.name}")
-        if buf is _IN and self.layout.alias is not None:
-            buf, start = _OUT, start + self.layout.alias
+        if buf is _IN and self.alias is not None:
+            buf, start = _OUT, start + self.alias
         return _new(Span, (buf, start, start + length, -1))
 
-    def settle(self, table: dict[int, list[_Pending]], span: Span) -> None:
-        """Complete the pending requests of a table that use a span."""
-        buf, start, stop, rank = span
-        pending = table.get(4 * rank + buf)
-        if pending:
+    def settle(self, pending: list[_Pending], span: Span) -> None:
+        """Complete those of the pending requests of a buffer that use a span."""
+        _, start, stop, rank = span
+        if rank < 0:
             for entry in [entry for entry in pending if entry[1] < stop and start < entry[2]]:
                 self.instructions.append(entry[3])
                 pending.remove(entry)
 
-    def begin(self, table: dict[int, list[_Pending]], step: Step, span: Span | None) -> int:
+    def begin(self, table: list[list[_Pending]], step: Step, span: Span | None) -> int:
         """Number a request and remember what it uses."""
-        buf, start, stop, rank = _NOTHING if span is None else span
         request = self.requests
         self.requests += 1
-        await_ = _new(Instruction, (_AWAIT, step.label, step.peer, None, None, None, 0, request))
-        table.setdefault(4 * rank + buf, []).append((request, start, stop, await_))
+        await_ = _new(Instruction, (_AWAIT, step[1], step[2], None, None, None, 0, request))
+        if span is None or span[3] >= 0:
+            self.elsewhere.append((request, 0, 0, await_))
+        else:
+            buf, start, stop, _ = span
+            table[buf].append((request, start, stop, await_))
         return request
 
     def add(self, step: Step) -> None:
@@ -193,7 +200,7 @@ class _Lowering:
         dst = None if ref_dst is None else self.span(ref_dst)
         request = -1
         main = a if dst is None else dst
-        if main is not None and main.start == main.stop:
+        if main is not None and main[1] == main[2]:
             return  # both ends know that this piece is empty
         kind = _KINDS[opcode]
         if kind is _AWAIT:
@@ -208,15 +215,18 @@ class _Lowering:
             if a == dst and b is None:
                 return
         elif kind is _SIGNAL:
-            self.settle(self.receiving, _ALL_OF_STAGE)
+            self.settle(self.receiving[_STAGE], _ALL_OF_STAGE)
             self.phases = max(self.phases, phase)
-        if a is not None:
-            self.settle(self.receiving, a)
-        if b is not None:
-            self.settle(self.receiving, b)
+        receiving = self.receiving
+        if a is not None and receiving[a[0]]:
+            self.settle(receiving[a[0]], a)
+        if b is not None and receiving[b[0]]:
+            self.settle(receiving[b[0]], b)
         if dst is not None:
-            self.settle(self.receiving, dst)
-            self.settle(self.sending, dst)
+            if receiving[dst[0]]:
+                self.settle(receiving[dst[0]], dst)
+            if self.sending[dst[0]]:
+                self.settle(self.sending[dst[0]], dst)
         if kind is _SEND:
             request = self.begin(self.sending, step, a)
         elif kind is _RECV:
@@ -225,10 +235,10 @@ class _Lowering:
 
     def drain(self) -> None:
         """Complete all pending requests."""
-        tables = (*self.receiving.values(), *self.sending.values())
+        tables = (*self.receiving, *self.sending, self.elsewhere)
         self.instructions += [entry[3] for entry in sorted(entry for pending in tables for entry in pending)]
-        self.receiving.clear()
-        self.sending.clear()
+        for pending in tables:
+            pending.clear()
 
     def finish(self) -> Program:
         self.drain()

@@ -22,7 +22,7 @@ FLOAT16: Final = np.dtype(np.float16)
 FLOAT32: Final = np.dtype(np.float32)
 FLOAT64: Final = np.dtype(np.float64)
 
-_UFUNCS: Final[dict[str, Any]] = {
+UFUNCS: Final[dict[str, Any]] = {
     "sum": np.add,
     "average": np.add,
     "prod": np.multiply,
@@ -35,7 +35,7 @@ _UFUNCS: Final[dict[str, Any]] = {
     "lor": np.logical_or,
     "lxor": np.logical_xor,
 }
-OPS: Final = tuple(_UFUNCS)
+OPS: Final = tuple(UFUNCS)
 LOGICAL: Final = frozenset({"land", "lor", "lxor"})
 _BITWISE: Final = frozenset({"band", "bor", "bxor"})
 _ARITHMETIC: Final = frozenset({"sum", "average", "prod"})
@@ -73,7 +73,7 @@ def check_op(op: str, dtype: np.dtype[Any]) -> None:
 @cache
 def kernel(op: str, dtype: np.dtype[Any]) -> Kernel:
     """The kernel for an operation that `check_op` has accepted."""
-    ufunc = _UFUNCS[op]
+    ufunc = UFUNCS[op]
     if not is_small_float(dtype) or dtype == FLOAT16:
         # NumPy's own float16 loops already compute in float32 and round once
         return lambda a, b, out: ufunc(a, b, out=out)

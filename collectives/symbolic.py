@@ -139,8 +139,9 @@ class Memory:
                     raise Violation(f"reads STAGE {place} of rank {owner._rank} without knowing that it is ready")
                 owner._readers[place][self._rank] = moment
         elif lasting:
+            sending = self._sending[buf]
             for place in range(start, stop):
-                self._sending[buf][place] += 1
+                sending[place] += 1
         return values
 
     def end_read(self, span: Span) -> None:

@@ -76,15 +76,14 @@ def check(lowered: Lowered, calls: int = 3) -> Proof:
 class _Request:
     """A SEND or RECV that has begun. `data` is what a SEND reads, and what a RECV gets once it is matched."""
 
-    __slots__ = ("at", "clock", "data", "matched", "owner", "step")
+    matched = False
+    clock: Clock | None = None
 
-    def __init__(self, owner: _Rank, step: Instruction) -> None:
+    def __init__(self, owner: _Rank, step: Instruction, data: list[int]) -> None:
         self.owner = owner
         self.at = owner.at
         self.step = step
-        self.data: list[int] = []
-        self.clock: Clock | None = None
-        self.matched = False
+        self.data = data
 
 
 class _Rank:
@@ -134,7 +133,7 @@ class _Machine:
         for number, program in enumerate(lowered.programs):
             memories.append(Memory(number, memories, size, program.scratch, self.window))
         self.ranks = [_Rank(n, program, memories[n]) for n, program in enumerate(lowered.programs)]
-        self.unmatched: dict[tuple[int, int], list[_Request]] = {}
+        self.unmatched: dict[int, list[_Request]] = {}
         self.ready = self.ranks[::-1]
         self.asleep: dict[tuple[int, int], list[_Rank]] = {}
         self.messages = self.sent = self.reduced = self.copied = 0
@@ -206,11 +205,11 @@ class _Machine:
             for at in range(rank.at, len(steps)):
                 rank.at, step = at, steps[at]
                 kind = step.kind
-                if kind is _SEND or kind is _RECV:
-                    self.begin(rank, step)
-                elif kind is _AWAIT:
+                if kind is _AWAIT:
                     if not self.complete(rank, step):
                         return
+                elif kind is _SEND or kind is _RECV:
+                    self.begin(rank, step)
                 elif kind is _COPY:
                     values = memory.read(step.a)
                     memory.write(step.dst, values)
@@ -239,32 +238,35 @@ class _Machine:
     # Messages
 
     def begin(self, rank: _Rank, step: Instruction) -> None:
-        if not 0 <= step.peer < self.size:
-            raise Violation(f"there is no rank {step.peer}")
-        request = rank.requests[step.request] = _Request(rank, step)
-        sends = step.kind is _SEND
-        if sends:
+        kind, _, peer, source, _, target, _, number = step
+        if not 0 <= peer < self.size:
+            raise Violation(f"there is no rank {peer}")
+        if kind is _SEND:
+            data = [] if source is None else rank.memory.read(source, lasting=True)
+            request = rank.requests[number] = _Request(rank, step, data)
+            link = rank.number * self.size + peer
             self.messages += 1
-            if step.a is not None:
-                request.data = rank.memory.read(step.a, lasting=True)
-                self.sent += len(request.data)
+            self.sent += len(data)
             if self.timed:
                 request.clock = rank.memory.clock.copy()
                 rank.memory.tick()
-            link = rank.number, step.peer
         else:
-            if step.dst is not None:
-                rank.memory.write(step.dst, [PENDING] * (step.dst.stop - step.dst.start))
-            link = step.peer, rank.number
+            if target is not None:
+                rank.memory.write(target, [PENDING] * (target.stop - target.start))
+            request = rank.requests[number] = _Request(rank, step, [])
+            link = peer * self.size + rank.number
         queue = self.unmatched.get(link)
         if not queue:
             self.unmatched[link] = [request]
             return
-        if queue[0].step.kind is step.kind:
+        if queue[0].step.kind is kind:
             queue.append(request)
             return
         other = queue.pop(0)
-        self.match(*((request, other) if sends else (other, request)))
+        if kind is _SEND:
+            self.match(request, other)
+        else:
+            self.match(other, request)
         blocked = other.owner
         if blocked.at < len(blocked.steps) and blocked is not rank:
             waits = blocked.steps[blocked.at]

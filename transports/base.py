@@ -199,3 +199,11 @@ def check_arguments(transport: Transport, peer: int, tag: int, check: int) -> No
         raise ValueError(f"tag={tag!r}: must be 0 to 2**64 - 1")
     if not 0 <= check <= MAX_CHECK:
         raise ValueError(f"check={check!r}: must be 0 to 2**32 - 1")
+
+
+def check_view(view: memoryview, *, writable: bool) -> None:
+    """Raises ValueError for a view that cannot be sent from or received into."""
+    if view.ndim != 1 or view.format != "B" or not view.c_contiguous:
+        raise ValueError(f"view of format {view.format!r}, {view.ndim} dimensions: must be contiguous bytes ('B', 1)")
+    if writable and view.readonly:
+        raise ValueError("view is read-only: a receive needs a writable one")

@@ -14,9 +14,17 @@ from collectives.algorithms.registry import Cost, algorithm
 from collectives.schedule import Geometry, Step, copy, inp, out, recv, reduce, scratch, send
 
 
-def _steps(g: Geometry, depth: int, width: int = 1) -> int:
-    """Messages one after the other through a pipeline of `depth` links whose nodes send everything `width` times."""
-    return width * (depth + g.segments - 1) if g.size > 1 else 0
+def _chain_steps(g: Geometry) -> int:
+    """Messages one after the other: the first segment passes p - 1 links, every other follows one later."""
+    return g.size + g.segments - 2 if g.size > 1 else 0
+
+
+def _binary_tree_steps(g: Geometry) -> int:
+    """The same where inner ranks send everything twice, to their left child first."""
+    arrival = [0]
+    for position in range(1, g.size):
+        arrival.append(arrival[(position - 1) // 2] + (1 if position % 2 else 2))
+    return max(arrival) + min(2, g.size - 1) * (g.segments - 1)
 
 
 def _send_down(g: Geometry, parent: int | None, children: Sequence[int], label: str) -> Iterator[Step]:
@@ -37,7 +45,7 @@ def _send_down(g: Geometry, parent: int | None, children: Sequence[int], label: 
     "chain",
     blocks=lambda size: 1,
     traffic=lambda g: Fraction(g.size - 1),
-    cost=lambda g: Cost(_steps(g, g.size - 1), _steps(g, g.size - 1) / g.segments),
+    cost=lambda g: Cost(_chain_steps(g), _chain_steps(g) / g.segments),
     segmented=True,
 )
 def broadcast_chain(g: Geometry) -> Iterator[Step]:
@@ -48,19 +56,12 @@ def broadcast_chain(g: Geometry) -> Iterator[Step]:
     yield from _send_down(g, parent, children, "chain broadcast")
 
 
-def _height(size: int) -> int:
-    return size.bit_length() - 1
-
-
 @algorithm(
     "broadcast",
     "binary_tree",
     blocks=lambda size: 1,
     traffic=lambda g: Fraction(g.size - 1),
-    cost=lambda g: Cost(
-        _steps(g, _height(g.size), min(2, g.size - 1)),
-        _steps(g, _height(g.size), min(2, g.size - 1)) / g.segments,
-    ),
+    cost=lambda g: Cost(_binary_tree_steps(g), _binary_tree_steps(g) / g.segments),
     segmented=True,
 )
 def broadcast_binary_tree(g: Geometry) -> Iterator[Step]:
@@ -77,9 +78,7 @@ def broadcast_binary_tree(g: Geometry) -> Iterator[Step]:
     "chain",
     blocks=lambda size: 1,
     traffic=lambda g: Fraction(g.size - 1),
-    cost=lambda g: Cost(
-        _steps(g, g.size - 1), _steps(g, g.size - 1) / g.segments, (g.size - 1) / g.segments if g.size > 1 else 0
-    ),
+    cost=lambda g: Cost(_chain_steps(g), _chain_steps(g) / g.segments, (g.size - 1) / g.segments),
     segmented=True,
 )
 def reduce_chain(g: Geometry) -> Iterator[Step]:

@@ -18,7 +18,7 @@ from collectives.buffers import Array
 from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.launch.function import run
-from collectives.reductions import OPS, check_op
+from collectives.reductions import OPS, UFUNCS, check_op
 
 COLLECTIVES: Final = (
     "allreduce",
@@ -257,21 +257,9 @@ class _Case:
 def _combine(op: str, parts: list[Array]) -> Array:
     if op == "average":
         return (sum(part.astype(np.float64) for part in parts) / len(parts)).astype(parts[0].dtype)  # type: ignore[union-attr]
-    functions: dict[str, Any] = {
-        "sum": np.add,
-        "prod": np.multiply,
-        "min": np.minimum,
-        "max": np.maximum,
-        "band": np.bitwise_and,
-        "bor": np.bitwise_or,
-        "bxor": np.bitwise_xor,
-        "land": np.logical_and,
-        "lor": np.logical_or,
-        "lxor": np.logical_xor,
-    }
     total = parts[0]
     for part in parts[1:]:
-        total = functions[op](total, part)
+        total = UFUNCS[op](total, part)
     return total.astype(parts[0].dtype)
 
 

@@ -26,7 +26,6 @@ every_algorithm = pytest.mark.parametrize("tested", ALL, ids=lambda tested: f"{t
 @pytest.fixture(autouse=True)
 def no_garbage_collection() -> Iterator[None]:
     """Programs are large, free of cycles, and would be searched for them again and again."""
-    gc.collect()
     gc.disable()
     yield
     gc.enable()
@@ -76,21 +75,15 @@ def test_every_variant_is_proved_for_small_sizes(tested: Algorithm) -> None:
 
 
 @every_algorithm
-@pytest.mark.parametrize("size", [9, 16, 23])
-def test_uneven_and_empty_blocks_are_proved(tested: Algorithm, size: int) -> None:
-    hosts = host_patterns(size)[4] if tested.multihost else ()
-    root = size - 2 if SPECS[tested.collective].rooted else 0
-    segments = 3 if tested.segmented else 1
-    prove(tested, size, root=root, segments=segments, hosts=hosts, sizes=uneven(tested, size), calls=1)
-    prove(tested, size, root=root, hosts=hosts, sizes=[0] * count_blocks(tested, size), calls=1)
-
-
-@pytest.mark.parametrize(
-    "tested", [found for found in ALL if found.segmented], ids=lambda a: f"{a.collective}-{a.name}"
-)
-def test_many_segments_are_proved(tested: Algorithm) -> None:
-    """So many that a rank that ran ahead would leave the epochs behind that a window keeps."""
-    for size in (2, 3, 5):
+def test_uneven_blocks_and_many_segments_are_proved(tested: Algorithm) -> None:
+    """Empty blocks, too; and so many segments that who ran ahead would leave the epochs behind that a window keeps."""
+    for size in (9, 16, 23):
+        hosts = host_patterns(size)[4] if tested.multihost else ()
+        root = size - 2 if SPECS[tested.collective].rooted else 0
+        segments = 3 if tested.segmented else 1
+        prove(tested, size, root=root, segments=segments, hosts=hosts, sizes=uneven(tested, size), calls=1)
+        prove(tested, size, root=root, hosts=hosts, sizes=[0] * count_blocks(tested, size), calls=1)
+    for size in (2, 3, 5) if tested.segmented else ():
         prove(tested, size, root=size - 1 if SPECS[tested.collective].rooted else 0, segments=20)
 
 
@@ -131,7 +124,7 @@ def shape(collective: str, name: str, size: int, **more: int) -> Proof:
     return prove(algorithms(collective)[name], size, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("size", [1, 5, 8])
 def test_messages_are_as_few_as_the_textbook_says(size: int) -> None:
     fold, logarithm = Fold(size), rounds(size)
     assert shape("allreduce", "tree", size).messages == 2 * (size - 1)
@@ -143,7 +136,7 @@ def test_messages_are_as_few_as_the_textbook_says(size: int) -> None:
     assert shape("alltoall", "pairwise", size).messages == size * (size - 1)
 
 
-@pytest.mark.parametrize("segments", [1, 2, 8])
+@pytest.mark.parametrize("segments", [1, 8])
 def test_memory_is_bounded(segments: int) -> None:
     """In elements, a block having one for each segment: two chunks in flight, not more with more segments."""
     assert shape("allreduce", "ring", 8, segments=segments).scratch == 2
@@ -154,7 +147,7 @@ def test_memory_is_bounded(segments: int) -> None:
     assert large.scratch <= 4
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("size", [2, 8])
 def test_the_large_direct_allreduce_moves_no_more_than_it_must(size: int) -> None:
     """Per rank: a copy of what others combine, the own share combined, and one copy of every share of the result."""
     proof = shape("allreduce", "direct_segmented", size, segments=4)

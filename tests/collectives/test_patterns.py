@@ -61,36 +61,36 @@ def test_runs_join_what_is_adjacent() -> None:
     assert circular_runs(9, 2, 8) == [(1, 2)]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_dissemination_reaches_everybody(size: int) -> None:
-    heard = [{rank} for rank in range(size)]
-    for k in range(rounds(size)):
-        links = [dissemination(rank, size)[k] for rank in range(size)]
-        assert all(links[ahead][1] == rank for rank, (ahead, _) in enumerate(links))
-        heard = [heard[rank] | heard[links[rank][1]] for rank in range(size)]
-    assert all(len(known) == size for known in heard)
+def test_dissemination_reaches_everybody() -> None:
+    for size in SIZES:
+        heard = [{rank} for rank in range(size)]
+        for k in range(rounds(size)):
+            links = [dissemination(rank, size)[k] for rank in range(size)]
+            assert all(links[ahead][1] == rank for rank, (ahead, _) in enumerate(links))
+            heard = [heard[rank] | heard[links[rank][1]] for rank in range(size)]
+        assert all(len(known) == size for known in heard)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_binomial_trees_hold_every_position_once(size: int) -> None:
-    seen = [0]
-    for position in range(size):
-        children = binomial_children(position, size)
-        assert children == sorted(children, reverse=True)
-        assert all(binomial_parent(child) == position for child in children)
-        assert binomial_width(position, size) == 1 + sum(binomial_width(child, size) for child in children)
-        seen += children
-    assert sorted(seen) == list(range(size))
+def test_binomial_trees_hold_every_position_once() -> None:
+    for size in SIZES:
+        seen = [0]
+        for position in range(size):
+            children = binomial_children(position, size)
+            assert children == sorted(children, reverse=True)
+            assert all(binomial_parent(child) == position for child in children)
+            assert binomial_width(position, size) == 1 + sum(binomial_width(child, size) for child in children)
+            seen += children
+        assert sorted(seen) == list(range(size))
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_folds_group_adjacent_ranks(size: int) -> None:
-    fold = Fold(size)
-    assert fold.power == 1 << fold.bits <= size < 2 * fold.power
-    members = [list(fold.members(group)) for group in range(fold.power)]
-    assert list(chain(*members)) == list(range(size))
-    assert all(fold.group(rank) == group for group, ranks in enumerate(members) for rank in ranks)
-    assert [len(ranks) for ranks in members] == [2] * fold.pairs + [1] * (fold.power - fold.pairs)
+def test_folds_group_adjacent_ranks() -> None:
+    for size in SIZES:
+        fold = Fold(size)
+        assert fold.power == 1 << fold.bits <= size < 2 * fold.power
+        members = [list(fold.members(group)) for group in range(fold.power)]
+        assert list(chain(*members)) == list(range(size))
+        assert all(fold.group(rank) == group for group, ranks in enumerate(members) for rank in ranks)
+        assert [len(ranks) for ranks in members] == [2] * fold.pairs + [1] * (fold.power - fold.pairs)
 
 
 def test_the_canonical_tree_is_what_it_is() -> None:
@@ -103,30 +103,30 @@ def test_the_canonical_tree_is_what_it_is() -> None:
     assert canonical_tree(7) == (((0, 1), (2, 3)), ((4, 5), 6))
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_canonical_tree_keeps_the_order_of_ranks_and_is_shallow(size: int) -> None:
-    tree = canonical_tree(size)
-    assert leaves(tree) == list(range(size))
-    assert depth(tree) == rounds(size)
-    siblings = canonical_siblings(size)
-    assert len(siblings) == 2 * size - 2
-    assert all(node in pair and sum(pair[0]) == pair[1][0] for node, pair in siblings.items())
+def test_the_canonical_tree_keeps_the_order_of_ranks_and_is_shallow() -> None:
+    for size in SIZES:
+        tree = canonical_tree(size)
+        assert leaves(tree) == list(range(size))
+        assert depth(tree) == rounds(size)
+        siblings = canonical_siblings(size)
+        assert len(siblings) == 2 * size - 2
+        assert all(node in pair and sum(pair[0]) == pair[1][0] for node, pair in siblings.items())
 
 
-@pytest.mark.parametrize("size", [*range(1, 20), 33, 64])
-def test_reduction_links_follow_the_canonical_tree_to_any_root(size: int) -> None:
-    for root in range(size):
-        links = [reduction_links(rank, size, root) for rank in range(size)]
-        assert [rank for rank in range(size) if links[rank][1] is None] == [root]
+def test_reduction_links_follow_the_canonical_tree_to_any_root() -> None:
+    for size in [*range(1, 20), 33, 64]:
+        for root in range(size):
+            links = [reduction_links(rank, size, root) for rank in range(size)]
+            assert [rank for rank in range(size) if links[rank][1] is None] == [root]
 
-        def combined(rank: int, links: list[tuple[list[int], int | None]] = links) -> Tree:
-            value: Tree = rank
-            for child in links[rank][0]:
-                assert links[child][1] == rank
-                value = (combined(child), value) if child < rank else (value, combined(child))
-            return value
+            def combined(rank: int, links: list[tuple[list[int], int | None]] = links) -> Tree:
+                value: Tree = rank
+                for child in links[rank][0]:
+                    assert links[child][1] == rank
+                    value = (combined(child), value) if child < rank else (value, combined(child))
+                return value
 
-        assert combined(root) == canonical_tree(size)
+            assert combined(root) == canonical_tree(size)
 
 
 def test_hosts_and_lanes() -> None:

@@ -31,7 +31,7 @@ def name(tested: Algorithm) -> str:
 
 @pytest.mark.parametrize("tested", ALL, ids=name)
 def test_the_cost_formula_agrees_with_the_simulation(tested: Algorithm) -> None:
-    """Within a factor of two, for latency and bandwidth, with and without segments, inside a host and across."""
+    """Within a factor of 1.75, for latency and bandwidth, with and without segments, inside a host and across."""
     for size in (2, 3, 4, 5, 8, 13):
         for hosts in (
             [tuple(r // 4 for r in range(size)), tuple(r % 2 for r in range(size))] if tested.multihost else [()]
@@ -40,16 +40,16 @@ def test_the_cost_formula_agrees_with_the_simulation(tested: Algorithm) -> None:
                 for nbytes in (8192, 10_000_000):
                     predicted = predict(tested, Geometry(0, size, 0, segments, hosts), nbytes, MODEL)
                     run = simulate(tested, size, nbytes, MODEL, segments=segments, hosts=hosts)
-                    assert run.seconds / 2.01 <= predicted <= run.seconds * 2.01, (size, hosts, segments, nbytes)
+                    assert run.seconds / 1.75 <= predicted <= run.seconds * 1.75, (size, hosts, segments, nbytes)
 
 
-@pytest.mark.parametrize("tested", ALL, ids=name)
-def test_one_rank_sends_nothing(tested: Algorithm) -> None:
-    run = simulate(tested, 1, 1000, MODEL)
-    assert run.waiting == (0.0,)
-    assert all(entry.kind is Kind.COPY for entry in run.activity)
-    assert run.seconds in (0.0, pytest.approx(1000 * MODEL.copy))
-    assert tested.cost(Geometry(0, 1))[:2] == (0, 0)
+def test_one_rank_sends_nothing() -> None:
+    for tested in ALL:
+        run = simulate(tested, 1, 1000, MODEL)
+        assert run.waiting == (0.0,)
+        assert all(entry.kind is Kind.COPY for entry in run.activity)
+        assert run.seconds in (0.0, pytest.approx(1000 * MODEL.copy))
+        assert tested.cost(Geometry(0, 1))[:2] == (0, 0)
 
 
 def test_textbook_times() -> None:

@@ -100,11 +100,13 @@ def test_ranks_on_other_hosts_are_named() -> None:
 def test_names_are_gone_once_all_are_open(tmp_path: Path) -> None:
     def body(t: Any) -> None:
         assert not list(tmp_path.iterdir())
+        gate.wait(SECONDS)
         made = t.expose("w", BOTH, 10, soon())
         assert not list(tmp_path.iterdir())
         made.publish(1)
         made.wait(1 - t.rank, 1, soon())
 
+    gate = threading.Barrier(2)
     on_ranks(lambda group: shm.create(group, Options(directory=str(tmp_path))), body)
 
 
@@ -433,6 +435,21 @@ def test_all_works_where_memory_is_weakly_ordered(monkeypatch: pytest.MonkeyPatc
 def test_unknown_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fence, "_MACHINE", "riscv64")
     assert "memory ordering" in str(shm.usable())
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals need the main thread")
+def test_a_signal_handler_may_close_the_transport_that_its_thread_drives() -> None:
+    t = make(groups(1)[0])
+    t.open(soon())
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: t.close(soon()))
+    timer = threading.Timer(0.02, os.kill, [os.getpid(), signal.SIGUSR2])
+    timer.start()
+    try:
+        with pytest.raises(ClosedError):
+            recv(t, 0, 1, 4)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR2, before)
 
 
 # Aborts and deaths

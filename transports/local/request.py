@@ -67,11 +67,3 @@ class Receiving(LocalRequest):
         if self._receive.error is not None:
             raise copy.copy(self._receive.error)
         return self._receive.done
-
-
-def check_view(view: memoryview, *, writable: bool) -> None:
-    """Raises ValueError for a view that some transport could not take."""
-    if view.ndim != 1 or view.format != "B" or not view.c_contiguous:
-        raise ValueError(f"view of format {view.format!r}, {view.ndim} dimensions: must be contiguous bytes ('B', 1)")
-    if writable and view.readonly:
-        raise ValueError("view is read-only: a receive needs a writable one")

@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from transports.base import Group, Request, Transport, check_arguments
+from transports.base import Group, Request, Transport, check_arguments, check_view
 from transports.errors import (
     AbortedError,
     ClosedError,
@@ -20,7 +20,7 @@ from transports.errors import (
     to_wire,
 )
 from transports.local.hub import Hub, meet
-from transports.local.request import Receiving, Sending, check_view
+from transports.local.request import Receiving, Sending
 from transports.local.window import Exposure, LocalWindow
 from transports.matching import Mailbox
 from transports.onesided import OneSided, Window

@@ -117,6 +117,8 @@ class Exposures:
         try:
             segment = Segment.attach(offer["path"], offer["size"])
         except OSError as error:
+            with self._host.waiter.lock:
+                self._host.check_sound()  # its maker may have removed it because of a failure
             raise RendezvousError(
                 f"rank {rank} cannot attach to window {key!r} of {maker}: {error}", rank=rank, peer=ranks[0]
             ) from error

@@ -111,11 +111,3 @@ class Receiving(Request):
     def _raise_mismatch(self) -> None:
         if self._receive.error is not None:
             raise self._receive.error.with_traceback(None)
-
-
-def check_view(view: memoryview, *, writable: bool) -> None:
-    """Raises ValueError for a view that cannot be sent from or received into."""
-    if view.ndim != 1 or view.format != "B" or not view.c_contiguous:
-        raise ValueError(f"view of format {view.format!r}, {view.ndim} dimensions: must be contiguous bytes ('B', 1)")
-    if writable and view.readonly:
-        raise ValueError("view is read-only: a receive needs a writable one")

@@ -71,7 +71,7 @@ class Waiter:
         self._spin = spin
         self._bell: Doorbell | None = None
         self._turn = threading.Condition(self.lock)
-        self._driving = False
+        self._driver: int | None = None
         self._followers = 0
         self._look_at = 0.0
 
@@ -80,9 +80,12 @@ class Waiter:
         self._bell = bell
 
     def close(self) -> None:
-        """Wait until no thread drives. The lock is held, once; the `check` of every waiter must raise by now."""
+        """Wait until no other thread drives. The lock is held, once; the `check` of every waiter must raise by now.
+
+        A signal handler may close the transport that its own thread drives.
+        """
         self.interrupt()
-        while self._driving:
+        while self._driver not in (None, threading.get_ident()):
             self._followers += 1
             try:
                 self._turn.wait()
@@ -112,12 +115,12 @@ class Waiter:
         """Move everything along until it is done (True) or the deadline (False). Raises what its `check` raises."""
         with self.lock:
             while not awaited.done:
-                if not self._driving:
-                    self._driving = True
+                if self._driver is None:
+                    self._driver = threading.get_ident()
                     try:
                         return self._drive(awaited, deadline)
                     finally:
-                        self._driving = False
+                        self._driver = None
                         if self._followers:
                             self._turn.notify_all()
                 awaited.check()

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Final
 
-from transports.base import Group, Request, Transport, check_arguments
+from transports.base import Group, Request, Transport, check_arguments, check_view
 from transports.errors import AbortedError, ClosedError, DeadlineExceeded, PeerLost, RondeError
 from transports.matching import Landing, Mailbox
 from transports.tcp.addresses import Address, exchange, own_address
@@ -97,7 +97,7 @@ class TcpTransport(Transport):
 
     def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
         check_arguments(self, peer, tag, check)
-        _check_view(view)
+        check_view(view, writable=False)
         send = Send(self, peer, tag, len(view))
         with self._lock:
             if self._refusal is not None:
@@ -119,9 +119,7 @@ class TcpTransport(Transport):
 
     def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
         check_arguments(self, peer, tag, check)
-        _check_view(view)
-        if view.readonly:
-            raise ValueError("view is read-only: a receive needs a writable one")
+        check_view(view, writable=True)
         request = Receiving(self, peer, tag, view, check)
         with self._lock:
             if self._refusal is not None:
@@ -144,10 +142,12 @@ class TcpTransport(Transport):
                 return
             self._closing = True
             self._refusal = self._failure or ClosedError(f"{self._me} was closed", rank=self.rank)
-            try:
-                if self._failure is None and self._opened:
-                    self._part(deadline)
-            finally:
+            parts = self._failure is None and self._opened
+        try:
+            if parts:
+                self._part(deadline)
+        finally:
+            with self._lock:
                 self._release()
 
     # What the requests need.
@@ -302,15 +302,17 @@ class TcpTransport(Transport):
         self._loop.interrupt()
 
     def _part(self, deadline: float) -> None:
-        lanes = list(self._outgoing.values())
-        for lane in lanes:
-            lane.say_goodbye()
-        self._loop.wait(_Parting(self, lanes), deadline)
-        if self._failure is not None:
-            return
-        for incoming in self._incoming.values():
-            incoming.farewell(GOODBYE_FRAME)
-        unsent = [lane for lane in lanes if lane.queued_bytes]
+        with self._lock:
+            lanes = list(self._outgoing.values())
+            for lane in lanes:
+                lane.say_goodbye()
+        self._loop.wait(_Parting(self, lanes), deadline)  # lets go of the lock while it sleeps
+        with self._lock:
+            if self._failure is not None:
+                return
+            for incoming in self._incoming.values():
+                incoming.farewell(GOODBYE_FRAME)
+            unsent = [lane for lane in lanes if lane.queued_bytes]
         if unsent:
             who = ", ".join(f"{lane.queued_bytes} bytes for {self.group.describe(lane.peer)}" for lane in unsent)
             raise DeadlineExceeded(f"{self._me} was closed before all was sent: {who}", rank=self.rank)
@@ -384,8 +386,3 @@ def _spin_seconds(group: Group, options: Options) -> float:
     own = group.members[group.rank].host
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return _SPIN if cores >= sum(member.host == own for member in group.members) else 0.0
-
-
-def _check_view(view: memoryview) -> None:
-    if view.ndim != 1 or view.format != "B" or not view.c_contiguous:
-        raise ValueError(f"view of format {view.format!r}, {view.ndim} dimensions: must be contiguous bytes ('B', 1)")
