@@ -52,7 +52,7 @@ def _halve(
     parts: int,
 ) -> Iterator[Step]:
     """Take in `other`, the second rank of the own group; then combine ever smaller parts with the heads of other
-    groups. Results stand in `work`; what comes in goes to SCRATCH from `slot` on. `parts` is the number of all parts."""
+    groups. Results stand in `work`; what comes in goes to SCRATCH from `slot` on. `parts` is how many there are."""
     own: _Hold = inp
     if other is not None:
         yield recv(other, scratch(slot, 0, parts), "halving fold")
@@ -181,9 +181,9 @@ def _reduce_scatter_traffic(g: Geometry) -> Fraction:
 def reduce_scatter(g: Geometry) -> Iterator[Step]:
     """Reduce-scatter by halving, after which every block is one message away from its rank.
 
-    Traffic r N + (q - 1) N + (p - s) / p N, where q is the power of two below p, r = p - q, and s, 2**ceil(log2(q) / 2),
-    blocks are at home already (after Thakur et al. 2005, who pair at distance q / 2, ..., 1: no last message, but
-    another order of combination).
+    Traffic r N + (q - 1) N + (p - s) / p N, where q is the power of two below p and r = p - q; s = 2**ceil(log2(q) / 2)
+    blocks are at home already. (After Thakur et al. 2005, who pair at distance q / 2, ..., 1: no last message, but
+    another order of combination.)
     """
     fold = Fold(g.size)
     group = fold.group(g.rank)

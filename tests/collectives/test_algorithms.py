@@ -63,7 +63,9 @@ def test_every_size_is_proved(tested: Algorithm) -> None:
 
 
 @every_algorithm
-def test_every_variant_is_proved_for_small_sizes(tested: Algorithm) -> None:
+def test_every_variant_is_proved(tested: Algorithm) -> None:
+    """For small sizes all combinations; for larger ones uneven and empty blocks; and so many segments that who ran
+    ahead would leave the epochs behind that a window keeps."""
     for size in range(1, 7):
         roots = sorted({0, size // 2, size - 1}) if SPECS[tested.collective].rooted else [0]
         segmentings = (1, 2, 3) if tested.segmented else (1,)
@@ -72,11 +74,6 @@ def test_every_variant_is_proved_for_small_sizes(tested: Algorithm) -> None:
         for root, segments, hosts, in_place in product(roots, segmentings, hostings, placings):
             for sizes in (None, uneven(tested, size), uneven(tested, size, 2)):
                 prove(tested, size, root=root, segments=segments, hosts=hosts, in_place=in_place, sizes=sizes)
-
-
-@every_algorithm
-def test_uneven_blocks_and_many_segments_are_proved(tested: Algorithm) -> None:
-    """Empty blocks, too; and so many segments that who ran ahead would leave the epochs behind that a window keeps."""
     for size in (9, 16, 23):
         hosts = host_patterns(size)[4] if tested.multihost else ()
         root = size - 2 if SPECS[tested.collective].rooted else 0

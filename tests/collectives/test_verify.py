@@ -36,11 +36,9 @@ from collectives.verify import ProofError, check, prove
 ALL = [found for collective in SPECS for found in algorithms(collective).values()]
 REDUCING = [found for found in ALL if SPECS[found.collective].reduces]
 
+every_algorithm = pytest.mark.parametrize("tested", ALL, ids=lambda tested: f"{tested.collective}-{tested.name}")
+
 Edit = Callable[[list[Step]], list[Step]]
-
-
-def name(tested: Algorithm) -> str:
-    return f"{tested.collective}-{tested.name}"
 
 
 def mutant(tested: Algorithm, rank: int, edit: Edit) -> Algorithm:
@@ -78,7 +76,7 @@ def survivors(
 # Every algorithm, changed
 
 
-@pytest.mark.parametrize("tested", ALL, ids=name)
+@every_algorithm
 def test_no_step_can_be_left_out_or_have_another_peer_slot_or_chunk(tested: Algorithm) -> None:
     def changes(step: Step, rank: int) -> Iterator[tuple[Step, ...]]:
         if step.opcode is not Opcode.AWAIT:  # it only holds back
@@ -95,56 +93,57 @@ def test_no_step_can_be_left_out_or_have_another_peer_slot_or_chunk(tested: Algo
     assert survivors(tested, 3, 2, changes) == []
 
 
-@pytest.mark.parametrize("collective", SPECS)
-def test_no_step_of_four_ranks_can_be_left_out(collective: str) -> None:
+def test_no_step_of_four_ranks_can_be_left_out() -> None:
     def changes(step: Step, rank: int) -> Iterator[tuple[Step, ...]]:
         if step.opcode is not Opcode.AWAIT:
             yield ()
 
-    for tested in algorithms(collective).values():
+    for tested in ALL:
         assert survivors(tested, 4, 1, changes) == []
 
 
-@pytest.mark.parametrize("tested", [found for found in ALL if found.onesided], ids=name)
-def test_no_wait_can_be_for_an_earlier_phase_and_no_signal_for_a_later(tested: Algorithm) -> None:
+def test_no_wait_can_be_for_an_earlier_phase_and_no_signal_for_a_later() -> None:
     def changes(step: Step, rank: int) -> Iterator[tuple[Step, ...]]:
         if step.opcode is Opcode.WAIT:
             yield (step._replace(phase=step.phase - 1),)
         if step.opcode is Opcode.SIGNAL:
             yield (step._replace(phase=step.phase + 1),)
 
-    assert survivors(tested, 3, 4, changes) == []
+    for tested in ALL:
+        if tested.onesided:
+            assert survivors(tested, 3, 4, changes) == []
 
 
-@pytest.mark.parametrize("tested", REDUCING, ids=name)
-def test_nothing_is_combined_twice(tested: Algorithm) -> None:
+def test_nothing_is_combined_twice() -> None:
     def changes(step: Step, rank: int) -> Iterator[tuple[Step, ...]]:
         if step.opcode is Opcode.REDUCE:
             again = step._replace(a=step.dst)
             yield step, again
             yield (step._replace(a=step.b),)
 
-    assert survivors(tested, 4, 1, changes) == []
+    for tested in REDUCING:
+        assert survivors(tested, 4, 1, changes) == []
 
 
-@pytest.mark.parametrize("tested", [found for found in REDUCING if found.tree_order], ids=name)
-def test_operands_in_tree_order_cannot_be_exchanged(tested: Algorithm) -> None:
+def test_operands_in_tree_order_cannot_be_exchanged() -> None:
     def changes(step: Step, rank: int) -> Iterator[tuple[Step, ...]]:
         if step.opcode is Opcode.REDUCE:
             yield (step._replace(a=step.b, b=step.a),)
 
-    assert survivors(tested, 5, 1, changes) == []
+    for tested in REDUCING:
+        if tested.tree_order:
+            assert survivors(tested, 5, 1, changes) == []
 
 
-@pytest.mark.parametrize("tested", [found for found in REDUCING if not found.tree_order], ids=name)
-def test_tree_order_cannot_be_claimed_wrongly(tested: Algorithm) -> None:
-    with pytest.raises(ProofError, match="not combined as the canonical tree says"):
-        prove(replace(tested, tree_order=True), 4, hosts=(0, 1, 0, 1) if tested.multihost else ())
+def test_tree_order_cannot_be_claimed_wrongly() -> None:
+    for tested in REDUCING:
+        if not tested.tree_order:
+            with pytest.raises(ProofError, match="not combined as the canonical tree says"):
+                prove(replace(tested, tree_order=True), 4, hosts=(0, 1, 0, 1) if tested.multihost else ())
 
 
-@pytest.mark.parametrize("collective", SPECS)
-def test_promises_are_held(collective: str) -> None:
-    for tested in algorithms(collective).values():
+def test_promises_are_held() -> None:
+    for tested in ALL:
         traffic, slots = tested.traffic, tested.slots
         more = replace(tested, traffic=partial(lambda promised, g: promised(g) + 1, traffic))
         with pytest.raises(ProofError, match="elements are sent"):
