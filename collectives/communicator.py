@@ -207,7 +207,20 @@ class Communicator:
 
     # ---- the collectives; their docstrings are in reduction_jobs.py, movement_jobs.py and objects.py
 
-    allreduce, allreduce_async = _now(Jobs.allreduce), _later(Jobs.allreduce)
+    @_method(Jobs.allreduce, "", "Any")
+    def allreduce(self, /, x: Any, op: str = "sum", *, out: Any = None, **options: Any) -> Any:
+        if not options and type(x) is np.ndarray:
+            small = self._jobs.small_allreduce(x, op, out)
+            if small is not None and self._stream.begin():
+                executor = self._executor
+                try:
+                    deadline = time.monotonic() + self._config.timeout
+                    return executor.quiet.run(executor.repeat, small, x, out, deadline)
+                finally:
+                    self._stream.end()
+        return self._stream.run(self._jobs.allreduce(x, op, out=out, **options))
+
+    allreduce_async = _later(Jobs.allreduce)
     reduce, reduce_async = _now(Jobs.reduce), _later(Jobs.reduce)
     reduce_scatter, reduce_scatter_async = _now(Jobs.reduce_scatter), _later(Jobs.reduce_scatter)
     broadcast, broadcast_async = _now(Jobs.broadcast), _later(Jobs.broadcast)
@@ -282,6 +295,7 @@ class Communicator:
         try:
             self._stream.close(deadline)
         finally:
+            self._jobs.forget()
             self._executor.close()
 
     def __enter__(self) -> Communicator:

@@ -6,7 +6,9 @@ scratch memory and the staging window are shared by all its plans.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextvars
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,8 @@ from transports.rendezvous.causes import Causes
 STAGED_BYTES = 1 << 15
 """Calls whose arrays together are smaller work in memory of the plan's own, and so are bound only once."""
 
-_EPOCHS_PER_CALL = 1 << 24
+_EPOCHS_PER_CALL = (1 << 24) + 1
+"""More than any program has phases; odd, so that a window keeps the checks of successive calls side by side."""
 _PATIENCE = 0.3
 """Seconds that a rank waits to hear why a peer is gone."""
 _NO_DATA = np.empty(0, np.uint8)
@@ -53,6 +56,16 @@ class _Bound:
         self.target = target
 
 
+class Small:
+    """A call on small arrays, ready to be repeated: its plan, and per half of the window its calls and its memory."""
+
+    __slots__ = ("halves", "plan")
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.halves: list[tuple[Sequence[Callable[[], object]], Array | None]] = [((), None), ((), None)]
+
+
 class Executor:
     """Runs the collectives of one communicator. Not thread-safe: its callers take turns."""
 
@@ -71,6 +84,9 @@ class Executor:
         self._staged_calls = 0
         self._state = _State()
         self.calls = 0
+        self.quiet = contextvars.Context()
+        """Where NumPy says nothing of overflows: what the caller has made an error must not stop a call half-way."""
+        self.quiet.run(np.seterr, all="ignore")
 
     @property
     def authenticated(self) -> bool:
@@ -83,26 +99,12 @@ class Executor:
         Raises ValueError before anything is sent if the call cannot be planned. A failure while it runs aborts the
         transport and is raised, with what was going on, as MismatchError or a TransportError.
         """
-        failure = self._transport.failure
-        if failure is not None:
-            raise failure.within(f"in {call.describe()}")
         plan = self._planner.plan(call)
-        program = plan.program
         source = _NO_DATA if source is None else source
         target = _NO_DATA if target is None else target
-        self.calls += 1
-        state = self._state
-        state.check = (plan.check + self.calls * 0x9E3779B1) & 0xFFFFFFFF
-        state.deadline = deadline
-        state.epoch = self.calls * _EPOCHS_PER_CALL
-        half = 0
-        if program.phases:
-            half = self._staged_calls & 1
-            self._staged_calls += 1
-        elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
-            self._window.publish(state.epoch + 1, state.check)
+        half = self._begin(plan, deadline)
         if source.nbytes + target.nbytes > STAGED_BYTES:
-            self._execute(plan, self._bind(plan, source, target, half))
+            self._execute(plan, self._bind(plan, source, target, half).calls)
             return
         bound: _Bound | None = plan.bound.get(half)
         if bound is None:
@@ -113,9 +115,52 @@ class Executor:
                 bound.source[:] = source
         else:
             bound.target[:] = target
-        self._execute(plan, bound)
+        self._execute(plan, bound.calls)
         if target.size:
             target[:] = bound.target
+
+    def small(self, call: Call) -> Small | None:
+        """A call in place, ready for `repeat`; None if its array is too large for that."""
+        if call.blocks[0] * call.dtype.itemsize > STAGED_BYTES:
+            return None
+        return Small(self._planner.plan(call))
+
+    def repeat(self, small: Small, x: Array, out: Array | None, deadline: float) -> Array:
+        """Run a small call from `x` into `out` (None: a new array), which have the call's dtype and `x`'s shape.
+
+        Does what `run` does, with nothing done twice. Raises as `run` does.
+        """
+        plan = small.plan
+        half = self._begin(plan, deadline)
+        calls, work = small.halves[half]
+        if work is None or work.shape != x.shape:
+            bound = plan.bound.get(half)
+            if bound is None:
+                bound = plan.bound[half] = self._bind(plan, _NO_DATA, np.empty(x.size, x.dtype), half)
+            calls, work = small.halves[half] = bound.calls, bound.target.reshape(x.shape)
+        np.copyto(work, x)
+        self._execute(plan, calls)
+        if out is None:
+            return work.copy()
+        np.copyto(out, work)
+        return out
+
+    def _begin(self, plan: Plan, deadline: float) -> int:
+        """Set the state for the next call; which half of the window it uses. Raises the transport's failure."""
+        failure = self._transport.failure
+        if failure is not None:
+            raise failure.within(f"in {plan.call.describe()}")
+        self.calls = calls = self.calls + 1
+        state = self._state
+        state.check = (plan.check + calls * 0x9E3779B1) & 0xFFFFFFFF
+        state.deadline = deadline
+        state.epoch = calls * _EPOCHS_PER_CALL
+        if plan.program.phases:
+            self._staged_calls += 1
+            return self._staged_calls & 1
+        if self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
+            self._window.publish(state.epoch + 1, state.check)
+        return 0
 
     def close(self) -> None:
         """Release the window and all plans with their memory."""
@@ -125,11 +170,11 @@ class Executor:
             self._window.close()
             self._window = None
 
-    def _execute(self, plan: Plan, bound: _Bound) -> None:
+    def _execute(self, plan: Plan, calls: Sequence[Callable[[], object]]) -> None:
         self._state.requests = [None] * plan.program.requests
         at = 0
         try:
-            for at, call in enumerate(bound.calls):  # noqa: B007
+            for at, call in enumerate(calls):  # noqa: B007
                 call()
         except RondeError as error:
             raise self._give_up(plan, at, error) from error
@@ -207,17 +252,18 @@ class _Binder:
 
                 return complete
             case Kind.COPY:
-                dst, src = self._array(step.dst), self._array(step.a)
-                return lambda: np.copyto(dst, src)
+                return partial(np.copyto, self._array(step.dst), self._array(step.a))
             case Kind.REDUCE:
-                a, b, out, combine = self._array(step.a), self._array(step.b), self._array(step.dst), self._kernel
-                return lambda: combine(a, b, out)
+                return partial(self._kernel, self._array(step.a), self._array(step.b), self._array(step.dst))
         window, phase = self._window, step.phase
         assert window is not None
         if step.kind is Kind.SIGNAL:
-            return lambda: window.publish(state.epoch + phase, state.check)
-        index = step.peer
-        return lambda: window.wait(index, state.epoch + phase, state.deadline, state.check if phase == 1 else None)
+            publish = window.publish
+            return lambda: publish(state.epoch + phase, state.check)
+        index, wait = step.peer, window.wait
+        if phase == 1:
+            return lambda: wait(index, state.epoch + 1, state.deadline, state.check)
+        return lambda: wait(index, state.epoch + phase, state.deadline)
 
     def _array(self, span: Span | None) -> Array:
         assert span is not None

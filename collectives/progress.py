@@ -81,7 +81,8 @@ class Stream:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[_Queued[Any]] = deque()
         self._busy = False
         self._closed = False
@@ -89,21 +90,27 @@ class Stream:
 
     def run(self, job: Job[T]) -> T:
         """Run a job and return its result: here and now if nothing is before it."""
-        with self._changed:
-            if self._closed:
-                raise self._closed_error()
-            idle = not self._busy and not self._queue
-            if idle:
-                self._busy = True
-        if not idle:
+        if not self.begin():
             return self.submit(job).wait()
         try:
             return job.run(time.monotonic() + job.timeout)
         finally:
-            with self._changed:
-                self._busy = False
-                if self._queue or self._closed:
-                    self._changed.notify_all()
+            self.end()
+
+    def begin(self) -> bool:
+        """Take the turn if nothing is before the caller; then `end` must follow. False if it has to queue."""
+        with self._lock:
+            if self._busy or self._queue or self._closed:
+                return False
+            self._busy = True
+            return True
+
+    def end(self) -> None:
+        """Give the turn back."""
+        with self._lock:
+            self._busy = False
+            if self._queue or self._closed:
+                self._changed.notify_all()
 
     def submit(self, job: Job[T]) -> Work[T]:
         """Queue a job; its timeout counts from when it begins."""

@@ -7,20 +7,62 @@ arguments have in common).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from collectives.agree import Shapes
 from collectives.arguments import JobMaker, apart
-from collectives.buffers import Array, Target, as_numpy, flat
+from collectives.buffers import Array, Target, as_numpy, check_dtype, flat
+from collectives.config import Config
+from collectives.execute import Executor, Small
 from collectives.plan import Call
 from collectives.progress import Job
 from collectives.reductions import FLOAT32, LOGICAL, check_op, divide, is_small_float, scale
+from collectives.select import Selector
+
+_REMEMBERED: Final = 256
+"""Small calls that are kept ready."""
 
 
 class ReductionJobs(JobMaker):
     """Makes the jobs of reductions."""
+
+    def __init__(self, rank: int, size: int, executor: Executor, selector: Selector, config: Config) -> None:
+        super().__init__(rank, size, executor, selector, config)
+        self._small: dict[tuple[str, np.dtype[Any], tuple[int, ...]], Small | None] = {}
+
+    def forget(self) -> None:
+        """Drop the calls that are kept ready."""
+        self._small.clear()
+
+    def small_allreduce(self, x: Array, op: str, out: Any) -> Small | None:
+        """An allreduce of NumPy arrays with no options, ready to be repeated; None if it is none of the small, plain
+        ones, or not even a right one: then `allreduce` must say so."""
+        try:
+            small = self._small[op, x.dtype, x.shape]
+        except (KeyError, TypeError):
+            small = self._prepare_small(x, op)
+        if small is None or out is None:
+            return small
+        fits = type(out) is np.ndarray and out.dtype == x.dtype and out.shape == x.shape and out.flags.writeable
+        return small if fits else None
+
+    def _prepare_small(self, x: Array, op: str) -> Small | None:
+        try:
+            check_dtype(x.dtype, "x")
+            check_op(op, x.dtype)
+        except (TypeError, ValueError):
+            return None
+        fixed = self._config.reproducible
+        plain = (
+            op != "average" and (op not in LOGICAL or x.dtype.kind == "b") and not (fixed and is_small_float(x.dtype))
+        )
+        small = self._executor.small(Call("allreduce", x.dtype, (x.size,), op, 0, 0, None, fixed)) if plain else None
+        if len(self._small) >= _REMEMBERED:
+            self._small.clear()
+        self._small[op, x.dtype, x.shape] = small
+        return small
 
     def allreduce(
         self,
@@ -170,7 +212,7 @@ class ReductionJobs(JobMaker):
         wide = fixed and self.size > 2 and is_small_float(dtype) and op in ("sum", "average", "prod")
         logical = op in LOGICAL and dtype.kind != "b"
 
-        def run(source: Array, target: Array | None, blocks: tuple[int, ...], root: int, deadline: float) -> None:
+        def reduction(source: Array, target: Array | None, blocks: tuple[int, ...], root: int, deadline: float) -> None:
             work, result = source, target
             if wide:
                 work = source.astype(FLOAT32)
@@ -193,10 +235,9 @@ class ReductionJobs(JobMaker):
                     np.copyto(target, result, casting="unsafe")
 
         def quietly(source: Array, target: Array | None, blocks: tuple[int, ...], root: int, deadline: float) -> None:
-            with np.errstate(all="ignore"):  # an overflow that the caller has made an error must not stop half-way
-                run(source, target, blocks, root, deadline)
+            self._executor.quiet.run(reduction, source, target, blocks, root, deadline)
 
-        return run if dtype.kind in "biu" else quietly
+        return quietly
 
 
 def _factor(value: float | None, name: str, dtype: np.dtype[Any]) -> float | None:

@@ -76,7 +76,10 @@ def kernel(op: str, dtype: np.dtype[Any]) -> Kernel:
     ufunc = UFUNCS[op]
     if not is_small_float(dtype) or dtype == FLOAT16:
         # NumPy's own float16 loops already compute in float32 and round once
-        return lambda a, b, out: ufunc(a, b, out=out)
+        if op in _ORDERING:  # whose `out` is no longer taken by position
+            return lambda a, b, out: ufunc(a, b, out=out)
+        combine: Kernel = ufunc
+        return combine
     return _through_float32(ufunc)
 
 

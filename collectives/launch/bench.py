@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.launch.function import run
 from collectives.reductions import OPS, UFUNCS, check_op
+from transports.errors import RondeError
 
 COLLECTIVES: Final = (
     "allreduce",
@@ -116,7 +118,17 @@ def parse_size(text: str) -> int:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the subcommand; returns the exit status."""
-    dtype = np.dtype("bfloat16") if arguments.dtype == "bfloat16" else np.dtype(arguments.dtype)
+    try:
+        return _main(arguments)
+    except (TypeError, ValueError) as error:  # a name or number that only the runtime can judge
+        if isinstance(error, RondeError):
+            raise
+        print(f"ronde bench: error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+
+
+def _main(arguments: argparse.Namespace) -> int:
+    dtype = np.dtype(arguments.dtype)
     check_op(arguments.op, dtype)
     sizes, size = [], arguments.min
     while size <= arguments.max:

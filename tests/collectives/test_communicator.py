@@ -54,6 +54,7 @@ BAD_CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("allreduce", {"x": np.zeros(2, "M8[s]")}, TypeError, r"x: dtype datetime64\[s\] cannot be communicated"),
     ("allreduce", {"x": np.zeros(2, [("a", "f4")])}, TypeError, r"x: dtype .* cannot be communicated"),
     ("allreduce", {"x": np.zeros(2, ">f4")}, TypeError, r"x: dtype dtype\('>f4'\) is not in native byte order.*astype"),
+    ("allreduce", {"x": X, "op": ["sum"]}, ValueError, r"op=\['sum'\]: must be one of sum"),
     ("allreduce", {"x": X, "op": "mean"}, ValueError, r"op='mean': must be one of sum, average, prod"),
     ("allreduce", {"x": X, "op": "band"}, TypeError, r"op='band': not defined for float32; it allows sum, average"),
     ("allreduce", {"x": X > 0, "op": "sum"}, TypeError, r"op='sum': not defined for bool; it allows min, max, band"),
