@@ -1,0 +1,29 @@
+"""The examples do what they promise, on every transport."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch.launcher import ronde
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm", "auto"])
+def test_train_digits(transport: str) -> None:
+    script = str(EXAMPLES / "train_digits.py")
+    done = ronde("run", "-np", "4", sys.executable, script, extra={"RONDE_TRANSPORT": transport})
+    said = done.stdout.decode()
+    assert done.returncode == 0, said + done.stderr.decode()
+    assert f"<Communicator rank 0 of 4 over {transport}>" in said
+    assert "parameters bit-identical on 4 ranks: yes" in said
+    difference = re.search(r"largest difference of a loss to the one-process run: (\S+) \(ok\)", said)
+    assert difference is not None
+    assert float(difference[1]) < 1e-8
+    accuracy = re.fullmatch(r"\[rank 0\] test accuracy: (\d+\.\d) %", said.splitlines()[-1])
+    assert accuracy is not None
+    assert float(accuracy[1]) >= 96
