@@ -7,6 +7,7 @@ scratch memory and the staging window are shared by all its plans.
 from __future__ import annotations
 
 import contextvars
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from collectives.buffers import Array, as_bytes
+from collectives.mismatch import mismatch
 from collectives.plan import Call, Plan, Planner
 from collectives.program import Instruction, Kind, Span
 from collectives.reductions import kernel
 from collectives.schedule import Buf
 from transports.base import Request, Transport
-from transports.errors import DeadlineExceeded, MismatchError, PeerLost, RondeError
+from transports.errors import ConnectError, DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.onesided import Window
 from transports.rendezvous.causes import Causes
 
@@ -28,8 +30,10 @@ STAGED_BYTES = 1 << 15
 
 _EPOCHS_PER_CALL = (1 << 24) + 1
 """More than any program has phases; odd, so that a window keeps the checks of successive calls side by side."""
+_CONSEQUENCES = (ConnectError, DeadlineExceeded, PeerLost)
+"""Errors that another rank's failure may look like from here."""
 _PATIENCE = 0.3
-"""Seconds that a rank waits to hear why a peer is gone."""
+"""Seconds that a rank waits to hear whether one of these has a cause that is known."""
 _NO_DATA = np.empty(0, np.uint8)
 
 
@@ -83,6 +87,7 @@ class Executor:
         self._window = window
         self._staged_calls = 0
         self._state = _State()
+        self._table: MismatchError | None = None
         self.calls = 0
         self.quiet = contextvars.Context()
         """Where NumPy says nothing of overflows: what the caller has made an error must not stop a call half-way."""
@@ -149,6 +154,8 @@ class Executor:
         """Set the state for the next call; which half of the window it uses. Raises the transport's failure."""
         failure = self._transport.failure
         if failure is not None:
+            if isinstance(failure, MismatchError):
+                raise self._disagree(plan, self.calls + 1, failure.message)
             raise failure.within(f"in {plan.call.describe()}")
         self.calls = calls = self.calls + 1
         state = self._state
@@ -177,7 +184,7 @@ class Executor:
             for at, call in enumerate(calls):  # noqa: B007
                 call()
         except RondeError as error:
-            raise self._give_up(plan, at, error) from error
+            raise self._give_up(plan, at, error) from None
         except BaseException as error:  # an interrupt in the middle leaves the others waiting: tell them
             self._transport.abort(RondeError(f"rank {self._transport.rank} left {plan.call.describe()}: {error!r}"))
             raise
@@ -187,18 +194,24 @@ class Executor:
 
         A lost or late peer may be but the consequence of what another rank has told already.
         """
-        known = self._causes.ask(_PATIENCE) if isinstance(error, (PeerLost, DeadlineExceeded)) else None
-        if known is not None:
-            self._transport.abort(known)
-            return known
-        what, step = plan.call.describe(), plan.program.instructions[at].label
-        text = f"in {what}, call {self.calls}, {plan.algorithm.name}: {step}"
-        if isinstance(error, MismatchError):
-            rank = self._transport.rank
-            text = f"rank {rank} is in {what} as its call {self.calls}, rank {error.peer} is in another call; {text}"
-        self._transport.abort(error.within(text))
-        self._causes.tell(error.within(text))
-        return error.within(text)
+        step = plan.program.instructions[at].label
+        text = f"in {plan.call.describe()}, call {self.calls}, {plan.algorithm.name}: {step}"
+        known = self._causes.ask(_PATIENCE) if isinstance(error, _CONSEQUENCES) else None
+        failure = error.within(text) if known is None else known
+        self._transport.abort(failure)
+        if known is None:
+            self._causes.tell(failure)
+        if isinstance(failure, MismatchError):
+            return self._disagree(plan, self.calls, failure.message)
+        return copy.copy(failure)
+
+    def _disagree(self, plan: Plan, number: int, detail: str) -> MismatchError:
+        """What to raise for a mismatch that this rank noticed or heard of in its call `number`."""
+        if self._table is None:
+            group, said = self._transport.group, f"{plan.call.describe()}, its call {number}"
+            rank, size = self._ranks.index(group.rank), len(self._ranks)
+            self._table = mismatch(group.store, self._tag, rank, size, said, detail)
+        return MismatchError(self._table.message, rank=self._table.rank)
 
     def _bind(self, plan: Plan, source: Array, target: Array, half: int) -> _Bound:
         """Instructions as calls without arguments, in order."""

@@ -147,12 +147,18 @@ def test_arrays_of_other_rows_are_a_mismatch_that_all_ranks_see_alike(three: Wor
 )
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 def test_calls_that_do_not_fit_together_are_a_mismatch_on_every_rank(transport: str, mine: Any, theirs: Any) -> None:
-    def body(comm: Communicator) -> None:
-        with pytest.raises(MismatchError, match="another call"):
+    def body(comm: Communicator) -> list[str]:
+        with pytest.raises(MismatchError, match="the ranks' calls do not fit together") as caught:
             (theirs if comm.rank == 1 else mine)(comm)
+        assert comm.failure is not None
+        return [line.split(", called from ")[0].strip() for line in str(caught.value).splitlines()[1:]]
 
     with world_of(transport, 3, timeout=10.0) as world:
-        world.run(body)
+        tables = world.run(body)
+    assert tables[0] == tables[1] == tables[2]
+    assert [row[:8] for row in tables[0]] == ["rank 0: ", "rank 1: ", "rank 2: "]
+    assert tables[0][0][8:] == tables[0][2][8:] != tables[0][1][8:]
+    assert all(row.endswith(", its call 1") for row in tables[0])
 
 
 # ---- semantics
