@@ -178,7 +178,8 @@ class Executor:
             self._window = None
 
     def _execute(self, plan: Plan, calls: Sequence[Callable[[], object]]) -> None:
-        self._state.requests = [None] * plan.program.requests
+        if plan.program.requests:
+            self._state.requests = [None] * plan.program.requests
         at = 0
         try:
             for at, call in enumerate(calls):  # noqa: B007

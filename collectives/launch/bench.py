@@ -246,7 +246,7 @@ class _Case:
         """One call as it is timed. In place means out=x where the result has x's shape, else a ready `out`."""
         task = self._task
         method = getattr(self._comm, task.collective)
-        options: dict[str, Any] = {"algorithm": task.algorithm}
+        options: dict[str, Any] = {} if task.algorithm is None else {"algorithm": task.algorithm}
         if task.collective in ("allreduce", "reduce", "reduce_scatter"):
             options["op"] = task.op
         if task.collective in ("reduce", "broadcast", "gather", "scatter"):
