@@ -45,7 +45,6 @@ from collectives.select import Selector
 from transports.base import Member, Transport
 from transports.errors import AbortedError, RondeError
 from transports.onesided import OneSided
-from transports.rendezvous.causes import Causes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -152,7 +151,7 @@ class Communicator:
         )
         self._executor = Executor(transport, ranks, context << 32, planner, window)
         self._jobs = Jobs(self.rank, self.size, self._executor, selector, config)
-        self._messages = PointToPoint(transport, ranks, context << 32 | _MESSAGES, self._jobs)
+        self._messages = PointToPoint(transport, ranks, context << 32 | _MESSAGES, self._jobs, self._executor.abort)
         self._stream = Stream(f"communicator {context} of rank {transport.rank}")
         family.open.append(self)
 
@@ -267,8 +266,7 @@ class Communicator:
     def abort(self, reason: str) -> None:
         """Give up: every rank's pending and later calls raise AbortedError with this reason."""
         cause = AbortedError(f"rank {self.rank} aborted: {reason}", rank=self.transport.rank, peer=self.transport.rank)
-        self.transport.abort(cause)
-        Causes(self.transport.group.store).tell(cause)
+        self._executor.abort(cause)
 
     @property
     def failure(self) -> RondeError | None:

@@ -21,7 +21,7 @@ from collectives.program import Instruction, Kind, Span
 from collectives.reductions import kernel
 from collectives.schedule import Buf
 from transports.base import Request, Transport
-from transports.errors import ConnectError, DeadlineExceeded, MismatchError, PeerLost, RondeError
+from transports.errors import AbortedError, ConnectError, DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.onesided import Window
 from transports.rendezvous.causes import Causes
 
@@ -98,6 +98,11 @@ class Executor:
         """True when what arrives provably comes from the job."""
         return self._transport.authenticated
 
+    def abort(self, cause: RondeError) -> None:
+        """Give up: tell the other ranks through the transport, and through the store those whom it cannot reach."""
+        self._transport.abort(cause)
+        self._causes.tell(cause)
+
     def run(self, call: Call, source: Array | None, target: Array | None, deadline: float) -> None:
         """Run one collective from flat `source` into flat `target` (None where this rank has none).
 
@@ -138,7 +143,7 @@ class Executor:
         plan = small.plan
         half = self._begin(plan, deadline)
         calls, work = small.halves[half]
-        if work is None or work.shape != x.shape:
+        if work is None:
             bound = plan.bound.get(half)
             if bound is None:
                 bound = plan.bound[half] = self._bind(plan, _NO_DATA, np.empty(x.size, x.dtype), half)
@@ -187,7 +192,8 @@ class Executor:
         except RondeError as error:
             raise self._give_up(plan, at, error) from None
         except BaseException as error:  # an interrupt in the middle leaves the others waiting: tell them
-            self._transport.abort(RondeError(f"rank {self._transport.rank} left {plan.call.describe()}: {error!r}"))
+            rank = self._transport.rank
+            self.abort(AbortedError(f"rank {rank} left {plan.call.describe()}: {error!r}", rank=rank))
             raise
 
     def _give_up(self, plan: Plan, at: int, error: RondeError) -> RondeError:
@@ -199,9 +205,7 @@ class Executor:
         text = f"in {plan.call.describe()}, call {self.calls}, {plan.algorithm.name}: {step}"
         known = self._causes.ask(_PATIENCE) if isinstance(error, _CONSEQUENCES) else None
         failure = error.within(text) if known is None else known
-        self._transport.abort(failure)
-        if known is None:
-            self._causes.tell(failure)
+        self.abort(failure)
         if isinstance(failure, MismatchError):
             return self._disagree(plan, self.calls, failure.message)
         return copy.copy(failure)

@@ -21,8 +21,8 @@ MAX_USER_TAG: Final = 2**31 - 1
 class Message(Work[Any]):
     """A message in flight. It moves along whenever any call of this rank waits; nothing waits on its behalf."""
 
-    def __init__(self, owner: PointToPoint, timeout: float, target: Target | None) -> None:
-        self._owner = owner
+    def __init__(self, abort: Callable[[RondeError], None], timeout: float, target: Target | None) -> None:
+        self._abort = abort
         self._deadline = time.monotonic() + timeout
         self._target = target
         self._parts: list[tuple[Request, Array, str, int]] = []
@@ -51,7 +51,7 @@ class Message(Work[Any]):
             except DeadlineExceeded as error:
                 failure = error.within(f"{doing} rank {rank}")
                 if time.monotonic() >= self._deadline:  # the memory is still lent out, so there is no going on
-                    self._owner.transport.abort(failure)
+                    self._abort(failure)
                 raise failure from error
         return None if self._target is None else self._target.finish()
 
@@ -59,11 +59,19 @@ class Message(Work[Any]):
 class PointToPoint:
     """The messages of one communicator. A message is begun at once; its Work awaits it."""
 
-    def __init__(self, transport: Transport, ranks: tuple[int, ...], tag: int, maker: JobMaker) -> None:
-        self.transport = transport
+    def __init__(
+        self,
+        transport: Transport,
+        ranks: tuple[int, ...],
+        tag: int,
+        maker: JobMaker,
+        abort: Callable[[RondeError], None],
+    ) -> None:
+        self._transport = transport
         self._ranks = ranks
         self._tag = tag
         self._maker = maker
+        self._abort = abort
 
     def send(self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Message:
         """Send `x` to rank `dst`, which must call recv with an array of the same dtype and number of elements.
@@ -73,7 +81,7 @@ class PointToPoint:
         array = flat(as_numpy(x))
         self._maker.check_rank(dst, "dst")
         message = self._message(None, tag, timeout)
-        message.add(self._begin(self.transport.isend, dst, tag, array), array, "send to", dst)
+        message.add(self._begin(self._transport.isend, dst, tag, array), array, "send to", dst)
         return message
 
     def recv(self, x: Any, src: int, *, tag: int = 0, timeout: float | None = None) -> Message:
@@ -86,7 +94,7 @@ class PointToPoint:
         self._maker.check_rank(src, "src")
         target = Target(x, shaped.shape, shaped.dtype)
         message = self._message(target, tag, timeout)
-        message.add(self._begin(self.transport.irecv, src, tag, target.flat), target.flat, "receive from", src)
+        message.add(self._begin(self._transport.irecv, src, tag, target.flat), target.flat, "receive from", src)
         return message
 
     def sendrecv(
@@ -113,14 +121,14 @@ class PointToPoint:
         if out is not None and np.may_share_memory(outgoing, target.flat):
             outgoing = outgoing.copy()
         message = self._message(target, tag, timeout)
-        message.add(self._begin(self.transport.irecv, source, tag, target.flat), target.flat, "receive from", source)
-        message.add(self._begin(self.transport.isend, dst, tag, outgoing), outgoing, "send to", dst)
+        message.add(self._begin(self._transport.irecv, source, tag, target.flat), target.flat, "receive from", source)
+        message.add(self._begin(self._transport.isend, dst, tag, outgoing), outgoing, "send to", dst)
         return message
 
     def _message(self, target: Target | None, tag: int, timeout: float | None) -> Message:
         if not isinstance(tag, (int, np.integer)) or isinstance(tag, bool) or not 0 <= tag <= MAX_USER_TAG:
             raise ValueError(f"tag={tag!r}: must be an int, 0 to 2**31 - 1")
-        return Message(self, self._maker.timeout(timeout), target)
+        return Message(self._abort, self._maker.timeout(timeout), target)
 
     def _begin(
         self, start: Callable[[int, int, memoryview, int], Request], rank: int, tag: int, array: Array
