@@ -226,15 +226,18 @@ def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
     script.write_text(
         "import os, threading, collectives\n"
         "def work():\n"
-        "    print(os.getpid(), flush=True)\n"
+        "    os.write(1, b'%d\\n' % os.getpid())\n"  # one write: print may take two, and the ranks share the pipe
         "    threading.Event().wait()\n"
         "if __name__ == '__main__':\n"
         "    collectives.run(work, 2, transport='tcp')\n"
     )
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environment()) as parent:
         assert parent.stdout is not None
-        pids = [int(parent.stdout.readline()) for _ in range(2)]
-        with Watch(pids) as watch:
-            assert watch.none_ended()
+        try:
+            pids = [int(parent.stdout.readline()) for _ in range(2)]
+            with Watch(pids) as watch:
+                assert watch.none_ended()
+                parent.kill()
+                assert watch.all_ended(within=BOUND)
+        finally:  # else the context would wait for it for ever, and hide what went wrong
             parent.kill()
-            assert watch.all_ended(within=BOUND)
