@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import os
 
+from transports import tls
 from transports.errors import ConfigError, ConnectError
 
 MAGIC = b"RONDE\x00\x00\x01"
@@ -75,7 +76,8 @@ class Server:
     def challenge(self, hello: bytes) -> bytes:
         """The CHALLENGE for the client's HELLO. Raises ConnectError for another protocol, version or purpose."""
         if hello[: len(MAGIC)] != MAGIC:
-            raise ConnectError("the other end does not speak this version of Ronde's protocol")
+            hint = tls.suspicion(hello)
+            raise ConnectError(f"the other end does not speak this version of Ronde's protocol{hint}")
         if not hmac.compare_digest(hello[len(MAGIC) + NONCE :], self._digest):
             raise ConnectError("the other end asked for another job, generation or service")
         nonce = os.urandom(NONCE)

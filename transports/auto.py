@@ -7,8 +7,8 @@ shared memory they talk TCP, and say so once in the log.
 A rank with both has two transports to watch: while it waits on one, the other must move along too, or neighbours
 who need it would stall, and an abort seen by either must reach both. The rule: a wait goes on in slices on the
 transport that it is about, and after each slice every other transport is driven once without waiting. Slices begin at
-FIRST_SLICE and double up to LAST_SLICE, so a short wait is prompt and a long one costs little. A rank with one
-transport only waits on it directly.
+FIRST_SLICE and double up to LAST_SLICE; a transport that is only driven moves at least what its buffers hold once per
+LAST_SLICE. A rank with one transport only waits on it directly.
 """
 
 from __future__ import annotations
@@ -18,22 +18,20 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from transports import registry
-from transports.base import Group, LinkCost, Member, Request, Transport, check_arguments
-from transports.errors import ClosedError, ConfigError, ConnectError, DeadlineExceeded, RondeError, from_wire, to_wire
+from transports.base import FIRST_SLICE, LAST_SLICE, Group, LinkCost, Member, Request, Transport, check_arguments
+from transports.child import Child
+from transports.errors import ClosedError, ConfigError, ConnectError, DeadlineExceeded, RondeError
+from transports.native import NativeCollectives
 from transports.onesided import OneSided, Window
-from transports.pulse import Pulse
 from transports.settings import pairs
 
 A = TypeVar("A")
-
-FIRST_SLICE: Final = 50e-6
-LAST_SLICE: Final = 1e-3
-"""Seconds. A transport that is only driven moves at least what its buffers hold once per LAST_SLICE."""
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +40,14 @@ log = logging.getLogger(__name__)
 class Options:
     """intra, inter     the transports inside a host and across hosts
     intra_options, inter_options   their settings, each "setting=value"
+    device   the transport whose collectives to use for arrays on devices, where all ranks can; empty for none
     """
 
     intra: str = "shm"
     inter: str = "tcp"
     intra_options: tuple[str, ...] = ()
     inter_options: tuple[str, ...] = ()
+    device: str = "nccl"
 
     def __post_init__(self) -> None:
         for setting, name in (("intra", self.intra), ("inter", self.inter)):
@@ -67,32 +67,6 @@ def usable() -> str | None:
     return None if None in reasons else "; ".join(map(str, reasons))
 
 
-class _Child:
-    """An inner transport, whose ranks are some of the group's."""
-
-    def __init__(self, transport: Transport, ranks: tuple[int, ...]) -> None:
-        self.transport = transport
-        self.ranks = ranks
-        self.place = {rank: place for place, rank in enumerate(ranks)}
-        self.pulse = Pulse(transport)
-
-    def outward(self, error: RondeError) -> RondeError:
-        """An error of the inner transport, its ranks numbered as in the group."""
-        return _renumbered(error, dict(enumerate(self.ranks)))
-
-    def inward(self, error: RondeError) -> RondeError:
-        """An error for the inner transport. A rank that it does not connect is left to the text."""
-        return _renumbered(error, self.place)
-
-
-def _renumbered(error: RondeError, numbers: dict[int, int]) -> RondeError:
-    rank = None if error.rank is None else numbers.get(error.rank)
-    peer = None if error.peer is None else numbers.get(error.peer)
-    if (rank, peer) == (error.rank, error.peer):
-        return error
-    return from_wire({**to_wire(error), "rank": rank, "peer": peer})
-
-
 class AutoTransport(Transport):
     """See the module."""
 
@@ -103,12 +77,14 @@ class AutoTransport(Transport):
         self._options = options or Options()
         self._intra_options = _settings(self._options.intra, self._options.intra_options, "intra_options")
         self._inter_options = _settings(self._options.inter, self._options.inter_options, "inter_options")
+        self._accompany = None if not self._options.device else _accompaniment(self._options.device)
         self._lock = threading.RLock()
-        self._children: list[_Child] = []
+        self._children: list[Child] = []
         self._sole: Transport | None = None
         self._alone_inside = False
-        self._route: list[_Child] = []
+        self._route: list[Child] = []
         self._onesided: OneSided | None = None
+        self._native: NativeCollectives | None = None
         self._failure: RondeError | None = None
         self._closed = False
 
@@ -140,6 +116,8 @@ class AutoTransport(Transport):
                 self._add(self._options.inter, self._inter_options, everyone, "inter", deadline)
             if len(self._children) == 2:  # frames to the rank itself leave the inner self-links to the pulses
                 self._add("local", registry.make_options("local", {}), (self.rank,), "self", deadline)
+            if self._accompany is not None:
+                self._native = self._accompany(self)
         except BaseException as error:
             cause = error if isinstance(error, RondeError) else ConnectError(f"rank {self.rank} gave up: {error}")
             self.abort(cause)
@@ -174,21 +152,45 @@ class AutoTransport(Transport):
         except RondeError as error:
             raise self.translate(child, error) from None
 
+    def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
+        if self._sole is not None or not requests:
+            return (self._sole or self._children[0].transport).wait_any(requests, deadline)
+        own = [request for request in requests if isinstance(request, _AutoRequest)]
+        shares = Counter(request.child for request in own).most_common()
+        pause = FIRST_SLICE
+        while True:
+            now, ended = time.monotonic(), list[int]()
+            for place, (child, _) in reversed([*enumerate(shares)]):  # a look at others, then a slice on the busiest
+                try:
+                    ended += child.ended(own, now if place or ended else min(deadline, now + pause))
+                except RondeError as error:
+                    raise self.translate(child, error) from None
+            if ended or now >= deadline:
+                return sorted(ended)
+            self.drive(shares[0][0])
+            pause = min(2 * pause, LAST_SLICE)
+
     def abort(self, cause: RondeError) -> None:
         with self._lock:
-            if self.failure is None and not self._closed:
-                self._failure = cause
+            if self.failure is None:  # while it is being closed too, since that waits for peers
+                self._failure = None if self._closed else cause
                 for child in self._children:
                     child.transport.abort(child.inward(cause))
 
     def close(self, deadline: float) -> None:
+        late: list[RondeError] = []
+        native, self._native = self._native, None
+        if native is not None:
+            try:
+                native.close(deadline)
+            except RondeError as error:
+                late.append(error)
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        late: list[RondeError] = []
 
-        def shut(child: _Child) -> None:
+        def shut(child: Child) -> None:
             try:
                 child.transport.close(deadline)
             except DeadlineExceeded as error:
@@ -206,6 +208,8 @@ class AutoTransport(Transport):
             raise late[0]
 
     def ability(self, kind: type[A]) -> A | None:
+        if isinstance(self._native, kind):
+            return self._native
         if self._sole is not None:  # across hosts not all ranks may have it alone, so they could not use its abilities
             return self._sole.ability(kind) if self._alone_inside else None
         return self._onesided if isinstance(self._onesided, kind) else None
@@ -216,7 +220,7 @@ class AutoTransport(Transport):
         inter = registry.backend(self._options.inter).create(self.group, self._inter_options)
         return intra.link_costs()[0], inter.link_costs()[1]
 
-    def drive(self, but: _Child) -> None:
+    def drive(self, but: Child) -> None:
         """Move all inner transports but one along. Raises the first failure."""
         for child in self._children:
             if child is not but:
@@ -225,7 +229,7 @@ class AutoTransport(Transport):
                 except RondeError as error:
                     raise self.translate(child, error) from None
 
-    def adopt(self, child: _Child, failure: RondeError) -> RondeError:
+    def adopt(self, child: Child, failure: RondeError) -> RondeError:
         """The first failure, for raising; it is this one of an inner transport if there was none before."""
         with self._lock:
             if self._failure is None:
@@ -234,12 +238,12 @@ class AutoTransport(Transport):
                     other.transport.abort(other.inward(self._failure))
             return copy.copy(self._failure)
 
-    def translate(self, child: _Child, error: RondeError) -> RondeError:
+    def translate(self, child: Child, error: RondeError) -> RondeError:
         """What to raise for an error of an inner transport: the first failure if it has failed, else the like."""
         failure = child.transport.failure
         return child.outward(error) if failure is None else self.adopt(child, failure)
 
-    def _child_to(self, peer: int, tag: int, check: int) -> _Child:
+    def _child_to(self, peer: int, tag: int, check: int) -> Child:
         check_arguments(self, peer, tag, check)
         if self._closed or not self._route:
             state = "closed" if self._closed else "not open"
@@ -252,7 +256,7 @@ class AutoTransport(Transport):
         store.set(str(self.rank), (registry.backend(name).usable() or "").encode())
         for rank in here:
             try:
-                reason = store.get(str(rank), deadline).decode()
+                reason = store.get(str(rank), deadline).decode(errors="replace")
             except DeadlineExceeded:
                 raise DeadlineExceeded(
                     f"{self.group.describe(rank)} did not open the transport in time", rank=self.rank, peer=rank
@@ -277,7 +281,7 @@ class AutoTransport(Transport):
             members=tuple(self._member(rank, place) for place, rank in enumerate(ranks)),
             store=self.group.store.prefixed(f"auto/{role}-{ranks[0]}"),
         )
-        child = _Child(registry.backend(name).create(group, options), ranks)
+        child = Child(registry.backend(name).create(group, options), ranks)
         self._children.append(child)
         try:
             child.transport.open(deadline)
@@ -296,28 +300,36 @@ def _settings(name: str, texts: tuple[str, ...], source: str) -> Any:
     return registry.make_options(name, pairs(texts, f"setting {source} of transport 'auto'"))
 
 
+def _accompaniment(name: str) -> Callable[[Transport], NativeCollectives | None]:
+    """What makes native collectives beside an open transport. Raises ConfigError if transport `name` has none."""
+    found: Callable[[Transport], NativeCollectives | None] | None = getattr(registry.backend(name), "accompany", None)
+    if found is None:
+        raise ConfigError(f"device={name!r}: must be a transport that can accompany another, or empty")
+    return found
+
+
 class _AutoRequest(Request):
     """A request of one inner transport, whose waits mind the others."""
 
-    def __init__(self, auto: AutoTransport, child: _Child, request: Request) -> None:
+    def __init__(self, auto: AutoTransport, child: Child, inner: Request) -> None:
         self._auto = auto
-        self._child = child
-        self._request = request
+        self.child = child
+        self.inner = inner
 
     def test(self) -> bool:
         try:
-            if self._request.test():
+            if self.inner.test():
                 return True
         except RondeError as error:
-            raise self._auto.translate(self._child, error) from None
-        self._auto.drive(self._child)
+            raise self._auto.translate(self.child, error) from None
+        self._auto.drive(self.child)
         return False
 
     def wait(self, deadline: float) -> None:
-        _wait_in_slices(self._auto, self._child, self._request.wait, deadline)
+        _wait_in_slices(self._auto, self.child, self.inner.wait, deadline)
 
 
-def _wait_in_slices(auto: AutoTransport, child: _Child, wait: Callable[[float], None], deadline: float) -> None:
+def _wait_in_slices(auto: AutoTransport, child: Child, wait: Callable[[float], None], deadline: float) -> None:
     """Call `wait(deadline)` by the rule of the module."""
     pause = FIRST_SLICE
     while True:
@@ -337,7 +349,7 @@ def _wait_in_slices(auto: AutoTransport, child: _Child, wait: Callable[[float], 
 class _HostWindows(OneSided):
     """The windows of the transport inside the host, by the group's ranks."""
 
-    def __init__(self, auto: AutoTransport, child: _Child, inner: OneSided) -> None:
+    def __init__(self, auto: AutoTransport, child: Child, inner: OneSided) -> None:
         self._auto = auto
         self._child = child
         self._inner = inner
@@ -359,7 +371,7 @@ class _HostWindows(OneSided):
 class _HostWindow(Window):
     """A window of the inner transport, whose waits mind the other ones."""
 
-    def __init__(self, auto: AutoTransport, child: _Child, inner: Window, ranks: tuple[int, ...]) -> None:
+    def __init__(self, auto: AutoTransport, child: Child, inner: Window, ranks: tuple[int, ...]) -> None:
         self._auto = auto
         self._child = child
         self._inner = inner

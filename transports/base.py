@@ -15,28 +15,47 @@ Deadlines are absolute `time.monotonic()` seconds. Every wait has one, and every
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
-from transports.errors import RondeError
+from transports.errors import DeadlineExceeded, MismatchError, RondeError
+from transports.liveness import Identity
 
 if TYPE_CHECKING:
     from transports.rendezvous.store import Store
+    from transports.tls import Tls
 
 MAX_TAG = 2**64 - 1
 MAX_CHECK = 2**32 - 1
+
+FIRST_SLICE: Final = 50e-6
+LAST_SLICE: Final = 1e-3
+"""Seconds. A wait that must mind several things at once goes on in slices that double from the one to the other, so
+that a short wait is prompt and a long one costs little."""
 
 A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Who a rank is: `host` is equal for ranks that share a kernel and /dev/shm; the rest is for people."""
+    """Who a rank is: `host` is equal for ranks that share a kernel and /dev/shm; `hostname` and `pid` are for people.
+
+    start, space   with `pid` these are the process's Identity; by default not known, and then it is not watched
+    """
 
     host: str
     hostname: str
     pid: int
+    start: int = 0
+    space: int = -1
+
+    @property
+    def process(self) -> Identity:
+        """Which process it is."""
+        return Identity(self.pid, self.start, self.space)
 
     def __str__(self) -> str:
         return f"{self.hostname}, pid {self.pid}"
@@ -47,15 +66,22 @@ class Group:
     """The ranks that a transport connects, as seen from `rank`.
 
     store       shared by exactly this group and generation (a prefix store); keys are free for the transport
-    secret      the per-job secret, at least 16 bytes; empty means that links cannot be authenticated
+    secret      the per-job secret, at least 16 bytes; empty means that links cannot be authenticated. It is not shown
+                in the repr
     generation  distinguishes this group from earlier ones of the same job, so that stale frames are refused
+    tls         certificates for links that leave the host; None for links without TLS
+    lobby       where the ranks met, and those that are left may meet again; None if they did not meet in a store
+    seats       the numbers that the ranks had when they met; empty if they have them still
     """
 
     rank: int
     members: tuple[Member, ...]
     store: Store
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
     generation: int = 0
+    tls: Tls | None = None
+    lobby: Store | None = None
+    seats: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -78,7 +104,8 @@ class Request(ABC):
     """One send or receive in flight.
 
     It completes exactly once. A failed request stays failed: `wait` raises the same error again.
-    The view given to isend/irecv belongs to the transport until the request has completed or failed.
+    The view given to isend/irecv belongs to the transport until the request has completed or failed. A send may be
+    forgotten: the transport holds what it needs, and goes on; if the peer has closed, that harms nobody.
     """
 
     @abstractmethod
@@ -146,6 +173,31 @@ class Transport(ABC):
         MismatchError. A frame that arrives before its receive is posted is kept. Raises as isend does.
         """
 
+    def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
+        """Wait until at least one of `requests`, which are of this transport, has ended: completed, or failed alone.
+
+        Returns the positions of all that have ended, ascending; their `wait` returns or raises at once. None have if
+        the deadline passed first; one that lies in the past asks for a look. While it waits it moves everything along,
+        as `Request.wait` does. Raises ValueError if there are no requests; the transport's first failure, also if one
+        of them waits for a peer that is lost.
+
+        This one waits for the first in slices; a transport that can wait for events of several peers overrides it.
+        """
+        if not requests:
+            raise ValueError("requests: must not be empty")
+        pause = FIRST_SLICE
+        while True:
+            ended = [position for position, request in enumerate(requests) if has_ended(self, request)]
+            now = time.monotonic()
+            if ended or now >= deadline:
+                return ended
+            try:
+                requests[0].wait(min(deadline, now + pause))
+            except (DeadlineExceeded, MismatchError):
+                if self.failure is not None:
+                    raise
+            pause = min(2 * pause, LAST_SLICE)
+
     @abstractmethod
     def abort(self, cause: RondeError) -> None:
         """Give up: every wait of this rank, now and later, raises `cause`, and so (as far as they can still be
@@ -189,6 +241,16 @@ class Backend(Protocol):
 
     def usable(self) -> str | None:
         """None if the backend can be used on this machine, else the reason why not, in one line."""
+
+
+def has_ended(transport: Transport, request: Request) -> bool:
+    """True if a request has completed or failed alone. Raises the transport's first failure."""
+    try:
+        return request.test()
+    except MismatchError:
+        if transport.failure is not None:
+            raise
+        return True
 
 
 def check_arguments(transport: Transport, peer: int, tag: int, check: int) -> None:

@@ -16,7 +16,11 @@ A bad argument of a call is a plain TypeError or ValueError, raised before anyth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
+
+_MOST_RANKS: Final = 1 << 31
+_LONGEST_TEXT: Final = 1 << 13
 
 
 class RondeError(Exception):
@@ -91,21 +95,25 @@ WIRE_NAMES: Final[dict[str, type[RondeError]]] = {
 
 
 def to_wire(error: RondeError) -> dict[str, object]:
-    """A msgpack-able description of an error, for the other ranks."""
+    """A description of an error in plain values, for the other ranks. A text of more than 8192 characters is cut."""
     return {
         "kind": type(error).__name__,
-        "message": error.message,
+        "message": error.message[:_LONGEST_TEXT],
         "rank": error.rank,
         "peer": error.peer,
     }
 
 
-def from_wire(fields: dict[str, object]) -> RondeError:
-    """The error another rank described. An unknown kind becomes an AbortedError with the same text."""
-    kind = WIRE_NAMES.get(str(fields.get("kind")), AbortedError)
-    rank, peer = fields.get("rank"), fields.get("peer")
-    return kind(
-        str(fields.get("message")),
-        rank=rank if isinstance(rank, int) else None,
-        peer=peer if isinstance(peer, int) else None,
+def from_wire(fields: Mapping[str, object]) -> RondeError:
+    """The error another rank described. An unknown kind becomes an AbortedError with the same text; whatever else is
+    not as `to_wire` makes it is left out."""
+    kind, message = fields.get("kind"), fields.get("message")
+    return (WIRE_NAMES.get(kind, AbortedError) if isinstance(kind, str) else AbortedError)(
+        message if isinstance(message, str) else "a rank gave up and did not say why",
+        rank=_rank(fields.get("rank")),
+        peer=_rank(fields.get("peer")),
     )
+
+
+def _rank(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_RANKS else None

@@ -82,6 +82,12 @@ def choose_address(interface: str, hint: str | None) -> str:
     return interface
 
 
+def outward_address(sock: socket.socket) -> str | None:
+    """The local address of a connected socket; None if it is loopback, which leads nowhere."""
+    address = _local(sock)
+    return None if ipaddress.ip_address(address).is_loopback else address
+
+
 def _toward(hint: str) -> str:
     try:
         return _source(hint)
@@ -111,13 +117,17 @@ def _source(hint: str) -> str:
         try:
             with socket.socket(family, kind, protocol) as sock:
                 sock.connect(target)
-                name = sock.getsockname()
+                return _local(sock)
         except OSError as error:
             cause = error
-            continue
-        scope = name[3] if family == socket.AF_INET6 else 0
-        return f"{name[0]}%{socket.if_indextoname(scope)}" if scope else str(name[0])
     raise cause
+
+
+def _local(sock: socket.socket) -> str:
+    """The local address of a socket, a link-local one with its interface."""
+    name = sock.getsockname()
+    scope = name[3] if sock.family == socket.AF_INET6 else 0
+    return f"{name[0]}%{socket.if_indextoname(scope)}" if scope else str(name[0])
 
 
 def _loopback() -> str:

@@ -12,8 +12,12 @@ A transport whose sender can be read directly hands its buffer to `arrive`: no c
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from transports.errors import MismatchError, RondeError
+
+MAX_PARKED_FRAMES: Final = 1 << 18
+"""Frames that no receive has claimed yet, however small."""
 
 
 class Receive:
@@ -62,6 +66,7 @@ class Landing:
             self.view = receive.view if fits and receive is not None else memoryview(bytearray(length))
         if receive is None:
             mailbox.parked_bytes += length
+            mailbox.parked_frames += 1
 
     def keep(self) -> None:
         """Copy a borrowed payload, so that the sender has its buffer back."""
@@ -72,6 +77,7 @@ class Landing:
         """Give a frame that came unexpected to the receive that was posted for it at last."""
         self._receive = receive
         self._mailbox.parked_bytes -= len(self.view)
+        self._mailbox.parked_frames -= 1
         if self._complete:
             self._deliver(receive)
 
@@ -83,13 +89,7 @@ class Landing:
 
     def _deliver(self, receive: Receive) -> None:
         if len(receive.view) != len(self.view) or receive.check != self.check:
-            receive.error = MismatchError(
-                f"the frame from rank {self.peer} does not fit the receive posted for it: "
-                f"{len(self.view)} bytes, check {self.check:#010x} came; "
-                f"{len(receive.view)} bytes, check {receive.check:#010x} expected",
-                rank=self._mailbox.rank,
-                peer=self.peer,
-            )
+            receive.error = self._mailbox.misfit(receive, self.check, len(self.view))
         elif self.view is not receive.view:
             receive.view[:] = self.view
         receive.done = True
@@ -103,6 +103,7 @@ class Mailbox:
         self.rank = rank
         self.parked_bytes = 0
         """Payload bytes of frames that no receive has claimed yet; a transport bounds it by not reading on."""
+        self.parked_frames = 0
         self._posted: dict[tuple[int, int], deque[Receive]] = {}
         self._parked: dict[tuple[int, int], deque[Landing]] = {}
 
@@ -157,9 +158,31 @@ class Mailbox:
         receive.done = True
         return True
 
-    def expects(self, peer: int, tag: int) -> bool:
-        """True if a receive is posted that the next frame from `peer` with `tag` would be given to."""
-        return (peer, tag) in self._posted
+    def takes(self, peer: int, tag: int, check: int, length: int, max_parked: int) -> bool:
+        """Whether `arrive` may be called for a frame: a receive is posted for it, or there is room to park it, which
+        is `max_parked` bytes and MAX_PARKED_FRAMES frames.
+
+        Raises MismatchError if it will never be taken: it does not fit its receive and is too long to be read over.
+        """
+        if self.parked_bytes + length <= max_parked and self.parked_frames < MAX_PARKED_FRAMES:
+            return True
+        posted = self._posted.get((peer, tag))
+        if not posted:
+            return False
+        receive = posted[0]
+        if length > max_parked and (len(receive.view), receive.check) != (length, check):
+            raise self.misfit(receive, check, length)
+        return True
+
+    def misfit(self, receive: Receive, check: int, length: int) -> MismatchError:
+        """The error of a receive that was posted for another frame than the one which came."""
+        return MismatchError(
+            f"the frame from rank {receive.peer} does not fit the receive posted for it: "
+            f"{length} bytes, check {check:#010x} came; "
+            f"{len(receive.view)} bytes, check {receive.check:#010x} expected",
+            rank=self.rank,
+            peer=receive.peer,
+        )
 
     def parked_from(self, peer: int) -> list[Landing]:
         """The frames of one peer that no receive has claimed yet."""

@@ -26,6 +26,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "auto": "transports.auto",
     "faulty": "transports.faulty",
     "local": "transports.local",
+    "nccl": "transports.nccl",
     "shm": "transports.shm",
     "tcp": "transports.tcp",
 }

@@ -69,7 +69,10 @@ def _integer(value: object) -> int:
 def _real(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError from None
 
 
 def _truth(value: object) -> bool:

@@ -13,6 +13,7 @@ Operations are send and recv, and for windows publish and wait. Actions:
     delay     the operation completes `seconds` later than it would have
     corrupt   send, recv: a byte is flipped. publish: the check is
     truncate  send: the last byte is missing
+    mislabel  send: the check is another one, as if the frame were of another call
     hang      send, recv, wait: never completes
     raise     the transport fails, on every rank, with an error of the class `error`
     kill      the rank is gone: by=close closes its transport at once, by=sigkill ends its process
@@ -27,7 +28,7 @@ from typing import Final, Literal, get_args
 from transports.base import Transport
 from transports.errors import WIRE_NAMES, ConfigError, PeerLost, RondeError
 
-Action = Literal["drop", "delay", "corrupt", "truncate", "hang", "raise", "kill"]
+Action = Literal["drop", "delay", "corrupt", "truncate", "mislabel", "hang", "raise", "kill"]
 Kind = Literal["send", "recv", "publish", "wait"]
 
 _POSSIBLE: Final[dict[str, tuple[str, ...]]] = {
@@ -35,6 +36,7 @@ _POSSIBLE: Final[dict[str, tuple[str, ...]]] = {
     "delay": ("send", "recv", "publish", "wait"),
     "corrupt": ("send", "recv", "publish"),
     "truncate": ("send",),
+    "mislabel": ("send",),
     "hang": ("send", "recv", "wait"),
     "raise": ("send", "recv", "publish", "wait"),
     "kill": ("send", "recv", "publish", "wait"),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from transports.base import MAX_TAG, LinkCost, Request, Transport, check_arguments
+from transports.base import LinkCost, Request, Transport, check_arguments
 from transports.errors import DeadlineExceeded, RondeError
 from transports.faulty.rules import Action, Operation, Rule
 from transports.onesided import OneSided, Window
@@ -60,16 +60,16 @@ class FaultyTransport(Transport):
         faults = self.meet(Operation("send", self.rank, peer, tag, len(view)))
         if not faults:
             return self.inner.isend(peer, tag, view, check)
-        if "hang" in faults:
-            return self._never()
-        if "drop" in faults:
-            return _FaultyRequest(self, None, faults)
+        if "hang" in faults or "drop" in faults:
+            return _FaultyRequest(self, peer, None, faults)
         if "corrupt" in faults or "truncate" in faults:
             payload = bytearray(view)
             if "corrupt" in faults:
                 self.flip(memoryview(payload))
             view = memoryview(payload)[: len(payload) - ("truncate" in faults)]
-        return _FaultyRequest(self, self.inner.isend(peer, tag, view, check), faults)
+        if "mislabel" in faults:
+            check ^= 1
+        return _FaultyRequest(self, peer, self.inner.isend(peer, tag, view, check), faults)
 
     def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
         check_arguments(self, peer, tag, check)
@@ -77,8 +77,13 @@ class FaultyTransport(Transport):
         if not faults:
             return self.inner.irecv(peer, tag, view, check)
         if "hang" in faults:
-            return self._never()
-        return _FaultyRequest(self, self.inner.irecv(peer, tag, view, check), faults, view)
+            return _FaultyRequest(self, peer, None, faults)
+        return _FaultyRequest(self, peer, self.inner.irecv(peer, tag, view, check), faults, view)
+
+    def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
+        if any(isinstance(request, _FaultyRequest) for request in requests):
+            return super().wait_any(requests, deadline)
+        return self.inner.wait_any(requests, deadline)
 
     def abort(self, cause: RondeError) -> None:
         self.inner.abort(cause)
@@ -116,12 +121,14 @@ class FaultyTransport(Transport):
             with self._lock:
                 view[self._dice.randrange(len(view))] ^= 0xFF
 
-    def linger(self, until: float, deadline: float) -> None:
-        """Wait until `until`, moving the transport along. Raises its first failure, or DeadlineExceeded."""
+    def linger(self, until: float, deadline: float, peer: int) -> None:
+        """Wait until `until`, moving the transport along. Raises its first failure, or DeadlineExceeded, which says
+        that `peer` is late."""
         if time.monotonic() < until:
             self._pulse.rest(min(until, deadline))
             if deadline < until:
-                raise DeadlineExceeded(f"rank {self.rank} waited too long for something that was delayed or hung")
+                late = f"rank {self.rank} waited too long for {self.group.describe(peer)}, by an injected fault"
+                raise DeadlineExceeded(late, rank=self.rank, peer=peer)
 
     def beat(self) -> None:
         """Make what progress is possible. Raises the first failure."""
@@ -136,19 +143,24 @@ class FaultyTransport(Transport):
             with suppress(DeadlineExceeded):  # it is not to flush
                 self.inner.close(time.monotonic())
 
-    def _never(self) -> Request:
-        return self.inner.irecv(self.rank, MAX_TAG, memoryview(bytearray()))
-
 
 class _FaultyRequest(Request):
-    """An inner request (None: nothing was sent) whose completion is late or whose bytes change."""
+    """An inner request (None: nothing was sent) whose completion is late, or never comes, or whose bytes change."""
 
     def __init__(
-        self, transport: FaultyTransport, inner: Request | None, faults: Faults, received: memoryview | None = None
+        self,
+        transport: FaultyTransport,
+        peer: int,
+        inner: Request | None,
+        faults: Faults,
+        received: memoryview | None = None,
     ) -> None:
         self._transport = transport
+        self._peer = peer
         self._inner = inner
         self._delay = faults["delay"].seconds if "delay" in faults else 0.0
+        if "hang" in faults:
+            self._delay = math.inf
         self._due: float | None = None
         self._to_corrupt = received if "corrupt" in faults else None
 
@@ -164,7 +176,7 @@ class _FaultyRequest(Request):
     def wait(self, deadline: float) -> None:
         if self._inner is not None:
             self._inner.wait(deadline)
-        self._transport.linger(self._arrived(), deadline)
+        self._transport.linger(self._arrived(), deadline, self._peer)
 
     def _arrived(self) -> float:
         """When the request, whose inner one has completed, is to seem complete."""
@@ -205,16 +217,16 @@ class _FaultyWindow(Window):
         if "drop" in faults:
             return
         if "delay" in faults:
-            self._transport.linger(time.monotonic() + faults["delay"].seconds, math.inf)
+            self._transport.linger(time.monotonic() + faults["delay"].seconds, math.inf, self._transport.rank)
         self._inner.publish(epoch, check ^ 1 if "corrupt" in faults else check)
 
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
         faults = self._meet("wait", index, epoch)
         if "hang" in faults:
-            self._transport.linger(math.inf, deadline)
+            self._transport.linger(math.inf, deadline, self.ranks[index])
         self._inner.wait(index, epoch, deadline, check)
         if "delay" in faults:
-            self._transport.linger(time.monotonic() + faults["delay"].seconds, deadline)
+            self._transport.linger(time.monotonic() + faults["delay"].seconds, deadline, self.ranks[index])
 
     def close(self) -> None:
         self._inner.close()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transports.base import Group, Request, Transport, check_arguments, check_view
+from transports.base import Group, Request, Transport, check_arguments, check_view, has_ended
 from transports.errors import (
     AbortedError,
     ClosedError,
@@ -93,11 +94,14 @@ class LocalTransport(Transport, OneSided):
         check_view(view, writable=False)
         hub = self.hub
         with hub.lock:
-            self.check_peer(peer)
-            receiver = hub.present[peer]
-            landing = receiver._mailbox.arrive(self.rank, tag, check, len(view), view)
+            self.check_sound()
+            receiver = hub.present.get(peer)
+            mailbox = Mailbox(peer) if receiver is None else receiver._mailbox
+            landing = mailbox.arrive(self.rank, tag, check, len(view), view)
             landing.finish()
-            if not landing.borrowed:
+            if receiver is None:
+                pass  # whoever waits for it to be received hears that the peer has closed
+            elif not landing.borrowed:
                 receiver.news.notify_all()
             elif len(view) <= self._eager_bytes and self._eager_bytes:
                 landing.keep()
@@ -113,6 +117,15 @@ class LocalTransport(Transport, OneSided):
             if receive.done and peer in hub.present:
                 hub.present[peer].news.notify_all()
             return Receiving(self, peer, tag, receive)
+
+    def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
+        if not requests:
+            raise ValueError("requests: must not be empty")
+        with self.news:
+            while True:
+                ended = [position for position, request in enumerate(requests) if has_ended(self, request)]
+                if ended or not self.pause(deadline):
+                    return ended
 
     def abort(self, cause: RondeError) -> None:
         hub = self._hub

@@ -15,18 +15,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgpack
-
 from transports.auth import MIN_SECRET, check_secret
 from transports.base import Group, Member
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError, from_wire, to_wire
+from transports.liveness import Identity
+from transports.packed import pack, unpack
 from transports.rendezvous.file import FileStore
 from transports.rendezvous.memory import MemoryStore
 from transports.rendezvous.store import Store
 from transports.rendezvous.tcp import TcpStore
 from transports.rendezvous.wire import parse_url
+from transports.tls import Tls
 
 _STORES: Final = "tcp://host:port, file:///directory, or memory: (a world of one)"
+SHRINKS: Final = 1 << 32
+"""What the generations of meetings lie apart, so that there are numbers for those that they shrink to."""
 GRACE_SECONDS: Final = 5.0
 """What a rank that will fail anyway still gives others, to learn what they found out."""
 
@@ -146,16 +149,16 @@ def _integer(env: Mapping[str, str], name: str, low: int, high: int | None, need
 # The store
 
 
-def open_store(url: str, secret: bytes, deadline: float) -> Store:
+def open_store(url: str, secret: bytes, deadline: float, *, tls: Tls | None = None) -> Store:
     """The store at `url`: tcp://host:port (tried until `deadline`), file:///directory, or memory: (a new one, which
-    nobody else has). Whoever opens a store closes it.
+    nobody else has). Whoever opens a store closes it. `tls` is for tcp: certificates, if the server has them.
 
     No I/O: a store that cannot be reached says so on first use. Raises ConfigError for anything else than such a URL.
     """
     scheme = url.partition(":")[0]
     if scheme == "tcp":
         host, port = parse_url(url)
-        return TcpStore(host, port, secret, connect_deadline=deadline)
+        return TcpStore(host, port, secret, connect_deadline=deadline, tls=tls)
     if scheme == "file":
         parts = urllib.parse.urlsplit(url)
         if parts.netloc in ("", "localhost") and parts.path.startswith("/") and not parts.query and not parts.fragment:
@@ -172,7 +175,8 @@ def this_member() -> Member:
     """The calling process. Its `host` is equal for exactly the processes that share kernel and /dev/shm, whatever
     hostname or network they see: the digest of the kernel's boot id (random(4)) and the identity of the mount. Where
     a system has not both, the hostname and a network card's address take their place."""
-    return Member(_host_identity(), socket.gethostname(), os.getpid())
+    own = Identity.own()
+    return Member(_host_identity(), socket.gethostname(), own.pid, own.start, own.space)
 
 
 @functools.cache
@@ -189,7 +193,21 @@ def _host_identity() -> str:
 
 def world_of_one() -> Group:
     """The group of a process that is alone."""
-    return Group(0, (this_member(),), MemoryStore())
+    lobby = MemoryStore()
+    return Group(0, (this_member(),), lobby.prefixed("group"), lobby=lobby)
+
+
+def next_meeting(rank: int, store: Store) -> int:
+    """The generation that a rank is to join next in a store: how often this was asked for it before. So the n-th time
+    of each rank goes with the n-th time of the others, also if another process took the rank's place in between.
+
+    While an earlier one is undecided it is that: two processes that say they are one rank learn of each other there.
+    Raises RendezvousError.
+    """
+    number = store.add(f"meetings/{rank}", 1) - 1
+    while number > 0 and _peek(store, f"generation-{number - 1}/join/decided") is None:
+        number -= 1
+    return number
 
 
 def join(rank: int, size: int, store: Store, *, secret: bytes = b"", generation: int = 0, deadline: float) -> Group:
@@ -215,7 +233,7 @@ def join(rank: int, size: int, store: Store, *, secret: bytes = b"", generation:
     room = store.prefixed(f"generation-{generation}")
     entry = _Entry(rank, size, this_member())
     members = _Meeting(entry, room.prefixed("join"), deadline).hold()
-    return Group(rank, members, room.prefixed("group"), secret, generation)
+    return Group(rank, members, room.prefixed("group"), secret, generation * SHRINKS, lobby=store)
 
 
 @dataclass(frozen=True)
@@ -230,7 +248,7 @@ class _Entry:
         return f"rank {self.rank} ({self.member})"
 
     def pack(self) -> bytes:
-        return _pack([self.rank, self.size, _row(self.member)])
+        return pack([self.rank, self.size, _row(self.member)])
 
     @staticmethod
     def unpack(data: bytes) -> _Entry:
@@ -241,23 +259,19 @@ class _Entry:
 
 
 def _row(member: Member) -> list[object]:
-    return [member.host, member.hostname, member.pid]
+    return [member.host, member.hostname, member.pid, member.start, member.space]
 
 
 def _member(row: object) -> Member:
     match row:
-        case [str(host), str(hostname), int(pid)]:
-            return Member(host, hostname, pid)
-    raise RendezvousError("the store holds something else where host, hostname and pid of a rank should be")
-
-
-def _pack(value: object) -> bytes:
-    return bytes(msgpack.packb(value))
+        case [str(host), str(hostname), int(pid), int(start), int(space)]:
+            return Member(host, hostname, pid, start, space)
+    raise RendezvousError("the store holds something else where host and process of a rank should be")
 
 
 def _unpack(data: bytes) -> object:
     try:
-        return msgpack.unpackb(data, max_ext_len=0)
+        return unpack(data)
     except ValueError as error:
         raise RendezvousError(f"the store holds something that cannot be read: {error}") from error
 
@@ -310,7 +324,7 @@ class _Meeting:
             # One is missing if a rank with another size took a seat; that one refuses.
             if None not in entries:
                 rows = [_row(_Entry.unpack(entry).member) for entry in entries if entry is not None]
-                self._decide(_pack({"members": rows}))
+                self._decide(pack({"members": rows}))
         return desk.get("verdict", self._deadline)
 
     def _decide(self, verdict: bytes) -> bool:
@@ -323,12 +337,12 @@ class _Meeting:
     def _refuse(self, reason: str) -> RendezvousError:
         """The error, told to all who wait."""
         error = RendezvousError(reason, rank=self._me.rank)
-        self._decide(_pack({"error": to_wire(error)}))
+        self._decide(pack({"error": to_wire(error)}))
         return error
 
     def _give_up(self) -> bytes:
         """The verdict that holds after the deadline: one that just came, or else that ranks are missing."""
-        overdue = _pack({"error": to_wire(self._overdue())})
+        overdue = pack({"error": to_wire(self._overdue())})
         if self._decide(overdue):
             return overdue
         try:
@@ -360,10 +374,14 @@ class _Meeting:
         )
 
     def _peek(self, key: str) -> bytes | None:
-        try:
-            return self._desk.get(key, 0.0)
-        except DeadlineExceeded:
-            return None
+        return _peek(self._desk, key)
+
+
+def _peek(store: Store, key: str) -> bytes | None:
+    try:
+        return store.get(key, 0.0)
+    except DeadlineExceeded:
+        return None
 
 
 def _runs(numbers: list[int]) -> str:

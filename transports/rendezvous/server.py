@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import selectors
 import socket
 import threading
@@ -16,8 +15,10 @@ from typing import Final
 
 from transports.auth import HELLO_BYTES, PROOF_BYTES, Server, check_secret
 from transports.errors import ConfigError, ConnectError, RendezvousError
+from transports.rendezvous import sockets
 from transports.rendezvous.store import check_item, counted
-from transports.rendezvous.wire import HEADER, LONGEST_GET, MAX_FRAME, PURPOSE, decode, encode, format_url, tune
+from transports.rendezvous.wire import HEADER, LONGEST_GET, MAX_FRAME, PURPOSE, decode, encode, format_url
+from transports.tls import REFUSAL, Tls, pending, suspicion
 
 HANDSHAKE_SECONDS: Final = 5.0
 MAX_STRANGERS: Final = 128
@@ -65,6 +66,7 @@ class TcpStoreServer:
     port    0 lets the system choose
     secret  the job's secret. It has no default: b"" must be said to serve everybody who can connect, which is for
             trusted networks only
+    tls     certificates, if clients are to come by TLS
 
     Connections that do not prove themselves within 5 s (1 s when more than 128 try at a time), break the protocol or
     exceed a limit are cut; others do not notice. Everything stored together may take 256 MiB.
@@ -72,11 +74,12 @@ class TcpStoreServer:
     `with TcpStoreServer(...) as server` starts and closes it. Raises ConfigError for a bad port or secret.
     """
 
-    def __init__(self, host: str, port: int = 0, *, secret: bytes) -> None:
+    def __init__(self, host: str, port: int = 0, *, secret: bytes, tls: Tls | None = None) -> None:
         if not 0 <= port < 65536:
             raise ConfigError(f"port={port!r}: must be 0 (any) to 65535")
         self._wanted = (host, port)
         self._secret = check_secret(secret)
+        self._tls = tls
         self._thread: threading.Thread | None = None
         self._address: tuple[str, int] | None = None
         self._bell: socket.socket | None = None
@@ -90,10 +93,10 @@ class TcpStoreServer:
         if self._thread is not None:
             raise RendezvousError("the store server was started before: make a new one")
         with contextlib.ExitStack() as opened:
-            listener = opened.enter_context(_listen(*self._wanted))
+            listener = opened.enter_context(sockets.listen(*self._wanted, BACKLOG))
             bell, heard = map(opened.enter_context, socket.socketpair())
             selector = opened.enter_context(selectors.DefaultSelector())
-            loop = _Loop(selector, listener, heard, self._secret)
+            loop = _Loop(selector, listener, heard, self._secret, self._tls)
             thread = threading.Thread(target=loop.run, name="ronde-store", daemon=True)
             thread.start()
             opened.pop_all()
@@ -114,7 +117,7 @@ class TcpStoreServer:
     def close(self) -> None:
         """End every connection (clients that wait get a RendezvousError) and release everything. Idempotent."""
         if self._thread is not None and self._bell is not None:
-            _end(self._bell)
+            sockets.end(self._bell)
             self._thread.join()
 
     def __enter__(self) -> TcpStoreServer:
@@ -127,43 +130,22 @@ class TcpStoreServer:
         self.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
-        if not host or address[0] in ("0.0.0.0", "::"):
-            raise ConfigError(f"host={host!r}: must be one address to listen on, not all of them")
-        listener = socket.socket(family, kind, protocol)
-        try:
-            if os.name == "posix":
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(BACKLOG)
-            listener.setblocking(False)
-        except BaseException:
-            listener.close()
-            raise
-    except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
-        raise RendezvousError(f"the store server cannot listen on {format_url(host, port)}: {error}") from error
-    return listener
-
-
-def _end(sock: socket.socket) -> None:
-    """Close a connection, also where a forked child has inherited it, whose copy would keep it alive."""
-    with contextlib.suppress(OSError):  # the other end may have left
-        sock.shutdown(socket.SHUT_RDWR)
-    sock.close()
-
-
 class _Loop:
     """The thread's side. `run` owns what it was given, and releases it."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, listener: socket.socket, heard: socket.socket, secret: bytes
+        self,
+        selector: selectors.BaseSelector,
+        listener: socket.socket,
+        heard: socket.socket,
+        secret: bytes,
+        tls: Tls | None,
     ) -> None:
         self._selector = selector
         self._listener = listener
         self._heard = heard
         self._secret = secret
+        self._tls = tls
         self._connections: set[_Connection] = set()
         self._strangers: dict[_Connection, None] = {}  # oldest first
         self._values: dict[str, bytes] = {}
@@ -198,6 +180,8 @@ class _Loop:
                     self._flush(key.data)
                 else:
                     self._read(key.data)
+                while key.data.open and not key.data.outbox and pending(key.data.sock):
+                    self._read(key.data)
         return True
 
     # Connections
@@ -219,7 +203,9 @@ class _Loop:
             return
         try:
             sock.setblocking(False)
-            tune(sock)
+            sockets.tune(sock)
+            if self._tls is not None:
+                sock = self._tls.accept(sock)
         except OSError:
             sock.close()
             return
@@ -263,7 +249,7 @@ class _Loop:
         connection.open = False
         connection.life.close()
         self._selector.unregister(connection.sock)
-        _end(connection.sock)
+        sockets.end(connection.sock)
         self._connections.discard(connection)
         self._strangers.pop(connection, None)
         self._forget_wait(connection)
@@ -337,8 +323,11 @@ class _Loop:
 
     def _serve(self, connection: _Connection) -> _Life:
         """The life of a connection, as straight code."""
-        proof = Server(self._secret, PURPOSE)
-        self._send(connection, proof.challenge((yield HELLO_BYTES) or b""))
+        hello = (yield HELLO_BYTES) or b""
+        if suspicion(hello):
+            self._send(connection, REFUSAL)
+        proof = Server(self._secret, PURPOSE if self._tls is None else self._tls.bind(connection.sock, PURPOSE))
+        self._send(connection, proof.challenge(hello))
         proof.verify((yield PROOF_BYTES) or b"")
         del self._strangers[connection]
         connection.deadline = math.inf

@@ -47,6 +47,20 @@ class Store(ABC):
         """The part of this store whose keys begin with `prefix` + '/'. Closing it does not close this one."""
         return PrefixStore(self, prefix)
 
+    def local_address(self) -> str | None:
+        """The address of this machine that the store is reached from; None where that tells no way to other machines:
+        not through a network, by loopback, or not used yet."""
+        return None
+
+    def hasty(self, seconds: float) -> Store:
+        """This store, for calls that must not wait for one that is out of reach: when it has not answered within
+        `seconds`, or cannot be connected to within them, they raise RendezvousError. (A `get` gives it these seconds
+        beyond its deadline.) It shares everything with this one, which is the one to be closed.
+
+        A store that is never out of reach returns itself.
+        """
+        return self
+
 
 def check_item(key: str, value: bytes = b"") -> None:
     """Raises ValueError for a key or value that no store takes."""
@@ -91,3 +105,9 @@ class PrefixStore(Store):
 
     def close(self) -> None:
         """Does nothing: the inner store belongs to whoever made it."""
+
+    def local_address(self) -> str | None:
+        return self._inner.local_address()
+
+    def hasty(self, seconds: float) -> Store:
+        return PrefixStore(self._inner.hasty(seconds), self._prefix[:-1])

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import socket
+import ssl
 import threading
 import time
 from typing import Final
 
 from transports.auth import CHALLENGE_BYTES, Client, check_secret
 from transports.errors import ConnectError, DeadlineExceeded, RendezvousError
+from transports.interfaces import outward_address
+from transports.rendezvous import sockets
 from transports.rendezvous.server import TcpStoreServer
 from transports.rendezvous.store import Store, check_item
-from transports.rendezvous.wire import HEADER, LONGEST_GET, MAX_FRAME, PURPOSE, decode, encode, format_url, tune
+from transports.rendezvous.wire import HEADER, LONGEST_GET, MAX_FRAME, PURPOSE, decode, encode, format_url
+from transports.tls import Tls, explain, suspicion
 
 __all__ = ["TcpStore", "TcpStoreServer"]
 
 ATTEMPT_SECONDS: Final = 10.0
+SHORTEST_ATTEMPT: Final = 1.0
 ANSWER_SECONDS: Final = 15.0
-"""What the server gets to answer, beyond what a get waits by itself."""
+"""What the server gets to answer, beyond what a get waits by itself, and where nobody is in haste."""
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.5
 
@@ -30,17 +36,23 @@ class TcpStore(Store):
     secret            the job's secret; empty only if the server has none either
     connect_deadline  until then (absolute) a server that cannot be reached is tried again, since it may come up later
                       than the ranks; after it, a connection is tried once
+    tls               certificates, if the server has them
 
     Besides what every store raises: RendezvousError naming the server's address and the cause if it cannot be
     reached, does not know the secret, or ends the connection. A call that failed leaves the store usable, but whether
     the server carried the call out is not known.
     """
 
-    def __init__(self, host: str, port: int, secret: bytes, *, connect_deadline: float = 0.0) -> None:
+    def __init__(
+        self, host: str, port: int, secret: bytes, *, connect_deadline: float = 0.0, tls: Tls | None = None
+    ) -> None:
         self.url = format_url(host, port)
         self._address = (host, port)
         self._secret = check_secret(secret)
         self._connect_deadline = connect_deadline
+        self._tls = tls
+        self._patience = ANSWER_SECONDS
+        self._local_address: str | None = None
         self._lock = threading.Lock()
         self._idle: list[socket.socket] = []
         self._busy: set[socket.socket] = set()
@@ -81,12 +93,21 @@ class TcpStore(Store):
             while self._idle:
                 self._idle.pop().close()
 
+    def local_address(self) -> str | None:
+        return self._local_address
+
+    def hasty(self, seconds: float) -> Store:
+        hasty = copy.copy(self)  # it shares the connections
+        hasty._patience = seconds
+        hasty._connect_deadline = 0.0
+        return hasty
+
     def _ask(self, op: str, key: str, argument: object = None, *, deadline: float | None = None) -> object:
         """The result of a request; None for a get that was late. `deadline` makes it a get."""
         link = self._take(self._connect_deadline if deadline is None else min(deadline, self._connect_deadline))
         sound = False
         try:
-            patience = ANSWER_SECONDS
+            patience = self._patience
             if deadline is not None:
                 argument = max(0.0, min(deadline - time.monotonic(), LONGEST_GET))
                 patience += argument
@@ -145,7 +166,7 @@ class TcpStore(Store):
         pause = FIRST_PAUSE
         while True:
             try:
-                return self._attempt(time.monotonic() + ATTEMPT_SECONDS)
+                return self._attempt(time.monotonic() + self._attempt_seconds(deadline))
             except ConnectError as error:
                 raise RendezvousError(f"the store at {self.url}: {error.message}") from error
             except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
@@ -155,16 +176,24 @@ class TcpStore(Store):
             self._check_open()
             pause = min(2 * pause, LONGEST_PAUSE)
 
+    def _attempt_seconds(self, deadline: float) -> float:
+        left = deadline - time.monotonic()
+        return min(self._patience, ATTEMPT_SECONDS, max(left, SHORTEST_ATTEMPT) if left > 0 else ATTEMPT_SECONDS)
+
     def _attempt(self, deadline: float) -> socket.socket:
         link = socket.create_connection(self._address, _left(deadline))
         try:
             # On loopback a connection to a free port of the ephemeral range can meet itself (simultaneous open).
             if link.getsockname() == link.getpeername():
                 raise ConnectionRefusedError("nobody listens there")
-            tune(link)
-            proof = Client(self._secret, PURPOSE)
+            sockets.tune(link)
+            if self._tls is not None:
+                link.settimeout(_left(deadline))
+                link = self._tls.call(link)
+            proof = Client(self._secret, PURPOSE if self._tls is None else self._tls.bind(link, PURPOSE))
             link.sendall(proof.hello)
-            link.sendall(proof.answer(_receive(link, CHALLENGE_BYTES, deadline)))
+            link.sendall(proof.answer(_challenge(link, deadline)))
+            self._local_address = outward_address(link)
         except BaseException:
             link.close()
             raise
@@ -185,9 +214,28 @@ def _left(deadline: float) -> float:
     return left
 
 
+def _challenge(link: socket.socket, deadline: float) -> bytes:
+    """What the server says to the hello. Raises ConnectError if it is plain that it never will, OSError."""
+    data = bytearray(CHALLENGE_BYTES)
+    try:
+        _fill(link, data, deadline)
+    except ssl.SSLError as error:
+        raise ConnectError(explain(error)) from error
+    except OSError as error:
+        if hint := suspicion(data):
+            raise ConnectError(f"{error}{hint}") from error
+        raise
+    return bytes(data)
+
+
 def _receive(link: socket.socket, count: int, deadline: float) -> bytes:
     """Exactly `count` bytes. Raises OSError if they do not come, TimeoutError if not in time."""
     data = bytearray(count)
+    _fill(link, data, deadline)
+    return bytes(data)
+
+
+def _fill(link: socket.socket, data: bytearray, deadline: float) -> None:
     view = memoryview(data)
     while view:
         link.settimeout(_left(deadline))
@@ -195,4 +243,3 @@ def _receive(link: socket.socket, count: int, deadline: float) -> bytes:
         if not got:
             raise ConnectionResetError("the connection was closed by the other end")
         view = view[got:]
-    return bytes(data)

@@ -13,7 +13,6 @@ A `get` is answered when the key is set or its seconds have passed; a client nev
 from __future__ import annotations
 
 import re
-import socket
 import struct
 from typing import Final
 
@@ -62,9 +61,3 @@ def parse_url(url: str) -> tuple[str, int]:
     if match is None or not 0 < int(match[3]) < 65536:
         raise ConfigError(f"store={url!r}: must be tcp://host:port, with an IPv6 address in brackets, port 1 to 65535")
     return match[1] or match[2], int(match[3])
-
-
-def tune(sock: socket.socket) -> None:
-    """Small messages leave at once, and a host that vanished is noticed some day."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

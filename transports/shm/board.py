@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgpack
-
 from transports.base import Group
-from transports.errors import ConnectError, DeadlineExceeded, RondeError, from_wire, to_wire
+from transports.errors import AbortedError, ConnectError, DeadlineExceeded, RondeError, from_wire, to_wire
+from transports.liveness import Identity
+from transports.packed import pack, unpack
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import barrier
-from transports.shm.liveness import Identity
 from transports.shm.ring import CONTROL_BYTES, RingMemory
 from transports.shm.segments import Segment
 
@@ -55,6 +54,7 @@ class Board:
         memory = segment.memory
         controls = [_HEADER_BYTES + rank * _RANK_BYTES for rank in range(group.size)]
         self._header = memory[:_HEADER_BYTES].cast("Q")
+        self._ring_bytes = 0
         self._controls = [memory[at : at + _RANK_BYTES].cast("Q") for at in controls]
         self.bells = [Doorbell(memory, at + _BELL_OFFSET) for at in controls]
 
@@ -68,38 +68,50 @@ class Board:
             return cls._make(group, ring_bytes, directory)
         maker = group.describe(0)
         try:
-            note = msgpack.unpackb(group.store.get(_STORE_KEY, deadline))
+            note = group.store.get(_STORE_KEY, deadline)
         except DeadlineExceeded as error:
             raise DeadlineExceeded(f"{maker} did not open the transport in time", rank=group.rank, peer=0) from error
-        if "error" in note:
-            raise ConnectError(f"{maker} could not open the transport: {note['error']}", rank=group.rank, peer=0)
+        match _read(note):
+            case {"path": str(path), "nbytes": int(nbytes)} if nbytes > _rings_offset(group.size):
+                return cls._attach(group, path, nbytes)
+            case {"error": str(reason)}:
+                raise ConnectError(f"{maker} could not open the transport: {reason}", rank=group.rank, peer=0)
+        raise ConnectError(f"what {maker} left in the store is no note of a board", rank=group.rank, peer=0)
+
+    @classmethod
+    def _attach(cls, group: Group, path: str, nbytes: int) -> Board:
+        maker = group.describe(0)
         try:
-            segment = Segment.attach(note["path"], note["nbytes"])
+            segment = Segment.attach(path, nbytes)
         except FileNotFoundError as error:
             raise ConnectError(f"{maker} gave up opening the transport", rank=group.rank, peer=0) from error
         except OSError as error:
             raise ConnectError(f"cannot attach to the board of {maker}: {error}", rank=group.rank, peer=0) from error
         board = cls(segment, group)
-        if tuple(board._header[:_RING_BYTES]) != (_MAGIC, _VERSION, group.size):
+        *kind, ring_bytes = board._header[: _RING_BYTES + 1]
+        fits = ring_bytes.bit_count() == 1 and _board_bytes(group.size, ring_bytes) == nbytes
+        if kind != [_MAGIC, _VERSION, group.size] or not fits:
             board.release()
             raise ConnectError(f"the board of {maker} is of another group or version", rank=group.rank, peer=0)
+        board._ring_bytes = ring_bytes
         return board
 
     @classmethod
     def _make(cls, group: Group, ring_bytes: int, directory: str) -> Board:
         ring_bytes = _fitting(ring_bytes, group.size)
-        nbytes = _rings_offset(group.size) + group.size * (group.size - 1) * (CONTROL_BYTES + ring_bytes)
+        nbytes = _board_bytes(group.size, ring_bytes)
         try:
             segment = Segment.create(nbytes, directory)
         except OSError as error:
-            group.store.set(_STORE_KEY, msgpack.packb({"error": str(error)}))
+            group.store.set(_STORE_KEY, pack({"error": str(error)}))
             raise ConnectError(f"rank 0 could not open the transport: {error}", rank=0) from error
         try:
             board = cls(segment, group)
+            board._ring_bytes = ring_bytes
             for index, word in enumerate((_MAGIC, _VERSION, group.size, ring_bytes)):
                 board._header[index] = word
             barrier()
-            group.store.set(_STORE_KEY, msgpack.packb({"path": segment.path, "nbytes": nbytes}))
+            group.store.set(_STORE_KEY, pack({"path": segment.path, "nbytes": nbytes}))
         except BaseException:
             segment.unlink()
             segment.close()
@@ -115,7 +127,7 @@ class Board:
 
     def ring_memory(self, sender: int, receiver: int) -> RingMemory:
         """The ring that carries frames from one rank to another one."""
-        ring_bytes = self._header[_RING_BYTES]
+        ring_bytes = self._ring_bytes
         number = sender * (self._size - 1) + receiver - (receiver > sender)
         offset = _rings_offset(self._size) + number * (CONTROL_BYTES + ring_bytes)
         data = offset + CONTROL_BYTES
@@ -138,8 +150,11 @@ class Board:
         return self._controls[rank][_STATE]
 
     def process_of(self, rank: int) -> Identity:
-        """The process of a rank that is not absent."""
-        return Identity(*self._controls[rank][_IDENTITY])
+        """The process of a rank that is not absent. Raises ConnectError if the rank wrote nonsense."""
+        process = Identity(*self._controls[rank][_IDENTITY])
+        if not 0 < process.pid < 1 << 31:
+            raise ConnectError(f"rank {rank} says that it is process {process.pid}, which cannot be", peer=rank)
+        return process
 
     def missing(self) -> list[int]:
         """The ranks that have not attached yet."""
@@ -162,15 +177,19 @@ class Board:
         self.ring_all()
 
     def cause(self) -> RondeError | None:
-        """Why a rank aborted, None if none has; that of the lowest rank if several did at the same time."""
+        """Why a rank aborted, None if none has; that of the lowest rank if several did at the same time, and an
+        AbortedError if it cannot be read."""
         if not self.aborted:
             return None
         barrier()
         for rank, control in enumerate(self._controls):
             if length := control[_CAUSE_LENGTH]:
                 at = self._cause_offset(rank)
-                return from_wire(msgpack.unpackb(self.segment.memory[at : at + length]))
-        raise AssertionError("a rank has aborted without a cause")
+                told = _read(bytes(self.segment.memory[at : at + min(length, _CAUSE_BYTES)]))
+                if isinstance(told, dict):
+                    return from_wire(told)
+                return AbortedError(f"rank {rank} has aborted; its cause cannot be read", peer=rank)
+        return AbortedError("a rank has aborted without a cause")
 
     def ring_all(self) -> None:
         """Wake all ranks that sleep."""
@@ -192,6 +211,10 @@ def _rings_offset(size: int) -> int:
     return -(-used // _PAGE) * _PAGE
 
 
+def _board_bytes(size: int, ring_bytes: int) -> int:
+    return _rings_offset(size) + size * (size - 1) * (CONTROL_BYTES + ring_bytes)
+
+
 def _fitting(ring_bytes: int, size: int) -> int:
     """`ring_bytes` as a power of two, smaller where there would be too much of it."""
     ring_bytes = 1 << (ring_bytes - 1).bit_length()
@@ -207,5 +230,12 @@ def _packed(cause: RondeError) -> bytes:
     message = str(fields["message"]).encode(errors="replace")
     if len(message) > limit:
         message = message[: limit - 3] + b"..."
-    packed: bytes = msgpack.packb({**fields, "message": message.decode(errors="ignore")})
-    return packed
+    return pack({**fields, "message": message.decode(errors="ignore")})
+
+
+def _read(data: bytes) -> object:
+    """The value that another rank has packed; None if it is nonsense."""
+    try:
+        return unpack(data)
+    except ValueError:
+        return None

@@ -7,14 +7,16 @@ have attached, the name of the segment is removed; the offer's receivers remove 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-import msgpack
-
-from transports.errors import DeadlineExceeded, MismatchError, RendezvousError, RondeError
+from transports.errors import DeadlineExceeded, MismatchError, RendezvousError, RondeError, TransportError
+from transports.packed import pack, unpack
 from transports.shm import window
-from transports.shm.segments import Segment, unlink
+from transports.shm.segments import Segment, is_segment, unlink
 from transports.shm.window import ShmWindow
+
+MAX_OFFER_BYTES: Final = 1 << 16
+MAX_OFFERS: Final = 1 << 12
 
 
 class Host(window.Host, Protocol):
@@ -50,7 +52,9 @@ class Exposures:
         self._offers: dict[str, dict[str, Any]] = {}
 
     def arriving(self, nbytes: int) -> Offer:
-        """An offer of so many bytes is arriving."""
+        """An offer of so many bytes is arriving. Raises TransportError if there can be none such."""
+        if nbytes > MAX_OFFER_BYTES or len(self._offers) >= MAX_OFFERS:
+            raise TransportError(f"an offer of {nbytes} bytes came, after {len(self._offers)} that were not taken")
         return Offer(nbytes, self._deliver)
 
     def close(self) -> None:
@@ -96,7 +100,7 @@ class Exposures:
             self._send({**offer, "error": str(error)}, ranks)
             raise
         try:
-            self._send({**offer, "path": segment.path, "size": size}, ranks)
+            self._send({**offer, "path": segment.path}, ranks)
             return self._registered(segment, ranks, nbytes)
         except BaseException:
             segment.unlink()
@@ -115,7 +119,7 @@ class Exposures:
         if "error" in offer:
             raise RendezvousError(f"{maker} could not make window {key!r}: {offer['error']}", rank=rank, peer=ranks[0])
         try:
-            segment = Segment.attach(offer["path"], offer["size"])
+            segment = Segment.attach(offer["path"], ShmWindow.segment_bytes(len(ranks), nbytes))
         except OSError as error:
             with self._host.waiter.lock:
                 self._host.check_sound()  # its maker may have removed it because of a failure
@@ -136,12 +140,14 @@ class Exposures:
             return made
 
     def _send(self, offer: dict[str, Any], ranks: tuple[int, ...]) -> None:
-        payload = msgpack.packb(offer)
+        payload = pack(offer)
         for rank in ranks[1:]:
             self._host.offer(rank, payload)
 
     def _deliver(self, payload: bytearray) -> None:
-        offer = msgpack.unpackb(payload)
+        offer = _read(payload)
+        if offer is None:
+            raise TransportError(f"{len(payload)} bytes came that are no offer of a window")
         self._offers[offer["key"]] = offer
 
     def _at_odds(self, key: str, ranks: tuple[int, ...], nbytes: int) -> MismatchError:
@@ -151,6 +157,23 @@ class Exposures:
             f"another rank for {offer['nbytes']} among {tuple(offer['ranks'])}",
             rank=self._host.rank,
         )
+
+
+def _read(payload: bytearray) -> dict[str, Any] | None:
+    """The offer that another rank has packed; None if it is none."""
+    offer: Any
+    try:
+        offer = unpack(payload)
+    except ValueError:
+        return None
+    match offer:
+        case {"key": str(), "ranks": [*ranks], "nbytes": int(), "path": str(path)} if is_segment(path):
+            sound = True
+        case {"key": str(), "ranks": [*ranks], "nbytes": int(), "error": str()}:
+            sound = "path" not in offer
+        case _:
+            return None
+    return offer if sound and all(isinstance(rank, int) for rank in ranks) else None
 
 
 class _Offered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from transports.base import Group, Request
@@ -30,11 +31,16 @@ class Sent(Request):
 
     __slots__ = ()
 
+    done = True
+
     def test(self) -> bool:
         return True
 
     def wait(self, deadline: float) -> None:
         """Returns at once."""
+
+    def check(self) -> None:
+        """There is nothing that could fail."""
 
 
 class Sending(Request):
@@ -111,3 +117,31 @@ class Receiving(Request):
     def _raise_mismatch(self) -> None:
         if self._receive.error is not None:
             raise self._receive.error.with_traceback(None)
+
+
+class AnyOf:
+    """What a thread waits for that waits for whichever of several requests ends first."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        if not requests:
+            raise ValueError("requests: must not be empty")
+        self._requests: list[Sent | Sending | Receiving] = []
+        for request in requests:
+            assert isinstance(request, (Sent, Sending, Receiving))
+            self._requests.append(request)
+
+    @property
+    def done(self) -> bool:
+        return any(request.done for request in self._requests)
+
+    @property
+    def ended(self) -> list[int]:
+        """The positions of those that have ended."""
+        return [position for position, request in enumerate(self._requests) if request.done]
+
+    def check(self) -> None:
+        for request in self._requests:
+            request.check()
+
+    def ask(self) -> None:
+        """A ring asks by itself, and whoever sends a frame rings."""

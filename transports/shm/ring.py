@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from transports.errors import TransportError
 from transports.shm.copying import copy
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import WEAKLY_ORDERED, barrier
@@ -198,7 +199,7 @@ class Incoming(_End):
         return self._control[_WRITTEN] == self._read
 
     def drain(self) -> bool:
-        """Read what has been written; True if anything was read."""
+        """Read what has been written; True if anything was read. Raises TransportError for what cannot be."""
         written, before = self._control[_WRITTEN], self._read
         shown = before
         if WEAKLY_ORDERED:
@@ -214,6 +215,7 @@ class Incoming(_End):
                 self._read += _UNIT
                 if not length:
                     landing.finish()
+                    self._check(written)
                     continue
                 self._landing, self._offset, self._length = landing, 0, length
             count = min(self._length - self._offset, written - self._read, self._piece)
@@ -226,6 +228,7 @@ class Incoming(_End):
                 self._landing = None
                 landing.finish()
             if self._read - shown >= self._piece:  # the sender may go on meanwhile
+                self._check(written)
                 shown = self._read
                 self._yield_room()
         if self._read != shown:
@@ -235,6 +238,11 @@ class Incoming(_End):
     def forget(self) -> None:
         """Give the buffer of a frame that is arriving back. Nothing may be drained after it."""
         self._landing = None
+
+    def _check(self, written: int) -> None:
+        """Whoever has gone mad shall not be read without end."""
+        if written - self._read > self._capacity:
+            raise TransportError(f"it says that it has written {written} bytes, of which {self._read} were read")
 
     def _take(self, target: memoryview) -> None:
         at = self._read & self._mask

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import re
 import secrets
 import stat
 import sys
@@ -17,6 +18,7 @@ from typing import Final
 
 SHARED_DIRECTORY: Final = "/dev/shm"
 PREFIX: Final = "ronde-"
+_NAME: Final = re.compile(f"{PREFIX}[0-9a-f]{{32}}")
 _ZEROS: Final = bytes(1 << 20)
 
 
@@ -60,11 +62,13 @@ class Segment:
     @classmethod
     def attach(cls, path: str, nbytes: int) -> Segment:
         """The segment that another process of this user made. Raises OSError if there is no such segment."""
+        if not is_segment(path):
+            raise OSError(f"{path!r} is no name of a segment")
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         try:
             found = os.fstat(descriptor)
             own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_size == nbytes
-            if not own or not os.path.basename(path).startswith(PREFIX):
+            if not own:
                 raise OSError(f"{path!r} is no segment of {nbytes} bytes of this user")
             return cls(path, _map(descriptor, nbytes))
         finally:
@@ -80,6 +84,11 @@ class Segment:
             self.memory.release()
         with contextlib.suppress(BufferError):
             self._mapping.close()
+
+
+def is_segment(path: str) -> bool:
+    """True if a file of that name can only be a segment."""
+    return os.path.isabs(path) and "\0" not in path and _NAME.fullmatch(os.path.basename(path)) is not None
 
 
 def unlink(path: str) -> None:

@@ -13,18 +13,21 @@ from transports.errors import (
     ClosedError,
     ConnectError,
     DeadlineExceeded,
+    MismatchError,
     PeerLost,
     RondeError,
+    TransportError,
 )
+from transports.liveness import Identity, Watch
 from transports.matching import Mailbox
 from transports.onesided import OneSided, Window
 from transports.shm.board import CLOSED, Board
 from transports.shm.doorbell import Doorbell
+from transports.shm.ends import Assembly, Flush
 from transports.shm.exposing import Exposures
 from transports.shm.fence import barrier
-from transports.shm.liveness import Identity, Watch
 from transports.shm.options import AUTOMATIC_SPIN, Options
-from transports.shm.requests import Receiving, Sending, Sent
+from transports.shm.requests import AnyOf, Receiving, Sending, Sent
 from transports.shm.ring import Arrive, Arriving, Incoming, Outgoing
 from transports.shm.waiting import Awaited, Waiter
 from transports.shm.window import ShmWindow
@@ -126,6 +129,10 @@ class ShmTransport(Transport, OneSided):
                 self.waiter.interrupt()
         return Receiving(self, receive)
 
+    def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
+        awaited = AnyOf(requests)
+        return awaited.ended if self.waiter.wait(awaited, deadline) else []
+
     def abort(self, cause: RondeError) -> None:
         with self._lock:
             if self._failure is not None or self._closed:
@@ -147,7 +154,7 @@ class ShmTransport(Transport, OneSided):
             sound = self._refusal is None
             self._refusal = self._failure or ClosedError(f"{self._me} was closed", rank=self.rank)
         try:
-            if sound and not self.waiter.wait(_Flush(self), deadline):
+            if sound and not self.waiter.wait(Flush(self), deadline):
                 absent = ", ".join(map(self.group.describe, sorted(self._backlog)))
                 raise DeadlineExceeded(f"{self._me} was closed before {absent} had taken all frames", rank=self.rank)
         finally:
@@ -182,9 +189,15 @@ class ShmTransport(Transport, OneSided):
         if self._failure is not None or self._board is None:
             return False
         moved = False
-        for incoming in self._incoming.values():
-            if not incoming.empty and incoming.drain():
-                moved = True
+        peer = self.rank
+        try:
+            for peer, incoming in self._incoming.items():  # noqa: B007
+                if not incoming.empty and incoming.drain():
+                    moved = True
+        except TransportError as error:
+            text = f"rank {self.rank} lost {self.group.describe(peer)}, which writes nonsense: {error}"
+            self.abort(PeerLost(text, rank=self.rank, peer=peer))
+            return True
         if self._backlog:
             for peer in tuple(self._backlog):
                 outgoing = self._outgoing[peer]
@@ -283,7 +296,7 @@ class ShmTransport(Transport, OneSided):
                     self._join(board, peer)
             self.waiter.open(board.bells[self.rank])
             board.enter(Identity.own())
-        if not self.waiter.wait(_Assembly(self), deadline):
+        if not self.waiter.wait(Assembly(self), deadline):
             absent = ", ".join(map(self.group.describe, board.missing()))
             raise DeadlineExceeded(f"{absent} did not open the transport in time", rank=self.rank)
         board.segment.unlink()
@@ -301,13 +314,18 @@ class ShmTransport(Transport, OneSided):
 
     def _arrivals_from(self, peer: int) -> Arrive:
         def arrive(kind: int, tag: int, check: int, length: int) -> Arriving | None:
-            if kind == _OFFER:
+            if kind != _DATA:
+                if kind != _OFFER:
+                    raise TransportError(f"a frame of kind {kind} came")
                 return self._exposures.arriving(length)
             mailbox = self._mailbox
-            if mailbox.parked_bytes + length > self._options.max_parked_bytes and not mailbox.expects(peer, tag):
-                self._holding = True
-                return None
-            return mailbox.arrive(peer, tag, check, length)
+            try:
+                if mailbox.takes(peer, tag, check, length, self._options.max_parked_bytes):
+                    return mailbox.arrive(peer, tag, check, length)
+            except MismatchError as error:
+                self.abort(error)
+            self._holding = True
+            return None
 
         return arrive
 
@@ -342,44 +360,6 @@ class ShmTransport(Transport, OneSided):
             self._board.leave()
             self._board.release()
             self._board = None
-
-
-class _Assembly:
-    """Waits until all ranks have opened."""
-
-    def __init__(self, transport: ShmTransport) -> None:
-        self._transport = transport
-
-    @property
-    def done(self) -> bool:
-        return not self._transport.missing
-
-    def check(self) -> None:
-        self._transport.check_sound()
-
-    def ask(self) -> None:
-        """Whoever attaches rings."""
-
-
-class _Flush:
-    """Waits until all that was sent is in the rings, or the transport fails."""
-
-    def __init__(self, transport: ShmTransport) -> None:
-        self._transport = transport
-
-    @property
-    def done(self) -> bool:
-        return self._transport.failure is not None or not self._transport.backlog
-
-    def check(self) -> None:
-        """Never raises: a failure ends the flush."""
-        self._transport.learn()
-        for peer in tuple(self._transport.backlog):
-            if self._transport.departed(peer):
-                self._transport.drop(peer)
-
-    def ask(self) -> None:
-        """A ring asks by itself."""
 
 
 def _spin_seconds(group: Group, options: Options) -> float:

@@ -98,7 +98,10 @@ class ShmWindow(Window):
         if WEAKLY_ORDERED:
             barrier()
         if check is not None:
-            self._compare(index, epoch, check)
+            control, slot = self._controls[index], _CHECKS + 2 * (epoch % _KEPT)
+            # The publisher writes a slot's epoch first: the check that was read before it is the one of that epoch.
+            if control[slot + 1] != check or WEAKLY_ORDERED or control[slot] != epoch:
+                self._compare(index, epoch, check)
 
     def close(self) -> None:
         with self._host.waiter.lock:

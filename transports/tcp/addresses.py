@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 
-import msgpack
-
 from transports.base import Group
-from transports.errors import DeadlineExceeded
+from transports.errors import DeadlineExceeded, RendezvousError
 from transports.interfaces import choose_address
+from transports.packed import pack, unpack
 
 Address = tuple[str, int]
 
 
 def own_address(group: Group, interface: str) -> str:
     """The address of this machine to listen on: loopback if all ranks share this host and no interface is named, else
-    one that leads to the lowest rank on another host. Raises ConfigError."""
+    the one from which it reaches the store, or else one that leads to the lowest rank on another host.
+
+    The store goes first, since it was reached for certain: hosts may all be called by the same name, and many call
+    themselves by a loopback address. Raises ConfigError."""
     own = group.members[group.rank].host
-    return choose_address(interface, next((other.hostname for other in group.members if other.host != own), None))
+    other = next((member.hostname for member in group.members if member.host != own), None)
+    return choose_address(interface, other and (group.store.local_address() or other))
 
 
 def exchange(group: Group, address: Address, deadline: float) -> list[Address]:
@@ -27,13 +30,13 @@ def exchange(group: Group, address: Address, deadline: float) -> list[Address]:
     Raises DeadlineExceeded naming the ranks that are missing; RendezvousError.
     """
     store = group.store.prefixed("tcp")
-    store.set(f"addr/{group.rank}", msgpack.packb(address))
+    store.set(f"addr/{group.rank}", pack(address))
     try:
         if group.rank == 0:
-            table = [msgpack.unpackb(store.get(f"addr/{rank}", deadline)) for rank in range(group.size)]
-            store.set("table", msgpack.packb(table))
+            table = [_address(_read(store.get(f"addr/{rank}", deadline))) for rank in range(group.size)]
+            store.set("table", pack(table))
         else:
-            table = msgpack.unpackb(store.get("table", deadline))
+            table = _table(_read(store.get("table", deadline)), group.size)
     except DeadlineExceeded as error:
         missing = []
         for rank in range(group.size):
@@ -45,4 +48,24 @@ def exchange(group: Group, address: Address, deadline: float) -> list[Address]:
         raise DeadlineExceeded(
             f"{who} did not open the TCP transport in time", rank=group.rank, peer=missing[0] if missing else 0
         ) from error
-    return [(str(host), int(port)) for host, port in table]
+    return table
+
+
+def _read(data: bytes) -> object:
+    try:
+        return unpack(data)
+    except ValueError as error:
+        raise RendezvousError(f"the store holds something else where addresses of ranks should be: {error}") from error
+
+
+def _table(rows: object, size: int) -> list[Address]:
+    if isinstance(rows, list) and len(rows) == size:
+        return [_address(row) for row in rows]
+    raise RendezvousError("the store holds something else where the addresses of all ranks should be")
+
+
+def _address(row: object) -> Address:
+    match row:
+        case [str(host), int(port)] if 0 < port < 65536:
+            return host, port
+    raise RendezvousError("the store holds something else where the address of a rank should be")

@@ -15,14 +15,13 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-import msgpack
-
 from transports.errors import RondeError, TransportError, from_wire, to_wire
+from transports.packed import pack, unpack
 
 HEADER: Final = struct.Struct("<QIB3xQ")
 DATA, INTRO, ABORT, GOODBYE = range(4)
 MAX_CONTROL_BYTES = 1 << 16
-_MAX_TEXT = 1 << 13
+_MAX_FIELDS = 16
 
 GOODBYE_FRAME: Final = HEADER.pack(0, 0, GOODBYE, 0)
 
@@ -46,19 +45,17 @@ def parse_intro(frame: bytes) -> int:
 
 
 def abort_frame(cause: RondeError) -> bytes:
-    """The frame that carries the cause of an abort. A text of more than 8192 characters is cut."""
-    fields = to_wire(cause)
-    fields["message"] = cause.message[:_MAX_TEXT]
-    payload = msgpack.packb(fields, unicode_errors="replace")
-    return HEADER.pack(0, 0, ABORT, len(payload)) + bytes(payload)
+    """The frame that carries the cause of an abort."""
+    payload = pack(to_wire(cause))
+    return HEADER.pack(0, 0, ABORT, len(payload)) + payload
 
 
 def parse_abort(payload: bytes | bytearray) -> RondeError:
     """The cause in the payload of an ABORT frame. Raises TransportError if there is none."""
     try:
-        fields = msgpack.unpackb(payload)
-    except (ValueError, msgpack.UnpackException) as error:
+        fields = unpack(payload, max_bytes=MAX_CONTROL_BYTES, max_items=_MAX_FIELDS)
+    except ValueError as error:
         raise TransportError(f"an abort frame of {len(payload)} bytes that cannot be read came") from error
     if not isinstance(fields, dict):
-        raise TransportError(f"an abort frame without a cause came: {fields!r}")
+        raise TransportError(f"an abort frame of {len(payload)} bytes without a cause came")
     return from_wire(fields)

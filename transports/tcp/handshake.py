@@ -1,23 +1,29 @@
 """Connections before they are lanes: each end proves that it knows the job's secret (`transports.auth`).
 
 Both ends are state machines in the progress loop. They read exactly the bytes of the handshake, so that what follows
-is left in the socket for the lane.
+is left in the socket for the lane. Where the group has certificates, all of this goes through TLS (`transports.tls`).
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import ssl
 import time
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Final, Protocol
 
-from transports import auth
+from transports import auth, tls
 from transports.errors import ConnectError, PeerLost, RondeError, TransportError
 from transports.tcp import sockets
 from transports.tcp.frames import HEADER, intro_frame, parse_intro
 from transports.tcp.loop import READ, WRITE, Loop
 from transports.tcp.options import Options
+from transports.tcp.silence import Silence
+from transports.tls import Tls, TlsSocket
+
+CROWDED_SECONDS: Final = 1.0
+"""What an accepted connection gets at least to prove itself, also while others wait to be let in."""
 
 
 class Caller(Protocol):
@@ -43,9 +49,12 @@ class Doorkeeper(Protocol):
 class _Shaking(ABC):
     """A socket in the loop from which messages of known length are read."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, secret: bytes, purpose: bytes, tls: Tls | None) -> None:
         self.closed = False
         self._loop = loop
+        self._secret = secret
+        self._purpose = purpose
+        self._tls = tls
         self._sock: socket.socket | None = None
         self._message = bytearray()
 
@@ -79,6 +88,14 @@ class _Shaking(ABC):
         self.closed = True
         return sock
 
+    def _bound_purpose(self) -> bytes | None:
+        """What is to be proved, None while the handshake of TLS goes on."""
+        sock = self._socket()
+        if self._tls is None:
+            return self._purpose
+        assert isinstance(sock, TlsSocket)
+        return self._tls.bind(sock, self._purpose) if sock.shake() else None
+
     def _receive(self, length: int) -> bytes | None:
         """The next message of `length` bytes, None while it has not all come. Raises EOFError at the end."""
         try:
@@ -103,8 +120,9 @@ class _Shaking(ABC):
 class Dial(_Shaking):
     """The connecting end.
 
-    The other end hangs up on a handshake that takes longer than `handshake_timeout`, and so long this rank may well
-    have been away computing. Hung up on after that time it begins again; before, it was refused.
+    The other end hangs up on a handshake that takes longer than `handshake_timeout`, or CROWDED_SECONDS in a crowd, and
+    so long this rank may well have been away computing. Hung up on after that time it begins again; before, it was
+    refused.
     """
 
     def __init__(
@@ -117,42 +135,52 @@ class Dial(_Shaking):
         address: tuple[str, int],
         secret: bytes,
         purpose: bytes,
+        tls: Tls | None,
         options: Options,
     ) -> None:
-        super().__init__(loop)
+        super().__init__(loop, secret, purpose, tls)
         self.peer = peer
         self.address = address
         self._caller = caller
         self._rank = rank
-        self._secret = secret
-        self._purpose = purpose
         self._options = options
+        self._connecting = True
         self._client: auth.Client | None = None
         self._begun = 0.0
+        self.silence = Silence()
 
     def start(self) -> None:
         """Begin to connect. A failure is told to the caller, here or later."""
         self._begun = time.monotonic()
+        self._connecting = True
         self._client = None
+        self.silence = Silence()
         try:
             self._sock = sockets.dial(*self.address, self._options.socket_buffer_bytes)
         except (ConnectError, OSError) as error:
-            self._fail(error)
+            self.fail(error)
         else:
             self._loop.watch(self, WRITE)
 
     def ready(self, events: int) -> None:
         try:
-            if self._client is None:
+            if self._connecting:
                 self._connected()
+            if self._client is None:
+                self._greet()
             else:
                 self._challenged()
         except EOFError:
-            self._ended(ConnectError("it closed the connection during the handshake: refused, or its process ended"))
+            cause = "it closed the connection during the handshake: refused, or its process ended"
+            self._ended(ConnectError(cause + tls.suspicion(self._message)))
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+            self._ended(ConnectError(tls.explain(error)))
+        except ssl.SSLError as error:
+            self.fail(ConnectError(tls.explain(error)))
         except (ConnectionResetError, BrokenPipeError) as error:
-            self._ended(error)
+            self._ended(ConnectError(f"{error}{hint}") if (hint := tls.suspicion(self._message)) else error)
         except (ConnectError, OSError) as error:
-            self._fail(error)
+            self.fail(error)
 
     def _connected(self) -> None:
         sock = self._socket()
@@ -160,25 +188,41 @@ class Dial(_Shaking):
         if error:
             raise OSError(error, os.strerror(error))
         sockets.tune(sock, self._options.peer_timeout)
-        self._client = auth.Client(self._secret, self._purpose)
-        self._send(self._client.hello)
+        if self._tls is not None:
+            self._sock = self._tls.dial(sock)
+        self._connecting = False
         self._loop.watch(self, READ)
+
+    def _greet(self) -> None:
+        purpose = self._bound_purpose()
+        if purpose is not None:
+            self._client = auth.Client(self._secret, purpose)
+            self._send(self._client.hello)
 
     def _challenged(self) -> None:
         assert self._client is not None
         challenge = self._receive(auth.CHALLENGE_BYTES)
         if challenge is not None:
-            self._send(self._client.answer(challenge) + intro_frame(self._rank))
+            proof = self._client.answer(challenge)
+            if self._receive(1) is not None:  # raises EOFError if it has hung up by now
+                raise ConnectError("it said more than belongs to the handshake")
+            self._send(proof + intro_frame(self._rank))
             self._caller.dialed(self.peer, self._give_away())
 
     def _ended(self, error: ConnectError | OSError) -> None:
-        if time.monotonic() - self._begun >= self._options.handshake_timeout:
+        if time.monotonic() - self._begun >= min(CROWDED_SECONDS, self._options.handshake_timeout):
             self._hang_up()
             self.start()
         else:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: ConnectError | OSError) -> None:
+    @property
+    def sock(self) -> socket.socket | None:
+        """The socket whose connection has begun, None between two attempts."""
+        return self._sock
+
+    def fail(self, error: Exception) -> None:
+        """Hang up and tell the caller why."""
         self.close()
         where = "{}, port {}".format(*self.address)
         kind = ConnectError if isinstance(error, ConnectError) else PeerLost
@@ -197,20 +241,29 @@ class Stranger(_Shaking):
         origin: str,
         secret: bytes,
         purpose: bytes,
+        tls: Tls | None,
         options: Options,
     ) -> None:
-        super().__init__(loop)
+        super().__init__(loop, secret, purpose, tls)
         self.origin = origin
-        self.deadline = time.monotonic() + options.handshake_timeout
+        self.begun = time.monotonic()
+        self.deadline = self.begun + options.handshake_timeout
         self._sock = sock
         self._doorkeeper = doorkeeper
         self._options = options
-        self._server = auth.Server(secret, purpose)
+        self._server: auth.Server | None = None
         self._proving = False
 
     def start(self) -> None:
         """Await the stranger's first message."""
-        self._loop.watch(self, READ)
+        try:
+            sockets.tune(self._socket(), self._options.peer_timeout)
+            if self._tls is not None:
+                self._sock = self._tls.accept(self._socket())
+        except OSError as error:  # it is gone again
+            self.refuse(error)
+        else:
+            self._loop.watch(self, READ)
 
     def ready(self, events: int) -> None:
         try:
@@ -220,6 +273,8 @@ class Stranger(_Shaking):
                 self._proved()
         except EOFError:
             self.refuse(ConnectError("it hung up during the handshake"))
+        except ssl.SSLError as error:
+            self.refuse(ConnectError(tls.explain(error)))
         except (TransportError, OSError) as error:
             self.refuse(error)
 
@@ -229,13 +284,20 @@ class Stranger(_Shaking):
         self._doorkeeper.refused(self, error)
 
     def _greeted(self) -> None:
+        if self._server is None:
+            purpose = self._bound_purpose()
+            if purpose is None:
+                return
+            self._server = auth.Server(self._secret, purpose)
         hello = self._receive(auth.HELLO_BYTES)
         if hello is not None:
-            sockets.tune(self._socket(), self._options.peer_timeout)
+            if tls.suspicion(hello):
+                self._send(tls.REFUSAL)
             self._send(self._server.challenge(hello))
             self._proving = True
 
     def _proved(self) -> None:
+        assert self._server is not None
         answer = self._receive(auth.PROOF_BYTES + HEADER.size)
         if answer is not None:
             self._server.verify(answer[: auth.PROOF_BYTES])

@@ -8,11 +8,13 @@ import socket
 from collections import deque
 from typing import ClassVar, Final, Protocol
 
+from transports import tls
 from transports.errors import RondeError, TransportError
 from transports.matching import Landing
 from transports.tcp import sockets
 from transports.tcp.frames import ABORT, DATA, GOODBYE, GOODBYE_FRAME, HEADER, MAX_CONTROL_BYTES, parse_abort
 from transports.tcp.loop import READ, WRITE, Loop
+from transports.tcp.silence import Silence
 
 _IN_BUFFER: Final = 1 << 14
 _BACK_BUFFER: Final = 1 << 9
@@ -70,7 +72,7 @@ class Lane:
     def __init__(self, host: Host, loop: Loop, peer: int, buffer_bytes: int) -> None:
         self.peer = peer
         self.closed = False
-        self.silence = sockets.Silence()
+        self.silence = Silence()
         self._host = host
         self._loop = loop
         self._sock: socket.socket | None = None
@@ -94,6 +96,7 @@ class Lane:
         """The handshake is done: frames may go and come."""
         self._sock = sock
         self._loop.watch(self, READ)
+        self._look_again()
 
     def ready(self, events: int) -> None:
         if events & READ:
@@ -127,6 +130,8 @@ class Lane:
                     continue
                 if count < len(into) or self._held:
                     break
+            else:
+                self._look_again()
         except BlockingIOError:
             return read
         except (EOFError, OSError, TransportError) as error:
@@ -183,6 +188,10 @@ class Lane:
 
     def _between_frames(self) -> bool:
         return True
+
+    def _look_again(self) -> None:
+        if tls.pending(self._sock):
+            self._loop.revisit(self)
 
     def _drop(self) -> None:
         self._landing = None
@@ -251,6 +260,7 @@ class Incoming(Lane):
             self._parse()
         except TransportError as error:
             self.fail(error)
+        self._look_again()
 
 
 class _Piece:
@@ -349,7 +359,7 @@ class Outgoing(Lane):
         self.fail(error)
 
     def _between_frames(self) -> bool:
-        return not self._queue or self._queue[0].opens
+        return (not self._queue or self._queue[0].opens) and not tls.midway(self._sock)
 
     def _drop(self) -> None:
         super()._drop()

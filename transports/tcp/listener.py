@@ -9,13 +9,15 @@ import time
 from typing import Final, Protocol
 
 from transports.tcp import sockets
-from transports.tcp.handshake import Stranger
+from transports.tcp.handshake import CROWDED_SECONDS, Stranger
 from transports.tcp.loop import READ, Loop
 from transports.tcp.options import Options
+from transports.tls import Tls
 
 logger = logging.getLogger(__name__)
 
 MAX_STRANGERS: Final = 128
+MAX_REFUSALS_LOGGED: Final = 100
 _PAUSE: Final = 0.1
 _BACKLOG: Final = 4096
 
@@ -28,19 +30,23 @@ class Welcome(Protocol):
 
 
 class Listener:
-    """A listening socket and the connections that have not proved themselves yet, `MAX_STRANGERS` at most: more
-    wait in the system's queue."""
+    """A listening socket and the connections that have not proved themselves yet, `MAX_STRANGERS` at most: more wait
+    in the system's queue, and the oldest is cut for the next once it had CROWDED_SECONDS."""
 
-    def __init__(self, host: Welcome, loop: Loop, *, secret: bytes, purpose: bytes, options: Options) -> None:
+    def __init__(
+        self, host: Welcome, loop: Loop, *, secret: bytes, purpose: bytes, tls: Tls | None, options: Options
+    ) -> None:
         self.closed = False
         self._host = host
         self._loop = loop
         self._secret = secret
         self._purpose = purpose
+        self._tls = tls
         self._options = options
         self._sock: socket.socket | None = None
-        self._strangers: set[Stranger] = set()
+        self._strangers: dict[Stranger, None] = {}  # oldest first
         self._paused_until: float | None = None
+        self._refusals = 0
 
     @property
     def due(self) -> float:
@@ -74,16 +80,15 @@ class Listener:
 
     def ready(self, events: int) -> None:
         assert self._sock is not None
-        while len(self._strangers) < MAX_STRANGERS:
+        while self._make_room(time.monotonic()):
             try:
                 sock, address = self._sock.accept()
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:
                 logger.warning("cannot accept connections just now: %s", error)
-                self._paused_until = time.monotonic() + _PAUSE
-                self._loop.hurry(self._paused_until)
-                break
+                self._pause(time.monotonic() + _PAUSE)
+                return
             sock.setblocking(False)
             stranger = Stranger(
                 self,
@@ -92,34 +97,58 @@ class Listener:
                 origin=f"{address[0]}, port {address[1]}",
                 secret=self._secret,
                 purpose=self._purpose,
+                tls=self._tls,
                 options=self._options,
             )
-            self._strangers.add(stranger)
+            self._strangers[stranger] = None
             self._loop.hurry(stranger.deadline)
             stranger.start()
-        self._loop.watch(self, 0)
 
     def tick(self, now: float) -> None:
         """Turn away the strangers that took too long, and accept again after a pause."""
         for stranger in [stranger for stranger in self._strangers if now >= stranger.deadline]:
             stranger.refuse(TimeoutError(f"its handshake took longer than {self._options.handshake_timeout:g} s"))
         if self._paused_until is not None and now >= self._paused_until:
-            self._paused_until = None
-        self._listen_again()
+            self._listen_again()
 
     def introduced(self, stranger: Stranger, sock: socket.socket, rank: int) -> None:
-        self._strangers.discard(stranger)
-        self._listen_again()
+        self._forget(stranger)
         objection = self._host.accepted(sock, rank)
         if objection is not None:
             sock.close()
-            logger.warning("refused a connection from %s: %s", stranger.origin, objection)
+            self._log(stranger, objection)
 
     def refused(self, stranger: Stranger, error: Exception) -> None:
-        self._strangers.discard(stranger)
+        self._forget(stranger)
+        self._log(stranger, error)
+
+    def _make_room(self, now: float) -> bool:
+        """Whether one more can be let in, which in a crowd takes that the oldest has had its time."""
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            if now < oldest.begun + CROWDED_SECONDS:
+                self._pause(oldest.begun + CROWDED_SECONDS)
+                return False
+            oldest.refuse(TimeoutError(f"it had not proved itself after {CROWDED_SECONDS:g} s, and others waited"))
+        return True
+
+    def _pause(self, until: float) -> None:
+        self._paused_until = until
+        self._loop.watch(self, 0)
+        self._loop.hurry(until)
+
+    def _forget(self, stranger: Stranger) -> None:
+        self._strangers.pop(stranger, None)
         self._listen_again()
-        logger.warning("refused a connection from %s: %s", stranger.origin, error)
 
     def _listen_again(self) -> None:
-        if self._sock is not None and self._paused_until is None and len(self._strangers) < MAX_STRANGERS:
+        self._paused_until = None
+        if self._sock is not None:
             self._loop.watch(self, READ)
+
+    def _log(self, stranger: Stranger, reason: object) -> None:
+        """Bounded: whoever can connect shall not fill the disk."""
+        self._refusals += 1
+        if self._refusals <= MAX_REFUSALS_LOGGED:
+            last = "; more refusals are not logged" if self._refusals == MAX_REFUSALS_LOGGED else ""
+            logger.warning("refused a connection from %s: %s%s", stranger.origin, reason, last)

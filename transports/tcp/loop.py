@@ -77,6 +77,7 @@ class Loop:
         self._writing = 0
         self._selector: selectors.BaseSelector | None = None
         self._interest: dict[Watched, int] = {}
+        self._unread: set[Watched] = set()
         self._waker: Waker | None = None
 
     def open(self) -> None:
@@ -121,6 +122,12 @@ class Loop:
         else:
             del self._interest[watched]
         self._writing += bool(events & WRITE) - bool(before & WRITE)
+        if self._asleep and self._waker is not None:
+            self._waker.wake()
+
+    def revisit(self, watched: Watched) -> None:
+        """Tell it once that it is ready to READ, whatever its descriptor says: it holds bytes that have been read."""
+        self._unread.add(watched)
         if self._asleep and self._waker is not None:
             self._waker.wake()
 
@@ -206,7 +213,7 @@ class Loop:
         """Wait for events for at most `timeout` seconds and deal with them all."""
         selector = self._selector
         assert selector is not None
-        if timeout > 0:
+        if timeout > 0 and not self._unread:
             if self._followers:
                 self._turn.notify_all()
             self._asleep = True
@@ -222,6 +229,11 @@ class Loop:
             for key, mask in events:
                 if not key.data.closed:
                     key.data.ready(mask)
+            if self._unread:
+                unread, self._unread = self._unread, set()
+                for watched in unread:
+                    if not watched.closed:
+                        watched.ready(READ)
             now = time.monotonic()
             if now >= self._tick_at:
                 self._tick_at = self._tick(now)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-import struct
+import sys
 from collections.abc import Sequence
 
 from transports.errors import ConnectError
+from transports.tls import TlsSocket
 
-_TCP_INFO = getattr(socket, "TCP_INFO", None)
-_INFO = struct.Struct("8B13I")
 _KEEPIDLE = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))
 _KEEPINTVL = getattr(socket, "TCP_KEEPINTVL", None)
 _KEEPCNT = getattr(socket, "TCP_KEEPCNT", None)
+_RTO_MAX_MS = 44 if sys.platform == "linux" else None
+"""TCP_RTO_MAX_MS, which Python does not name yet."""
+_LONGEST_RTO = 120
+"""Seconds: the system's own."""
 _HAS_SENDMSG = hasattr(socket.socket, "sendmsg")
 
 
@@ -70,44 +74,25 @@ def size_buffers(sock: socket.socket, buffer_bytes: int) -> None:
 
 
 def tune(sock: socket.socket, peer_timeout: float) -> None:
-    """Small frames leave at once, and an idle connection whose other host has vanished fails after `peer_timeout`.
+    """Small frames leave at once, and an idle connection whose other host has vanished fails about `peer_timeout`
+    later: after pause + count * pause seconds, see below.
 
     TCP_USER_TIMEOUT would watch a busy connection too, but since Linux 5.11 it also fails one whose peer merely does
-    not read for that long, which a computing rank does all the time. `Silence` does that part.
+    not read for that long, which a computing rank does all the time. silence.py does that part.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle = max(1, int(peer_timeout) // 2)
-    for option, value in ((_KEEPIDLE, idle), (_KEEPINTVL, 1), (_KEEPCNT, max(1, round(peer_timeout) - idle))):
+    # The other host is asked five times where there is room for it, never only once: packets get lost on any network.
+    pause = max(1, int(peer_timeout) // 5)
+    for option, value in ((_KEEPIDLE, pause), (_KEEPINTVL, pause), (_KEEPCNT, max(2, round(peer_timeout / pause)))):
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if _RTO_MAX_MS is not None:
+        # What got lost is repeated as often, so that a connection recovers soon after the network does.
+        with contextlib.suppress(OSError):  # before Linux 6.15: then the pauses between repetitions go on doubling
+            sock.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, min(pause, _LONGEST_RTO) * 1000)
 
 
 def send_vector(sock: socket.socket, buffers: Sequence[memoryview]) -> int:
     """Send what the socket takes of `buffers`, in order; the number of bytes. Raises BlockingIOError for none."""
-    return sock.sendmsg(buffers) if _HAS_SENDMSG else sock.send(buffers[0])
-
-
-class Silence:
-    """Notices that the other host no longer acknowledges what a busy connection sends (Linux only).
-
-    Read from TCP_INFO (tcp(7), struct tcp_info): retransmissions and window probes since the last answer, and how
-    long ago that was. A peer that is alive but does not read answers probes.
-    """
-
-    __slots__ = ("_since",)
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def lasts(self, sock: socket.socket, now: float, limit: float) -> bool:
-        """True if every look in the last `limit` seconds found the other host silent. Look about once a second."""
-        if _TCP_INFO is None:
-            return False
-        info = _INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO.size))
-        retransmits, probes, last_answer_ms = info[2], info[3], info[20]
-        if not retransmits and not probes:
-            self._since = None
-        elif self._since is None:
-            self._since = now
-        return self._since is not None and now - self._since >= limit and last_answer_ms >= limit * 1000
+    return sock.sendmsg(buffers) if _HAS_SENDMSG or isinstance(sock, TlsSocket) else sock.send(buffers[0])

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from transports.base import Group, Request, Transport, check_arguments, check_view
-from transports.errors import AbortedError, ClosedError, DeadlineExceeded, PeerLost, RondeError
+from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.matching import Landing, Mailbox
+from transports.tcp import silence
 from transports.tcp.addresses import Address, exchange, own_address
 from transports.tcp.frames import GOODBYE_FRAME, abort_frame, data_header
 from transports.tcp.handshake import Dial
@@ -22,12 +24,14 @@ from transports.tcp.lanes import Incoming, Lane, Outgoing
 from transports.tcp.listener import Listener
 from transports.tcp.loop import Loop
 from transports.tcp.options import AUTOMATIC_SPIN, Options
-from transports.tcp.requests import Receiving, Send
+from transports.tcp.requests import AnyOf, Parting, Receiving, Send
 
 _SPIN: Final = 40e-6
 _GRACE: Final = 0.25
 """Seconds between the loss of a connection and the failure: the cause of it may be on its way by another lane."""
-_LOOK_EVERY: Final = 1.0
+_LOOK_EVERY: Final = 0.25
+_ABSENT: Final = 1.0
+"""Seconds that a peer is awaited before this rank connects to it by itself."""
 
 
 class TcpTransport(Transport):
@@ -46,12 +50,18 @@ class TcpTransport(Transport):
         self._mailbox = Mailbox(self.rank)
         self._addresses: list[Address] = []
         self._listener = Listener(
-            self, self._loop, secret=group.secret, purpose=_purpose(group, self.rank), options=self._options
+            self,
+            self._loop,
+            secret=group.secret,
+            purpose=_purpose(group, self.rank),
+            tls=group.tls,
+            options=self._options,
         )
         self._dials: dict[int, Dial] = {}
         self._outgoing: dict[int, Outgoing] = {}
         self._incoming: dict[int, Incoming] = {}
         self._departed: set[int] = set()
+        self._absent: dict[int, float] = {}
         self._suspicion: tuple[float, RondeError] | None = None
         self._look_at = 0.0
         self._opened = False
@@ -129,6 +139,10 @@ class TcpTransport(Transport):
                 self._resume()
         return request
 
+    def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
+        waiter = AnyOf(requests)
+        return waiter.ended if self._loop.wait(waiter, deadline) else []
+
     def abort(self, cause: RondeError) -> None:
         with self._lock:
             self._fail(cause)
@@ -190,10 +204,13 @@ class TcpTransport(Transport):
 
     def arrive(self, peer: int, tag: int, check: int, length: int) -> Landing | None:
         mailbox = self._mailbox
-        if mailbox.parked_bytes + length > self._options.max_parked_bytes and not mailbox.expects(peer, tag):
-            self._holding = True
-            return None
-        return mailbox.arrive(peer, tag, check, length)
+        try:
+            if mailbox.takes(peer, tag, check, length, self._options.max_parked_bytes):
+                return mailbox.arrive(peer, tag, check, length)
+        except MismatchError as error:
+            self._fail(error)
+        self._holding = True
+        return None
 
     def told(self, cause: RondeError) -> None:
         self._fail(cause)
@@ -221,6 +238,9 @@ class TcpTransport(Transport):
         self._dials.pop(peer, None)
         self._outgoing[peer].release()
         text = f"rank {self.rank} cannot connect to {self.group.describe(peer)} at {error.message}"
+        here, there = self.group.members[self.rank], self.group.members[peer]
+        if here.host != there.host and self._addresses[peer][0] == self._addresses[self.rank][0]:
+            text += "; this host has that address too: name the interface that joins the hosts (setting interface)"
         self._suspect(type(error)(text, rank=self.rank, peer=peer), peer)
 
     def accepted(self, sock: socket.socket, rank: int) -> str | None:
@@ -256,6 +276,7 @@ class TcpTransport(Transport):
             address=self._addresses[peer],
             secret=self.group.secret,
             purpose=_purpose(self.group, peer),
+            tls=self.group.tls,
             options=self._options,
         )
         dial.start()
@@ -306,7 +327,7 @@ class TcpTransport(Transport):
             lanes = list(self._outgoing.values())
             for lane in lanes:
                 lane.say_goodbye()
-        self._loop.wait(_Parting(self, lanes), deadline)  # lets go of the lock while it sleeps
+        self._loop.wait(Parting(self, lanes), deadline)  # lets go of the lock while it sleeps
         with self._lock:
             if self._failure is not None:
                 return
@@ -336,10 +357,19 @@ class TcpTransport(Transport):
         return due if self._suspicion is None or self._failure is not None else min(due, self._suspicion[0])
 
     def _look(self, now: float) -> None:
-        limit = self._options.peer_timeout
-        for lane in list(self._outgoing.values()):
-            if not lane.closed and lane.sock is not None and lane.silence.lasts(lane.sock, now, limit):
-                lane.fail(TimeoutError(f"its host has acknowledged nothing for {limit:g} s"))
+        members = self.group.members
+        lines: list[silence.Line] = [*self._lanes(), *self._dials.values()]
+        silence.give_up(lines, lambda peer: members[peer].host, self._options.peer_timeout, now)
+        if not self._closing:
+            self._seek(now)
+
+    def _seek(self, now: float) -> None:
+        """Connect to peers that are awaited but do not connect: no other way to learn that one is out of reach."""
+        known = {self.rank, *self._incoming, *self._outgoing, *self._departed}
+        self._absent = {peer: self._absent.get(peer, now) for peer in self._mailbox.waiting_for() if peer not in known}
+        for peer, since in self._absent.items():
+            if now - since >= _ABSENT:
+                self._connect(peer)
 
     def _overdue(self, request: Send | Receiving) -> str:
         with self._lock:
@@ -355,24 +385,6 @@ class TcpTransport(Transport):
                 f"rank {self.rank} waited too long for {request.nbytes} bytes with tag {request.tag:#x} from {who}: "
                 f"{state}"
             )
-
-
-class _Parting:
-    """Waits until every peer has read what was sent to it."""
-
-    def __init__(self, transport: TcpTransport, lanes: list[Outgoing]) -> None:
-        self._transport = transport
-        self._lanes = lanes
-
-    @property
-    def done(self) -> bool:
-        return self._transport.failure is not None or all(lane.closed for lane in self._lanes)
-
-    def poke(self) -> bool:
-        return False
-
-    def assess(self) -> None:
-        """Never raises: a failure ends the wait."""
 
 
 def _purpose(group: Group, receiver: int) -> bytes:

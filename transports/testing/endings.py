@@ -62,6 +62,18 @@ def a_thread_that_waits_hears_of_an_abort(bench: Bench) -> None:
     require("by another thread" in str(error), f"the cause of the abort became: {error}")
 
 
+def an_abort_ends_a_wait_for_any(bench: Bench) -> None:
+    """`wait_any` notices an abort, and raises its cause at once afterwards."""
+    coming = [bench.irecv(peer, 1, bytearray(4)) for peer in range(bench.size)]
+    bench.sync()
+    if bench.rank == bench.size - 1:
+        time.sleep(SOON)
+        bench.transport.abort(AbortedError("enough", rank=bench.rank))
+    for _ in range(2):
+        error = error_of(lambda: bench.transport.wait_any(coming, bench.deadline), AbortedError)
+        require("enough" in str(error), f"the cause of the abort became: {error}")
+
+
 def a_sound_transport_has_no_failure(bench: Bench) -> None:
     """`failure` is None while the transport is sound."""
     bench.swap(1)
@@ -110,6 +122,21 @@ def a_peer_that_closes_is_missed(bench: Bench) -> None:
         time.sleep(SOON)
 
 
+def a_forgotten_send_to_a_peer_that_has_closed_harms_nobody(bench: Bench) -> None:
+    """A send may be forgotten; if the peer has closed, that harms nobody."""
+    bench.sync()
+    if bench.rank == 1:
+        bench.transport.close(bench.deadline)
+    elif bench.rank == 0:
+        for _ in range(5):
+            bench.give(1, 1, 0, 10)
+            time.sleep(SOON / 5)
+        sending, receiving = bench.give(0, 2, 0, 10), bench.take(0, 2, 0, 10)
+        receiving.check()
+        sending.wait(bench.deadline)
+        require(bench.transport.failure is None, f"the transport has failed: {bench.transport.failure}")
+
+
 def a_rank_that_does_not_open_is_named(bench: Bench) -> None:
     """open raises ConnectError, RendezvousError or DeadlineExceeded naming the rank that is missing."""
     absent = bench.size - 1
@@ -142,10 +169,12 @@ CHECKS: Final = (
     Check(after_an_abort_everything_raises_its_cause, ends=True, every_size=False, least=2),
     Check(the_first_cause_wins, ends=True, every_size=False, least=2),
     Check(a_thread_that_waits_hears_of_an_abort, ends=True, every_size=False),
+    Check(an_abort_ends_a_wait_for_any, ends=True, every_size=False, least=2),
     Check(a_sound_transport_has_no_failure),
     Check(a_closed_transport_refuses_calls, ends=True),
     Check(closing_without_opening_is_harmless, ends=True, opens=False, every_size=False),
     Check(close_flushes_what_was_sent, ends=True, every_size=False, least=2),
     Check(a_peer_that_closes_is_missed, ends=True, every_size=False, least=2),
+    Check(a_forgotten_send_to_a_peer_that_has_closed_harms_nobody, ends=True, every_size=False, least=2),
     Check(a_rank_that_does_not_open_is_named, ends=True, opens=False, every_size=False, least=3),
 )

@@ -8,7 +8,7 @@ from typing import Final
 
 from transports.base import MAX_CHECK, MAX_TAG, Request
 from transports.errors import DeadlineExceeded, MismatchError
-from transports.testing.bench import Bench, error_of, pattern, require
+from transports.testing.bench import SOON, Bench, error_of, pattern, require
 from transports.testing.kit import Check
 
 SIZES: Final = (1, 2, 3, 7, 63, 64, 65, 1000, 4095, 4096, 4097, 65537, (1 << 20) + 3, (4 << 20) - 5)
@@ -127,6 +127,16 @@ def a_completed_send_gives_its_buffer_back(bench: Bench) -> None:
         sending.wait(bench.deadline)
 
 
+def a_send_may_be_forgotten(bench: Bench) -> None:
+    """A send may be forgotten: the transport holds what it needs, and goes on."""
+    for number, nbytes in enumerate((10, 300_000)):
+        bench.give(bench.right, 19, number, nbytes)
+        bytearray(b"x" * nbytes)  # would take the place of memory that was let go
+    bench.sync()
+    for number, nbytes in enumerate((10, 300_000)):
+        bench.take(bench.left, 19, number, nbytes).check()
+
+
 def a_frame_of_another_length_is_refused(bench: Bench) -> None:
     """The frame must have exactly the length of the receive's view, else MismatchError; the transport stays intact."""
     for sent, expected in ((10, 12), (12, 10), (0, 1), (1, 0), (200_000, 200_001), (2_000_000, 5)):
@@ -209,6 +219,53 @@ def test_tells_when_a_request_has_completed(bench: Bench) -> None:
     incoming.check()
 
 
+def a_wait_for_any_ends_with_the_first(bench: Bench) -> None:
+    """`wait_any` returns the positions of all requests that have ended; none at the deadline; the others go on."""
+    buffers = [bytearray(4) for _ in range(bench.size)]
+    coming = [bench.irecv(peer, 14, buffer) for peer, buffer in enumerate(buffers)]
+    for deadline in (time.monotonic() - 1.0, bench.soon()):
+        require(bench.transport.wait_any(coming, deadline) == [], "a request that nothing came for has ended")
+    error_of(lambda: bench.transport.wait_any([], bench.deadline), ValueError)
+    bench.sync()
+    going = []
+    for turn in range(bench.size):  # whoever has its turn sends to all, the others wait for it among all
+        if turn == bench.rank:
+            going = [bench.isend(peer, 14, bench.rank.to_bytes(4)) for peer in range(bench.size)]
+        awaited = [peer for peer in range(bench.size) if peer >= turn]
+        ended = bench.transport.wait_any([coming[peer] for peer in awaited], bench.deadline)
+        require([awaited[place] for place in ended] == [turn], f"rank {turn} sent, but {ended} of {awaited} ended")
+        require(int.from_bytes(buffers[turn]) == turn, f"the frame of rank {turn} is not what it sent")
+        bench.sync()
+    _finish(bench, going)
+    ended = bench.transport.wait_any(coming, bench.deadline)
+    require(ended == list(range(bench.size)), f"all {bench.size} requests have ended, but it says {ended}")
+
+
+def a_request_that_failed_has_ended(bench: Bench) -> None:
+    """`wait_any` counts requests that failed alone; their `wait` raises."""
+    receiving, idle = bench.irecv(bench.left, 15, bytearray(3)), bench.irecv(bench.rank, 16, bytearray(3))
+    sending = bench.isend(bench.right, 15, b"four")
+    require(bench.transport.wait_any([idle, receiving], bench.deadline) == [1], "the wrong request has ended")
+    error_of(lambda: receiving.wait(bench.deadline), MismatchError)
+    sending.wait(bench.deadline)
+    bench.isend(bench.rank, 16, b"end").wait(bench.deadline)
+    idle.wait(bench.deadline)
+    bench.swap(15)
+
+
+def another_thread_ends_a_wait_for_any(bench: Bench) -> None:
+    """A frame that another thread sends to its own rank ends the wait."""
+    coming = [bench.irecv(bench.left, 17, bytearray(1)), bench.irecv(bench.rank, 18, bytearray(1))]
+    sent: list[Request] = []
+    timer = threading.Timer(SOON, lambda: sent.append(bench.isend(bench.rank, 18, b"!")))
+    timer.start()
+    require(bench.transport.wait_any(coming, bench.deadline) == [1], "the wrong request has ended")
+    timer.join()
+    bench.sync()
+    sent += [bench.isend(bench.right, 17, b"?")]
+    _finish(bench, coming + sent)
+
+
 def threads_wait_side_by_side(bench: Bench) -> None:
     """Threads may call the transport concurrently."""
     errors: list[BaseException] = []
@@ -250,11 +307,15 @@ CHECKS: Final = (
     Check(many_small_frames_flow, every_size=False, least=2),
     Check(waiting_moves_other_requests_along, every_size=False, least=2),
     Check(a_completed_send_gives_its_buffer_back),
+    Check(a_send_may_be_forgotten),
     Check(a_frame_of_another_length_is_refused, every_size=False, least=2),
     Check(a_frame_with_another_check_is_refused, every_size=False, least=2),
     Check(tag_and_check_have_their_full_range, every_size=False, least=2),
     Check(bad_arguments_are_refused),
     Check(a_wait_ends_at_its_deadline),
     Check(test_tells_when_a_request_has_completed),
+    Check(a_wait_for_any_ends_with_the_first),
+    Check(a_request_that_failed_has_ended, every_size=False, least=2),
+    Check(another_thread_ends_a_wait_for_any, every_size=False, least=2),
     Check(threads_wait_side_by_side, every_size=False, least=2),
 )

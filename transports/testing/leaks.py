@@ -21,20 +21,21 @@ class LeakError(AssertionError):
 class Leaks:
     """A context that raises LeakError at its end if there is more than at its beginning of any of these:
 
-    threads, open descriptors (where /proc/self/fd exists), files /dev/shm/ronde-*, child processes.
+    threads, open descriptors (where /proc/self/fd exists), files `directory`/ronde-*, child processes.
 
     settle  seconds that what is just ending gets to end. If the body raises, its error stays the one raised.
     """
 
-    def __init__(self, settle: float = 2.0) -> None:
+    def __init__(self, settle: float = 2.0, directory: str = "/dev/shm") -> None:
         self._settle = settle
+        self._directory = directory
         self._threads: set[threading.Thread] = set()
         self._before: set[str] = set()
 
     def __enter__(self) -> Leaks:
         _start_resource_tracker()
         self._threads = set(threading.enumerate())
-        self._before = _inventory()
+        self._before = self._inventory()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -47,7 +48,7 @@ class Leaks:
         deadline = time.monotonic() + self._settle
         for thread in self._new_threads():
             thread.join(max(0.0, deadline - time.monotonic()))
-        while (left := _inventory() - self._before) and time.monotonic() < deadline:
+        while (left := self._inventory() - self._before) and time.monotonic() < deadline:
             time.sleep(SETTLE_PAUSE)  # descriptors, files and processes of others announce their end nowhere
         return [f"thread {thread.name!r}" for thread in self._new_threads()] + sorted(left)
 
@@ -55,9 +56,9 @@ class Leaks:
         here = threading.current_thread()
         return [thread for thread in threading.enumerate() if thread not in self._threads and thread is not here]
 
-
-def _inventory() -> set[str]:
-    return _descriptors() | {f"file {path}" for path in glob.glob("/dev/shm/ronde-*")} | _children()
+    def _inventory(self) -> set[str]:
+        files = {f"file {path}" for path in glob.glob(f"{glob.escape(self._directory)}/ronde-*")}
+        return _descriptors() | files | _children()
 
 
 def _descriptors() -> set[str]:

@@ -1,0 +1,49 @@
+"""A transport among some ranks of a group, as a part of one for all of them: whose numbers are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from transports.base import Request, Transport
+from transports.errors import RondeError, from_wire, to_wire
+from transports.pulse import Pulse
+
+
+class Routed(Protocol):
+    """A request that one of several inner transports carries out."""
+
+    child: Child
+    inner: Request
+
+
+class Child:
+    """An inner transport, whose ranks are some of the group's."""
+
+    def __init__(self, transport: Transport, ranks: tuple[int, ...]) -> None:
+        self.transport = transport
+        self.ranks = ranks
+        self.place = {rank: place for place, rank in enumerate(ranks)}
+        self.pulse = Pulse(transport)
+
+    def ended(self, requests: Sequence[Routed], deadline: float) -> list[int]:
+        """wait_any for those that are its own; their positions among all."""
+        own = [at for at, request in enumerate(requests) if request.child is self]
+        return [own[at] for at in self.transport.wait_any([requests[at].inner for at in own], deadline)]
+
+    def outward(self, error: RondeError) -> RondeError:
+        """An error of the inner transport, its ranks numbered as in the group."""
+        here = self.ranks
+        return _renumbered(error, lambda place: here[place] if place < len(here) else place - len(here))
+
+    def inward(self, error: RondeError) -> RondeError:
+        """An error for the inner transport. Ranks that it does not connect have numbers beyond its own."""
+        return _renumbered(error, lambda rank: self.place.get(rank, len(self.ranks) + rank))
+
+
+def _renumbered(error: RondeError, number: Callable[[int], int]) -> RondeError:
+    rank = None if error.rank is None else number(error.rank)
+    peer = None if error.peer is None else number(error.peer)
+    if (rank, peer) == (error.rank, error.peer):
+        return error
+    return from_wire({**to_wire(error), "rank": rank, "peer": peer})

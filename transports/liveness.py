@@ -1,0 +1,159 @@
+"""Which processes of the host are still alive, and which are stopped: what the kernel tells whoever asks.
+
+Death is told by pidfd_open(2) where there is such a thing, else by process ids and start times; a stop by proc(5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from dataclasses import dataclass
+from typing import Final
+
+STOPPED_SECONDS: Final = 0.5
+"""How long a process must be seen stopped."""
+_HIGHEST_ID: Final = (1 << 31) - 1
+LONGEST_GAP: Final = 0.3
+"""Seconds between two looks beyond which the observer did not run itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process, told from a later one with its id by its start time (0: not known on this system).
+
+    `space` is the namespace that the id is counted in (0: there is only one).
+    """
+
+    pid: int
+    start: int
+    space: int
+
+    @classmethod
+    def own(cls) -> Identity:
+        """The calling process."""
+        start = space = 0
+        with contextlib.suppress(OSError):  # not Linux
+            start = _start_of(os.getpid())
+            space = os.stat("/proc/self/ns/pid").st_ino
+        return cls(os.getpid(), start, space)
+
+
+class Steady:
+    """For how long a value has been the same, as far as its observer can tell.
+
+    An observer whose looks lie more than `gap` seconds apart did not run in between (it was stopped, or starved), and
+    knows nothing of that time: it begins anew. So nobody is blamed for what stopped the observer too.
+    """
+
+    __slots__ = ("_gap", "_last", "_since", "_value")
+
+    def __init__(self, gap: float) -> None:
+        self._gap = gap
+        self._value: object = None
+        self._since = self._last = float("-inf")
+
+    def seen(self, value: object, now: float) -> float:
+        """Take note of the value at the moment `now` (monotonic seconds); the seconds that it has not changed."""
+        if value != self._value or now - self._last > self._gap:
+            self._value, self._since = value, now
+        self._last = now
+        return now - self._since
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._last = float("-inf")
+
+
+class Watch:
+    """Watches processes. A rank of the own process or of another namespace of ids cannot be watched: it never dies.
+    So it is with all on systems that are not POSIX."""
+
+    def __init__(self) -> None:
+        self._own = Identity.own()
+        self._processes: dict[int, Identity] = {}
+        self._stops: dict[int, Steady] = {}
+        self._descriptors: dict[int, int] = {}
+        self._poll: select.poll | None = None
+
+    def add(self, rank: int, process: Identity) -> None:
+        """Watch the process of a rank."""
+        if os.name != "posix" or process.space != self._own.space or process.pid == self._own.pid:
+            return
+        if not 0 < process.pid <= _HIGHEST_ID:  # nonsense, not a process
+            return
+        self._processes[rank] = process
+        self._stops[rank] = Steady(LONGEST_GAP)
+        if not hasattr(os, "pidfd_open"):
+            return
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except OSError:  # it is dead, or the system refuses: the slower way tells
+            return
+        if _dead(process):  # the descriptor may be that of a later process
+            os.close(descriptor)
+            return
+        self._descriptors[descriptor] = rank
+        self._poll = self._poll or select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+
+    def dead(self) -> list[int]:
+        """The ranks whose process has ended."""
+        suspects = self._processes.keys() - self._descriptors.values()
+        if self._poll is not None:
+            suspects |= {self._descriptors[descriptor] for descriptor, _ in self._poll.poll(0)}
+        # A descriptor may have become another one: somebody closed all that were open.
+        return [rank for rank in sorted(suspects) if _dead(self._processes[rank])]
+
+    def stopped(self, seconds: float = STOPPED_SECONDS) -> list[int]:
+        """The ranks whose process is stopped (by SIGSTOP, or Ctrl-Z; not by a debugger), and has been so whenever
+        this was called in the last `seconds`. Ask more often than every LONGEST_GAP."""
+        now, found = time.monotonic(), []
+        for rank, steady in self._stops.items():
+            stopped = _stopped(self._processes[rank])
+            if steady.seen(stopped, now) >= seconds and stopped:
+                found.append(rank)
+        return found
+
+    def close(self) -> None:
+        """Release the descriptors. Idempotent."""
+        self._poll = None
+        for descriptor in self._descriptors:
+            with contextlib.suppress(OSError):  # likewise
+                os.close(descriptor)
+        self._descriptors.clear()
+        self._processes.clear()
+        self._stops.clear()
+
+
+def _dead(process: Identity) -> bool:
+    try:
+        if process.start:
+            return _start_of(process.pid) != process.start
+        os.kill(process.pid, 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:  # it cannot be told
+        return False
+    return False
+
+
+def _stopped(process: Identity) -> bool:
+    try:
+        return bool(process.start) and _state_of(process.pid) == (b"T", process.start)
+    except OSError:  # it is gone, or it cannot be told
+        return False
+
+
+def _start_of(pid: int) -> int:
+    """The start time of a process in clock ticks, 0 if it has ended and is a zombie. Raises OSError."""
+    state, start = _state_of(pid)
+    return 0 if state in (b"Z", b"X") else start
+
+
+def _state_of(pid: int) -> tuple[bytes, int]:
+    """State and start time of a process, from its line in proc(5). Raises OSError."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    return fields[0], int(fields[19])
