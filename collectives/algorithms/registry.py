@@ -46,6 +46,7 @@ class Algorithm:
     onesided   it needs a window that all ranks of the communicator map
     multihost  it needs `Geometry.hosts` and is only sensible when they span several hosts
     slots      STAGE slots that it uses, each of the size of the largest chunk: what it needs of a window's half
+    native     it is not Ronde's, but the transport's own: one NATIVE step, about which nothing can be proved here
     """
 
     collective: str
@@ -60,6 +61,7 @@ class Algorithm:
     onesided: bool = False
     multihost: bool = False
     slots: Callable[[int], int] = lambda size: 0
+    native: bool = False
 
 
 _ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
@@ -78,6 +80,7 @@ def algorithm(
     onesided: bool = False,
     multihost: bool = False,
     slots: Callable[[int], int] = lambda size: 0,
+    native: bool = False,
 ) -> Callable[[Generator], Generator]:
     """Register the decorated generator as `name` for `collective`. Raises ValueError if that name is taken."""
 
@@ -98,12 +101,13 @@ def algorithm(
             onesided,
             multihost,
             slots,
+            native,
         )
         return generate
 
     return register
 
 
-def algorithms(collective: str) -> dict[str, Algorithm]:
-    """All algorithms of a collective by name, in order of registration."""
-    return dict(_ALGORITHMS.get(collective, {}))
+def algorithms(collective: str, *, native: bool = False) -> dict[str, Algorithm]:
+    """All algorithms of a collective by name, in order of registration; those that are the transport's own if asked."""
+    return {name: found for name, found in _ALGORITHMS.get(collective, {}).items() if native or not found.native}
