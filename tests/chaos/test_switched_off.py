@@ -1,0 +1,47 @@
+"""A campaign without detection fails: so it tests detection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from collectives.alarm import Alarm
+from collectives.watch import Watchman
+from tests.chaos import thread_bed
+from tests.chaos.case import Case
+from tests.chaos.process_bed import ProcessBed
+from tests.chaos.rank import Order, Seat
+
+SECONDS = 2.5
+"""The timeout of calls: what notices in the end, where nothing else does."""
+
+
+@dataclass(frozen=True)
+class Blind(Order):
+    """Take the watchman's sight of the other processes of the host."""
+
+    def obey(self, seat: Seat) -> None:
+        Watchman._guard = lambda watchman: None  # type: ignore[method-assign]
+
+
+def test_detection_notices_who_is_stopped_and_without_it_that_is_noticed_too_late() -> None:
+    case = Case("processes", "tcp", "stop", 2, 3)
+    with ProcessBed(patience=5.0, start="spawn") as bed:
+        assert not bed.run(case).findings
+    with ProcessBed({"timeout": SECONDS}, first=[Blind()], start="spawn") as bed:
+        assert {"late", "culprit"} <= {finding.broken for finding in bed.run(case).findings}
+
+
+def test_without_a_heartbeat_a_silent_host_is_noticed_too_late() -> None:
+    case = Case("processes", "auto", "stop", 2, 3)  # each rank is alone on its host
+    with ProcessBed({"heartbeat": 0.0, "timeout": SECONDS}, start="spawn") as bed:
+        assert {"late", "culprit"} <= {finding.broken for finding in bed.run(case).findings}
+
+
+def test_without_an_alarm_nobody_learns_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("threads", "tcp", "interrupt", 3, 3)
+    assert not thread_bed.run(case, patience=5.0).findings
+    monkeypatch.setattr(Alarm, "sound", lambda alarm, cause: None)
+    outcome = thread_bed.run(case, patience=5.0, settings={"timeout": SECONDS})
+    assert "culprit" in {finding.broken for finding in outcome.findings}

@@ -1,0 +1,10 @@
+"""Several hosts on one machine, what networks do to them, and what the ranks there make of it.
+
+python -m tests.netns --help      tries every case many times; the tests of this folder try most of them once
+
+    network.py      hosts as Linux namespaces, joined by a switch; faults of the network
+    crew.py         ranks as processes on them, kept between jobs; worker.py is their side of it
+    jobs.py         what ranks do, and what they tell of how it went
+    site.py         network, crew and store together; what an error must say
+    cases.py        what can happen to a host
+"""
