@@ -1,0 +1,214 @@
+"""Horovod's operations that wait for their result, and through which gradients flow.
+
+What flows back, as Horovod defines it: through an allreduce the allreduce of the gradient; through an allgather the
+average of all ranks' gradients, of this rank's rows; through a broadcast that average on the root, zeros elsewhere;
+through an alltoall the alltoall back; through a reducescatter the allgather, times the number of ranks for Sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from collectives.process_sets import ProcessSet, global_process_set
+from frontends.torch import ops
+from frontends.torch.compression import Compression, Compressor
+from frontends.torch.names import Average, Sum, choose_op
+
+
+class _Allreduce(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *how: Any) -> torch.Tensor:
+        ctx.how = how
+        result: torch.Tensor = ops.allreduce_async(tensor, None, name, *how).synchronize()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return _Allreduce.apply(gradient, None, *ctx.how), None, None, None, None, None
+
+
+class _GroupedAllreduce(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, name: str | None, how: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.how = how
+        return tuple(ops.grouped_allreduce_async(tensors, None, name, *how).synchronize())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return None, None, *_GroupedAllreduce.apply(None, ctx.how, *gradients)
+
+
+class _Allgather(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.rows = [tensor.shape[0] if tensor.ndim else 1 for tensor in tensors]
+        ctx.process_set = process_set
+        return tuple(ops.grouped_allgather_async(tensors, name, process_set).synchronize())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        process_set = ctx.process_set
+        reduced = _GroupedAllreduce.apply(None, (Average, 1.0, 1.0, process_set), *gradients)
+        own = torch.tensor(ctx.rows)
+        table = ops.allgather_async(own, None, process_set).synchronize().reshape(-1, len(own))
+        before = table[: process_set.rank()].sum(0).tolist()
+        parts = zip(reduced, before, ctx.rows, strict=True)
+        return None, None, *(whole.narrow(0, start, rows) for whole, start, rows in parts)
+
+
+class _Broadcast(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        ctx.process_set, ctx.root = process_set, ops.root_in(process_set, root_rank)
+        result: torch.Tensor = ops.broadcast_async(tensor, root_rank, name, process_set).synchronize()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        reduced = _Allreduce.apply(gradient, None, Average, 1.0, 1.0, ctx.process_set)
+        return reduced if ctx.process_set.rank() == ctx.root else reduced * 0, None, None, None
+
+
+class _Alltoall(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
+        ctx.process_set = process_set
+        if splits is None:
+            splits = [tensor.shape[0] // (process_set.size() or 1)] * (process_set.size() or 1)
+        result, received = ops.alltoall_async(tensor, splits, name, process_set).synchronize()
+        ctx.received = received
+        ctx.mark_non_differentiable(received)
+        return result, received
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> Any:
+        back, _ = _Alltoall.apply(gradient, ctx.received, None, ctx.process_set)
+        return back, None, None, None
+
+
+class _Reducescatter(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, name: str | None, how: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.how = how
+        return tuple(ops.grouped_reducescatter_async(tensors, name, *how).synchronize())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        op, process_set, prescale, postscale = ctx.how
+        factor = prescale * postscale * ((process_set.size() or 1) if op == Sum else 1)
+        gathered = _Allgather.apply(None, process_set, *gradients)
+        return None, None, *(part if factor == 1 else part * factor for part in gathered)
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Combine `tensor` over the ranks of a process set; a new tensor, the same bits on every rank.
+
+    op            Average by default, Sum, Adasum, Min, Max, Product; `average` is the deprecated way to say it
+    compression   Compression.none, .fp16, .bf16
+
+    Raises ValueError or TypeError for a bad argument, HorovodInternalError (a RuntimeError) on every rank if they
+    disagree about type, shape or op, or one is lost.
+    """
+    small, ctx = compression.compress(tensor)
+    how = choose_op(op, average), prescale_factor, postscale_factor, process_set
+    return compression.decompress(_Allreduce.apply(small, name, *how), ctx)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """allreduce of several tensors as one operation."""
+    compressed = [compression.compress(tensor) for tensor in tensors]
+    how = choose_op(op, average), prescale_factor, postscale_factor, process_set
+    reduced = _GroupedAllreduce.apply(name, how, *(small for small, _ in compressed))
+    return [compression.decompress(small, ctx) for small, (_, ctx) in zip(reduced, compressed, strict=True)]
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """All ranks' tensors, concatenated along the first dimension, in which they may differ."""
+    return grouped_allgather([tensor], name, process_set)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """allgather of several tensors as one operation."""
+    return list(_Allgather.apply(name, process_set, *tensors))
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """The tensor of rank `root_rank` of the world; a new tensor."""
+    result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
+    return result
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send parts of `tensor`, cut along the first dimension, to all ranks; what came, in rank order.
+
+    splits   rows for each rank, equal parts by default. If they are given, the result is a pair: the tensor, and how
+             many rows came from each rank. Raises ValueError if they do not fit
+    """
+    ops.check_splits(tensor, splits, process_set)
+    result, received = _Alltoall.apply(tensor, splits, name, process_set)
+    return result if splits is None else (result, received)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: str = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Combine `tensor` over the ranks and give each its rows, larger parts first. Average and Sum only."""
+    return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: str = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """reducescatter of several tensors."""
+    compressed = [compression.compress(tensor) for tensor in tensors]
+    how = op, process_set, prescale_factor, postscale_factor
+    reduced = _Reducescatter.apply(name, how, *(small for small, _ in compressed))
+    return [compression.decompress(small, ctx) for small, (_, ctx) in zip(reduced, compressed, strict=True)]

@@ -1,0 +1,378 @@
+"""The torch.distributed backend "ronde": DistributedDataParallel, FSDP and every script that takes a backend's name.
+
+    import frontends.torch.distributed                    # or nothing: an installed Ronde announces itself to torch
+    torch.distributed.init_process_group("ronde")         # under torchrun, `ronde run`, mp.spawn
+
+A process group is a communicator; the transport is Ronde's setting (RONDE_TRANSPORT, `auto` by default). Its ranks meet
+by way of the store that torch has opened (stores.py).
+
+Operations of one group run in the order in which they were begun, except those that callbacks of futures begin, which
+have no order that all ranks share: works.py tells how they find each other. What torch did not ask to be asynchronous
+runs in the caller's thread. Errors of the runtime are raised as torch.distributed.DistBackendError, a RuntimeError,
+with the runtime's own error as the cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from collectives import Communicator, Config, connect
+from frontends.torch.groups import combining, distribute, flat, single
+from frontends.torch.stores import open_store
+from frontends.torch.tensors import as_array, writable_array
+from frontends.torch.works import Callers, Done, Finish, Work, raise_for_torch
+from frontends.torch_plugin import BACKEND, register
+from transports.errors import RondeError
+from transports.rendezvous.bootstrap import join
+
+
+def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
+    """What torch calls for every group. `timeout` is that of the group's operations, and for it to come together.
+
+    Raises DistBackendError if the ranks do not find or reach each other.
+    """
+    seconds = timeout.total_seconds()
+    deadline = time.monotonic() + seconds
+    config = Config.load({"timeout": seconds})
+    with contextlib.ExitStack() as resources:
+        try:
+            meeting, secret = open_store(store, rank, deadline, resources)
+            communicator = connect(join(rank, size, meeting, secret=secret, deadline=deadline), config, deadline)
+        except RondeError as error:
+            raise dist.DistBackendError(str(error)) from error
+        return ProcessGroup(communicator, store, resources.pop_all())
+
+
+class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """A communicator as torch's process group."""
+
+    def __init__(self, communicator: Communicator, store: Any, resources: contextlib.ExitStack) -> None:
+        """`resources` are what the communicator needs, and are closed after it."""
+        super().__init__(communicator.rank, communicator.size)
+        self.communicator = communicator
+        self._store = store
+        self._resources = resources
+        self._name = ""
+        self._description = "undefined"
+        self._begun = 0
+        self._callers = Callers()
+
+    # Who and where
+
+    def getBackendName(self) -> str:
+        """'ronde'."""
+        return BACKEND
+
+    name = getBackendName
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """The name that torch gave the group."""
+        return self._name
+
+    setGroupName = _set_group_name
+
+    @property
+    def group_name(self) -> str:
+        """The name that torch gave the group."""
+        return self._name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    @property
+    def group_desc(self) -> str:
+        """The description that torch gave the group."""
+        return self._description
+
+    def get_group_store(self) -> Any:
+        """The store in which the group met."""
+        return self._store
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._begun
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing: it begins at 0 everywhere."""
+
+    # Collectives
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+        """Combine in place."""
+        opts = opts or dist.AllreduceOptions()
+        tensor = single(tensors)
+        array = writable_array(tensor)
+        return self._run("allreduce", opts, [tensor], None, array, out=array, **combining(opts))
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+        """Combine several in place, as one operation."""
+        opts = opts or dist.AllreduceCoalescedOptions()
+        arrays = [writable_array(tensor) for tensor in tensors]
+        return self._run("grouped_allreduce", opts, list(tensors), None, arrays, out=arrays, **combining(opts))
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+        """From opts.rootRank, in place."""
+        opts = opts or dist.BroadcastOptions()
+        tensor = single(tensors)
+        array = writable_array(tensor)
+        return self._run("broadcast", opts, [tensor], None, array, root=opts.rootRank, out=array)
+
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+        """Combine in place on opts.rootRank."""
+        opts = opts or dist.ReduceOptions()
+        tensor = single(tensors)
+        array = writable_array(tensor)
+        return self._run("reduce", opts, [tensor], None, array, root=opts.rootRank, out=array, **combining(opts))
+
+    def allgather(
+        self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Everybody's tensor, in a list; sizes may differ."""
+        outputs = list(single(output_tensors))
+        self._check_count(outputs, "output_tensors")
+        given = as_array(single(input_tensors)).reshape(-1)
+        return self._run("allgather", opts, outputs, distribute(outputs), given)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
+        """Everybody's tensor, one after the other in `output`."""
+        target = flat(output, "output")
+        self._check_shares(output, input, "output")
+        return self._run("allgather", opts, [output], None, as_array(input).reshape(-1), out=target)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Several all_gather_single as one operation."""
+        for output, given in zip(outputs, inputs, strict=True):
+            self._check_shares(output, given, "outputs")
+        arrays = [as_array(given).reshape(-1) for given in inputs]
+
+        def finish(values: list[Any]) -> None:
+            for output, value in zip(outputs, values[0], strict=True):
+                flat(output, "outputs")[:] = value
+
+        return self._run("grouped_allgather", opts, list(outputs), finish, arrays)
+
+    def reduce_scatter(
+        self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any = None
+    ) -> dist.Work:
+        """Combine the i-th tensors of all ranks' lists for rank i."""
+        opts = opts or dist.ReduceScatterOptions()
+        output, inputs = single(output_tensors), list(single(input_tensors))
+        self._check_count(inputs, "input_tensors")
+        given = np.concatenate([as_array(tensor).reshape(-1) for tensor in inputs])
+        counts = [tensor.numel() for tensor in inputs]
+        finish = distribute([output])
+        return self._run("reduce_scatter", opts, [output], finish, given, counts=counts, **combining(opts))
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
+        """Combine, and give rank i the i-th share."""
+        opts = opts or dist.ReduceScatterOptions()
+        self._check_shares(input, output, "input")
+        target, given = flat(output, "output"), as_array(input).reshape(-1)
+        return self._run("reduce_scatter", opts, [output], None, given, out=target, **combining(opts))
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Several reduce_scatter_single."""
+        opts = opts or dist.ReduceScatterOptions()
+        for output, given in zip(outputs, inputs, strict=True):
+            self._check_shares(given, output, "inputs")
+        options = combining(opts)
+        calls = [
+            ((as_array(given).reshape(-1),), {"out": flat(output, "outputs"), **options})
+            for output, given in zip(outputs, inputs, strict=True)
+        ]
+        return self._run_all("reduce_scatter", opts, list(outputs), None, calls)
+
+    def alltoall(
+        self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """The i-th tensor of the list goes to rank i; sizes may differ."""
+        outputs, inputs = list(output_tensors), list(input_tensors)
+        self._check_count(outputs, "output_tensors")
+        self._check_count(inputs, "input_tensors")
+        given = np.concatenate([as_array(tensor).reshape(-1) for tensor in inputs])
+        splits = [tensor.numel() for tensor in inputs]
+        return self._run("alltoall", opts, outputs, distribute(outputs), given, splits)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: Any = None,
+    ) -> dist.Work:
+        """Rows of `input`, by split sizes or equally, go to the ranks; rows of `output` come from them."""
+        rows = list(input_split_sizes) or self._equal(input, "input")
+        coming = list(output_split_sizes) or self._equal(output, "output")
+        if sum(coming) != output.shape[0]:
+            raise ValueError(f"output_split_sizes={coming}: must be {output.shape[0]} together, the rows of output")
+        target = writable_array(output, "output")
+        return self._run("alltoall", opts, [output], None, as_array(input, "input"), rows, out=target)
+
+    def gather(
+        self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Everybody's tensor, in a list on opts.rootRank."""
+        opts = opts or dist.GatherOptions()
+        given = as_array(single(input_tensors)).reshape(-1)
+        outputs: list[torch.Tensor] = []
+        if opts.rootRank == self.communicator.rank:
+            outputs = list(single(output_tensors))
+            self._check_count(outputs, "output_tensors")
+        return self._run("gather", opts, outputs, distribute(outputs), given, root=opts.rootRank)
+
+    def scatter(
+        self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any = None
+    ) -> dist.Work:
+        """The i-th tensor of opts.rootRank's list, for rank i."""
+        opts = opts or dist.ScatterOptions()
+        output = single(output_tensors)
+        given, counts = None, None
+        if opts.rootRank == self.communicator.rank:
+            inputs = list(single(input_tensors))
+            self._check_count(inputs, "input_tensors")
+            given = np.concatenate([as_array(tensor).reshape(-1) for tensor in inputs])
+            counts = [tensor.numel() for tensor in inputs]
+        return self._run("scatter", opts, [output], distribute([output]), given, root=opts.rootRank, counts=counts)
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        """Wait for all ranks."""
+        return self._run("barrier", opts, [], None)
+
+    # Messages
+
+    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
+        """Begin to send."""
+        tensor = single(tensors)
+        return self._begin("send", [tensor], None, [((as_array(tensor), dst), {"tag": tag})])
+
+    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
+        """Begin to receive."""
+        tensor = single(tensors)
+        return self._begin("recv", [tensor], None, [((writable_array(tensor), src), {"tag": tag})], source=src)
+
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> dist.Work:
+        """Not here: ranks say whom they receive from. Raises NotImplementedError."""
+        raise NotImplementedError("src=None: the ronde backend cannot receive from any rank; give the source's rank")
+
+    # Names of before torch 2.13
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # Life
+
+    def shutdown(self) -> None:
+        """Finish what was begun and close. Idempotent."""
+        try:
+            with self._resources:
+                self.communicator.close()
+        except RondeError as error:
+            raise_for_torch(error)
+        finally:
+            self._callers.close()
+
+    def abort(self) -> None:
+        """Give up on all ranks."""
+        self.communicator.abort("torch.distributed asked for it")
+
+    # How they run
+
+    def _run(
+        self, collective: str, opts: Any, results: list[torch.Tensor], finish: Finish | None, *args: Any, **kwargs: Any
+    ) -> dist.Work:
+        return self._run_all(collective, opts, results, finish, [(args, kwargs)])
+
+    def _run_all(
+        self,
+        collective: str,
+        opts: Any,
+        results: list[torch.Tensor],
+        finish: Finish | None,
+        calls: Iterable[tuple[tuple[Any, ...], dict[str, Any]]],
+    ) -> dist.Work:
+        """Carry out one or more calls of one of the communicator's methods, now or later, as `opts` say."""
+        place = self._callers.place()
+        if place or getattr(opts, "asyncOp", True):
+            return self._begin(collective, results, finish, calls, place)
+        self._begun += 1
+        method = getattr(self.communicator, collective)
+        try:
+            values = [method(*args, **kwargs) for args, kwargs in calls]
+        except RondeError as error:
+            raise_for_torch(error)
+        if finish is not None:
+            finish(values)
+        return Done(results)
+
+    def _begin(
+        self,
+        method: str,
+        results: list[torch.Tensor],
+        finish: Finish | None,
+        calls: Iterable[tuple[tuple[Any, ...], dict[str, Any]]],
+        place: tuple[int, ...] = (),
+        source: int = -1,
+    ) -> dist.Work:
+        if place:
+            name = f"after {'.'.join(map(str, place))}"
+            calls = [(args, {**kwargs, "name": f"{name} #{index}"}) for index, (args, kwargs) in enumerate(calls)]
+        else:
+            self._begun += 1
+            place = (self._begun,)
+        begin = getattr(self.communicator, method + "_async")
+        try:
+            works = [begin(*args, **kwargs) for args, kwargs in calls]
+        except RondeError as error:
+            raise_for_torch(error)
+        return Work(works, results, finish, self._callers, place, source)
+
+    # Arguments
+
+    def _check_count(self, tensors: Sequence[torch.Tensor], name: str) -> None:
+        if len(tensors) != self.communicator.size:
+            raise ValueError(
+                f"{name}: has {len(tensors)} tensors, must have {self.communicator.size}, one for each rank"
+            )
+
+    def _check_shares(self, whole: torch.Tensor, share: torch.Tensor, name: str) -> None:
+        size = self.communicator.size
+        if whole.numel() != size * share.numel():
+            raise ValueError(f"{name}: has {whole.numel()} elements, must have {size} times {share.numel()}")
+
+    def _equal(self, tensor: torch.Tensor, name: str) -> list[int]:
+        size = self.communicator.size
+        if tensor.ndim == 0 or tensor.shape[0] % size:
+            raise ValueError(
+                f"{name}: shape {tuple(tensor.shape)} has no first dimension that {size} ranks can share equally"
+            )
+        return [tensor.shape[0] // size] * size
+
+
+def _hide_from_the_compiler() -> None:
+    """What torch.compiler.disable does, without the second that importing the compiler takes."""
+    for kind in (ProcessGroup, Work, Done):
+        for attribute in vars(kind).values():
+            if callable(attribute) and hasattr(attribute, "__code__"):
+                attribute._torchdynamo_disable = True
+
+
+_hide_from_the_compiler()
+register()

@@ -1,0 +1,113 @@
+"""Starting alike: parameters, optimizer state and objects of one rank for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import torch
+
+from collectives.process_sets import ProcessSet, global_process_set
+from frontends.torch import ops
+from frontends.torch.errors import as_horovod
+from frontends.torch.names import full_name
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
+    """Give all ranks the parameters of `root_rank`, in place.
+
+    params   model.state_dict(), model.named_parameters(), or a list of tensors. What is no tensor is left alone
+
+    Raises ValueError for something else, HorovodInternalError if the ranks' parameters differ in shape or type.
+    """
+    pairs: list[tuple[str | None, Any]]
+    if isinstance(params, Mapping):
+        pairs = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, torch.Tensor | str | bytes):
+        pairs = [one if isinstance(one, tuple) else (None, one) for one in params]
+    else:
+        raise ValueError(f"params: must be a dict, pairs of name and tensor, or tensors, not {type(params).__name__}")
+    with torch.no_grad():
+        tensors = [(name, tensor) for name, tensor in pairs if isinstance(tensor, torch.Tensor)]
+        handles = [ops.broadcast_async_(tensor, root_rank, name, process_set) for name, tensor in tensors]
+        for handle in handles:
+            handle.synchronize()
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give all ranks the state and the options of `root_rank`'s optimizer, whether it has stepped yet or not.
+
+    Any optimizer whose `load_state_dict` takes what its `state_dict` gives. `model` is there for Horovod's scripts.
+    """
+    state = optimizer.state_dict() if _is_root(root_rank, process_set) else None
+    tensors: list[torch.Tensor] = []
+    outline = broadcast_object(_outline(state, tensors), root_rank, "optimizer.outline", process_set)
+    if state is None:
+        state = _fill(outline, tensors)
+    for index, tensor in enumerate(tensors):
+        ops.broadcast_(tensor, root_rank, f"optimizer.{index}", process_set)
+    if not _is_root(root_rank, process_set):
+        optimizer.load_state_dict(state)
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The object of `root_rank`, pickled; on that rank, `obj` itself."""
+    comm, root = process_set.communicator, ops.root_in(process_set, root_rank)
+    full = full_name(comm, "broadcast_object", name)
+    with as_horovod():
+        found = comm.broadcast_object_async(obj, root, name=full).wait()
+    return obj if comm.rank == root else found
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """All ranks' objects, in rank order."""
+    comm = process_set.communicator
+    with as_horovod():
+        return list(comm.allgather_object_async(obj, name=full_name(comm, "allgather_object", name)).wait())
+
+
+class _Tensor:
+    """Stands for a tensor in an outline."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device.type
+
+
+_CONTAINERS: Final = (dict, list, tuple)
+
+
+def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """`value` without its tensors, which are put into the list in order."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.detach().contiguous())
+        return _Tensor(value)
+    if isinstance(value, dict):
+        return {key: _outline(part, tensors) for key, part in value.items()}
+    if type(value) in _CONTAINERS:
+        return type(value)(_outline(part, tensors) for part in value)
+    return value
+
+
+def _fill(outline: Any, tensors: list[torch.Tensor]) -> Any:
+    """What `_outline` was made of, with empty tensors, which are put into the list in order."""
+    if isinstance(outline, _Tensor):
+        tensors.append(torch.empty(outline.shape, dtype=outline.dtype, device=outline.device))
+        return tensors[-1]
+    if isinstance(outline, dict):
+        return {key: _fill(part, tensors) for key, part in outline.items()}
+    if type(outline) in _CONTAINERS:
+        return type(outline)(_fill(part, tensors) for part in outline)
+    return outline
+
+
+def _is_root(root_rank: int, process_set: ProcessSet) -> bool:
+    return process_set.rank() == ops.root_in(process_set, root_rank)

@@ -1,0 +1,61 @@
+"""What operations are called: how they combine, and the names by which ranks find each other's."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Final
+
+from collectives import Communicator
+from collectives.process_sets import ProcessSet
+
+Average: Final = "average"
+Sum: Final = "sum"
+Adasum: Final = "adasum"
+Min: Final = "min"
+Max: Final = "max"
+Product: Final = "prod"
+
+
+class _Numbers:
+    """Numbers for operations without a name."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[int, str], itertools.count[int]] = {}
+
+    def name(self, communicator: Communicator, kind: str) -> str:
+        with self._lock:
+            count = self._counts.setdefault((id(communicator), kind), itertools.count(1))
+            return f"{kind}.noname.{next(count)}"
+
+    def forget(self) -> None:
+        with self._lock:
+            self._counts.clear()
+
+
+numbers: Final = _Numbers()
+
+
+def communicator_of(process_set: ProcessSet) -> Communicator:
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"process_set={process_set!r}: must be a ProcessSet")
+    return process_set.communicator
+
+
+def full_name(communicator: Communicator, kind: str, name: str | None) -> str:
+    """Operations of two kinds may have one name in Horovod."""
+    return numbers.name(communicator, kind) if name is None else f"{kind}.{name}"
+
+
+def choose_op(op: str | None, average: bool | None) -> str:
+    """`op`, or what the deprecated `average` says; Average by default. Raises ValueError for both or an unknown one."""
+    if average is not None:
+        if op is not None:
+            raise ValueError("op and average: give one of them; average is deprecated")
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if op not in (Average, Sum, Adasum, Min, Max, Product):
+        raise ValueError(f"op={op!r}: must be Average, Sum, Adasum, Min, Max or Product")
+    return op

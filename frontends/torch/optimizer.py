@@ -1,0 +1,338 @@
+"""DistributedOptimizer: an optimizer whose gradients are combined over the ranks while the backward pass runs.
+
+A hook on every parameter starts its allreduce as soon as its gradient is complete; `step` waits for all of them. What
+is ready on all ranks at the same time travels together (collectives/engine.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import torch
+
+from collectives.process_sets import ProcessSet, global_process_set
+from frontends.torch import ops
+from frontends.torch.compression import Compression, Compressor
+from frontends.torch.names import Adasum, Average
+
+Parameter: TypeAlias = torch.nn.Parameter
+Named: TypeAlias = Iterable[tuple[str, Parameter]]
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Named | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: str = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Parameter]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> torch.optim.Optimizer:
+    """`optimizer`, so that `step` uses gradients combined over the ranks. Its state and parameter groups are kept.
+
+    named_parameters           usually model.named_parameters(); all parameters of the optimizer, with unique names
+    compression                Compression.none, .fp16, .bf16, or any with their two functions
+    backward_passes_per_step   gradients of so many backward passes add up before they are combined
+    op                         Average, Sum, Min, Max, Product; Adasum combines the steps rather than the gradients
+    gradient_predivide_factor  Average divides by it before the sum and by size / it after
+    groups                     lists of parameters that travel together, or how many such groups to make
+    num_groups                 the same, as an int; deprecated
+    sparse_as_dense            make sparse gradients dense before they are combined
+
+    Raises ValueError for bad names, groups or numbers.
+    """
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor: can be given with op=Average only")
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be 1 or more")
+    if num_groups:
+        warnings.warn("num_groups: deprecated, use groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    names = _names(optimizer, named_parameters)
+    base = _Adasum if op == Adasum else _Reducing
+    kind = type(type(optimizer).__name__, (base, type(optimizer)), {})
+    distributed: Any = object.__new__(kind)
+    distributed.__dict__.update(optimizer.__dict__)
+    distributed._begin(
+        names=names,
+        compression=compression,
+        passes=backward_passes_per_step,
+        op=op,
+        predivide=gradient_predivide_factor,
+        groups=groups,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
+    return distributed
+
+
+def _names(optimizer: torch.optim.Optimizer, named: Named | None) -> dict[Parameter, str]:
+    """Parameter -> name, of all parameters of an optimizer, in its order."""
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if named is None:
+        return {parameter: f"allreduce.noname.{index}" for index, parameter in enumerate(own)}
+    pairs = list(named)
+    if any(not isinstance(pair, tuple) for pair in pairs):
+        raise ValueError("named_parameters: must be pairs of name and parameter, such as model.named_parameters()")
+    repeated = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+    if repeated:
+        raise ValueError(f"named_parameters: names must be unique; there are several {', '.join(repeated)}")
+    known = {parameter: name for name, parameter in pairs}
+    unnamed = [tuple(parameter.shape) for parameter in own if parameter not in known]
+    if unnamed:
+        raise ValueError(f"named_parameters: lacks parameters of the optimizer, of shapes {unnamed}")
+    return {parameter: known[parameter] for parameter in own}
+
+
+class _Waiting:
+    """What all distributed optimizers have in common: when to combine, and that `step` does so."""
+
+    _passes: int
+    _combined = False
+    _combines_in_step = True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """From now on combine gradients after so many backward passes."""
+        if passes < 1:
+            raise ValueError(f"passes={passes!r}: must be 1 or more")
+        self._passes = passes
+        self._start_over()
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it `step` does not combine, because `synchronize` was called before:
+
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        """
+        self._combines_in_step = False
+        try:
+            yield
+        finally:
+            self._combines_in_step = True
+
+    def _start_over(self) -> None:
+        raise NotImplementedError
+
+
+class _Pending:
+    """A combination under way."""
+
+    __slots__ = ("finish", "parameters")
+
+    def __init__(self, parameters: Sequence[Parameter], finish: Callable[[], object]) -> None:
+        self.parameters = parameters
+        self.finish = finish
+
+
+class _Reducing(_Waiting):
+    """Combines gradients. Mixed with the class of the user's optimizer, which follows it in the order of methods."""
+
+    def _begin(
+        self,
+        *,
+        names: dict[Parameter, str],
+        compression: type[Compressor],
+        passes: int,
+        op: str,
+        predivide: float,
+        groups: int | Sequence[Sequence[Parameter]] | None,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        self._names = {parameter: name for parameter, name in names.items() if parameter.requires_grad}
+        self._compression = compression
+        self._passes = passes
+        self._op = op
+        self._factors = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
+        self._groups = _groups_of(list(self._names), groups)
+        self._pending: list[_Pending] = []
+        self._begun: set[Parameter] = set()
+        self._group_of = {parameter: number for number, group in enumerate(self._groups) for parameter in group}
+        self._ready: dict[int, int] = {}
+        self._left: dict[Parameter, int] = {}
+        self._start_over()
+        if (process_set.size() or 1) > 1:
+            for parameter in self._names:
+                parameter.register_post_accumulate_grad_hook(self._one_is_complete)
+
+    def synchronize(self) -> None:
+        """Wait until all gradients are combined, after starting those whose parameters took no part in the backward
+        pass: other ranks may have used them. Raises HorovodInternalError if an operation failed."""
+        if (self._process_set.size() or 1) > 1:
+            self._start([parameter for parameter in self._names if parameter not in self._begun])
+            pending, self._pending = self._pending, []
+            for one in pending:
+                one.finish()
+        self._start_over()
+        self._combined = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Combine the gradients, unless that is done, and let the optimizer step."""
+        if self._combines_in_step:
+            if self._combined:
+                text = "step() after synchronize(), without skip_synchronize(): the gradients are combined twice"
+                warnings.warn(text, stacklevel=3)
+            self.synchronize()
+        self._combined = False
+        return super().step(closure)  # type: ignore[misc]
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Raises AssertionError between backward() and step() or synchronize(): gradients are being combined."""
+        if self._pending:
+            raise AssertionError("zero_grad() was called after backward() and before step() or synchronize()")
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Also forgets what backward passes have begun."""
+        self._pending.clear()
+        self._start_over()
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def _start_over(self) -> None:
+        self._begun = set()
+        self._ready = dict.fromkeys(range(len(self._groups)), 0)
+        self._left = dict.fromkeys(self._names, self._passes)
+        self._combined = False
+
+    def _one_is_complete(self, parameter: Parameter) -> None:
+        if self._left[parameter] <= 0:
+            raise AssertionError(
+                "gradients were computed more than backward_passes_per_step times before step(); increase "
+                "backward_passes_per_step to add them up"
+            )
+        self._left[parameter] -= 1
+        if self._left[parameter] == 0:
+            self._start([parameter])
+
+    def _start(self, parameters: Sequence[Parameter]) -> None:
+        for parameter in parameters:
+            self._begun.add(parameter)
+            number = self._group_of.get(parameter)
+            if number is None:
+                self._combine_one(parameter)
+                continue
+            self._ready[number] += 1
+            if self._ready[number] == len(self._groups[number]):
+                self._combine_group(number)
+
+    def _gradient(self, parameter: Parameter) -> torch.Tensor:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.is_sparse and self._sparse_as_dense:
+            parameter.grad = parameter.grad.to_dense()
+        return parameter.grad
+
+    def _combine_one(self, parameter: Parameter) -> None:
+        gradient, name = self._gradient(parameter), self._names[parameter]
+        if gradient.is_sparse:
+            wait = ops.sparse_allreduce_async(gradient, name, self._op, self._process_set)
+
+            def replace() -> None:
+                parameter.grad = wait()
+
+            self._pending.append(_Pending([parameter], replace))
+            return
+        small, ctx = self._compression.compress(gradient)
+        handle = ops.allreduce_async_(small, None, name, self._op, *self._factors, self._process_set)
+
+        def finish() -> None:
+            handle.synchronize()
+            self._put(gradient, small, ctx)
+
+        self._pending.append(_Pending([parameter], finish))
+
+    def _combine_group(self, number: int) -> None:
+        parameters = self._groups[number]
+        gradients = [self._gradient(parameter) for parameter in parameters]
+        if any(gradient.is_sparse for gradient in gradients):
+            raise ValueError("groups: has a parameter with sparse gradients; leave it out, or give sparse_as_dense")
+        compressed = [self._compression.compress(gradient) for gradient in gradients]
+        name = f"{self._names[parameters[0]]}.group"
+        smalls = [small for small, _ in compressed]
+        handle = ops.grouped_allreduce_async_(smalls, None, name, self._op, *self._factors, self._process_set)
+
+        def finish() -> None:
+            handle.synchronize()
+            for gradient, (small, ctx) in zip(gradients, compressed, strict=True):
+                self._put(gradient, small, ctx)
+
+        self._pending.append(_Pending(parameters, finish))
+
+    def _put(self, gradient: torch.Tensor, small: torch.Tensor, ctx: Any) -> None:
+        if small is not gradient:
+            gradient.copy_(self._compression.decompress(small, ctx))
+
+
+class _Adasum(_Waiting):
+    """Steps on the own gradients, and combines by Adasum what the steps of all ranks have changed."""
+
+    def _begin(
+        self,
+        *,
+        names: dict[Parameter, str],
+        compression: type[Compressor],
+        passes: int,
+        process_set: ProcessSet,
+        **_: Any,
+    ) -> None:
+        self._names = {parameter: name for parameter, name in names.items() if parameter.requires_grad}
+        self._compression = compression
+        self._passes = passes
+        self._process_set = process_set
+
+    def synchronize(self) -> None:
+        """Nothing: it is the steps that are combined."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step, and combine what that has changed."""
+        if (self._process_set.size() or 1) == 1:
+            return super().step(closure)  # type: ignore[misc]
+        with torch.no_grad():
+            before = {parameter: parameter.detach().clone() for parameter in self._names}
+        loss = super().step(closure)  # type: ignore[misc]
+        with torch.no_grad():
+            begun = []
+            for parameter, name in self._names.items():
+                small, ctx = self._compression.compress(parameter - before[parameter])
+                handle = ops.allreduce_async_(small, None, name, Adasum, 1.0, 1.0, self._process_set)
+                begun.append((parameter, handle, ctx))
+            for parameter, handle, ctx in begun:
+                change = self._compression.decompress(handle.synchronize(), ctx)
+                parameter.copy_(before[parameter] + change)
+        return loss
+
+    def _start_over(self) -> None:
+        """Nothing is counted: gradients add up until `step`."""
+
+
+def _groups_of(
+    parameters: list[Parameter], groups: int | Sequence[Sequence[Parameter]] | None
+) -> list[list[Parameter]]:
+    if groups is None or groups == 0:
+        return []
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ValueError(f"groups={groups}: must be 0 or more")
+        size, extra = divmod(len(parameters), groups)
+        bounds = [index * size + min(index, extra) for index in range(groups + 1)]
+        return [parameters[a:b] for a, b in pairwise(bounds) if b > a]
+    chosen = [list(group) for group in groups]
+    counts = Counter(parameter for group in chosen for parameter in group)
+    if any(count > 1 for count in counts.values()):
+        raise ValueError("groups: a parameter is in more than one")
+    if not set(counts) <= set(parameters):
+        raise ValueError("groups: has a parameter that is not the optimizer's, or needs no gradient")
+    return chosen

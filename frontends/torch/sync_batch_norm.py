@@ -1,0 +1,101 @@
+"""Batch normalisation over the batches of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from collectives.process_sets import ProcessSet, global_process_set
+from frontends.torch import ops
+from frontends.torch.names import Sum
+
+
+class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
+    """torch.nn.BatchNorm1d/2d/3d whose mean and variance are those of all ranks' batches together (Ioffe and Szegedy,
+    2015). Batches may differ in size. Input (N, C) or (N, C, ...); in evaluation it is ordinary batch normalisation.
+
+    process_set   the ranks whose batches count, by default all
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self._process_set = process_set
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"input: has {input.dim()} dimensions, must have 2 or more: (N, C, ...)")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalise a batch; collective in training."""
+        self._check_input_dim(input)
+        if not (self.training or not self.track_running_stats) or (self._process_set.size() or 1) == 1:
+            return super().forward(input)
+        factor = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = 1.0 / float(self.num_batches_tracked)
+        normalised, mean, variance, count = _Normalise.apply(input, self.eps, self._process_set)
+        if self.training and self.track_running_stats:
+            with torch.no_grad():
+                unbiased = variance * (count / max(count - 1, 1))
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+        if not self.affine:
+            return normalised
+        shape = _per_channel(input)
+        return normalised * self.weight.reshape(shape) + self.bias.reshape(shape)
+
+
+def _per_channel(x: torch.Tensor) -> tuple[int, ...]:
+    return (1, -1, *[1] * (x.dim() - 2))
+
+
+def _total(sums: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
+    result: torch.Tensor = ops.allreduce_async_(sums, None, None, Sum, 1.0, 1.0, process_set).synchronize()
+    return result
+
+
+class _Normalise(torch.autograd.Function):  # type: ignore[misc]
+    """(x - mean) / sqrt(variance + eps) over all ranks; also mean, biased variance and the number of values.
+
+    Sums are taken in float64, so that a mean that is large against the deviation costs no precision.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, eps: float, process_set: ProcessSet) -> tuple[Any, ...]:
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        wide = x.to(torch.float64)
+        own = torch.tensor([x.numel() / max(x.shape[1], 1)], dtype=torch.float64)
+        sums = torch.cat([wide.sum(axes), (wide * wide).sum(axes), own])
+        totals = _total(sums, process_set)
+        channels, count = x.shape[1], totals[-1].item()
+        mean = totals[:channels] / count
+        variance = (totals[channels:-1] / count - mean * mean).clamp_min(0)
+        scale = torch.rsqrt(variance + eps)
+        shape = _per_channel(x)
+        normalised = ((wide - mean.reshape(shape)) * scale.reshape(shape)).to(x.dtype)
+        ctx.save_for_backward(normalised, scale)
+        ctx.count, ctx.process_set = count, process_set
+        ctx.mark_non_differentiable(mean, variance)
+        return normalised, mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> Any:
+        normalised, scale = ctx.saved_tensors
+        axes = [axis for axis in range(gradient.dim()) if axis != 1]
+        shape = _per_channel(gradient)
+        wide, values = gradient.to(torch.float64), normalised.to(torch.float64)
+        totals = _total(torch.cat([wide.sum(axes), (wide * values).sum(axes)]), ctx.process_set) / ctx.count
+        mean, slope = totals.chunk(2)
+        result = (wide - mean.reshape(shape) - values * slope.reshape(shape)) * scale.reshape(shape)
+        return result.to(gradient.dtype), None, None

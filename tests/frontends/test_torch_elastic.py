@@ -1,0 +1,126 @@
+"""frontends.torch.elastic: commit, restore, and going on without a rank that was lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.frontends.pool import Pool
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ronde[torch]'")
+
+import frontends.torch as hvd  # noqa: E402
+from frontends.torch import elastic  # noqa: E402
+from tests.frontends.test_torch_ops import in_world  # noqa: E402
+
+Pools = Callable[[int], Pool]
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_sampler_divides_what_is_left() -> None:
+    sampler = elastic.ElasticSampler(range(10), shuffle=True, seed=4)
+    assert sorted(sampler) == list(range(10))
+    order = list(sampler)
+    sampler.record_batch(0, 4)
+    assert sampler.processed_indices == set(order[:4])
+    state = sampler.state_dict()
+    sampler.reset()
+    assert set(sampler) == set(order[4:])
+    assert len(sampler) == 6
+    sampler.set_epoch(1)
+    assert list(sampler) != order
+    sampler.load_state_dict(state)
+    assert set(sampler) == set(order[4:])
+
+
+def parts(rank: int, size: int) -> list[int]:
+    sampler = elastic.ElasticSampler(range(11), shuffle=True)
+    assert len(sampler) == -(-11 // size)
+    return list(sampler)
+
+
+def test_the_ranks_parts_are_the_whole(pool: Pools) -> None:
+    found = pool(3).run(in_world, parts)
+    assert {index for part in found for index in part} == set(range(11))
+
+
+def committing(rank: int, size: int) -> None:
+    torch.manual_seed(rank)
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    sampler = elastic.ElasticSampler(range(8), shuffle=False)
+    state = elastic.TorchState(net, optimizer, sampler=sampler, epoch=rank, history=[])
+    state.sync()
+    assert state.epoch == 0
+    assert (
+        len({tuple(net.weight.flatten().tolist()), *map(tuple, hvd.allgather_object(net.weight.flatten().tolist()))})
+        == 1
+    )
+    sampler.record_batch(0, 2)
+    state.epoch += 1
+    state.history.append("one")
+    state.commit()
+    kept = net.weight.detach().clone()
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state.epoch += 1
+    state.history.append("two")
+    state.restore()
+    assert (state.epoch, state.history) == (1, ["one"])
+    assert torch.equal(net.weight, kept)
+    assert not optimizer.state_dict()["state"]
+    state.sync()
+    assert sampler.processed_indices == set(range(2 * size)), sampler.processed_indices
+
+
+def test_commit_restore_and_sync(pool: Pools) -> None:
+    pool(2).run(in_world, committing)
+
+
+SCRIPT = """
+import os, sys
+import torch
+import frontends.torch as hvd
+from frontends.torch import elastic
+hvd.init()
+born = hvd.rank()
+net = torch.nn.Linear(2, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+state = elastic.TorchState(net, optimizer, step=0)
+sizes = []
+state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
+
+@elastic.run
+def train(state):
+    while state.step < 6:
+        if born == 1 and state.step == 3:
+            os._exit(7)
+        optimizer.zero_grad()
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        state.step += 1
+        state.commit()
+
+train(state)
+same = len(set(map(str, hvd.allgather_object(net.weight.tolist())))) == 1
+sys.stdout.write(f"rank {born} done at {state.step} of {hvd.size()}, resets {sizes}, same {same}" + chr(10))
+hvd.shutdown()
+"""
+
+
+def test_the_others_go_on_without_a_lost_rank(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "collectives.launch.cli", "run", "-np", "3", "--keep-going", "--timeout", "80"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(script)], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    for born in (0, 2):
+        assert f"rank {born} done at 6 of 2, resets [2], same True" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr

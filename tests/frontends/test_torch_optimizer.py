@@ -1,0 +1,275 @@
+"""frontends.torch: training on several ranks equals training on one with all the data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.frontends.pool import Pool
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ronde[torch]'")
+
+import frontends.torch as hvd  # noqa: E402
+from tests.frontends.test_torch_ops import in_world  # noqa: E402
+
+Pools = Callable[[int], Pool]
+BATCH, STEPS = 12, 5
+
+
+class Plain(torch.nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class Unused(Plain):
+    """Has parameters that no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = torch.nn.Linear(4, 4)
+
+
+class Shared(Plain):
+    """Uses one layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.layers[1](self.layers[0](x))
+        return self.layers[2](self.middle(torch.tanh(self.middle(first))))
+
+
+class Sparse(Plain):
+    """Begins with an embedding whose gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(20, 6, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.embedding((x[:, 0].abs() * 10).long() % 20) + x)
+
+
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
+    "plain sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+}
+CASES: dict[str, tuple[type[Plain], str, dict[str, Any]]] = {
+    "sgd": (Plain, "sgd", {}),
+    "adam": (Plain, "adam", {}),
+    "adamw": (Plain, "adamw", {}),
+    "unused parameters": (Unused, "adam", {}),
+    "shared parameters": (Shared, "adam", {}),
+    "sparse embedding": (Sparse, "plain sgd", {}),
+    "sparse as dense": (Sparse, "sgd", {"sparse_as_dense": True}),
+    "predivide": (Plain, "sgd", {"gradient_predivide_factor": 2.0}),
+    "groups": (Plain, "sgd", {"groups": 2}),
+    "accumulation": (Plain, "sgd", {"backward_passes_per_step": 2}),
+}
+
+
+def data(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(STEPS, BATCH * size, 6, generator=generator)
+    return x, torch.tanh(x[..., :3] - x[..., 3:])
+
+
+def train(net: torch.nn.Module, optimizer: Any, passes: int, share: slice, size: int) -> list[Any]:
+    """Parameters after some steps on a share of every batch."""
+    x, y = data(size)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for piece in range(passes):
+            xs, ys = x[step][share][piece::passes], y[step][share][piece::passes]
+            (torch.nn.functional.mse_loss(net(xs), ys) / passes).backward()
+        optimizer.step()
+    return [parameter.detach().numpy().copy() for parameter in net.parameters()]
+
+
+def distributed(rank: int, size: int, case: str) -> list[Any]:
+    kind, name, options = CASES[case]
+    torch.manual_seed(rank)
+    net = kind()
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    optimizer = OPTIMIZERS[name](net.parameters())
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters(), **options)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    share = slice(rank * BATCH, (rank + 1) * BATCH)
+    return train(net, optimizer, options.get("backward_passes_per_step", 1), share, size)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (3, "tcp")])
+def test_it_equals_one_process_with_all_the_data(pool: Pools, case: str, size: int, transport: str) -> None:
+    results = pool(size).run(in_world, distributed, case, transport=transport)
+    kind, name, _ = CASES[case]
+    torch.manual_seed(0)
+    net = kind()
+    right = train(net, OPTIMIZERS[name](net.parameters()), 1, slice(None), size)
+    for parameters in results:
+        for mine, first, one in zip(parameters, results[0], right, strict=True):
+            assert mine.tobytes() == first.tobytes()
+            assert mine == pytest.approx(one, rel=2e-4, abs=2e-6)
+
+
+def test_four_ranks(pool: Pools) -> None:
+    results = pool(4).run(in_world, distributed, "adam")
+    torch.manual_seed(0)
+    net = Plain()
+    right = train(net, OPTIMIZERS["adam"](net.parameters()), 1, slice(None), 4)
+    for mine, first, one in zip(results[3], results[0], right, strict=True):
+        assert mine.tobytes() == first.tobytes()
+        assert mine == pytest.approx(one, rel=2e-4, abs=2e-6)
+
+
+def compressed(rank: int, size: int) -> list[Any]:
+    torch.manual_seed(5)
+    net = Plain()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters(), compression=hvd.Compression.fp16)
+    return train(net, optimizer, 1, slice(rank * BATCH, (rank + 1) * BATCH), size)
+
+
+def test_compressed_gradients_come_close(pool: Pools) -> None:
+    one, two = pool(2).run(in_world, compressed)
+    torch.manual_seed(5)
+    net = Plain()
+    right = train(net, torch.optim.SGD(net.parameters(), lr=0.1), 1, slice(None), 2)
+    for mine, other, exact in zip(one, two, right, strict=True):
+        assert mine.tobytes() == other.tobytes()
+        assert mine == pytest.approx(exact, abs=2e-3)
+
+
+def by_hand(rank: int, size: int) -> None:
+    torch.manual_seed(5)
+    net = Plain()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    x, y = data(size)
+    torch.nn.functional.mse_loss(net(x[0][rank::size]), y[0][rank::size]).backward()
+    with pytest.raises(AssertionError, match="zero_grad"):
+        optimizer.zero_grad()
+    optimizer.synchronize()
+    norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    assert len({value.item() for value in hvd.allgather(norm.reshape(1))}) == 1
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    torch.nn.functional.mse_loss(net(x[1][rank::size]), y[1][rank::size]).backward()
+    with pytest.raises(AssertionError, match="backward_passes_per_step"):
+        torch.nn.functional.mse_loss(net(x[1][rank::size]), y[1][rank::size]).backward()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="skip_synchronize"):
+        optimizer.step()
+    optimizer.set_backward_passes_per_step(2)
+    optimizer.zero_grad()
+    for step in (2, 3):
+        torch.nn.functional.mse_loss(net(x[step][rank::size]), y[step][rank::size]).backward()
+    optimizer.step()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scheduler.step()
+    named = list(net.named_parameters())
+    for wrong, text in (
+        ({"named_parameters": named + named[:1]}, "unique"),
+        ({"named_parameters": named[1:]}, "lacks parameters"),
+        ({"named_parameters": [parameter for _, parameter in named]}, "pairs"),
+        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "op=Average only"),
+        ({"backward_passes_per_step": 0}, "1 or more"),
+        ({"groups": [[named[0][1]], [named[0][1]]]}, "more than one"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), **wrong)
+
+
+def test_synchronize_by_hand_and_mistakes(pool: Pools) -> None:
+    pool(2).run(in_world, by_hand)
+
+
+def adasum(rank: int, size: int) -> list[Any]:
+    torch.manual_seed(5)
+    net = Plain()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters(), op=hvd.Adasum)
+    return train(net, optimizer, 1, slice(None), size)
+
+
+def test_adasum_of_equal_steps_is_the_step(pool: Pools) -> None:
+    one, two = pool(2).run(in_world, adasum)
+    torch.manual_seed(5)
+    net = Plain()
+    right = train(net, torch.optim.SGD(net.parameters(), lr=0.05), 1, slice(None), 2)
+    for mine, other, exact in zip(one, two, right, strict=True):
+        assert mine.tobytes() == other.tobytes()
+        assert mine == pytest.approx(exact, abs=1e-5)
+
+
+def states(rank: int, size: int) -> None:
+    for kind in (
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "ASGD",
+        "LBFGS",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    ):
+        for stepped in ("nobody", "root", "all"):
+            torch.manual_seed(rank)
+            net = torch.nn.Linear(3, 2)
+            optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.01 * (rank + 1))
+            if stepped == "all" or (stepped == "root" and rank == 1):
+                net(torch.randn(4, 3)).sum().backward()
+                optimizer.step(lambda net=net: net(torch.ones(1, 3)).sum())
+            hvd.broadcast_optimizer_state(optimizer, 1)
+            assert optimizer.param_groups[0]["lr"] == 0.02
+            seen = hvd.allgather_object(copy.deepcopy(optimizer.state_dict()))
+            assert repr(seen[0]) == repr(seen[-1]), (kind, stepped)
+            assert bool(seen[0]["state"]) == (stepped != "nobody") or kind in ("SGD", "Adagrad", "LBFGS")
+
+
+def test_broadcast_of_every_optimizers_state(pool: Pools) -> None:
+    pool(2).run(in_world, states)
+
+
+def normalisation(rank: int, size: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    whole = torch.randn(4 * size + 1, 3, 5, generator=generator) * 3 + 100
+    share = slice(0, 5) if rank == 0 else slice(1 + 4 * rank, 5 + 4 * rank)
+    ours, theirs = hvd.SyncBatchNorm(3), torch.nn.BatchNorm1d(3)
+    for _ in range(3):
+        mine = whole[share].clone().requires_grad_()
+        full = whole.clone().requires_grad_()
+        got, right = ours(mine), theirs(full)
+        assert torch.allclose(got, right[share], atol=1e-4)
+        (got**3).sum().backward()
+        (right**3).sum().backward()
+        assert torch.allclose(mine.grad, full.grad[share], atol=1e-3)
+    assert torch.allclose(ours.running_mean, theirs.running_mean, atol=1e-4)
+    assert torch.allclose(ours.running_var, theirs.running_var, rtol=1e-4)
+    ours.eval()
+    theirs.eval()
+    assert torch.allclose(ours(whole), theirs(whole), atol=1e-4)
+    with pytest.raises(ValueError, match="dimensions"):
+        ours(torch.ones(3))
+
+
+def test_sync_batch_norm_equals_batch_norm_of_the_whole_batch(pool: Pools) -> None:
+    pool(2).run(in_world, normalisation)
+    pool(3).run(in_world, normalisation)
