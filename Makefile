@@ -1,6 +1,7 @@
 # make demo    train a network on 4 processes          make bench   time collectives (ARGS="allgather -np 4")
 # make test    all checks and tests (ARGS="-k name")   make lint    the checks alone
 # make clean   remove the virtual environment and what tools left behind
+# make chaos   break ranks on purpose, thousands of times, for minutes (ARGS="soak --minutes 30")
 #
 # Each works on its own on a machine with Python 3.11 or newer. PYTHON=/path/to/python chooses the interpreter.
 
@@ -12,10 +13,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .NOTPARALLEL:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench chaos clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
 
 demo: $(VENV)/.demo
 	@echo "== training on 4 ranks: ronde run -np 4 python examples/train_digits.py"
@@ -31,6 +32,9 @@ lint: $(VENV)/.test
 	@$(BIN)/ruff format --check .
 	@echo "== mypy"
 	@$(BIN)/mypy
+
+chaos: $(VENV)/.test
+	@$(BIN)/python -m tests.chaos $(or $(ARGS),campaign)
 
 bench: $(VENV)/.demo
 	@$(BIN)/ronde bench $(ARGS)

@@ -21,6 +21,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.launch.function import run
+from collectives.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from collectives.progress import Work
 from collectives.reductions import OPS
 from collectives.world import connect, init, is_initialized, shutdown, world, world_scope
@@ -107,7 +108,13 @@ broadcast_object = _on_world(Communicator.broadcast_object)
 broadcast_object_async = _on_world(Communicator.broadcast_object_async)
 allgather_object = _on_world(Communicator.allgather_object)
 allgather_object_async = _on_world(Communicator.allgather_object_async)
+join, join_async = _on_world(Communicator.join), _on_world(Communicator.join_async)
 split = _on_world(Communicator.split)
+compose, compose_async = _on_world(Communicator.compose), _on_world(Communicator.compose_async)
+metrics, metrics_text = _on_world(Communicator.metrics), _on_world(Communicator.metrics_text)
+reset_metrics = _on_world(Communicator.reset_metrics)
+start_timeline, stop_timeline = _on_world(Communicator.start_timeline), _on_world(Communicator.stop_timeline)
+shrink = _on_world(Communicator.shrink)
 abort = _on_world(Communicator.abort)
 
 __all__ = [
@@ -121,11 +128,13 @@ __all__ = [
     "DeadlineExceeded",
     "MismatchError",
     "PeerLost",
+    "ProcessSet",
     "RendezvousError",
     "RondeError",
     "TransportError",
     "Work",
     "abort",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -140,19 +149,26 @@ __all__ = [
     "broadcast_async",
     "broadcast_object",
     "broadcast_object_async",
+    "compose",
+    "compose_async",
     "connect",
     "cross_rank",
     "cross_size",
     "gather",
     "gather_async",
+    "global_process_set",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_async",
     "init",
     "is_initialized",
+    "join",
+    "join_async",
     "local_rank",
     "local_size",
+    "metrics",
+    "metrics_text",
     "rank",
     "recv",
     "recv_async",
@@ -160,6 +176,8 @@ __all__ = [
     "reduce_async",
     "reduce_scatter",
     "reduce_scatter_async",
+    "remove_process_set",
+    "reset_metrics",
     "run",
     "scatter",
     "scatter_async",
@@ -167,9 +185,12 @@ __all__ = [
     "send_async",
     "sendrecv",
     "sendrecv_async",
+    "shrink",
     "shutdown",
     "size",
     "split",
+    "start_timeline",
+    "stop_timeline",
     "world",
     "world_scope",
 ]

@@ -17,6 +17,8 @@ from transports.errors import MismatchError
 _MAX_DIMS: Final = 64  # what NumPy allows
 _NAME_BYTES: Final = 32
 _INT64: Final = np.dtype(np.int64)
+AGREEMENT: Final = "an agreement on sizes"
+"""What such an exchange is a part of, see plan.Call."""
 Header = np.ndarray[Any, np.dtype[np.int64]]
 _HEADER: Final = 2 + _NAME_BYTES // 8 + _MAX_DIMS
 
@@ -72,7 +74,8 @@ def agree_on_shapes(
 
     def exchange(mine: Header) -> Header:
         table = np.empty((size, len(mine)), _INT64)
-        executor.run(Call("allgather", _INT64, (len(mine),) * size), mine, table.reshape(-1), deadline)
+        call = Call("allgather", _INT64, (len(mine),) * size, within=AGREEMENT)
+        executor.run(call, mine, table.reshape(-1), deadline)
         return table
 
     digest = _digest(shape[1:], dtype)
@@ -98,7 +101,8 @@ def agree_on_parts(executor: Executor, size: int, given: Shapes | None, root: in
     if given is not None:
         header[:_HEADER] = _describe(0, given.rest, given.dtype)
         header[_HEADER:] = given.rows
-    call = Call("broadcast", _INT64, (len(header),), root=root, alias=None if given is None else 0)
+    alias = None if given is None else 0
+    call = Call("broadcast", _INT64, (len(header),), root=root, alias=alias, within=AGREEMENT)
     executor.run(call, None if given is None else header, header, deadline)
     _, rest, dtype = _read(header[:_HEADER])
     return Shapes(dtype, tuple(header[_HEADER:].tolist()), rest)
@@ -111,6 +115,6 @@ def agree_on_splits(
     if uneven:
         given = np.asarray(rows, _INT64)
         coming = np.empty_like(given)
-        executor.run(Call("alltoall", _INT64, (1,)), given, coming, deadline)
+        executor.run(Call("alltoall", _INT64, (1,), within=AGREEMENT), given, coming, deadline)
         rows = coming.tolist()
     return Shapes(dtype, tuple(rows), rest)

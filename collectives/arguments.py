@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +15,11 @@ from collectives.execute import Executor
 from collectives.program import split_evenly
 from collectives.progress import Job
 from collectives.select import Selector
+from collectives.terms import Terms
+from collectives.trace import Trace
+
+if TYPE_CHECKING:
+    from collectives.fusion import Packable
 
 T = TypeVar("T")
 
@@ -27,9 +34,16 @@ class JobMaker:
         self._selector = selector
         self._config = config
 
-    def job(self, run: Callable[[float], T], timeout: float | None) -> Job[T]:
+    @property
+    def trace(self) -> Trace:
+        """Where the communicator's events go."""
+        return self._executor.meter.trace
+
+    def job(
+        self, run: Callable[[float], T], timeout: float | None, terms: Terms, packable: Packable | None = None
+    ) -> Job[T]:
         """`run` with its time limit. Raises ValueError for a bad timeout."""
-        return Job(run, self.timeout(timeout))
+        return Job(run, self.timeout(timeout), terms, packable)
 
     def timeout(self, timeout: float | None) -> float:
         """The seconds that a call may take. Raises ValueError for a bad value."""
@@ -38,6 +52,10 @@ class JobMaker:
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
             raise ValueError(f"timeout={timeout!r}: must be a positive, finite number of seconds")
         return float(timeout)
+
+    def deadline(self) -> float:
+        """Until when what is asked for now must be known."""
+        return time.monotonic() + self._config.timeout
 
     def check_rank(self, rank: int, name: str) -> None:
         """Raises TypeError or ValueError, naming the argument, unless `rank` is one of this communicator."""
@@ -71,3 +89,9 @@ def apart(source: Array, target: Target) -> Array:
     if target.given and np.may_share_memory(source, target.flat):
         return source.copy()
     return source
+
+
+@cache
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """'float32', 'bfloat16': what np.dtype gives back."""
+    return dtype.name

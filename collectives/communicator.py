@@ -5,7 +5,8 @@ Arguments that methods share
                 (also empty, 0-d, non-contiguous, read-only), any bool, integer, float, complex dtype or bfloat16.
     out         where the result goes, of exactly the result's shape and dtype; `out=x` works in place. A new array
                 otherwise. The result is of the kind of array that `x` is.
-    op          sum, average, prod, min, max, band, bor, bxor, land, lor, lxor, as far as the dtype allows.
+    op          sum, average, prod, min, max, band, bor, bxor, land, lor, lxor, as far as the dtype allows; of floats
+                allreduce also knows adasum (adasum.py).
     root        a rank of this communicator.
     algorithm   the name of an algorithm, to force it; otherwise the cost model and the rule table choose.
     timeout     seconds until the call gives up; None takes the configured one.
@@ -20,116 +21,98 @@ Errors that methods raise
 Collectives of one communicator run in the order in which they were called, one at a time, also the asynchronous ones;
 all ranks must call them in the same order. Every method may be called from any thread. Each `*_async` method begins
 what the method without the suffix does and returns a Work; its arrays must not be touched until that is done.
+
+Names
+    Collectives that are given a name, `*_async(..., name="layer1.weight")`, may be called in a different order on each
+    rank, also before and after any that have none: each is run once all ranks have called it, and all ranks run them in
+    one order. A name may be used again when its Work is over. Raises ValueError for one that is in flight on this rank.
+    The Work raises, and nothing else is affected:
+    MismatchError       on all ranks, with a table, if they called different things by this name
+    DeadlineExceeded    if not all ranks called it within its `timeout`, on those that did, naming the others
+    ClosedError         if a rank has closed that did not call it, naming that
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
+import contextlib
+import dataclasses
 import time
-from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
+from collectives.alarm import Alarm
 from collectives.config import Config
-from collectives.execute import Executor
-from collectives.objects import ObjectJobs
-from collectives.plan import Planner
-from collectives.point_to_point import Message, PointToPoint
-from collectives.progress import Job, Stream, Work
-from collectives.reduction_jobs import ReductionJobs
+from collectives.device_jobs import OnDevices
+from collectives.engine import Engine
+from collectives.jobs import Jobs
+from collectives.meter import Meter
+from collectives.methods import begin_message, later, message, method, now
+from collectives.observable import Observable
+from collectives.point_to_point import PointToPoint
+from collectives.progress import Stream, Work
+from collectives.ready import Ready, ReadyCalls
 from collectives.schedule import Geometry
 from collectives.select import Selector
-from transports.base import Member, Transport
+from collectives.shrinking import Shrinkable
+from collectives.timeline import Timeline
+from collectives.trace import Trace
+from collectives.watch import Watchman
+from transports import registry
+from transports.base import Group, Member, Transport
 from transports.errors import AbortedError, RondeError
-from transports.onesided import OneSided
-
-P = ParamSpec("P")
-T = TypeVar("T")
-S = TypeVar("S")
+from transports.rendezvous.attentive import AttentiveStore
 
 _MESSAGES: Final = 1 << 31
 """The bit of a tag that tells messages from collectives."""
+_NAMED: Final = 1
+_ENGINE: Final = 2
+"""What is added to the tag of collectives for named ones, and for what the engine says about them."""
 
 
-class Jobs(ReductionJobs, ObjectJobs):
-    """All collectives, as jobs."""
-
-
-def _method(make: Callable[Concatenate[S, P], object], suffix: str, returns: str) -> Callable[[T], T]:
-    """Decorates a method so that it reads like `make`: name, docstring, arguments."""
-
-    def dress(call: T) -> T:
-        method: Any = functools.wraps(make)(call)  # type: ignore[arg-type]
-        method.__name__ = make.__name__ + suffix
-        method.__qualname__ = f"Communicator.{method.__name__}"
-        method.__signature__ = inspect.signature(make).replace(return_annotation=returns)
-        return call
-
-    return dress
-
-
-def _now(make: Callable[Concatenate[Jobs, P], Job[T]]) -> Callable[Concatenate[Communicator, P], T]:
-    """The method that runs a job and returns its result."""
-
-    @_method(make, "", "Any")
-    def call(self: Communicator, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._stream.run(make(self._jobs, *args, **kwargs))
-
-    return call
-
-
-def _later(make: Callable[Concatenate[Jobs, P], Job[T]]) -> Callable[Concatenate[Communicator, P], Work[T]]:
-    """The method that queues a job and returns its Work."""
-
-    @_method(make, "_async", "Work[Any]")
-    def call(self: Communicator, /, *args: P.args, **kwargs: P.kwargs) -> Work[T]:
-        return self._stream.submit(make(self._jobs, *args, **kwargs))
-
-    return call
-
-
-def _message(make: Callable[Concatenate[PointToPoint, P], Message]) -> Callable[Concatenate[Communicator, P], Any]:
-    """The method that sends or receives and returns when that is done."""
-
-    @_method(make, "", "Any")
-    def call(self: Communicator, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return make(self._messages, *args, **kwargs).wait()
-
-    return call
-
-
-def _begin_message(
-    make: Callable[Concatenate[PointToPoint, P], Message],
-) -> Callable[Concatenate[Communicator, P], Work[Any]]:
-    """The method that begins to send or receive and returns the Work."""
-
-    @_method(make, "_async", "Work[Any]")
-    def call(self: Communicator, /, *args: P.args, **kwargs: P.kwargs) -> Work[Any]:
-        return make(self._messages, *args, **kwargs)
-
-    return call
-
-
-class _Family:
+class Family:
     """What a communicator shares with all that are split from it: the transport, and the numbers of contexts."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, config: Config) -> None:
         self.transport = transport
+        self.alarm = Alarm(transport)
+        self.watchman = Watchman(transport.group, self.alarm, heartbeat=config.heartbeat, stall=config.stall)
         self.newest_context = 0
         self.open: list[Communicator] = []
+        self.timeline: Timeline | None = None
 
 
-class Communicator:
+class Communicator(Observable, Shrinkable, OnDevices):
     """Ranks 0..size-1 of a group that compute together. Made by `init`, `run` and `split`."""
 
     def __init__(self, transport: Transport, config: Config) -> None:
         """The communicator of all ranks of an open transport, which it will close."""
-        self._begin(_Family(transport), config, tuple(range(transport.size)), 0)
+        self._begin(Family(transport, config), config, tuple(range(transport.size)), 0)
+        self._family.watchman.start()
 
-    def _begin(self, family: _Family, config: Config, ranks: tuple[int, ...], context: int) -> None:
+    @classmethod
+    def connect(cls, group: Group, config: Config, deadline: float) -> Communicator:
+        """The communicator of a group, over the transport that the settings name. Collective. Raises as `init`."""
+        store, name = AttentiveStore(group.store), config.transport
+        group = dataclasses.replace(group, store=store, tls=config.load_tls())
+        transport = registry.backend(name).create(group, config.transport_options(name))
+        family, communicator = Family(transport, config), cls.__new__(cls)
+        try:
+            store.failure = lambda: transport.failure
+            family.watchman.start()
+            transport.open(deadline)
+            store.failure = None
+            communicator._begin(family, config, tuple(range(group.size)), 0)
+        except BaseException as error:  # the others wait for this rank
+            cause = error if isinstance(error, RondeError) else AbortedError(f"rank {group.rank} gave up: {error!r}")
+            family.alarm.settle(cause)
+            family.watchman.close()
+            transport.close(deadline)
+            raise
+        return communicator
+
+    def _begin(self, family: Family, config: Config, ranks: tuple[int, ...], context: int) -> None:
         transport = family.transport
         self._family = family
         self._config = config
@@ -140,20 +123,23 @@ class Communicator:
         self._members = tuple(transport.group.members[rank] for rank in ranks)
         numbers = {host: index for index, host in enumerate(dict.fromkeys(member.host for member in self._members))}
         self._hosts = tuple(numbers[member.host] for member in self._members)
-        onesided = transport.ability(OneSided)
-        window = None
-        if self.size > 1 and onesided is not None and onesided.reaches(ranks):
-            deadline = time.monotonic() + config.connect_timeout
-            window = onesided.expose(f"stage/{context}/{ranks[0]}", ranks, 2 * config.stage_bytes, deadline)
         selector = Selector.from_config(config, transport)
-        planner = Planner(
-            Geometry(self.rank, self.size, hosts=self._hosts), selector, 0 if window is None else config.stage_bytes
-        )
-        self._executor = Executor(transport, ranks, context << 32, planner, window)
-        self._jobs = Jobs(self.rank, self.size, self._executor, selector, config)
-        self._messages = PointToPoint(transport, ranks, context << 32 | _MESSAGES, self._jobs, self._executor.abort)
+        self.trace = Trace(f"of communicator {context}" if context else "")
+        self.meter = Meter(self.trace)
+        tag, geometry = context << 32, Geometry(self.rank, self.size, hosts=self._hosts)
+        parts = geometry, selector, config, family.alarm, self.meter
+        self._jobs = Jobs(transport, ranks, tag, *parts)
+        self._jobs.stage()
+        self._executor = self._jobs.executor
+        self._named = Jobs(transport, ranks, tag | _NAMED, *parts, "named")
+        self._engine = Engine(transport, ranks, tag | _ENGINE, self._named, family.alarm, config)
+        self._messages = PointToPoint(transport, ranks, tag | _MESSAGES, self._jobs, self._executor)
+        self._ready = ReadyCalls(self._jobs.prepare)
         self._stream = Stream(f"communicator {context} of rank {transport.rank}")
+        self.process_sets: dict[int, tuple[tuple[int, ...], Communicator | None]] = {}
+        """Kept by process_sets.py: number -> ranks, and what those ranks compute with."""
         family.open.append(self)
+        self.observe()
 
     # ---- who and where
 
@@ -204,40 +190,95 @@ class Communicator:
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size} over {self.transport.name}>"
 
-    # ---- the collectives; their docstrings are in reduction_jobs.py, movement_jobs.py and objects.py
+    # ---- the collectives; their docstrings are in the modules that make their jobs
 
-    @_method(Jobs.allreduce, "", "Any")
+    def _repeat(self, ready: Ready, x: Any, out: Any) -> Any:
+        """Run a plain call. The turn has been taken."""
+        executor = self._executor
+        try:
+            return executor.quiet.run(executor.repeat, ready, x, out, time.monotonic() + self._config.timeout)
+        finally:
+            self._stream.end()
+
+    @method(Jobs.allreduce, "", "Any")
     def allreduce(self, /, x: Any, op: str = "sum", *, out: Any = None, **options: Any) -> Any:
         if not options and type(x) is np.ndarray:
-            small = self._jobs.small_allreduce(x, op, out)
-            if small is not None and self._stream.begin():
-                executor = self._executor
-                try:
-                    deadline = time.monotonic() + self._config.timeout
-                    return executor.quiet.run(executor.repeat, small, x, out, deadline)
-                finally:
-                    self._stream.end()
+            ready = self._ready.find("allreduce", x, op, out)
+            if ready is not None and self._stream.begin():
+                return self._repeat(ready, x, out)
         return self._stream.run(self._jobs.allreduce(x, op, out=out, **options))
 
-    allreduce_async = _later(Jobs.allreduce)
-    reduce, reduce_async = _now(Jobs.reduce), _later(Jobs.reduce)
-    reduce_scatter, reduce_scatter_async = _now(Jobs.reduce_scatter), _later(Jobs.reduce_scatter)
-    broadcast, broadcast_async = _now(Jobs.broadcast), _later(Jobs.broadcast)
-    allgather, allgather_async = _now(Jobs.allgather), _later(Jobs.allgather)
-    gather, gather_async = _now(Jobs.gather), _later(Jobs.gather)
-    scatter, scatter_async = _now(Jobs.scatter), _later(Jobs.scatter)
-    alltoall, alltoall_async = _now(Jobs.alltoall), _later(Jobs.alltoall)
-    barrier, barrier_async = _now(Jobs.barrier), _later(Jobs.barrier)
-    grouped_allreduce, grouped_allreduce_async = _now(Jobs.grouped_allreduce), _later(Jobs.grouped_allreduce)
-    grouped_allgather, grouped_allgather_async = _now(Jobs.grouped_allgather), _later(Jobs.grouped_allgather)
-    broadcast_object, broadcast_object_async = _now(Jobs.broadcast_object), _later(Jobs.broadcast_object)
-    allgather_object, allgather_object_async = _now(Jobs.allgather_object), _later(Jobs.allgather_object)
+    @method(Jobs.reduce_scatter, "", "Any")
+    def reduce_scatter(self, /, x: Any, op: str = "sum", *, out: Any = None, **options: Any) -> Any:
+        if not options and type(x) is np.ndarray:
+            ready = self._ready.find("reduce_scatter", x, op, out)
+            if ready is not None and self._stream.begin():
+                return self._repeat(ready, x, out)
+        return self._stream.run(self._jobs.reduce_scatter(x, op, out=out, **options))
+
+    @method(Jobs.broadcast, "", "Any")
+    def broadcast(self, /, x: Any, root: int = 0, *, out: Any = None, **options: Any) -> Any:
+        if not options and type(x) is np.ndarray:
+            ready = self._ready.find("broadcast", x, root, out)
+            if ready is not None and self._stream.begin():
+                return self._repeat(ready, x, out)
+        return self._stream.run(self._jobs.broadcast(x, root, out=out, **options))
+
+    @method(Jobs.alltoall, "", "Any")
+    def alltoall(self, /, x: Any, splits: Any = None, *, out: Any = None, **options: Any) -> Any:
+        if not options and type(x) is np.ndarray:
+            ready = self._ready.find("alltoall", x, splits, out)
+            if ready is not None and self._stream.begin():
+                return self._repeat(ready, x, out)
+        return self._stream.run(self._jobs.alltoall(x, splits, out=out, **options))
+
+    @method(Jobs.allgather, "", "Any")
+    def allgather(self, /, x: Any, *, out: Any = None, **options: Any) -> Any:
+        if not options and type(x) is np.ndarray:
+            ready = self._ready.find("allgather", x, None, out)
+            if ready is not None and self._stream.begin():
+                try:
+                    return self._jobs.gather_even(ready, x, out, time.monotonic() + self._config.timeout)
+                finally:
+                    self._stream.end()
+        return self._stream.run(self._jobs.allgather(x, out=out, **options))
+
+    allreduce_async = later(Jobs.allreduce)
+    reduce, reduce_async = now(Jobs.reduce), later(Jobs.reduce)
+    reduce_scatter_async = later(Jobs.reduce_scatter)
+    broadcast_async = later(Jobs.broadcast)
+    allgather_async = later(Jobs.allgather)
+    gather, gather_async = now(Jobs.gather), later(Jobs.gather)
+    scatter, scatter_async = now(Jobs.scatter), later(Jobs.scatter)
+    alltoall_async = later(Jobs.alltoall)
+    barrier, barrier_async = now(Jobs.barrier), later(Jobs.barrier)
+    grouped_allreduce, grouped_allreduce_async = now(Jobs.grouped_allreduce), later(Jobs.grouped_allreduce)
+    grouped_allgather, grouped_allgather_async = now(Jobs.grouped_allgather), later(Jobs.grouped_allgather)
+    compose, compose_async = now(Jobs.compose), later(Jobs.compose)
+    broadcast_object, broadcast_object_async = now(Jobs.broadcast_object), later(Jobs.broadcast_object)
+    allgather_object, allgather_object_async = now(Jobs.allgather_object), later(Jobs.allgather_object)
+
+    def join(self, *, timeout: float | None = None) -> int:
+        """This rank has no more data: until all ranks have joined it gives zeros to named allreduces of the others,
+        with op sum or average (of all ranks' number). Returns the last rank to join.
+
+        Other operations raise MismatchError on the ranks that named them, while any rank has joined. A ValueError
+        tells that this rank submits a named operation before all have joined.
+
+        timeout  seconds without any named operation of the others. Then DeadlineExceeded is raised on this rank,
+                 naming those that have not joined, and it is as if it had not.
+        """
+        return self.join_async(timeout=timeout).wait()
+
+    def join_async(self, *, timeout: float | None = None) -> Work[int]:
+        """Begin what `join` does. Raises ValueError if that has been begun, and is not over."""
+        return self._engine.join(self._jobs.timeout(timeout))
 
     # ---- messages; see point_to_point.py
 
-    send, send_async = _message(PointToPoint.send), _begin_message(PointToPoint.send)
-    recv, recv_async = _message(PointToPoint.recv), _begin_message(PointToPoint.recv)
-    sendrecv, sendrecv_async = _message(PointToPoint.sendrecv), _begin_message(PointToPoint.sendrecv)
+    send, send_async = message(PointToPoint.send), begin_message(PointToPoint.send)
+    recv, recv_async = message(PointToPoint.recv), begin_message(PointToPoint.recv)
+    sendrecv, sendrecv_async = message(PointToPoint.sendrecv), begin_message(PointToPoint.sendrecv)
 
     # ---- groups and life
 
@@ -280,21 +321,31 @@ class Communicator:
         """
         deadline = time.monotonic() + self._jobs.timeout(timeout)
         mine = list(self._family.open) if self._context == 0 else [self]
+        for communicator in mine:  # all before any is waited for: other ranks close them in another order
+            communicator._engine.leave()
         try:
             for communicator in reversed(mine):
                 communicator._release(deadline)
         finally:
             if self._context == 0:
-                self.transport.close(deadline)
+                self.stop_timeline()
+                with contextlib.closing(self._family.watchman) as watchman:
+                    watchman.leave()
+                    self.transport.close(deadline)
 
     def _release(self, deadline: float) -> None:
         if self in self._family.open:
             self._family.open.remove(self)
         try:
-            self._stream.close(deadline)
+            with contextlib.ExitStack() as both:
+                both.callback(self._stream.close, deadline)
+                self._engine.close(deadline)
         finally:
-            self._jobs.forget()
-            self._executor.close()
+            with contextlib.ExitStack() as rest:
+                rest.callback(self.trace.direct, None)
+                rest.callback(self._named.close, deadline)
+                self._ready.forget()
+                self._jobs.close(deadline)
 
     def __enter__(self) -> Communicator:
         return self
@@ -302,6 +353,7 @@ class Communicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self.failure is None:
-            self.abort(f"{type(error).__name__}: {error}")
-        self.close()
+        mine = self.current
+        if error is not None and mine.failure is None:
+            mine.abort(f"{type(error).__name__}: {error}")
+        mine.close()

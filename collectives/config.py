@@ -23,6 +23,7 @@ from typing import Any, Final
 from transports import registry
 from transports.errors import ConfigError
 from transports.settings import Values, build, did_you_mean
+from transports.tls import Tls
 
 PREFIX: Final = "RONDE_"
 _LAUNCHER: Final = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "SECRET", "JOB", "CONFIG")
@@ -39,6 +40,15 @@ class Settings:
     reproducible     the default of the `reproducible` argument
     rules            path of a rule table (TOML) that overrides the choice of algorithms
     stage_bytes      bytes of shared staging memory per rank and communicator (twice that is allocated)
+    fusion_bytes     the most bytes of small arrays that travel as one, in grouped and named allreduces; 0: none do. For
+                     named ones rank 0's counts
+    heartbeat        seconds without a sign of life after which the ranks of another host are lost; 0: never. A rank
+                     whose code holds the interpreter's lock for so long, alone on its host, looks dead
+    stall            seconds that a rank is stuck in a call before all ranks are asked what they are doing, and the
+                     answers logged as a warning; 0: never
+    timeline         path of a file for a timeline of all calls, from the beginning; see Communicator.start_timeline
+    tls_certificate, tls_key, tls_ca   paths of PEM files, all three or none: this end's certificate, its key, and the
+                     authority that signs every end's; then connections between hosts and to the store go by TLS
     """
 
     transport: str = "auto"
@@ -47,14 +57,33 @@ class Settings:
     reproducible: bool = False
     rules: str = ""
     stage_bytes: int = 1 << 20
+    fusion_bytes: int = 64 << 20
+    heartbeat: float = 5.0
+    stall: float = 30.0
+    timeline: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
 
     def __post_init__(self) -> None:
         for name in ("timeout", "connect_timeout"):
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"{name}={value!r}: must be a positive, finite number of seconds")
+        if self.heartbeat != 0 and not (self.heartbeat >= 0.5 and math.isfinite(self.heartbeat)):
+            raise ConfigError(
+                f"heartbeat={self.heartbeat!r}: must be 0 (never) or a finite number of seconds, 0.5 or more"
+            )
+        if not (self.stall >= 0 and math.isfinite(self.stall)):
+            raise ConfigError(f"stall={self.stall!r}: must be 0 (never) or a positive, finite number of seconds")
+        files = {name: getattr(self, name) for name in ("tls_certificate", "tls_key", "tls_ca")}
+        if any(files.values()) and not all(files.values()):
+            absent = ", ".join(name for name, path in files.items() if not path)
+            raise ConfigError(f"{absent}: is needed too; tls_certificate, tls_key and tls_ca are set together")
         if self.stage_bytes < 4096 or self.stage_bytes % 64:
             raise ConfigError(f"stage_bytes={self.stage_bytes}: must be a multiple of 64 and at least 4096")
+        if self.fusion_bytes < 0:
+            raise ConfigError(f"fusion_bytes={self.fusion_bytes}: must be 0 (nothing travels together) or more bytes")
         if self.transport not in registry.names():
             known = registry.names()
             raise ConfigError(
@@ -103,6 +132,12 @@ class Config(Settings):
             options=options,
             sources={name: source for name, (_, source) in values.items()},
         )
+
+    def load_tls(self) -> Tls | None:
+        """The certificates that the settings name, read now; None if they name none. Raises ConfigError."""
+        if not self.tls_certificate:
+            return None
+        return Tls(self.tls_certificate, self.tls_key, self.tls_ca)
 
     def transport_options(self, name: str) -> Any:
         """The options object of transport `name`.
@@ -168,12 +203,15 @@ def _read(path: Path, required: bool) -> _Layer:
         table = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{PREFIX}CONFIG={str(path)!r}: there is no such file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: bad UTF-8, bad TOML, a name with a NUL
         if path.name == "pyproject.toml" and not required:
             return {}, {}  # somebody else's file, and not ours to judge
         raise ConfigError(f"{path}: cannot be read as TOML: {error}") from error
     if path.name == "pyproject.toml":
-        table = table.get("tool", {}).get("ronde", {})
+        tools = table.get("tool", {})
+        table = tools.get("ronde", {}) if isinstance(tools, dict) else {}
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: [tool.ronde] must be a table of settings")
     return _sort(table, f"file {path}")
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from collectives.agree import agree_on_shapes
+from collectives.agree import AGREEMENT, agree_on_shapes
 from collectives.buffers import Array, type_name
 from collectives.movement_jobs import MovementJobs
 from collectives.plan import Call
 from collectives.progress import Job
+from collectives.terms import Terms
 from transports.errors import TransportError
 
 _BYTE = np.dtype(np.uint8)
@@ -35,7 +36,7 @@ class ObjectJobs(MovementJobs):
             here = data is not None
             alias = 0 if here else None
             self._executor.run(
-                Call("broadcast", length.dtype, (1,), root=int(root), alias=alias),
+                Call("broadcast", length.dtype, (1,), root=int(root), alias=alias, within=AGREEMENT),
                 length if here else None,
                 length,
                 deadline,
@@ -46,7 +47,7 @@ class ObjectJobs(MovementJobs):
             )
             return obj if here else pickle.loads(received.data)
 
-        return self.job(run, timeout)
+        return self.job(run, timeout, Terms("broadcast_object", root=int(root)))
 
     def allgather_object(self, obj: Any, *, timeout: float | None = None) -> Job[list[Any]]:
         """Every rank gets the list of all ranks' objects, in rank order. Errors as broadcast_object."""
@@ -64,7 +65,7 @@ class ObjectJobs(MovementJobs):
                 pickle.loads(everything[end - length : end].data) for end, length in zip(ends, shapes.rows, strict=True)
             ]
 
-        return self.job(run, timeout)
+        return self.job(run, timeout, Terms("allgather_object"))
 
     def _require_authenticated(self) -> None:
         if self.size > 1 and not self._executor.authenticated:

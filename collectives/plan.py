@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from collectives.algorithms import Algorithm
+from collectives.meter import Meter, Tally
 from collectives.program import Program, lay_out, lower, split_evenly
 from collectives.schedule import Geometry
 from collectives.select import Demand, Selector
@@ -26,6 +28,9 @@ class Call(NamedTuple):
     alias      element offset of IN within OUT when the call is in place
     algorithm  a name that the caller insists on
     uneven     alltoall: blocks were given by the caller and may differ
+    rest       the dimensions of x behind the first, in a call made in the hope that all ranks' x are of one shape; if
+               they are not, the run ends without effect
+    within     what it is a part of, in words, if it is not the whole of what the caller asked for
     """
 
     collective: str
@@ -37,9 +42,13 @@ class Call(NamedTuple):
     algorithm: str | None = None
     reproducible: bool = False
     uneven: bool = False
+    rest: tuple[int, ...] | None = None
+    within: str = ""
 
     def describe(self) -> str:
         """'allreduce(float32, 1000 elements, op=sum)', for messages."""
+        if self.within:
+            return f"{self._replace(within='').describe()} within {self.within}"
         spec = SPECS[self.collective]
         if self.collective == "barrier":
             return "barrier()"
@@ -51,11 +60,13 @@ class Call(NamedTuple):
         return f"{self.collective}({', '.join(words)})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Plan:
     """A program with what its execution needs to know.
 
+    nbytes  how large the arrays are, as nccl-tests says it: all parts together; for alltoall, what a rank gives
     check   32 bits that differ between calls which do not fit together; every frame carries them
+    tally   what the meter counts
     bound   what the executor keeps for it: its instructions bound to memory, by half of the window
     """
 
@@ -63,22 +74,46 @@ class Plan:
     algorithm: Algorithm
     geometry: Geometry
     program: Program
+    nbytes: int
     check: int
+    tally: Tally = field(default_factory=Tally, compare=False)
     bound: dict[int, Any] = field(default_factory=dict, compare=False)
 
 
 class Planner:
     """The plans of one communicator."""
 
-    def __init__(self, geometry: Geometry, selector: Selector, stage_bytes: int) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        selector: Selector,
+        stage_bytes: int,
+        meter: Meter,
+        label: str = "",
+        obstacle: Callable[[Call], str] | None = None,
+    ) -> None:
+        """`meter` counts what is done with the plans; `label` tells its tracks in a timeline from the communicator's
+        others; `obstacle` says why a call cannot be done by the transport's native collectives, if there are any."""
+        self.meter = meter
+        self.label = label
         self._geometry = geometry
         self._selector = selector
         self._stage_bytes = stage_bytes
+        self._obstacle = obstacle
         self._plans: dict[Call, Plan] = {}
+
+    def for_devices(self, obstacle: Callable[[Call], str]) -> Planner:
+        """A planner for arrays on devices, which no window holds; `obstacle` as above."""
+        return Planner(self._geometry, self._selector, 0, self.meter, self.label, obstacle)
 
     def forget(self) -> None:
         """Drop all plans."""
         self._plans.clear()
+
+    def unbind(self) -> None:
+        """Let all plans forget the memory that they are bound to."""
+        for plan in self._plans.values():
+            plan.bound.clear()
 
     def plan(self, call: Call) -> Plan:
         """The plan of a call, made on its first occurrence. Raises ValueError for an unusable `algorithm`."""
@@ -92,7 +127,7 @@ class Planner:
     def _make(self, call: Call) -> Plan:
         spec = SPECS[call.collective]
         size, itemsize = self._geometry.size, call.dtype.itemsize
-        known = _all_blocks(call, size) if spec.by_rank else call.blocks
+        known = all_blocks(call, size) if spec.by_rank else call.blocks
         total = sum(count for count in known if count > 0)
         demand = Demand(
             call.collective,
@@ -103,6 +138,8 @@ class Planner:
             not call.uneven and len(set(known)) == 1,
             call.reproducible,
         )
+        if self._obstacle is not None:
+            demand = dataclasses.replace(demand, native=self._obstacle(call))
         if call.uneven:  # this rank knows its own parts only; the choice must not depend on them
             demand = dataclasses.replace(demand, nbytes=0, block=0)
         choice = self._selector.choose(demand, call.algorithm)
@@ -112,9 +149,13 @@ class Planner:
         program = lower(algorithm.generate(geometry), lay_out(spec, geometry, blocks, alias=call.alias))
         agreed = call._replace(alias=None, blocks=() if call.uneven else call.blocks)
         check = zlib.crc32(repr((agreed, algorithm.name, choice.segments)).encode())
-        return Plan(call, algorithm, geometry, program, check)
+        row = geometry.rank * size
+        nbytes = (sum(known[row : row + size]) if call.collective == "alltoall" else total) * itemsize
+        plan = Plan(call, algorithm, geometry, program, nbytes, check)
+        self.meter.follow(plan)
+        return plan
 
 
-def _all_blocks(call: Call, size: int) -> tuple[int, ...]:
+def all_blocks(call: Call, size: int) -> tuple[int, ...]:
     """The blocks of a by-rank collective, one entry each."""
     return call.blocks if len(call.blocks) != 1 else call.blocks * SPECS[call.collective].blocks(size)

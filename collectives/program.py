@@ -25,6 +25,7 @@ class Kind(IntEnum):
     SIGNAL = Opcode.SIGNAL
     WAIT = Opcode.WAIT
     AWAIT = Opcode.AWAIT
+    NATIVE = Opcode.NATIVE
 
 
 class Span(NamedTuple):
@@ -78,7 +79,7 @@ class Layout:
 
 
 _KINDS: Final = tuple(Kind)
-_SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _WAIT, _AWAIT = Kind
+_SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _WAIT, _AWAIT, _NATIVE = Kind
 _IN, _OUT, _SCRATCH, _STAGE = Buf
 _new = tuple.__new__  # see schedule.py
 

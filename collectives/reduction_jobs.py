@@ -6,23 +6,30 @@ arguments have in common).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from math import prod
 from typing import Any, Final
 
 import numpy as np
 
 from collectives.agree import Shapes
-from collectives.arguments import JobMaker, apart
+from collectives.arguments import JobMaker, apart, dtype_name
 from collectives.buffers import Array, Target, as_numpy, check_dtype, flat
 from collectives.config import Config
-from collectives.execute import Executor, Small
+from collectives.execute import Executor
+from collectives.fusion import Buffer, Packable, Part, bundles, packable, reduce_together
 from collectives.plan import Call
 from collectives.progress import Job
-from collectives.reductions import FLOAT32, LOGICAL, check_op, divide, is_small_float, scale
+from collectives.ready import Ready
+from collectives.reducing import Reduction
+from collectives.reductions import ADASUM, LOGICAL, check_op, is_small_float
 from collectives.select import Selector
+from collectives.terms import Terms
 
-_REMEMBERED: Final = 256
-"""Small calls that are kept ready."""
+_REMEMBERED: Final = 1024
+"""Ways to call, with what they have been found to mean."""
+_PLAIN: Final = {str, float, type(None)}
+"""Types whose equal values mean the same; a factor of 1 is one, True is a mistake."""
 
 
 class ReductionJobs(JobMaker):
@@ -30,39 +37,36 @@ class ReductionJobs(JobMaker):
 
     def __init__(self, rank: int, size: int, executor: Executor, selector: Selector, config: Config) -> None:
         super().__init__(rank, size, executor, selector, config)
-        self._small: dict[tuple[str, np.dtype[Any], tuple[int, ...]], Small | None] = {}
+        self._ways: dict[tuple[Any, ...], tuple[Reduction, Terms]] = {}
+        self.buffer = Buffer()
 
     def forget(self) -> None:
-        """Drop the calls that are kept ready."""
-        self._small.clear()
+        """Drop what calls have been found to mean, and the memory that arrays are packed into."""
+        self._ways.clear()
+        self.buffer.release()
 
-    def small_allreduce(self, x: Array, op: str, out: Any) -> Small | None:
-        """An allreduce of NumPy arrays with no options, ready to be repeated; None if it is none of the small, plain
-        ones, or not even a right one: then `allreduce` must say so."""
-        try:
-            small = self._small[op, x.dtype, x.shape]
-        except (KeyError, TypeError):
-            small = self._prepare_small(x, op)
-        if small is None or out is None:
-            return small
-        fits = type(out) is np.ndarray and out.dtype == x.dtype and out.shape == x.shape and out.flags.writeable
-        return small if fits else None
+    def ready_allreduce(self, x: Array, op: Any, in_place: bool) -> Ready | None:
+        """An allreduce without options. Raises TypeError or ValueError as `allreduce` does."""
+        return self._ready("allreduce", x, op, (x.size,), x.shape, in_place)
 
-    def _prepare_small(self, x: Array, op: str) -> Small | None:
-        try:
-            check_dtype(x.dtype, "x")
-            check_op(op, x.dtype)
-        except (TypeError, ValueError):
+    def ready_reduce_scatter(self, x: Array, op: Any, in_place: bool) -> Ready | None:
+        """A reduce_scatter without options. Raises TypeError or ValueError as `reduce_scatter` does."""
+        if in_place:
             return None
+        rows = self.rows(x, None, "counts", even=False)
+        shapes = Shapes(x.dtype, tuple(rows), x.shape[1:])
+        return self._ready("reduce_scatter", x, op, shapes.blocks, (rows[self.rank], *x.shape[1:]), False)
+
+    def _ready(
+        self, collective: str, x: Array, op: Any, blocks: tuple[int, ...], shape: tuple[int, ...], in_place: bool
+    ) -> Ready | None:
+        check_dtype(x.dtype, "x")
+        check_op(op, x.dtype)
         fixed = self._config.reproducible
-        plain = (
-            op != "average" and (op not in LOGICAL or x.dtype.kind == "b") and not (fixed and is_small_float(x.dtype))
-        )
-        small = self._executor.small(Call("allreduce", x.dtype, (x.size,), op, 0, 0, None, fixed)) if plain else None
-        if len(self._small) >= _REMEMBERED:
-            self._small.clear()
-        self._small[op, x.dtype, x.shape] = small
-        return small
+        if op in ("average", ADASUM) or (op in LOGICAL and x.dtype.kind != "b") or (fixed and is_small_float(x.dtype)):
+            return None
+        call = Call(collective, x.dtype, blocks, op, 0, 0 if in_place else None, None, fixed)
+        return Ready(self._executor.planner.plan(call), shape)
 
     def allreduce(
         self,
@@ -80,18 +84,20 @@ class ReductionJobs(JobMaker):
 
         prescale, postscale   factors for the input and for the result
         reproducible          the same bits also for every algorithm, transport and segmenting: contributions are
-                              combined in one fixed tree over the ranks, half-precision sums in float32
+                              combined in one fixed tree over the ranks, half-precision sums in float32. Where several
+                              are NaN, it is not fixed which of these NaNs comes out
         """
         array = as_numpy(x)
-        reduction = self._reduction("allreduce", array, op, prescale, postscale, algorithm, reproducible)
+        reduction, terms = self._reduction("allreduce", (array,), op, prescale, postscale, algorithm, reproducible)
         target = Target(out, array.shape, array.dtype, like=x)
         source = target.flat if out is x else apart(flat(array), target)
 
         def run(deadline: float) -> Any:
-            reduction(source, target.flat, (array.size,), 0, deadline)
+            reduction.run(source, target.flat, (array.size,), 0, deadline)
             return target.finish()
 
-        return self.job(run, timeout)
+        part = Part(reduction, array.size, source, target.flat)
+        return self.job(run, timeout, terms, Packable((part,), target.finish) if packable(terms) else None)
 
     def reduce(
         self,
@@ -109,7 +115,7 @@ class ReductionJobs(JobMaker):
         """allreduce whose result only the root gets; the others get None, and their `out` is ignored."""
         array = as_numpy(x)
         self.check_rank(root, "root")
-        reduction = self._reduction("reduce", array, op, prescale, postscale, algorithm, reproducible)
+        reduction, terms = self._reduction("reduce", (array,), op, prescale, postscale, algorithm, reproducible)
         target = Target(out, array.shape, array.dtype, like=x) if self.rank == root else None
         if target is None:
             source = flat(array)
@@ -117,10 +123,10 @@ class ReductionJobs(JobMaker):
             source = target.flat if out is x else apart(flat(array), target)
 
         def run(deadline: float) -> Any:
-            reduction(source, None if target is None else target.flat, (array.size,), root, deadline)
+            reduction.run(source, None if target is None else target.flat, (array.size,), root, deadline)
             return None if target is None else target.finish()
 
-        return self.job(run, timeout)
+        return self.job(run, timeout, terms._replace(root=int(root)))
 
     def reduce_scatter(
         self,
@@ -141,17 +147,17 @@ class ReductionJobs(JobMaker):
         """
         array = as_numpy(x)
         rows = self.rows(array, counts, "counts", even=False)
-        reduction = self._reduction("reduce_scatter", array, op, prescale, postscale, algorithm, reproducible)
+        reduction, terms = self._reduction("reduce_scatter", (array,), op, prescale, postscale, algorithm, reproducible)
         rest = array.shape[1:]
         target = Target(out, (rows[self.rank], *rest), array.dtype, like=x)
         source = apart(flat(array), target)
         blocks = Shapes(array.dtype, tuple(rows), rest).blocks
 
         def run(deadline: float) -> Any:
-            reduction(source, target.flat, blocks, 0, deadline)
+            reduction.run(source, target.flat, blocks, 0, deadline)
             return target.finish()
 
-        return self.job(run, timeout)
+        return self.job(run, timeout, terms._replace(detail=tuple(rows)))
 
     def grouped_allreduce(
         self,
@@ -165,79 +171,101 @@ class ReductionJobs(JobMaker):
         reproducible: bool | None = None,
         timeout: float | None = None,
     ) -> Job[list[Any]]:
-        """allreduce of several arrays as one operation: arrays of one dtype travel together. Returns the results in
-        order; `out` is a sequence like `xs`."""
+        """allreduce of several arrays as one operation: small arrays of one dtype travel together. Returns the results
+        in order; `out` is a sequence like `xs`, and may be `xs`; its arrays must not overlap others."""
         arrays = [as_numpy(x, f"xs[{index}]") for index, x in enumerate(xs)]
         outs = [None] * len(arrays) if out is None else list(out)
         if len(outs) != len(arrays):
             raise ValueError(f"out: has {len(outs)} arrays, must have {len(arrays)}, as many as xs")
         targets = [Target(o, a.shape, a.dtype, like=x) for o, a, x in zip(outs, arrays, xs, strict=True)]
-        groups: dict[np.dtype[Any], list[int]] = {}
-        for index, array in enumerate(arrays):
-            groups.setdefault(array.dtype, []).append(index)
+        reductions, terms = {}, Terms("grouped_allreduce")
+        for array in arrays:
+            if array.dtype not in reductions:
+                reductions[array.dtype], terms = self._reduction(
+                    "allreduce", arrays, op, prescale, postscale, algorithm, reproducible, dtype=array.dtype
+                )
         parts = []
-        for members in groups.values():
-            fused = np.concatenate([arrays[index].reshape(-1) for index in members])
-            reduction = self._reduction("allreduce", fused, op, prescale, postscale, algorithm, reproducible)
-            parts.append((members, fused, reduction))
+        for x, o, array, target in zip(xs, outs, arrays, targets, strict=True):
+            source = target.flat if o is x else apart(flat(array), target)
+            parts.append(Part(reductions[array.dtype], array.size, source, target.flat))
+        terms = terms._replace(kind="grouped_allreduce")
 
-        def run(deadline: float) -> list[Any]:
-            for members, fused, reduction in parts:
-                reduction(fused, fused, (fused.size,), 0, deadline)
-                at = 0
-                for index in members:
-                    target = targets[index].flat
-                    target[:] = fused[at : at + target.size]
-                    at += target.size
+        def finish() -> list[Any]:
             return [target.finish() for target in targets]
 
-        return self.job(run, timeout)
+        def run(deadline: float) -> list[Any]:
+            for bundle in bundles([terms], self._config.fusion_bytes):
+                reduce_together([parts[place.array] for place in bundle], self.buffer, deadline)
+            return finish()
+
+        def run_by_dtype(deadline: float) -> list[Any]:
+            for reduction in reductions.values():
+                reduce_together([part for part in parts if part.reduction is reduction], self.buffer, deadline)
+            return finish()
+
+        if not packable(terms):
+            return self.job(run_by_dtype, timeout, terms)
+        return self.job(run, timeout, terms, Packable(parts, finish))
+
+    def zeros(self, terms: Terms) -> Packable:
+        """What a rank that has joined gives to an allreduce of the others, which has these terms."""
+        dtypes = [np.dtype(name) for name in terms.dtypes]
+        reductions = {
+            dtype: Reduction(
+                self._executor,
+                self.size,
+                "allreduce",
+                dtype,
+                terms.op or "sum",
+                algorithm=terms.algorithm,
+                reproducible=terms.reproducible,
+            )
+            for dtype in dtypes
+        }
+        pairs = zip(dtypes, terms.shapes, strict=True)
+        return Packable([Part(reductions[dtype], prod(shape), None, None) for dtype, shape in pairs], lambda: None)
 
     def _reduction(
         self,
         collective: str,
-        array: Array,
+        arrays: Sequence[Array],
         op: str,
         prescale: float | None,
         postscale: float | None,
         algorithm: str | None,
         reproducible: bool | None,
-    ) -> Callable[[Array, Array | None, tuple[int, ...], int, float], None]:
-        """What surrounds the exchange proper: scale factors, logical values, wide accumulation, the mean."""
-        dtype = array.dtype
+        *,
+        dtype: np.dtype[Any] | None = None,
+    ) -> tuple[Reduction, Terms]:
+        """How to reduce those of the arrays that have `dtype` (by default the first one's), and the terms for all."""
+        dtype = arrays[0].dtype if dtype is None else dtype
+        kinds = tuple([(array.dtype, array.shape) for array in arrays])
+        key = collective, dtype, kinds, op, prescale, postscale, algorithm, reproducible
+        if {type(prescale), type(postscale), type(op)} <= _PLAIN and key in self._ways:
+            return self._ways[key]
         check_op(op, dtype)
+        if op == ADASUM and (collective != "allreduce" or algorithm is not None):
+            raise ValueError(f"op={op!r}: is for allreduce without algorithm=, not for {collective}")
         self._selector.check(collective, algorithm)
         before, after = _factor(prescale, "prescale", dtype), _factor(postscale, "postscale", dtype)
         fixed = self._config.reproducible if reproducible is None else bool(reproducible)
-        wide = fixed and self.size > 2 and is_small_float(dtype) and op in ("sum", "average", "prod")
-        logical = op in LOGICAL and dtype.kind != "b"
-
-        def reduction(source: Array, target: Array | None, blocks: tuple[int, ...], root: int, deadline: float) -> None:
-            work, result = source, target
-            if wide:
-                work = source.astype(FLOAT32)
-                result = None if target is None else np.empty(target.shape, FLOAT32)
-            if logical:
-                work = (work != 0).astype(work.dtype)
-            if before is not None:
-                scaled = np.empty_like(work) if work is source and source is not target else work
-                scale(work, before, scaled)
-                work = scaled
-            alias = 0 if work is result else None
-            call = Call(collective, work.dtype, blocks, op, root, alias, algorithm, fixed)
-            self._executor.run(call, work, result, deadline)
-            if result is not None and target is not None:
-                if op == "average":
-                    divide(result, self.size)
-                if after is not None:
-                    scale(result, after, result)
-                if result is not target:
-                    np.copyto(target, result, casting="unsafe")
-
-        def quietly(source: Array, target: Array | None, blocks: tuple[int, ...], root: int, deadline: float) -> None:
-            self._executor.quiet.run(reduction, source, target, blocks, root, deadline)
-
-        return quietly
+        reduction = Reduction(
+            self._executor,
+            self.size,
+            collective,
+            dtype,
+            op,
+            prescale=before,
+            postscale=after,
+            algorithm=algorithm,
+            reproducible=fixed,
+        )
+        names, shapes = tuple(dtype_name(kind) for kind, _ in kinds), tuple(shape for _, shape in kinds)
+        way = reduction, Terms(collective, names, shapes, op, None, before, after, algorithm, fixed)
+        if len(self._ways) >= _REMEMBERED:
+            self._ways.clear()
+        self._ways[key] = way
+        return way
 
 
 def _factor(value: float | None, name: str, dtype: np.dtype[Any]) -> float | None:

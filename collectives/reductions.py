@@ -14,6 +14,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.halves import add_bfloat16, add_float16
+
 Array = NDArray[Any]
 Kernel = Callable[[Array, Array, Array], object]
 
@@ -35,7 +37,9 @@ UFUNCS: Final[dict[str, Any]] = {
     "lor": np.logical_or,
     "lxor": np.logical_xor,
 }
-OPS: Final = tuple(UFUNCS)
+ADASUM: Final = "adasum"
+"""Of floats, by allreduce only; see adasum.py. It has no kernel, since what it does depends on whole tensors."""
+OPS: Final = (*UFUNCS, ADASUM)
 LOGICAL: Final = frozenset({"land", "lor", "lxor"})
 _BITWISE: Final = frozenset({"band", "bor", "bxor"})
 _ARITHMETIC: Final = frozenset({"sum", "average", "prod"})
@@ -50,11 +54,11 @@ def is_small_float(dtype: np.dtype[Any]) -> bool:
 
 
 def allowed_ops(dtype: np.dtype[Any]) -> frozenset[str]:
-    """The operations that a dtype allows."""
+    """The operations with a kernel that a dtype allows."""
     if dtype.kind == "b":
         return _ORDERING | _BITWISE | LOGICAL
     if dtype.kind in "iu":
-        return frozenset(OPS)
+        return frozenset(UFUNCS)
     if dtype.kind == "c":
         return _ARITHMETIC
     return _ARITHMETIC | _ORDERING
@@ -64,6 +68,10 @@ def check_op(op: str, dtype: np.dtype[Any]) -> None:
     """Raises ValueError for an unknown operation, TypeError for one that the dtype does not allow."""
     if op not in OPS:
         raise ValueError(f"op={op!r}: must be one of {', '.join(OPS)}")
+    if op == ADASUM:
+        if dtype.kind != "f" and not is_small_float(dtype):
+            raise TypeError(f"op={op!r}: not defined for {dtype}; it is for floats")
+        return
     allowed = allowed_ops(dtype)
     if op not in allowed:
         names = ", ".join(name for name in OPS if name in allowed)
@@ -74,6 +82,10 @@ def check_op(op: str, dtype: np.dtype[Any]) -> None:
 def kernel(op: str, dtype: np.dtype[Any]) -> Kernel:
     """The kernel for an operation that `check_op` has accepted."""
     ufunc = UFUNCS[op]
+    if ufunc is np.add and dtype in (FLOAT16, BFLOAT16):
+        return add_float16 if dtype == FLOAT16 else add_bfloat16
+    if ufunc is np.multiply and dtype.kind == "c":
+        return _multiply_complex
     if not is_small_float(dtype) or dtype == FLOAT16:
         # NumPy's own float16 loops already compute in float32 and round once
         if op in _ORDERING:  # whose `out` is no longer taken by position
@@ -81,6 +93,32 @@ def kernel(op: str, dtype: np.dtype[Any]) -> Kernel:
         combine: Kernel = ufunc
         return combine
     return _through_float32(ufunc)
+
+
+def one_element(combine: Kernel, dtype: np.dtype[Any]) -> Kernel:
+    """A kernel for arrays of one element, whose bits do not depend on whether `out` is `a` or `b`.
+
+    NumPy takes one element in place for a step of a reduction, and then perhaps the other one of two NaNs comes out: on
+    one of two ranks that combine the same, but not in the same memory.
+    """
+    work = np.empty(1, dtype)
+
+    def kernel_of_one(a: Array, b: Array, out: Array) -> None:
+        combine(a, b, work)
+        np.copyto(out, work)
+
+    return kernel_of_one
+
+
+def _multiply_complex(a: Array, b: Array, out: Array) -> None:
+    """The product by four real ones, each rounded. In NumPy's own it depends on the processor, and on whether `out` is
+    `a`, if a product and a sum are rounded together."""
+    for start in range(0, len(out), _BLOCK):
+        x, y = a[start : start + _BLOCK], b[start : start + _BLOCK]
+        real = x.real * y.real - x.imag * y.imag
+        imaginary = x.real * y.imag + x.imag * y.real
+        piece = out[start : start + _BLOCK]
+        piece.real, piece.imag = real, imaginary
 
 
 def _through_float32(ufunc: Any) -> Kernel:
@@ -107,31 +145,33 @@ def scale(array: Array, factor: float, out: Array) -> None:
     if dtype.kind == "b":
         raise TypeError("prescale and postscale are not defined for bool")
     if is_small_float(dtype):
-        _scale_through(array, factor, out, FLOAT32)
+        _through(np.multiply, array, factor, out, FLOAT32)
     elif dtype.kind in "iu":
-        _scale_through(array, factor, out, FLOAT64)
+        _through(np.multiply, array, factor, out, FLOAT64)
     else:
         np.multiply(array, dtype.type(factor), out)
 
 
-def _scale_through(array: Array, factor: float, out: Array, wide: np.dtype[Any]) -> None:
+def _through(ufunc: Any, array: Array, number: float, out: Array, wide: np.dtype[Any]) -> None:
+    """out = ufunc(array, number), computed in `wide`."""
     work = np.empty(min(_BLOCK, len(out)), wide)
     for start in range(0, len(out), _BLOCK):
         piece = slice(start, start + _BLOCK)
         part = work[: len(out[piece])]
         np.copyto(part, array[piece])
-        np.multiply(part, wide.type(factor), part)
+        ufunc(part, wide.type(number), part)
         np.copyto(out[piece], part, casting="unsafe")
 
 
-def divide(array: Array, size: int) -> None:
-    """array /= size in place: the last step of `op="average"`. Integers are divided in float64 and truncated."""
-    if array.dtype.kind in "fc" and not is_small_float(array.dtype):
-        np.divide(array, array.dtype.type(size), array)
-    elif size & (size - 1) == 0:
-        scale(array, 1 / size, array)
+def divide(array: Array, size: int, out: Array) -> None:
+    """out = array / size, flat arrays of one dtype; `out` may be `array`. The last step of `op="average"`.
+
+    Small floats are divided in float32, integers in float64 and truncated toward zero.
+    """
+    dtype = array.dtype
+    if is_small_float(dtype):
+        _through(np.divide, array, size, out, FLOAT32)
+    elif dtype.kind in "biu":
+        _through(np.divide, array, size, out, FLOAT64)
     else:
-        wide = FLOAT32 if is_small_float(array.dtype) else FLOAT64
-        work = array.astype(wide)
-        np.divide(work, wide.type(size), work)
-        np.copyto(array, work, casting="unsafe")
+        np.divide(array, dtype.type(size), out)

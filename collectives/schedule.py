@@ -40,6 +40,7 @@ class Opcode(IntEnum):
     SIGNAL = 4
     WAIT = 5
     AWAIT = 6
+    NATIVE = 7
 
 
 class Buf(IntEnum):
@@ -72,6 +73,7 @@ class Step(NamedTuple):
     COPY    a to dst                 REDUCE  a op b to dst, in this operand order; dst may be a or b
     SIGNAL  phase                    WAIT    peer, phase
     AWAIT   until every SEND and RECV begun so far is complete
+    NATIVE  the whole collective, by the transport
     """
 
     opcode: Opcode
@@ -106,7 +108,7 @@ class Geometry:
 
 _new = tuple.__new__
 _IN, _OUT, _SCRATCH, _STAGE = Buf
-_SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _WAIT, _AWAIT = Opcode
+_SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _WAIT, _AWAIT, _NATIVE = Opcode
 
 
 def inp(chunk: int, width: int = 1) -> Ref:
@@ -151,3 +153,7 @@ def wait(peer: int, phase: int, label: str) -> Step:
 
 def settle(label: str) -> Step:
     return _new(Step, (_AWAIT, label, -1, None, None, None, 0))
+
+
+def native(label: str) -> Step:
+    return _new(Step, (_NATIVE, label, -1, None, None, None, 0))

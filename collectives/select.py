@@ -55,8 +55,8 @@ class Rule:
     def __post_init__(self) -> None:
         if self.collective not in SPECS:
             raise ConfigError(f"collective={self.collective!r}: must be one of {', '.join(SPECS)}")
-        if self.algorithm not in algorithms(self.collective):
-            known = ", ".join(algorithms(self.collective))
+        if self.algorithm not in algorithms(self.collective, native=True):
+            known = ", ".join(algorithms(self.collective, native=True))
             raise ConfigError(f"algorithm={self.algorithm!r}: must be one of {known} for {self.collective}")
         if not 0 <= self.segments <= _MAX_SEGMENTS:
             raise ConfigError(f"segments={self.segments}: must be 0 (chosen by cost) to {_MAX_SEGMENTS}")
@@ -68,10 +68,10 @@ def read_rules(path: str) -> tuple[Rule, ...]:
         return ()
     try:
         table = tomllib.loads(Path(path).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: bad UTF-8, bad TOML, a name with a NUL
         raise ConfigError(f"rules={path!r}: cannot be read as TOML: {error}") from error
     rows = table.get("rule", [])
-    if set(table) - {"rule"} or not isinstance(rows, list):
+    if set(table) - {"rule"} or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"rules={path!r}: must hold [[rule]] tables and nothing else")
     return tuple(
         build(Rule, f"rule {number} of {path}", {key: (value, path) for key, value in row.items()})
@@ -88,6 +88,7 @@ class Demand:
     stage_bytes  of half a window; 0 where there are none
     uniform      all blocks have the same size
     reproducible only algorithms that combine in the canonical order will do
+    native       why the transport's native collectives cannot do it; empty if they can
     """
 
     collective: str
@@ -97,6 +98,7 @@ class Demand:
     stage_bytes: int = 0
     uniform: bool = True
     reproducible: bool = False
+    native: str = "it is for arrays on GPUs, where the transport has collectives of its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,8 @@ class Selector:
 
     def check(self, collective: str, algorithm: str | None) -> None:
         """Raises ValueError unless `algorithm` is None or the name of one for this collective."""
-        if algorithm is not None and algorithm not in algorithms(collective):
-            names = ", ".join(algorithms(collective))
+        if algorithm is not None and algorithm not in algorithms(collective, native=True):
+            names = ", ".join(algorithms(collective, native=True))
             raise ValueError(f"algorithm={algorithm!r}: for {collective} it must be one of {names}")
 
     def choose(self, demand: Demand, algorithm: str | None = None) -> Choice:
@@ -136,7 +138,7 @@ class Selector:
         Raises ValueError if `algorithm` cannot meet it.
         """
         self.check(demand.collective, algorithm)
-        known = algorithms(demand.collective)
+        known = algorithms(demand.collective, native=True)
         if algorithm is not None:
             reason = obstacle(known[algorithm], demand)
             if reason:
@@ -151,7 +153,8 @@ class Selector:
             if fits and not obstacle(known[rule.algorithm], demand):
                 return self._best(known[rule.algorithm], demand, rule.segments)
         able = [candidate for candidate in known.values() if not obstacle(candidate, demand)]
-        return min((self._best(candidate, demand) for candidate in able), key=lambda choice: choice.seconds)
+        choices = [self._best(candidate, demand) for candidate in able]
+        return min(choices, key=lambda choice: (not choice.algorithm.native, choice.seconds))
 
     def _best(self, algorithm: Algorithm, demand: Demand, segments: int = 0) -> Choice:
         wanted = [segments] if segments else _segmentings(algorithm, demand)
@@ -165,6 +168,8 @@ class Selector:
 
 def obstacle(algorithm: Algorithm, demand: Demand) -> str:
     """Why an algorithm cannot meet a demand; empty if it can."""
+    if algorithm.native and demand.native:
+        return demand.native
     if algorithm.onesided:
         if not demand.stage_bytes:
             return "it needs one-sided windows that all ranks map, and there are none here"

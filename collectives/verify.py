@@ -28,7 +28,7 @@ _EPOCHS_KEPT: Final = 8
 """See `transports.onesided.Window.publish`."""
 
 
-_SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _, _AWAIT = Kind  # looking a member up in its class takes long
+_SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _, _AWAIT, _ = Kind  # looking a member up in its class takes long
 
 
 class Proof(NamedTuple):

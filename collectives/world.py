@@ -13,19 +13,23 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.launch.blame import say_why
-from transports import registry
+from collectives.launch.left_out import take_back
 from transports.base import Group
 from transports.errors import ConfigError, RondeError
-from transports.rendezvous.bootstrap import job_from_environment, join, open_store, world_of_one
+from transports.rendezvous.bootstrap import job_from_environment, join, next_meeting, open_store, world_of_one
 from transports.rendezvous.memory import MemoryStore
 from transports.rendezvous.store import Store
+from transports.tls import Tls
+
+if TYPE_CHECKING:
+    from collectives.process_sets import ProcessSet
 
 _CLOSE_SECONDS = 10.0
 
@@ -52,6 +56,7 @@ def init(
     store: Store | str | None = None,
     secret: bytes = b"",
     config: Config | Mapping[str, Any] | None = None,
+    process_sets: Iterable[ProcessSet | Sequence[int]] = (),
 ) -> Communicator:
     """Find the other ranks and connect to them; returns the world communicator. Collective.
 
@@ -63,33 +68,43 @@ def init(
                (an object, or a URL such as 'tcp://host:port' or 'file:///shared/directory')
     secret     the per-job secret, at least 16 bytes, where `store` is given
     config     settings that go before those of the environment and the file
+    process_sets   what add_process_set is called with at once, the same on all ranks
 
     Raises ConfigError for a bad setting; RendezvousError, ConnectError or DeadlineExceeded if the ranks do not come
-    together within the setting connect_timeout; RuntimeError if there is a world already. Nothing stays open then.
+    together within the setting connect_timeout; what add_process_set raises; RuntimeError if there is a world already.
+    Nothing stays open then.
     """
+    from collectives.process_sets import enroll  # which needs this module
+
     settings = _settings(config, transport)
     with _world.lock:
         if is_initialized():
             raise RuntimeError("init: there is a world communicator already; call shutdown first")
         deadline = time.monotonic() + settings.connect_timeout
         with contextlib.ExitStack() as resources:
-            group, meeting = _find_group(rank, size, store, secret, deadline, resources)
+            group, meeting = _find_group(rank, size, store, secret, settings.load_tls(), deadline, resources)
             _world.communicator = connect(group, settings, deadline)
-            _tell_others_at_exit(meeting, resources)
+            _tell_others_at_exit(meeting, group.rank, resources)
             _world.resources = resources.pop_all()
+        try:
+            enroll(process_sets)
+        except BaseException:
+            _close(_CLOSE_SECONDS)
+            raise
         return _world.communicator
 
 
 def connect(group: Group, config: Config, deadline: float) -> Communicator:
     """The communicator of a group, over the transport that the settings name. Collective. Raises as `init`."""
-    name = config.transport
-    transport = registry.backend(name).create(group, config.transport_options(name))
-    transport.open(deadline)
-    try:
-        return Communicator(transport, config)
-    except BaseException:
-        transport.close(deadline)
-        raise
+    communicator = Communicator.connect(group, config, deadline)
+    if config.timeline:
+        try:
+            communicator.start_timeline(config.timeline)
+        except OSError as error:
+            communicator.abort(f"the timeline cannot be written: {error}")
+            communicator.close()
+            raise ConfigError(f"timeline={config.timeline!r}: cannot be written: {error}") from error
+    return communicator
 
 
 def shutdown(timeout: float | None = None) -> None:
@@ -99,10 +114,14 @@ def shutdown(timeout: float | None = None) -> None:
              released all the same.
     """
     with _world.lock:
-        communicator, _world.communicator = _world.communicator, None
-        with _world.resources:
-            if communicator is not None:
-                communicator.close(timeout)
+        _close(timeout)
+
+
+def _close(timeout: float | None) -> None:
+    communicator, _world.communicator = _world.communicator, None
+    with _world.resources:
+        if communicator is not None:
+            communicator.current.close(timeout)
 
 
 def is_initialized() -> bool:
@@ -115,7 +134,7 @@ def world() -> Communicator:
     communicator = _mine.get() or _world.communicator
     if communicator is None:
         raise RuntimeError("there is no world communicator: call collectives.init() first")
-    return communicator
+    return communicator.current
 
 
 @contextlib.contextmanager
@@ -146,6 +165,7 @@ def _find_group(
     size: int | None,
     store: Store | str | None,
     secret: bytes,
+    tls: Tls | None,
     deadline: float,
     resources: contextlib.ExitStack,
 ) -> tuple[Group, Store]:
@@ -162,19 +182,22 @@ def _find_group(
     assert size is not None
     assert store is not None
     if isinstance(store, str):
-        store = open_store(store, secret, deadline)
+        store = open_store(store, secret, deadline, tls=tls)
         resources.callback(store.close)
-    return join(rank, size, store, secret=secret, deadline=deadline), store
+    generation = next_meeting(rank, store)
+    take_back(store, rank)
+    return join(rank, size, store, secret=secret, generation=generation, deadline=deadline), store
 
 
-def _tell_others_at_exit(store: Store, resources: contextlib.ExitStack) -> None:
-    """If this process ends without `shutdown`, the launcher and the other ranks learn why rather than wait."""
+def _tell_others_at_exit(store: Store, rank: int, resources: contextlib.ExitStack) -> None:
+    """If this process ends without `shutdown`, the launcher and the other ranks learn why rather than wait. `rank` is
+    the one that the launcher knows."""
     previous = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if _world.communicator is not None:
-            say_why(store, _world.communicator.rank, error)
-            _world.communicator.abort(f"{kind.__name__}: {error}")
+            say_why(store, rank, error)
+            _world.communicator.current.abort(f"{kind.__name__}: {error}")
         previous(kind, error, trace)
 
     def restore() -> None:

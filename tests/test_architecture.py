@@ -14,7 +14,20 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("transports", "collectives", "frontends")
 """From the bottom up: a package may import those before it."""
 
-FOR_COLLECTIVES = ("auth", "base", "errors", "interfaces", "native", "onesided", "registry", "rendezvous", "settings")
+FOR_COLLECTIVES = (
+    "auth",
+    "base",
+    "errors",
+    "interfaces",
+    "liveness",
+    "native",
+    "onesided",
+    "packed",
+    "registry",
+    "rendezvous",
+    "settings",
+    "tls",
+)
 """What collectives may import of transports: everything but the backends and what is theirs alone."""
 
 MAX_LINES = 400

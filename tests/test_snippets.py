@@ -46,6 +46,27 @@ def test_every_snippet_of_the_readme_is_run() -> None:
     assert len(snippets("README.md")) == 3
 
 
+DEATH = """
+import os
+import numpy as np
+
+if os.environ["RONDE_RANK"] == "1":
+    ones, calls = np.ones, iter(range(500))
+    np.ones = lambda count: os._exit(3) if next(calls, None) is None else ones(count)
+"""
+"""Put before the snippet, it kills rank 1 in the middle."""
+
+
+def test_ranks_go_on_as_the_reliability_page_says(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DEATH + snippets("docs/reliability.md")[0])
+    said = run([*RONDE, "run", "-np", "3", "--keep-going", "--no-prefix", sys.executable, str(script)], tmp_path)
+    lines = sorted(said.splitlines())
+    assert [line for line in lines if line.endswith("is done")] == [f"rank {rank} of 2 is done" for rank in range(2)]
+    assert all("rank 1" in line and "pid" in line for line in lines if " of 3: " in line)
+    assert len([line for line in lines if " of 3: " in line]) == 2
+
+
 def test_an_algorithm_is_added_as_the_architecture_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._ALGORITHMS, "broadcast", algorithms("broadcast"))
     exec(snippets("docs/architecture.md")[0], {})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,10 +20,12 @@ SECRET = b"a secret for tests only"
 
 
 class World:
-    """`size` ranks over `transport`; `run` gives each of them its communicator as the world."""
+    """`size` ranks over `transport`; `run` gives each of them its communicator as the world. `hosts` are those that the
+    ranks pretend to be on, by default one."""
 
-    def __init__(self, transport: str, size: int, **settings: Any) -> None:
+    def __init__(self, transport: str, size: int, *, hosts: Sequence[str] = (), **settings: Any) -> None:
         self.size = size
+        self._hosts = hosts
         self._config = Config.load({"transport": transport, "timeout": 20.0, **settings}, environment={})
         self._pool = ThreadPoolExecutor(size, thread_name_prefix=f"{transport}-{size}")
         self._store = MemoryStore()
@@ -36,6 +39,9 @@ class World:
     def _connect(self, rank: int) -> Communicator:
         deadline = time.monotonic() + BOUND
         group = join(rank, self.size, self._store, secret=SECRET, deadline=deadline)
+        if self._hosts:
+            members = zip(group.members, self._hosts, strict=True)
+            group = dataclasses.replace(group, members=tuple(dataclasses.replace(m, host=h) for m, h in members))
         return connect(group, self._config, deadline)
 
     def _everywhere(self, fn: Callable[[int], Any]) -> list[Any]:
@@ -74,7 +80,7 @@ class World:
 
     def close(self) -> None:
         try:
-            self._everywhere(lambda rank: self.communicators[rank].close(10.0))
+            self._everywhere(lambda rank: self.communicators[rank].current.close(10.0))
         finally:
             self._pool.shutdown()
             self._store.close()

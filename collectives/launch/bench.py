@@ -18,8 +18,10 @@ import numpy as np
 from collectives.buffers import Array
 from collectives.communicator import Communicator
 from collectives.config import Config
+from collectives.devices import cuda
+from collectives.launch.bench_devices import Device, device
 from collectives.launch.function import run
-from collectives.reductions import OPS, UFUNCS, check_op
+from collectives.reductions import UFUNCS, check_op
 from transports.errors import RondeError
 
 COLLECTIVES: Final = (
@@ -37,11 +39,13 @@ examples:
   ronde bench -np 2                                  allreduce, 4 B to 16 MiB, on the configured transport
   ronde bench allgather -np 4 --transport tcp
   ronde bench --min 1M --max 64M --json out.json     results with machine and versions, as JSON
+  ronde bench -np 8 --device cuda                    arrays on GPUs, one per rank where there are as many
 
 The columns are those of nccl-tests. time: the median over the repeats, of the slowest rank. algbw = size / time. busbw:
 algbw times the share of the data that the busiest link must carry, 2(n-1)/n for allreduce, (n-1)/n for allgather,
 gather, scatter, reduce_scatter and alltoall, 1 for the others. #wrong: wrong elements on all ranks; exit status 1 if
-there are any.
+there are any. On GPUs calls are timed by events around several in a row, and for allreduce, where the transport has one
+of its own (NCCL), "bare" is the time of that alone.
 """
 
 
@@ -57,6 +61,7 @@ class Task:
     algorithm: str | None
     seconds: float
     warmup: int
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class Row:
     inplace_algbw: float
     inplace_busbw: float
     inplace_wrong: int
+    bare_time: float | None = None
 
 
 def add_parser(subparsers: Any) -> None:
@@ -90,11 +96,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("collective", nargs="?", default="allreduce", choices=COLLECTIVES)
     parser.add_argument("-np", type=int, default=2, metavar="N", help="number of ranks (default: 2)")
     parser.add_argument("--transport", help="transport to use (default: as configured)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the arrays are (default: cpu)")
     parser.add_argument("--min", type=parse_size, default=4, metavar="SIZE", help="smallest size (default: 4)")
     parser.add_argument("--max", type=parse_size, default=1 << 24, metavar="SIZE", help="largest size (default: 16M)")
     parser.add_argument("--factor", type=int, default=4, help="each size is so many times the last (default: 4)")
     parser.add_argument("--dtype", default="float32", help="NumPy dtype, or bfloat16 (default: float32)")
-    parser.add_argument("--op", default="sum", choices=OPS)
+    parser.add_argument("--op", default="sum", choices=tuple(UFUNCS))
     parser.add_argument("--root", type=int, default=0)
     parser.add_argument("--algorithm", help="force an algorithm by name")
     parser.add_argument("--seconds", type=float, default=0.2, help="time to spend on each line (default: 0.2)")
@@ -143,11 +150,13 @@ def _main(arguments: argparse.Namespace) -> int:
         arguments.algorithm,
         arguments.seconds,
         arguments.warmup,
+        arguments.device,
     )
     rows = run(measure, arguments.np, (task,), transport=arguments.transport)[0]
     if arguments.json is not None:
         transport = Config.load({"transport": arguments.transport} if arguments.transport else {}).transport
-        report = {"task": asdict(task), "ranks": arguments.np, "transport": transport, "machine": machine()}
+        about = machine() | (cuda().facts() if arguments.device == "cuda" else {})
+        report = {"task": asdict(task), "ranks": arguments.np, "transport": transport, "machine": about}
         arguments.json.write_text(json.dumps(report | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     return 1 if any(row.wrong or row.inplace_wrong for row in rows) else 0
 
@@ -178,11 +187,12 @@ def measure(task: Task) -> list[Row]:
     from collectives.world import world
 
     comm = world()
+    where = device(task.device, comm)
     if comm.rank == 0:
         _print_head(task, comm)
     rows = []
     for size in task.sizes:
-        row = _measure_size(task, comm, size)
+        row = _measure_size(task, comm, where, size)
         rows.append(row)
         if comm.rank == 0:
             print(_line(row), flush=True)  # noqa: T201
@@ -193,19 +203,21 @@ def measure(task: Task) -> list[Row]:
     return rows
 
 
-def _measure_size(task: Task, comm: Communicator, size: int) -> Row:
+def _measure_size(task: Task, comm: Communicator, where: Device, size: int) -> Row:
     dtype = np.dtype(task.dtype)
     count = max(1, size // dtype.itemsize)
     if task.collective not in ("allreduce", "broadcast", "reduce"):
         count = max(comm.size, count // comm.size * comm.size)
-    case = _Case(task, comm, count, dtype)
+    case = _Case(task, comm, where, count, dtype)
     results = []
     for inplace in (False, True):
-        seconds = _median_time(task, comm, case.call(inplace))
+        seconds = _median_time(task, comm, where, case.call(inplace))
         wrong = int(comm.allreduce(np.array(case.wrong(inplace), np.int64)))
         algbw = count * dtype.itemsize / seconds / 1e9
         results.append((seconds * 1e6, algbw, algbw * bus_factor(task.collective, comm.size), wrong))
-    return Row(count * dtype.itemsize, count, dtype.name, task.op, task.root, *results[0], *results[1])
+    bare = case.bare() if task.collective == "allreduce" else None
+    bare_time = None if bare is None else 1e6 * _median_time(task, comm, where, bare)
+    return Row(count * dtype.itemsize, count, dtype.name, task.op, task.root, *results[0], *results[1], bare_time)
 
 
 def bus_factor(collective: str, size: int) -> float:
@@ -220,8 +232,8 @@ def bus_factor(collective: str, size: int) -> float:
 class _Case:
     """The arrays of one line and what must come out. Small whole numbers, so that every sum is exact."""
 
-    def __init__(self, task: Task, comm: Communicator, count: int, dtype: np.dtype[Any]) -> None:
-        self._task, self._comm, self._dtype = task, comm, dtype
+    def __init__(self, task: Task, comm: Communicator, where: Device, count: int, dtype: np.dtype[Any]) -> None:
+        self._task, self._comm, self._where = task, comm, where
         pattern = np.arange(count) % 3 + 1
         whole = [((pattern + rank) % 4).astype(dtype) for rank in range(comm.size)]
         part = count // comm.size
@@ -229,18 +241,19 @@ class _Case:
         mine = slice(rank * part, (rank + 1) * part)
         if name in ("allreduce", "reduce", "reduce_scatter"):
             total = _combine(task.op, whole)
-            self.x = whole[rank]
+            x = whole[rank]
             self.expected = total[mine] if name == "reduce_scatter" else total if name == "allreduce" or here else None
         elif name in ("allgather", "gather"):
-            self.x = whole[rank][:part]
+            x = whole[rank][:part]
             self.expected = np.concatenate([w[:part] for w in whole]) if name == "allgather" or here else None
         elif name == "alltoall":
-            self.x = whole[rank]
+            x = whole[rank]
             self.expected = np.concatenate([w[mine] for w in whole])
         else:
-            self.x = whole[task.root] if here or name == "scatter" else np.zeros(count, dtype)
+            x = whole[task.root] if here or name == "scatter" else np.zeros(count, dtype)
             self.expected = whole[task.root] if name == "broadcast" else whole[task.root][mine]
-        self._out: Array | None = None if self.expected is None else np.zeros_like(self.expected)
+        self._x = where.put(x)
+        self._out = None if self.expected is None else where.put(np.zeros_like(self.expected))
 
     def call(self, inplace: bool) -> Callable[[], object]:
         """One call as it is timed. In place means out=x where the result has x's shape, else a ready `out`."""
@@ -251,10 +264,14 @@ class _Case:
             options["op"] = task.op
         if task.collective in ("reduce", "broadcast", "gather", "scatter"):
             options["root"] = task.root
-        if inplace and self._out is not None and self._out.shape == self.x.shape and task.collective != "alltoall":
-            self._out[:] = self.x
+        if inplace and self._out is not None and self._out.shape == self._x.shape and task.collective != "alltoall":
+            self._out[:] = self._x
             return lambda: method(self._out, out=self._out, **options)
-        return lambda: method(self.x, out=self._out, **options)
+        return lambda: method(self._x, out=self._out, **options)
+
+    def bare(self) -> Callable[[], object] | None:
+        """The transport's own call; see Device.bare."""
+        return self._where.bare(self._comm, self._task.op, self._x, self._out)
 
     def wrong(self, inplace: bool) -> int:
         """Elements that differ from what a single fresh call must give."""
@@ -263,7 +280,7 @@ class _Case:
         self.call(inplace)()
         if self.expected is None or self._out is None:
             return 0
-        return int(np.count_nonzero(self._out != self.expected))
+        return int(np.count_nonzero(self._where.get(self._out) != self.expected))
 
 
 def _combine(op: str, parts: list[Array]) -> Array:
@@ -275,31 +292,28 @@ def _combine(op: str, parts: list[Array]) -> Array:
     return total.astype(parts[0].dtype)
 
 
-def _median_time(task: Task, comm: Communicator, call: Callable[[], object]) -> float:
+def _median_time(task: Task, comm: Communicator, where: Device, call: Callable[[], object]) -> float:
     """Seconds of one call: the median over the repeats, of the slowest rank."""
     for _ in range(max(1, task.warmup)):
         call()
     began = time.perf_counter()
     call()
-    once = np.array(time.perf_counter() - began)
+    once = np.array(max(time.perf_counter() - began, 1e-7))
     repeats = int(np.clip(task.seconds / float(comm.allreduce(once, "max")), 5, 20000))
-    times = np.empty(repeats)
     comm.barrier()
-    for index in range(repeats):
-        began = time.perf_counter()
-        call()
-        times[index] = time.perf_counter() - began
+    times = where.times(call, repeats)
     return float(comm.allreduce(np.array(np.median(times)), "max"))
 
 
 def _print_head(task: Task, comm: Communicator) -> None:
     inplace = "in-place" if task.collective in ("allreduce", "reduce", "broadcast") else "ready out"
     lines = [
-        f"# {task.collective}, {comm.size} ranks over {comm.transport.name}, {platform.node()}, python "
-        f"{platform.python_version()}, numpy {np.__version__}",
+        f"# {task.collective}, {comm.size} ranks over {comm.transport.name}, arrays on {task.device}, "
+        f"{platform.node()}, python {platform.python_version()}, numpy {np.__version__}",
         f"#{'':47}{'out-of-place':^37}{inplace:^37}",
         f"#{'size':>11}{'count':>12}{'type':>10}{'redop':>8}{'root':>6}"
-        + f"{'time':>10}{'algbw':>9}{'busbw':>9}{'#wrong':>9}" * 2,
+        + f"{'time':>10}{'algbw':>9}{'busbw':>9}{'#wrong':>9}" * 2
+        + (f"{'bare':>10}" if task.device == "cuda" else ""),
         f"#{'(B)':>11}{'(elements)':>12}{'':24}" + f"{'(us)':>10}{'(GB/s)':>9}{'(GB/s)':>9}{'':9}" * 2,
     ]
     print("\n".join(lines), flush=True)  # noqa: T201
@@ -314,4 +328,5 @@ def _line(row: Row) -> str:
         f"{row.size:>12}{row.count:>12}{row.dtype:>10}{row.op:>8}{row.root:>6}"
         + half((row.time, row.algbw, row.busbw), row.wrong)
         + half((row.inplace_time, row.inplace_algbw, row.inplace_busbw), row.inplace_wrong)
+        + ("" if row.bare_time is None else f"{row.bare_time:>10.1f}")
     )

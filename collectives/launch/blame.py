@@ -16,6 +16,8 @@ from typing import Final
 from transports.errors import AbortedError, ClosedError, DeadlineExceeded, PeerLost, RondeError
 from transports.rendezvous.store import Store
 
+_HASTE_SECONDS: Final = 1.0
+"""What the store gets to answer a rank that ends."""
 _COUNT: Final = "launcher/failures"
 _FIRST: Final = "launcher/first-failure"
 _CONSEQUENCE: Final = "launcher/consequence/{}"
@@ -33,7 +35,9 @@ def is_consequence(error: BaseException) -> bool:
 
 def say_why(store: Store, rank: int, error: BaseException) -> None:
     """To be called by a rank that ends with `error`, before it aborts. `store` is the job's, not a part of it. Never
-    raises: if the store cannot be reached, the launcher is gone too."""
+    raises, and hardly waits: if the store cannot be reached, the launcher is gone too, or on the other side of what
+    went wrong."""
+    store = store.hasty(_HASTE_SECONDS)
     with contextlib.suppress(RondeError):
         if is_consequence(error):
             store.set(_CONSEQUENCE.format(rank), b"")
@@ -46,8 +50,9 @@ def culprit(store: Store, failed: Sequence[int]) -> int:
     the first that did not say that it was another, else the first."""
     with contextlib.suppress(RondeError):
         said = _said(store, _FIRST)
-        if said is not None and int(said) in failed:
-            return int(said)
+        for rank in failed:
+            if said == b"%d" % rank:
+                return rank
         for rank in failed:
             if _said(store, _CONSEQUENCE.format(rank)) is None:
                 return rank

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import collectives
-from collectives.launch import bench, doctor, run_command
+from collectives.launch import bench, doctor, run_command, timeline
 from transports.errors import RondeError
 
 
@@ -20,7 +20,7 @@ class Command(Protocol):
         exit code; a RondeError that it raises is shown to the user as one line, with exit code 1."""
 
 
-COMMANDS: Final[tuple[Command, ...]] = (run_command, bench, doctor)
+COMMANDS: Final[tuple[Command, ...]] = (run_command, bench, doctor, timeline)
 
 DESCRIPTION: Final = "Collective communication in pure Python."
 EXAMPLES: Final = """\
@@ -28,6 +28,7 @@ examples:
   ronde run -np 4 train.py          four ranks of train.py on this machine
   ronde bench -np 4                 time allreduce over a range of sizes
   ronde doctor                      what works here, and every setting with its source
+  ronde timeline merge all.json run.rank*.json   one timeline of those of all ranks
   ronde run --help                  more about starting ranks
 """
 

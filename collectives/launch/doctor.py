@@ -56,7 +56,9 @@ def examine() -> dict[str, Any]:
         problems.append("no transport can be used here")
     settings: list[dict[str, Any]] = []
     try:
-        settings = _settings(Config.load())
+        config = Config.load()
+        settings = _settings(config)
+        config.load_tls()
     except ConfigError as error:
         problems.append(f"ConfigError: {error}")
     return {

@@ -59,7 +59,7 @@ def run(
     if config.transport == "local":
         ranks = ThreadRanks(np, config, call)
     else:
-        ranks = ProcessRanks(np, config.transport, _pickled(*call))
+        ranks = ProcessRanks(np, config, _pickled(*call))
     outcomes: list[Outcome] = []
     try:
         ranks.start()

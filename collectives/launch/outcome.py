@@ -77,7 +77,8 @@ def load(rank: int, data: bytes) -> Outcome:
         outcome = pickle.loads(data)
     except Exception as error:  # noqa: BLE001  unpickling runs code of the object, which may raise anything
         return Failure(rank, RuntimeError(f"the result of rank {rank} cannot be unpickled: {error!r}"))
-    assert isinstance(outcome, Outcome)
+    if not isinstance(outcome, Outcome) or outcome.rank != rank:
+        return Failure(rank, RuntimeError(f"the result of rank {rank} cannot be unpickled: it is no outcome of it"))
     return outcome
 
 

@@ -12,6 +12,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
+from collectives.config import Config
 from collectives.launch.outcome import Failure, Outcome, load
 from collectives.launch.processes import describe_status
 from collectives.launch.worker import work
@@ -62,9 +63,9 @@ class _Process:
 class ProcessRanks:
     """`np` processes that call a function. `payload` is as of `worker.work`. See `outcome.Ranks`."""
 
-    def __init__(self, np: int, transport: str, payload: bytes) -> None:
+    def __init__(self, np: int, config: Config, payload: bytes) -> None:
         self._np = np
-        self._transport = transport
+        self._config = config
         self._payload = payload
         self._processes: list[_Process] = []
         self._resources = contextlib.ExitStack()
@@ -73,14 +74,15 @@ class ProcessRanks:
         """Start the processes, and the store in which they meet."""
         context = multiprocessing.get_context("spawn")
         secret = new_secret()
-        server = self._resources.enter_context(TcpStoreServer(choose_address("", None), secret=secret))
+        server = TcpStoreServer(choose_address("", None), secret=secret, tls=self._config.load_tls())
+        self._resources.enter_context(server)
         name = secrets.token_hex(4)
         for rank in range(self._np):
             job = bootstrap.Job(rank, self._np, server.url, secret, rank, self._np, name)
             receiver, sender = context.Pipe(duplex=False)
             self._resources.callback(receiver.close)
             with sender:
-                arguments = (rank, bootstrap.job_to_environment(job), self._transport, self._payload, sender)
+                arguments = (rank, bootstrap.job_to_environment(job), self._config.transport, self._payload, sender)
                 process = context.Process(target=work, args=arguments, name=f"ronde-rank-{rank}")
                 process.start()
             self._processes.append(_Process(rank, process, receiver))

@@ -9,13 +9,15 @@ import errno
 import math
 import os
 import secrets
+import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from collectives.config import PREFIX, Config, Settings
 from collectives.launch.blame import culprit
+from collectives.launch.left_out import are_left_out
 from collectives.launch.processes import usable_cores
 from collectives.launch.supervisor import Job, supervise
 from transports import registry
@@ -24,6 +26,7 @@ from transports.errors import ConfigError
 from transports.interfaces import choose_address
 from transports.rendezvous import bootstrap
 from transports.rendezvous.server import TcpStoreServer
+from transports.rendezvous.store import Store
 from transports.settings import did_you_mean
 
 DESCRIPTION: Final = """\
@@ -32,6 +35,7 @@ Start a program on several ranks of this machine and see it through.
 Every rank is a process that runs the same command; collectives.init() in it finds the others. What ranks print comes
 line by line with the rank in front; rank 0 has the terminal's input. When a rank fails, the others get a moment to
 report and are then ended; the exit code is that of the rank that failed first (128 + N if signal N killed it).
+With --keep-going they go on instead; then the exit code is 0 if any rank exits with 0.
 Ctrl-C ends all ranks and what they started; pressed again, it kills them at once.
 """
 EXAMPLES: Final = """\
@@ -81,6 +85,11 @@ def add_parser(subparsers: Any) -> None:
         help="seconds between asking ranks to end and killing them (default: 5)",
     )
     parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="when ranks fail, let the others go on: for programs that call shrink()",
+    )
+    parser.add_argument(
         "--no-prefix", dest="prefix", action="store_false", help="do not put the rank in front of lines"
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
@@ -122,25 +131,66 @@ def main(args: argparse.Namespace) -> int:
     if args.transport is not None:
         settings.append(("transport", args.transport))
     environment = {**os.environ, **as_variables(settings)}
-    Config.load(environment=environment)
+    tls = Config.load(environment=environment).load_tls()
     for name in THREAD_VARIABLES:
         environment.setdefault(name, str(max(1, usable_cores() // np)))
     environment.setdefault("PYTHONUNBUFFERED", "1")
     secret = new_secret()
-    with TcpStoreServer(choose_address("", None), secret=secret) as server:
+    with TcpStoreServer(choose_address("", None), secret=secret, tls=tls) as server:
         name = secrets.token_hex(4)
         jobs = [bootstrap.Job(rank, np, server.url, secret, rank, np, name) for rank in range(np)]
-        environments = [environment | bootstrap.job_to_environment(job) for job in jobs]
+        torch = _for_torch(server.address[0])
+        environments = [torch(job) | environment | bootstrap.job_to_environment(job) for job in jobs]
+
+        def lobby() -> contextlib.closing[Store]:
+            return contextlib.closing(bootstrap.open_store(server.url, secret, time.monotonic(), tls=tls))
 
         def find_culprit(failed: Sequence[int]) -> int:
-            with contextlib.closing(bootstrap.open_store(server.url, secret, time.monotonic())) as store:
+            with lobby() as store:
                 return culprit(store, failed)
 
+        def left_out(ranks: Sequence[int]) -> bool:
+            with lobby() as store:
+                return are_left_out(store, ranks)
+
         try:
-            return supervise(Job(command, environments, args.prefix, args.grace, args.timeout, find_culprit))
+            job = Job(
+                command,
+                environments,
+                args.prefix,
+                args.grace,
+                args.timeout,
+                find_culprit,
+                keep_going=args.keep_going,
+                left_out=left_out,
+            )
+            return supervise(job)
         except OSError as error:
             sys.stderr.write(f"ronde run: cannot start {command[0]!r}: {error.strerror}\n")
             return 127 if error.errno == errno.ENOENT else 126
+
+
+def _for_torch(host: str) -> Callable[[bootstrap.Job], dict[str, str]]:
+    """The variables by which torch.distributed finds its ranks (torchrun(1)), so that its scripts run unchanged.
+
+    torch's rank 0 listens on the port, which is free now; that somebody else takes it before is unlikely.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as free:
+        free.bind((host, 0))
+        port = free.getsockname()[1]
+
+    def variables(job: bootstrap.Job) -> dict[str, str]:
+        return {
+            "RANK": str(job.rank),
+            "WORLD_SIZE": str(job.size),
+            "LOCAL_RANK": str(job.rank),
+            "LOCAL_WORLD_SIZE": str(job.size),
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(port),
+        }
+
+    return variables
 
 
 def as_command(words: Sequence[str]) -> list[str]:

@@ -3,6 +3,8 @@
 How a job ends
     every rank exits with 0          what they left running is ended, exit code 0
     a rank fails                     the others get a moment to report, then SIGTERM, `grace`, SIGKILL; its exit code
+      and the job is to keep going   it goes on while ranks run that the others have not gone on without; exit code 0 if
+                                     any rank exits with 0, else that of the first that failed
     SIGINT, SIGTERM, SIGHUP          is passed on, `grace`, SIGKILL; a second one kills at once; 128 + N
     timeout, output closed           SIGTERM, `grace`, SIGKILL; 124 as of timeout(1), 141 as of SIGPIPE
     the launcher is killed           the guardian kills all ranks
@@ -17,7 +19,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final
 
@@ -52,14 +54,17 @@ _NEVER: Final = float("inf")
 @dataclass(frozen=True)
 class Job:
     """What to start: one process per environment, in rank order. Times in seconds. `culprit`, asked once when
-    ranks have failed and all have ended, says which of those in the order of their end failed first."""
+    ranks have failed and all have ended, says which of those in the order of their end failed first. `left_out`, asked
+    if the job is to keep going, says whether the others have gone on without all these ranks."""
 
     command: Sequence[str]
-    environments: Sequence[Mapping[str, str]]
+    environments: Sequence[Mapping[str, str]] = field(repr=False)  # the secret is in there
     prefix: bool = True
     grace: float = 5.0
     timeout: float | None = None
     culprit: Callable[[Sequence[int]], int] = lambda failed: failed[0]
+    keep_going: bool = False
+    left_out: Callable[[Sequence[int]], bool] = lambda ranks: False
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,8 @@ class _Supervisor:
 
     def run(self) -> int:
         self._loop(self._all_gone, lambda: _NEVER)
+        if self._end is None and self._failed and all(fate.status for fate in self._fates.values()):
+            self._end = _End(exit_code(self._failed[0].status or 0))
         self._plan.clear()
         self._deadline = _NEVER
         if self._signalled:
@@ -227,15 +234,20 @@ class _Supervisor:
             fate.status = status
             if status != 0:
                 self._failed.append(fate)
-            if status != 0 and self._end is None:
+            if status != 0 and self._job.keep_going:
+                self._relay.say(f"ronde: rank {fate.rank} failed: {fate.describe()}, pid {fate.pid}")
+            elif status != 0 and self._end is None:
                 self._end = _End(exit_code(status))
                 self._schedule(time.monotonic() + REPORT, signal.SIGTERM)
         for fate in self._fates.values():
             if fate.here and fate.status is not None:
                 self._reaper.collect_orphans(fate.pid)
                 self._take_leave(fate)
-        if not self._plan and all(fate.status is not None for fate in self._fates.values()):
+        running = [fate.rank for fate in self._fates.values() if fate.status is None]
+        if not self._plan and not running:
             self._schedule(time.monotonic() + LINGER, signal.SIGTERM)
+        elif not self._plan and self._job.keep_going and self._job.left_out(running):
+            self._schedule(time.monotonic() + REPORT, signal.SIGTERM)
 
     def _take_leave(self, fate: Fate) -> None:
         """Note it if nothing is left of a rank: its number may come to mean another process group."""

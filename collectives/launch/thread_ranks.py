@@ -57,7 +57,7 @@ class ThreadRanks:
             with self._lock:
                 self._ended = True
                 for communicator in self._communicators:
-                    communicator.abort("run is ending its ranks")
+                    communicator.current.abort("run is ending its ranks")
         self._store.close()
         deadline = time.monotonic() + GRACE
         for thread in self._threads:

@@ -53,6 +53,9 @@ def test_options_of_transports_and_of_those_inside_them(tmp_path: Path) -> None:
 BAD: list[tuple[str, dict[str, str], dict[str, Any], str]] = [
     ("", {"RONDE_TIMEOUT": "soon"}, {}, r"timeout='soon' \(from environment RONDE_TIMEOUT\): must be a number"),
     ("", {"RONDE_TIMEOUT": "-1"}, {}, r"timeout=-1.0: must be a positive, finite number of seconds.*RONDE_TIMEOUT"),
+    ("", {"RONDE_HEARTBEAT": "0.1"}, {}, r"heartbeat=0.1: must be 0 \(never\) or a finite number of seconds, 0.5"),
+    ("", {}, {"heartbeat": float("inf")}, r"heartbeat=inf: must be 0"),
+    ("", {}, {"stall": -1}, r"stall=-1.0: must be 0 \(never\) or a positive, finite number of seconds"),
     ("", {"RONDE_REPRODUCIBLE": "perhaps"}, {}, r"reproducible='perhaps'.*must be yes or no"),
     ("", {"RONDE_TRANSPORT": "tpc"}, {}, r"transport='tpc': unknown \(did you mean 'tcp'\?\); must be one of auto"),
     ("", {}, {"transport": 3}, r"transport=3 \(from argument\): must be text"),

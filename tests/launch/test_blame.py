@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from collectives.launch.blame import culprit, is_consequence, say_why
 from transports import errors
 from transports.rendezvous.memory import MemoryStore
+from transports.rendezvous.tcp import TcpStore
 
 
 @pytest.fixture
@@ -63,3 +66,14 @@ def test_what_is_raised_while_handling_a_consequence_is_one() -> None:
     with pytest.raises(ValueError, match="cannot go on") as caught:
         handle()
     assert is_consequence(caught.value)
+
+
+def test_a_store_out_of_reach_keeps_nobody_from_ending() -> None:
+    """Its server takes connections and never says a word; other calls would wait for 10 s and more."""
+    begun = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        store = TcpStore(*listener.getsockname(), b"a secret for tests only", connect_deadline=begun + 60)
+        say_why(store, 0, ValueError("the cause"))
+        say_why(store, 0, errors.PeerLost("a consequence"))
+        store.close()
+    assert time.monotonic() - begun < 8

@@ -129,10 +129,31 @@ def test_an_abort_crosses_from_one_to_the_other() -> None:
             with pytest.raises(AbortedError, match="the far one gave up"):
                 send(transport, 2, 1, b"")
         assert transport.failure is not None
-        assert transport.failure.rank in (2, None)
+        assert transport.failure.rank == 2
         return transport.failure.peer
 
     assert set(on_ranks(auto("local", "tcp"), body, hosts="aab")) == {1}
+
+
+def test_the_one_to_blame_may_be_unknown_to_the_transport_that_tells() -> None:
+    """Rank 1 hears through the transport inside its host of a rank on another one."""
+    lost = PeerLost("rank 0 lost rank 2", rank=0, peer=2)
+
+    def body(transport: Transport) -> tuple[int | None, int | None]:
+        if transport.rank == 0:
+            recv(transport, 1, 1, 0)
+            transport.abort(lost)
+        elif transport.rank == 1:
+            send(transport, 0, 1, b"")
+            with pytest.raises(PeerLost, match="rank 0 lost rank 2"):
+                recv(transport, 0, 1, 1)
+        else:
+            with pytest.raises(PeerLost, match="rank 0 lost rank 2"):
+                recv(transport, 0, 1, 1)
+        assert transport.failure is not None
+        return transport.failure.rank, transport.failure.peer
+
+    assert on_ranks(auto(), body, hosts="aab") == [(0, 2)] * 3
 
 
 def test_a_deadline_may_be_the_cause_of_an_abort() -> None:

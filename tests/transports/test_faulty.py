@@ -164,6 +164,15 @@ def test_truncated_frames_do_not_fit() -> None:
     on_ranks(faulty("truncate send nth=1"), one_way(body, count=2))
 
 
+def test_mislabelled_frames_do_not_fit() -> None:
+    def body(transport: Transport) -> None:
+        with pytest.raises(MismatchError, match="check 0x00000001 came; 8 bytes, check 0x00000000 expected"):
+            recv(transport, 0, 1, 8)
+        assert recv(transport, 0, 1, 8) == b"\1" * 8
+
+    on_ranks(faulty("mislabel send nth=1"), one_way(body, count=2))
+
+
 @pytest.mark.parametrize("operation", ["irecv", "isend"])
 def test_what_hangs_ends_at_its_deadline_or_by_an_abort(operation: str) -> None:
     def body(transport: Transport) -> None:

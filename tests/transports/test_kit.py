@@ -466,6 +466,11 @@ def test_leaks_finds_shared_memory(quick: Leaks) -> None:
     path.unlink()
 
 
+def test_leaks_finds_shared_memory_elsewhere(tmp_path: Path) -> None:
+    leaks = Leaks(settle=0.05, directory=str(tmp_path))
+    assert leak_of(leaks, (tmp_path / "ronde-1").touch) == f"left behind: file {tmp_path / 'ronde-1'}"
+
+
 def test_leaks_finds_processes(quick: Leaks) -> None:
     left: list[subprocess.Popen[bytes]] = []
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transports import matching
 from transports.errors import MismatchError
 from transports.matching import Landing, Mailbox, Receive
 
@@ -137,13 +138,38 @@ def test_waiting_for_counts_unmatched_receives_by_peer() -> None:
     assert mailbox.waiting_for() == {1: 2, 2: 1}
 
 
-def test_expects_tells_whether_a_receive_is_posted() -> None:
+def test_a_frame_is_taken_if_a_receive_is_posted_for_it_or_there_is_room() -> None:
     mailbox = Mailbox(0)
-    assert not mailbox.expects(1, 5)
-    post(mailbox, 4)
-    assert mailbox.expects(1, 5)
-    arrive(mailbox, b"1234")
-    assert not mailbox.expects(1, 5)
+    assert mailbox.takes(1, 5, 0, 10, max_parked=10)
+    assert not mailbox.takes(1, 5, 0, 11, max_parked=10)
+    arrive(mailbox, b"1234", tag=6)
+    assert mailbox.takes(1, 5, 0, 6, max_parked=10)
+    assert not mailbox.takes(1, 5, 0, 7, max_parked=10)
+    post(mailbox, 100)
+    assert mailbox.takes(1, 5, 0, 100, max_parked=10)
+    assert mailbox.takes(1, 5, 0, 7, max_parked=10)  # it does not fit, and is read over
+    assert not mailbox.takes(1, 4, 0, 7, max_parked=10)
+
+
+@pytest.mark.parametrize(("check", "length"), [(0, 2**63), (7, 100)])
+def test_a_frame_that_does_not_fit_and_cannot_be_read_over_is_an_error(check: int, length: int) -> None:
+    mailbox = Mailbox(3)
+    receive, _ = post(mailbox, 100)
+    with pytest.raises(MismatchError, match=f"{length} bytes, check {check:#010x} came; 100 bytes") as caught:
+        mailbox.takes(1, 5, check, length, max_parked=10)
+    assert (caught.value.rank, caught.value.peer) == (3, 1)
+    assert not receive.done
+
+
+def test_the_number_of_parked_frames_is_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "MAX_PARKED_FRAMES", 2)
+    mailbox = Mailbox(0)
+    for tag in (1, 2):
+        assert mailbox.takes(1, tag, 0, 0, max_parked=10)
+        arrive(mailbox, b"", tag=tag)
+    assert not mailbox.takes(1, 3, 0, 0, max_parked=10)
+    post(mailbox, 0, tag=1)
+    assert mailbox.takes(1, 3, 0, 0, max_parked=10)
 
 
 EVENTS = st.lists(st.tuples(st.sampled_from(["post", "arrive", "borrow"]), st.integers(0, 1), st.integers(0, 2)))

@@ -75,7 +75,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
 
 def test_third_parties_come_by_entry_point(third_party: types.ModuleType) -> None:
     assert registry.backend("other") is third_party
-    assert registry.names() == ("auto", "faulty", "local", "other", "shm", "tcp")
+    assert registry.names() == ("auto", "faulty", "local", "nccl", "other", "shm", "tcp")
     assert registry.make_options("other", {"port": ("7", "test")}) == Options(port=7)
 
 

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -43,7 +42,6 @@ from transports.shm import Options, ShmTransport, doorbell, fence, ring, segment
 from transports.shm.copying import copy
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import barrier
-from transports.shm.liveness import Identity, Watch
 from transports.shm.ring import CONTROL_BYTES, Incoming, Outgoing, RingMemory
 from transports.shm.segments import Segment
 from transports.testing import check_transport, run_processes, run_threads
@@ -549,28 +547,6 @@ def test_a_killed_process_is_missed_and_leaves_nothing(tmp_path: Path) -> None:
     for rank in (0, 2):
         assert all("lost rank 1 (localhost, pid" in text for text in texts[rank]), texts[rank]
     assert not list((tmp_path / "memory").iterdir())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-@pytest.mark.parametrize("pidfd", [True, False])
-def test_a_watch_tells_the_dead_from_the_living(pidfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not pidfd:
-        monkeypatch.delattr(os, "pidfd_open", raising=False)
-    own = Identity.own()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        with open(f"/proc/{child.pid}/stat", "rb") as file:
-            start = int(file.read().rpartition(b")")[2].split()[19])
-        watch = Watch()
-        watch.add(0, own)
-        watch.add(1, Identity(child.pid, start, own.space))
-        watch.add(2, Identity(child.pid, start + 1, own.space))  # it died, and its id was given to another one
-        watch.add(3, Identity(child.pid, start + 1, own.space + 1))
-        assert watch.dead() == [2]
-        child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie
-        assert sorted(watch.dead()) == [1, 2]
-        watch.close()
-        watch.close()
 
 
 # Windows

@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +342,45 @@ def test_options_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     (name,) = setting
     with pytest.raises(ConfigError, match=f"{name}={setting[name]}: must be"):
         Options(**setting)
+
+
+def test_a_peer_that_does_not_read_for_long_is_not_lost() -> None:
+    """Its window is closed for longer than peer_timeout: it computes."""
+    length = 16 << 20
+    with ranks(2, Options(peer_timeout=1)) as (a, b):
+        in_threads(lambda: send(a, 1, 0, b"hi"), lambda: recv(b, 0, 0, 2))
+
+        def busy() -> None:
+            time.sleep(2.3)
+            assert recv(b, 0, 1, length) == bytes(length)
+
+        in_threads(lambda: send(a, 1, 1, bytes(length)), busy)
+
+
+def test_a_peer_that_never_connected_is_lost_too() -> None:
+    """Nobody tells the rank that waits for it: it looks for itself."""
+    with ranks(2) as (a, b):
+        b._listener.close()  # as if its process had ended
+        with pytest.raises(PeerLost, match=r"rank 0 cannot connect to rank 1 .* refused"):
+            recv(a, 1, 0, 1)
+
+
+def test_a_peer_that_is_awaited_for_long_comes_all_the_same() -> None:
+    """The connection that the rank which waits has made does no harm."""
+    with ranks(2) as (a, b):
+
+        def late() -> None:
+            time.sleep(1.6)
+            send(b, 0, 0, b"hi")
+
+        in_threads(lambda: recv(a, 1, 0, 2), late)
+        in_threads(lambda: send(a, 1, 1, b"ho"), lambda: recv(b, 0, 1, 2))
+
+
+@pytest.mark.parametrize("peer_timeout", [1, 2.5, 86400])
+def test_any_peer_timeout_can_be_asked_of_the_system(peer_timeout: float) -> None:
+    with ranks(2, Options(peer_timeout=peer_timeout)) as transports:
+        link(transports)
 
 
 def test_other_settings_work_too() -> None:

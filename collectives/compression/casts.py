@@ -1,0 +1,61 @@
+"""Casts to half precision: half the bytes of float32, a quarter of float64's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from collectives.buffers import Array
+from collectives.compression.codec import Codec
+from collectives.reductions import BFLOAT16, FLOAT16, is_small_float
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(Codec):
+    """Numbers travel in a smaller float; sums are made in their own precision and rounded once. No state is needed.
+
+    NaN and infinity arrive as such.
+    """
+
+    dtype: ClassVar[np.dtype[Any]]
+
+    @property
+    def feedback(self) -> bool:
+        return False
+
+    def suits(self, dtype: np.dtype[Any]) -> bool:
+        return dtype.kind == "f" and not is_small_float(dtype)
+
+    def nbytes(self, count: int, itemsize: int) -> int:
+        return count * self.dtype.itemsize
+
+    def encode(self, numbers: Array, data: Array, rng: np.random.Generator) -> None:
+        np.copyto(data.view(self.dtype), numbers, casting="unsafe")
+
+    def decode(self, data: Array, numbers: Array) -> None:
+        np.copyto(numbers, data.view(self.dtype))
+
+    def compress(self, array: Array) -> tuple[Array, np.dtype[Any]]:
+        """The array cast down, and what `decompress` needs; as Horovod's `Compression.fp16.compress`. Arrays that are
+        no wider floats are returned as they are."""
+        return (array.astype(self.dtype) if self.suits(array.dtype) else array), array.dtype
+
+    def decompress(self, array: Array, ctx: np.dtype[Any]) -> Array:
+        """The array cast back."""
+        return array.astype(ctx, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class FP16(Cast):
+    """IEEE 754 half precision: 11 significant bits. Beyond 65504 lies infinity; below 6e-5 precision is lost."""
+
+    dtype = FLOAT16
+
+
+@dataclass(frozen=True, slots=True)
+class BF16(Cast):
+    """bfloat16: 8 significant bits, the range of float32."""
+
+    dtype = BFLOAT16

@@ -1,0 +1,69 @@
+"""All collectives, as jobs, and what these run on."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from collectives.alarm import Alarm
+from collectives.buffers import Array
+from collectives.composed import ComposedJobs
+from collectives.config import Config
+from collectives.device_jobs import DeviceAware, takes_devices
+from collectives.execute import Executor
+from collectives.meter import Meter
+from collectives.objects import ObjectJobs
+from collectives.plan import Planner
+from collectives.ready import Ready
+from collectives.reduction_jobs import ReductionJobs
+from collectives.schedule import Geometry
+from collectives.select import Selector
+from transports.base import Transport
+from transports.onesided import OneSided
+
+
+@takes_devices
+class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
+    """Makes jobs that are ordered among themselves only: they have an executor of their own, with its memory."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        ranks: tuple[int, ...],
+        tag: int,
+        geometry: Geometry,
+        selector: Selector,
+        config: Config,
+        alarm: Alarm,
+        meter: Meter,
+        label: str = "",
+    ) -> None:
+        """`tag` is that of its frames; `label` tells its tracks in a timeline from the communicator's others."""
+        onesided = transport.ability(OneSided)
+        reaches = onesided is not None and geometry.size > 1 and onesided.reaches(ranks)
+        planner = Planner(geometry, selector, config.stage_bytes if reaches else 0, meter, label)
+        self.executor = Executor(transport, ranks, tag, planner, alarm)
+        self._onesided = onesided if reaches else None
+        self._ranks = ranks
+        self._key = f"stage/{tag:x}/{ranks[0]}"
+        super().__init__(geometry.rank, geometry.size, self.executor, selector, config)
+
+    def stage(self) -> None:
+        """Make the staging window, where the ranks can have one. Collective; before anything is run."""
+        if self._onesided is not None:
+            deadline = time.monotonic() + self._config.connect_timeout
+            nbytes = 2 * self._config.stage_bytes
+            self.executor.use(self._onesided.expose(self._key, self._ranks, nbytes, deadline))
+
+    def prepare(self, collective: str, x: Array, argument: Any, in_place: bool) -> Ready | None:
+        """What ReadyCalls asks for. Raises TypeError or ValueError as the job does."""
+        ready: Ready | None = getattr(self, f"ready_{collective}")(x, argument, in_place)
+        return ready
+
+    def close(self, deadline: float) -> None:
+        """Release all memory. Collective if arrays on GPUs were communicated. Raises DeadlineExceeded."""
+        try:
+            self.close_devices(deadline)
+        finally:
+            self.forget()
+            self.executor.close()

@@ -1,0 +1,162 @@
+"""Process sets: some ranks of the world that compute together, as Horovod has them.
+
+    evens = add_process_set([0, 2, 4])
+    if evens.included():
+        evens.communicator.allreduce(x)
+
+Every set has a communicator of its own, split from the world, with its own order and its own engine for named
+operations: what is done in one set waits for nothing in another. Its ranks are numbered by their places in the list.
+
+A ProcessSet is a value: what it stands for is looked up in the world that its user is in. So ranks that are threads of
+one process may share one, and it means something again when it is added to the next world.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from collectives.communicator import Communicator
+from collectives.world import is_initialized, world
+from transports.errors import MismatchError
+
+
+class ProcessSet:
+    """Ranks of the world, in an order; without ranks all of them.
+
+    Raises TypeError or ValueError unless these are distinct ints, 0 or more.
+    """
+
+    def __init__(self, ranks: Iterable[int] | None = None) -> None:
+        self._ranks = None if ranks is None else _checked(ranks)
+
+    @property
+    def ranks(self) -> list[int] | None:
+        """Its ranks in the world. None for the global set while there is no world."""
+        if self._ranks is not None:
+            return list(self._ranks)
+        return list(range(world().size)) if is_initialized() else None
+
+    @property
+    def process_set_id(self) -> int | None:
+        """The number by which all ranks know it: 0 for the global set, None for one that was not added."""
+        found = self._find()
+        return None if found is None else found[0]
+
+    def size(self) -> int | None:
+        """How many ranks it has; None for a set that was not added."""
+        ranks = self.ranks
+        return None if ranks is None or self._find() is None else len(ranks)
+
+    def rank(self) -> int | None:
+        """This rank's number in the set; None for a set that was not added. Raises ValueError if it is not in it."""
+        ranks = self.ranks
+        if ranks is None or self._find() is None:
+            return None
+        if world().rank not in ranks:
+            raise ValueError(f"rank {world().rank} is not in the process set {ranks}")
+        return ranks.index(world().rank)
+
+    def included(self) -> bool | None:
+        """True if this rank is in it; None while there is no world."""
+        ranks = self.ranks
+        return world().rank in ranks if is_initialized() and ranks is not None else None
+
+    @property
+    def communicator(self) -> Communicator:
+        """What its ranks compute with. Raises ValueError for a set that was not added, or without this rank."""
+        found = self._find()
+        if found is None:
+            raise ValueError(f"{self}: is no process set of this world; call add_process_set first")
+        communicator = found[1]
+        if communicator is None:
+            raise ValueError(f"{self}: rank {world().rank} is not in it")
+        return communicator
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProcessSet) and self._ranks == other._ranks
+
+    def __hash__(self) -> int:
+        return hash(self._ranks)
+
+    def __repr__(self) -> str:
+        return f"ProcessSet({'' if self._ranks is None else list(self._ranks)})"
+
+    def _find(self) -> tuple[int, Communicator | None] | None:
+        """Its number and, on its ranks, its communicator; None if the world has no such set."""
+        if not is_initialized():
+            return None
+        if self._ranks is None or self._ranks == tuple(range(world().size)):
+            return 0, world()
+        sets = world().process_sets.items()
+        return next(((number, communicator) for number, (ranks, communicator) in sets if ranks == self._ranks), None)
+
+
+global_process_set: Final = ProcessSet()
+"""All ranks of the world."""
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int], *, timeout: float | None = None) -> ProcessSet:
+    """Make a process set of the world, and return it. Collective: all ranks of the world call it, with the same ranks.
+
+    Raises TypeError or ValueError for bad ranks, or a set of the same ranks that there is already (the global one
+    counts): nothing was done then. MismatchError on all ranks if they gave different ones; the world stays usable.
+    """
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    comm = world()
+    ranks = added.ranks or []
+    if max(ranks, default=0) >= comm.size:
+        raise ValueError(f"ranks={ranks}: must be ranks of the world, 0 to {comm.size - 1}")
+    others = [tuple(range(comm.size)), *(other for other, _ in comm.process_sets.values())]
+    if any(set(ranks) == set(other) for other in others):
+        raise ValueError(f"ranks={ranks}: there is a process set of these ranks already")
+    _agree(comm, "add_process_set", ranks, timeout)
+    place = ranks.index(comm.rank) if comm.rank in ranks else None
+    communicator = comm.split(None if place is None else 0, place or 0, timeout=timeout)
+    comm.process_sets[max(comm.process_sets, default=0) + 1] = tuple(ranks), communicator
+    return added
+
+
+def remove_process_set(process_set: ProcessSet, *, timeout: float | None = None) -> bool:
+    """Close a process set of the world; False, with nothing done, for one that was not added and for the global set.
+    Collective over the world. What the set has in flight ends as told for `Communicator.close`; raises as that does,
+    and MismatchError as add_process_set."""
+    number = process_set.process_set_id
+    if not number:
+        return False
+    comm = world()
+    _agree(comm, "remove_process_set", process_set.ranks or [], timeout)
+    _, communicator = comm.process_sets.pop(number)
+    if communicator is not None:
+        communicator.close(timeout)
+    return True
+
+
+def enroll(process_sets: Iterable[ProcessSet | Sequence[int]]) -> None:
+    """Add process sets to a new world: those that `init` was given. One that is given twice is added once."""
+    for given in process_sets:
+        process_set = given if isinstance(given, ProcessSet) else ProcessSet(given)
+        if process_set.process_set_id is None:
+            add_process_set(process_set)
+
+
+def _checked(ranks: Iterable[int]) -> tuple[int, ...]:
+    given = tuple(ranks)
+    if not all(isinstance(rank, (int, np.integer)) and not isinstance(rank, bool) for rank in given):
+        raise TypeError(f"ranks={list(given)!r}: must be ints")
+    if not given or min(given) < 0 or len(set(given)) != len(given):
+        raise ValueError(f"ranks={list(given)!r}: must be distinct, 0 or more, and at least one")
+    return tuple(int(rank) for rank in given)
+
+
+def _agree(comm: Communicator, what: str, ranks: list[int], timeout: float | None) -> None:
+    """Raises MismatchError on all ranks unless all gave the same."""
+    digest = zlib.crc32(repr((what, ranks)).encode())
+    if (np.asarray(comm.allgather(np.array([digest]), timeout=timeout)) != digest).any():
+        said = np.frombuffer(f"{what}({ranks})\n".encode(), np.uint8)
+        table = np.asarray(comm.allgather(said, timeout=timeout)).tobytes().decode().splitlines()
+        rows = "".join(f"\n  rank {rank}: {row}" for rank, row in enumerate(table))
+        raise MismatchError(f"the ranks' process sets do not fit together:{rows}", rank=comm.rank)

@@ -1,0 +1,83 @@
+"""What the threads of this process are doing, read from their Python stacks, so that calls need not say it.
+
+A small call takes microseconds; whoever asks for its whereabouts is in no hurry.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
+from typing import Final, NamedTuple
+
+from collectives.alarm import Alarm
+from collectives.execute import Executor
+from collectives.plan import Plan
+from collectives.point_to_point import Message
+from transports.base import Request
+
+_LONGEST_STACK: Final = 24
+
+
+class Place(NamedTuple):
+    """A place in a call that is under way.
+
+    executor  that of the communicator whose call it is
+    number    that of the collective; 0 for a message
+    step      changes as the call gets on
+    text      call, step, and whom it waits for
+    peers     the ranks of the world that can tell why it does not get on, and perhaps this one
+    awaits    the one of them that it waits for, None if it waits for none
+    """
+
+    executor: Executor
+    number: int
+    step: int
+    text: str
+    peers: tuple[int, ...]
+    awaits: int | None = None
+
+
+def places(alarm: Alarm) -> list[Place]:
+    """Where the threads of this process are that are inside calls of the rank which `alarm` is of."""
+    found = []
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            look = _LOOKS.get(frame.f_code)
+            if look is not None:
+                found += look(**frame.f_locals)
+            frame = frame.f_back
+    return [place for place in found if place.executor.alarm is alarm]
+
+
+def stack_of(thread: int) -> str:
+    """The innermost part of a thread's Python stack, as in a traceback."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return "  its thread has ended\n"
+    return "".join(traceback.format_stack(frame, limit=_LONGEST_STACK))
+
+
+# The arguments are the variables of the method that is under way; what it has not set yet has a default here.
+
+
+def _in_collective(self: Executor, plan: Plan, at: int = 0, **_: object) -> list[Place]:
+    return [Place(self, self.calls, at, self.locate(plan, self.calls, at), self.ranks, self.awaits(plan, at))]
+
+
+def _in_message(
+    self: Message, request: Request | None = None, doing: str = "", rank: int = 0, **_: object
+) -> list[Place]:
+    if not doing:
+        return []
+    executor = self.executor
+    peer = executor.ranks[rank]
+    return [Place(executor, 0, id(request), f"a call to {doing} rank {rank}", (peer,), peer)]
+
+
+_LOOKS: Final[Mapping[CodeType, Callable[..., list[Place]]]] = {
+    Executor._execute.__code__: _in_collective,
+    Message.wait.__code__: _in_message,
+}

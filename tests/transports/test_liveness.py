@@ -1,0 +1,105 @@
+"""Which processes are dead, which are stopped, and what an observer may say that did not run itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from transports.liveness import STOPPED_SECONDS, Identity, Steady, Watch, _state_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+
+
+@contextlib.contextmanager
+def child() -> Iterator[tuple[int, Identity]]:
+    """A process that waits, and its identity."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        try:
+            yield process.pid, Identity(process.pid, _state_of(process.pid)[1], Identity.own().space)
+        finally:
+            process.kill()
+
+
+def await_state(pid: int, state: bytes) -> None:
+    end = time.monotonic() + 10
+    while _state_of(pid)[0] != state:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_a_watch_tells_the_dead_from_the_living(pidfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not pidfd:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    own = Identity.own()
+    with child() as (pid, identity):
+        watch = Watch()
+        watch.add(0, own)
+        watch.add(1, identity)
+        watch.add(2, Identity(pid, identity.start + 1, own.space))  # it died, and its id was given to another one
+        watch.add(3, Identity(pid, identity.start + 1, own.space + 1))
+        assert watch.dead() == [2]
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # a zombie
+        assert sorted(watch.dead()) == [1, 2]
+        assert watch.stopped() == []
+        watch.close()
+        watch.close()
+
+
+def test_a_descriptor_that_is_taken_away_is_no_death() -> None:
+    with child() as (pid, identity):
+        watch = Watch()
+        watch.add(1, identity)
+        (descriptor,) = watch._descriptors
+        with open(os.devnull) as file:
+            os.dup2(file.fileno(), descriptor)  # always readable
+        assert watch.dead() == []
+        os.close(descriptor)
+        assert watch.dead() == []
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert watch.dead() == [1]
+        watch.close()
+
+
+def test_a_stopped_process_is_told_after_a_while_and_no_more_once_it_goes_on() -> None:
+    with child() as (pid, identity):
+        watch = Watch()
+        watch.add(1, identity)
+        watch.add(2, Identity(pid, identity.start + 1, identity.space))
+        assert watch.stopped() == []
+        os.kill(pid, signal.SIGSTOP)
+        await_state(pid, b"T")
+        began = time.monotonic()
+        while not (stopped := watch.stopped()):
+            assert time.monotonic() < began + 30
+            time.sleep(0.02)
+        assert stopped == [1]
+        assert time.monotonic() - began >= STOPPED_SECONDS
+        assert watch.dead() == [2]
+        os.kill(pid, signal.SIGCONT)
+        await_state(pid, b"S")
+        assert watch.stopped() == []
+        watch.close()
+
+
+def test_an_observer_that_was_away_begins_anew() -> None:
+    steady = Steady(gap=0.3)
+    assert steady.seen("T", 10.0) == 0
+    assert steady.seen("T", 10.25) == 0.25
+    assert steady.seen("T", 10.5) == 0.5
+    assert steady.seen("T", 11.0) == 0
+    assert steady.seen("T", 11.25) == 0.25
+    assert steady.seen("S", 11.5) == 0
+    assert steady.seen("T", 11.75) == 0
+    steady.forget()
+    assert steady.seen("T", 12.0) == 0
+    assert steady.seen("T", 12.25) == 0.25
