@@ -55,7 +55,8 @@ def _from_torchrun(resources: contextlib.ExitStack) -> dict[str, Any]:
     if job_from_environment(env) is not None or not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(env):
         return {}
     number, count = int(env["RANK"]), int(env["WORLD_SIZE"])
-    seconds = collectives.Config.load().connect_timeout
+    config = collectives.Config.load()
+    seconds = config.connect_timeout
     served = dist.TCPStore(
         env["MASTER_ADDR"],
         int(env["MASTER_PORT"]),
@@ -67,7 +68,7 @@ def _from_torchrun(resources: contextlib.ExitStack) -> dict[str, Any]:
     resources.callback(lambda: served)  # torch's master lives as long as this object
     attempt = f"{env.get('TORCHELASTIC_RESTART_COUNT', '0')}.{next(_meetings)}"
     meeting = dist.PrefixStore(f"horovod/{attempt}", served)
-    store, secret = open_store(meeting, number, time.monotonic() + seconds, resources)
+    store, secret = open_store(meeting, number, time.monotonic() + seconds, resources, config.load_tls())
     return {"rank": number, "size": count, "store": store, "secret": secret}
 
 

@@ -44,7 +44,7 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup
     config = Config.load({"timeout": seconds})
     with contextlib.ExitStack() as resources:
         try:
-            meeting, secret = open_store(store, rank, deadline, resources)
+            meeting, secret = open_store(store, rank, deadline, resources, config.load_tls())
             communicator = connect(join(rank, size, meeting, secret=secret, deadline=deadline), config, deadline)
         except RondeError as error:
             raise dist.DistBackendError(str(error)) from error

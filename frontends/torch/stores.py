@@ -11,21 +11,22 @@ import time
 from datetime import timedelta
 from typing import Any
 
-import msgpack
-
 from transports.auth import new_secret
 from transports.errors import DeadlineExceeded, RendezvousError
 from transports.interfaces import choose_address
+from transports.packed import pack, unpack
+from transports.rendezvous import bootstrap
 from transports.rendezvous.server import TcpStoreServer
 from transports.rendezvous.store import Store
-from transports.rendezvous.tcp import TcpStore
-from transports.rendezvous.wire import parse_url
+from transports.tls import Tls
 
 _KEY = "ronde/store"
 _SHORTEST = 0.01
 
 
-def open_store(theirs: Any, rank: int, deadline: float, resources: contextlib.ExitStack) -> tuple[Store, bytes]:
+def open_store(
+    theirs: Any, rank: int, deadline: float, resources: contextlib.ExitStack, tls: Tls | None
+) -> tuple[Store, bytes]:
     """The store of a group whose ranks share torch's store `theirs`, and the secret by which they prove themselves.
 
     The secret is made here and left in torch's store: it keeps out whoever can reach the ports but not that store.
@@ -34,15 +35,19 @@ def open_store(theirs: Any, rank: int, deadline: float, resources: contextlib.Ex
     try:
         if rank == 0:
             secret = new_secret()
-            server = resources.enter_context(TcpStoreServer(_address(), secret=secret))
-            theirs.set(_KEY, msgpack.packb([server.url, secret]))
+            server = resources.enter_context(TcpStoreServer(_address(), secret=secret, tls=tls))
+            theirs.set(_KEY, pack([server.url, secret]))
         left = max(_SHORTEST, deadline - time.monotonic())
         theirs.wait([_KEY], timedelta(seconds=left))
-        url, secret = msgpack.unpackb(theirs.get(_KEY), max_array_len=2)
+        told = unpack(theirs.get(_KEY))
     except RuntimeError as error:  # torch has one error for a late key and for a store that is gone
         kind = DeadlineExceeded if time.monotonic() >= deadline - _SHORTEST else RendezvousError
         raise kind(f"rank {rank} did not hear from rank 0 in torch's store: {error}", rank=rank) from error
-    store = TcpStore(*parse_url(url), secret, connect_deadline=deadline)
+    match told:
+        case [str(url), bytes(secret)]:
+            store = bootstrap.open_store(url, secret, deadline, tls=tls)
+        case _:
+            raise RendezvousError("torch's store holds something else where the address of ours should be", rank=rank)
     resources.callback(store.close)
     return store, secret
 

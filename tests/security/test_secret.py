@@ -219,7 +219,10 @@ def test_nothing_is_unpickled_without_a_secret(secret: bytes, caught: bool, monk
         group = bootstrap.join(rank, 2, store, secret=secret, deadline=soon())
         config = collectives.Config.load({"transport": "tcp"}, environment={})
         with contextlib.closing(collectives.connect(group, config, soon())) as comm:
-            calls = (lambda: comm.broadcast_object(Trap() if rank == 0 else None), lambda: comm.allgather_object(Trap()))
+            calls = (
+                lambda: comm.broadcast_object(Trap() if rank == 0 else None),
+                lambda: comm.allgather_object(Trap()),
+            )
             for call in calls:
                 if secret:
                     call()
