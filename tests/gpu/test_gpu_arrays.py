@@ -322,7 +322,7 @@ def test_auto_without_the_wheel_goes_through_the_host() -> None:
         assert some.apis == []
 
 
-def test_auto_where_one_rank_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_where_one_rank_has_no_gpu() -> None:
     """Also where only the others pass arrays on GPUs: nobody waits for a meeting that does not come about."""
     answers = iter([None, "no GPU here", None])
 
@@ -332,8 +332,8 @@ def test_auto_where_one_rank_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None
         found = comm.allreduce(cupy.asarray(x) if here else x)
         np.testing.assert_array_equal(host(found) if here else found, np.full(4, 3, np.float32))
 
-    with gpus() as some:
-        monkeypatch.setattr("transports.nccl.usable", lambda: next(answers))
+    with gpus() as some, pytest.MonkeyPatch.context() as inner:  # undone before what `gpus` has set is
+        inner.setattr("transports.nccl.usable", lambda: next(answers))
         with auto(some, 3) as world:
             some.run(world, body)
 
