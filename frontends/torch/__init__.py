@@ -14,17 +14,8 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("frontends.torch needs torch: pip install 'ronde[torch]'", name="torch") from None
 
 from collectives.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from frontends.torch.autograd import (
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
-from frontends.torch.basics import (
+from frontends.horovod.basics import (
+    barrier,
     ccl_built,
     cross_rank,
     cross_size,
@@ -32,9 +23,9 @@ from frontends.torch.basics import (
     ddl_built,
     gloo_built,
     gloo_enabled,
-    init,
     is_homogeneous,
     is_initialized,
+    join,
     local_rank,
     local_size,
     mpi_built,
@@ -48,23 +39,29 @@ from frontends.torch.basics import (
     start_timeline,
     stop_timeline,
 )
-from frontends.torch.compression import Compression
-from frontends.torch.errors import HorovodInternalError
-from frontends.torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
+from frontends.horovod.errors import HorovodInternalError
+from frontends.horovod.handles import poll, synchronize
+from frontends.horovod.names import Adasum, Average, Max, Min, Product, Sum
+from frontends.horovod.objects import allgather_object, broadcast_object
+from frontends.torch.autograd import (
+    allgather,
+    allreduce,
+    alltoall,
+    broadcast,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    reducescatter,
 )
-from frontends.torch.handles import poll, synchronize
-from frontends.torch.names import Adasum, Average, Max, Min, Product, Sum
+from frontends.torch.basics import init
+from frontends.torch.compression import Compression
+from frontends.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from frontends.torch.ops import (
     allgather_async,
     allreduce_,
     allreduce_async,
     allreduce_async_,
     alltoall_async,
-    barrier,
     broadcast_,
     broadcast_async,
     broadcast_async_,
@@ -73,7 +70,6 @@ from frontends.torch.ops import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
     grouped_reducescatter_async,
-    join,
     reducescatter_async,
     sparse_allreduce_async,
 )

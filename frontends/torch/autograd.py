@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from collectives.process_sets import ProcessSet, global_process_set
+from frontends.horovod.names import Average, Sum, choose_op, root_in
 from frontends.torch import ops
 from frontends.torch.compression import Compression, Compressor
-from frontends.torch.names import Average, Sum, choose_op
 
 
 class _Allreduce(torch.autograd.Function):  # type: ignore[misc]
@@ -66,7 +66,7 @@ class _Broadcast(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
-        ctx.process_set, ctx.root = process_set, ops.root_in(process_set, root_rank)
+        ctx.process_set, ctx.root = process_set, root_in(process_set, root_rank)
         result: torch.Tensor = ops.broadcast_async(tensor, root_rank, name, process_set).synchronize()
         return result
 

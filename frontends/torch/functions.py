@@ -8,9 +8,9 @@ from typing import Any, Final
 import torch
 
 from collectives.process_sets import ProcessSet, global_process_set
+from frontends.horovod.names import root_in
+from frontends.horovod.objects import broadcast_object
 from frontends.torch import ops
-from frontends.torch.errors import as_horovod
-from frontends.torch.names import full_name
 
 
 def broadcast_parameters(
@@ -57,24 +57,6 @@ def broadcast_optimizer_state(
         optimizer.load_state_dict(state)
 
 
-def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """The object of `root_rank`, pickled; on that rank, `obj` itself."""
-    comm, root = process_set.communicator, ops.root_in(process_set, root_rank)
-    full = full_name(comm, "broadcast_object", name)
-    with as_horovod():
-        found = comm.broadcast_object_async(obj, root, name=full).wait()
-    return obj if comm.rank == root else found
-
-
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """All ranks' objects, in rank order."""
-    comm = process_set.communicator
-    with as_horovod():
-        return list(comm.allgather_object_async(obj, name=full_name(comm, "allgather_object", name)).wait())
-
-
 class _Tensor:
     """Stands for a tensor in an outline."""
 
@@ -110,4 +92,4 @@ def _fill(outline: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _is_root(root_rank: int, process_set: ProcessSet) -> bool:
-    return process_set.rank() == ops.root_in(process_set, root_rank)
+    return process_set.rank() == root_in(process_set, root_rank)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from collectives.process_sets import ProcessSet, global_process_set
-from frontends.torch.errors import as_horovod
-from frontends.torch.handles import Handle, Handles
-from frontends.torch.names import Average, Sum, choose_op, communicator_of, full_name
+from frontends.horovod.errors import as_horovod
+from frontends.horovod.handles import Handle, Handles
+from frontends.horovod.names import Average, Sum, choose_op, communicator_of, full_name, root_in
 from frontends.torch.tensors import as_array, as_tensor, writable_array
 
 
@@ -241,14 +241,6 @@ def broadcast_(
     return result
 
 
-def root_in(process_set: ProcessSet, root_rank: int) -> int:
-    """The number within a process set of a rank of the world. Raises ValueError if it is not in it."""
-    ranks = process_set.ranks or []
-    if root_rank not in ranks:
-        raise ValueError(f"root_rank={root_rank!r}: must be a rank of the process set, one of {ranks}")
-    return ranks.index(root_rank)
-
-
 def _broadcast(
     tensor: torch.Tensor, output: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Handle:
@@ -343,22 +335,3 @@ def _scattering(op: str, prescale: float, postscale: float, name: str) -> dict[s
     if op not in (Average, Sum):
         raise ValueError(f"op={op!r}: reducescatter takes Average and Sum only")
     return {"prescale": _scale(prescale), "postscale": _scale(postscale), "name": name}
-
-
-# without tensors
-
-
-def join(device: int = -1) -> int:
-    """This rank has no more data: until all ranks have joined, it gives zeros to allreduces of the others.
-
-    Returns the last rank to join. `device` is there for Horovod's scripts and means nothing.
-    """
-    with as_horovod():
-        return global_process_set.communicator.join()
-
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all ranks of the set have called it."""
-    comm = communicator_of(process_set)
-    with as_horovod():
-        comm.barrier_async(name=full_name(comm, "barrier", None)).wait()

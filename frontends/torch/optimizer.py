@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import torch
 
 from collectives.process_sets import ProcessSet, global_process_set
+from frontends.horovod.names import Adasum, Average
 from frontends.torch import ops
 from frontends.torch.compression import Compression, Compressor
-from frontends.torch.names import Adasum, Average
 
 Parameter: TypeAlias = torch.nn.Parameter
 Named: TypeAlias = Iterable[tuple[str, Parameter]]

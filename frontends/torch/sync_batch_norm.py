@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from collectives.process_sets import ProcessSet, global_process_set
+from frontends.horovod.names import Sum
 from frontends.torch import ops
-from frontends.torch.names import Sum
 
 
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]

@@ -10,14 +10,10 @@ from typing import Any, TypeVar
 import torch
 
 import collectives
+from frontends.horovod.errors import HorovodInternalError
+from frontends.horovod.objects import allgather_object, broadcast_object
 from frontends.torch.elastic.sampler import ElasticSampler
-from frontends.torch.errors import HorovodInternalError
-from frontends.torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from frontends.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from collectives import Work
-from frontends.torch.errors import as_horovod
+from frontends.horovod.errors import as_horovod
 
 
 class Handle:

@@ -48,6 +48,14 @@ def full_name(communicator: Communicator, kind: str, name: str | None) -> str:
     return numbers.name(communicator, kind) if name is None else f"{kind}.{name}"
 
 
+def root_in(process_set: ProcessSet, root_rank: int) -> int:
+    """The number within a process set of a rank of the world. Raises ValueError if it is not in it."""
+    ranks = process_set.ranks or []
+    if root_rank not in ranks:
+        raise ValueError(f"root_rank={root_rank!r}: must be a rank of the process set, one of {ranks}")
+    return ranks.index(root_rank)
+
+
 def choose_op(op: str | None, average: bool | None) -> str:
     """`op`, or what the deprecated `average` says; Average by default. Raises ValueError for both or an unknown one."""
     if average is not None:
