@@ -1,7 +1,7 @@
 # make demo    train a network on 4 processes          make bench   time collectives (ARGS="allgather -np 4")
 # make test    all checks and tests (ARGS="-k name")   make lint    the checks alone
 # make clean   remove the virtual environment and what tools left behind
-# make chaos   break ranks on purpose, thousands of times, for minutes (ARGS="soak --minutes 30")
+# make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)
 #
 # Each works on its own on a machine with Python 3.11 or newer. PYTHON=/path/to/python chooses the interpreter.
 
@@ -34,7 +34,7 @@ lint: $(VENV)/.test
 	@$(BIN)/mypy
 
 chaos: $(VENV)/.test
-	@$(BIN)/python -m tests.chaos $(or $(ARGS),campaign)
+	@$(BIN)/python -m tests.chaos $(or $(ARGS),everything)
 
 bench: $(VENV)/.demo
 	@$(BIN)/ronde bench $(ARGS)

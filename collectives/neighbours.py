@@ -29,6 +29,14 @@ def has_left(desk: Store, rank: int) -> bool:
     return peek(desk, f"left/{rank}") is not None
 
 
+def ranks_by_host(group: Group) -> dict[str, list[int]]:
+    """Host -> its ranks, ascending; the hosts in the order in which they appear."""
+    hosts: dict[str, list[int]] = {}
+    for rank, member in enumerate(group.members):
+        hosts.setdefault(member.host, []).append(rank)
+    return hosts
+
+
 class NextProcess:
     """The next rank on this rank's host that is another process; the one after it if it has left, and so on."""
 
@@ -72,6 +80,42 @@ class NextProcess:
             self._watch = None
 
 
+class Pulse:
+    """The signs of life of one host, as this rank sees them.
+
+    host        its number, in the order in which the hosts appear in the group
+    heartbeat   the setting
+    """
+
+    def __init__(self, desk: Store, host: int, heartbeat: float) -> None:
+        self._desk = desk
+        self._key = f"beats/{host}"
+        self._heartbeat = heartbeat
+        self._steady = Steady(gap=heartbeat / 2)
+
+    def beat(self) -> None:
+        """Give one. Raises RendezvousError."""
+        self._desk.add(self._key, 1)
+
+    def forget(self) -> None:
+        """Begin anew: this rank cannot tell what it did not see."""
+        self._steady.forget()
+
+    def missed(self) -> str | None:
+        """Why the ranks of the host are lost, if they are; None too if it never gave a sign. Call it at least five
+        times per heartbeat. Raises RendezvousError."""
+        began = time.monotonic()
+        beats = peek(self._desk, self._key)
+        now = time.monotonic()
+        if beats is None or now - began > self._heartbeat / 10:  # slow to answer here, so perhaps to take beats there
+            self.forget()
+            return None
+        silence = self._steady.seen(beats, now)
+        if silence < 0.8 * self._heartbeat:  # the two looks around it take the rest
+            return None
+        return f"no sign of life from its host for {silence:.1f} s (setting heartbeat: {self._heartbeat:g} s)"
+
+
 class NextHost:
     """The next host, for groups on several. Every rank gives signs of life for its host, the first of each host also
     looks at those of the next one.
@@ -80,57 +124,59 @@ class NextHost:
     """
 
     def __init__(self, group: Group, desk: Store, heartbeat: float) -> None:
-        hosts = list(dict.fromkeys(member.host for member in group.members))
-        at = hosts.index(group.members[group.rank].host)
+        hosts = ranks_by_host(group)
+        names = list(hosts)
+        at = names.index(group.members[group.rank].host)
+        first = hosts[names[at]][0] == group.rank
         self._group = group
         self._desk = desk
         self._heartbeat = heartbeat
-        self._own = at
-        self._members = [[rank for rank, m in enumerate(group.members) if m.host == host] for host in hosts]
-        first = self._members[at][0] == group.rank
-        self._ahead = [*range(at + 1, len(hosts)), *range(at)] if first else []
-        self._steady = Steady(gap=heartbeat / 2)
+        self._own = Pulse(desk, at, heartbeat)
+        self._ahead = [
+            (hosts[names[host]], Pulse(desk, host, heartbeat))
+            for host in ((at + step) % len(names) for step in range(1, len(names)))
+            if first
+        ]
         self._beat_at = self._look_at = 0.0
-        self.exists = len(hosts) > 1 and heartbeat > 0
+        self.exists = len(names) > 1 and heartbeat > 0
 
     @property
     def due(self) -> float:
         """When `turn` is to be called next (monotonic seconds)."""
         return min(self._beat_at, self._look_at) if self._ahead else self._beat_at
 
+    @property
+    def pause(self) -> float:
+        """Seconds between two signs of life."""
+        return self._heartbeat / 5
+
     def beat(self) -> None:
         """Give a sign of life: the first before anybody computes, since nobody is missed who never gave one. Raises
         RendezvousError."""
-        self._desk.add(f"beats/{self._own}", 1)
+        self._own.beat()
 
     def turn(self, now: float) -> PeerLost | None:
         """Do what is due; the loss of the next host, if it is lost. Raises RendezvousError."""
         if now >= self._beat_at:
-            self._beat_at = now + self._heartbeat / 5
+            self._beat_at = now + self.pause
             self.beat()
         if self._ahead and now >= self._look_at:
             self._look_at = now + self._heartbeat / 10
-            return self._look(self._ahead[0])
+            return self._look(*self._ahead[0])
         return None
 
     def forget(self) -> None:
         """Begin anew: this rank cannot tell what it did not see."""
-        self._steady.forget()
+        if self._ahead:
+            self._ahead[0][1].forget()
 
-    def _look(self, host: int) -> PeerLost | None:
-        began = time.monotonic()
-        beats = peek(self._desk, f"beats/{host}")
-        now = time.monotonic()
-        if beats is None or now - began > self._heartbeat / 10:  # slow to answer here, so perhaps to take beats there
-            self.forget()
+    def _look(self, ranks: list[int], pulse: Pulse) -> PeerLost | None:
+        why = pulse.missed()
+        if why is None:
             return None
-        silence = self._steady.seen((host, beats), now)
-        if silence < 0.8 * self._heartbeat:  # the two looks around it take the rest
-            return None
-        lost = [rank for rank in self._members[host] if not has_left(self._desk, rank)]
+        lost = [rank for rank in ranks if not has_left(self._desk, rank)]
         if not lost:
             del self._ahead[0]
             return None
         names = ", ".join(map(self._group.describe, lost))
-        text = f"rank {self._group.rank} lost {names}: no sign of life from that host for {silence:.1f} s"
-        return PeerLost(f"{text} (setting heartbeat: {self._heartbeat:g} s)", rank=self._group.rank, peer=lost[0])
+        return PeerLost(f"rank {self._group.rank} lost {names}: {why}", rank=self._group.rank, peer=lost[0])

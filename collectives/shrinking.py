@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from collectives.launch.left_out import leave_out
-from collectives.neighbours import has_left, peek
+from collectives.neighbours import Pulse, has_left, peek, ranks_by_host
 from transports.base import Group
 from transports.errors import DeadlineExceeded, PeerLost, RendezvousError, RondeError, TransportError
 from transports.liveness import STOPPED_SECONDS, Watch
@@ -118,7 +118,7 @@ def conclude(known: Knowledge, waited: float, timeout: float) -> tuple[Decision 
 class _Muster:
     """The survivors of one group, coming together."""
 
-    def __init__(self, group: Group, failure: RondeError | None) -> None:
+    def __init__(self, group: Group, failure: RondeError | None, heartbeat: float) -> None:
         self._group = group
         self._me = group.rank
         store = group.store.hasty(HASTE_SECONDS)
@@ -129,9 +129,13 @@ class _Muster:
         self._here = {self._me}
         self._lost: dict[int, str] = {}
         self._watch = Watch()
-        for rank, member in enumerate(group.members):
-            if member.host == group.members[self._me].host:
-                self._watch.add(rank, member.process)
+        self._far: list[tuple[list[int], Pulse]] = []
+        for host, (name, ranks) in enumerate(ranks_by_host(group).items()):
+            if name == group.members[self._me].host:
+                for rank in ranks:
+                    self._watch.add(rank, group.members[rank].process)
+            elif heartbeat:
+                self._far.append((ranks, Pulse(self._watchmen, host, heartbeat)))
 
     def come(self) -> None:
         """Say that this rank is here. Raises RendezvousError."""
@@ -183,6 +187,11 @@ class _Muster:
                 self._lose(rank, blamed[rank].why)
         for rank in self._watch.stopped():
             self._lose(rank, f"its process has been stopped for {STOPPED_SECONDS:g} s")
+        for ranks, pulse in self._far:
+            missing = [rank for rank in ranks if rank not in self._here and rank not in self._lost]
+            why = pulse.missed() if missing else None
+            for rank in missing if why else []:
+                self._lose(rank, str(why))
 
     def _lose(self, rank: int, why: str) -> None:
         if rank not in self._lost:
@@ -254,7 +263,8 @@ class Shrinkable:
             return self.connect(group, config, time.monotonic() + min(config.connect_timeout, CONNECT_SECONDS))
 
         try:
-            self._successor = regroup(transport.group, transport.failure, seconds, leave=leave, connect=connect)
+            group, failure = transport.group, transport.failure
+            self._successor = regroup(group, failure, seconds, config.heartbeat, leave=leave, connect=connect)
         except BaseException as error:
             self.abort(f"it cannot go on: {error!r}")
             leave()
@@ -284,6 +294,7 @@ def regroup(
     group: Group,
     failure: RondeError | None,
     timeout: float,
+    heartbeat: float,
     *,
     leave: Callable[[], None],
     connect: Callable[[Group], T],
@@ -292,6 +303,7 @@ def regroup(
 
     failure   why the group failed, as far as this rank knows
     timeout   seconds that ranks have to come that are not known to be lost
+    heartbeat the setting: a host without a sign of life for so long is lost with all ranks that have not come
     leave     closes what there is of the old group; called when this rank has said that it is here
     connect   when it fails, a rank may have been lost meanwhile: then the survivors come together again
 
@@ -300,21 +312,28 @@ def regroup(
     """
     begun, attempts = time.monotonic(), 0
     while True:
-        smaller = _agree(group, failure, begun, timeout, leave)
+        smaller = _agree(group, failure, begun, timeout, heartbeat, leave)
         attempts = attempts + 1 if smaller.size == group.size else 1
         try:
             return connect(smaller)
         except TransportError as error:
             if attempts == ATTEMPTS:
-                _Muster(smaller, error).withdraw(f"it gave up: {error.message}")
+                _Muster(smaller, error, heartbeat).withdraw(f"it gave up: {error.message}")
                 raise
             group, failure, begun, leave = smaller, error, time.monotonic(), _nothing_to_leave
 
 
-def _agree(group: Group, failure: RondeError | None, begun: float, timeout: float, leave: Callable[[], None]) -> Group:
+def _agree(
+    group: Group,
+    failure: RondeError | None,
+    begun: float,
+    timeout: float,
+    heartbeat: float,
+    leave: Callable[[], None],
+) -> Group:
     """The group of the survivors. Raises RendezvousError."""
     try:
-        with contextlib.closing(_Muster(group, failure)) as muster:
+        with contextlib.closing(_Muster(group, failure, heartbeat)) as muster:
             muster.come()
             try:
                 leave()

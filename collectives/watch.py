@@ -130,6 +130,9 @@ class Watchman:
         failure = self._alarm.failure
         if failure is not None:  # perhaps nobody waits in this rank who would tell
             self._alarm.settle(failure)
+        while self._host.exists and not self._ended.wait(self._host.pause):  # this rank may yet come to shrink
+            with contextlib.suppress(RendezvousError):
+                self._host.beat()
 
     def _nap(self) -> float:
         due = min(self._look_at, self._stall.due, self._host.due if self._host.exists else float("inf"))

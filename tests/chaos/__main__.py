@@ -6,6 +6,7 @@ import argparse
 import os
 import random
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from tests.chaos.case import Case
 from tests.chaos.faults import FAULTS, TRANSPORTS
 from tests.chaos.process_bed import ProcessBed
 from tests.chaos.table import Tally, machine, write
+
+NO_NETWORKS = 2
+"""How tests.netns ends where there can be no network namespaces."""
 
 
 def main(arguments: list[str]) -> int:
@@ -36,6 +40,14 @@ def main(arguments: list[str]) -> int:
     many.add_argument("--soak", type=float, default=0.0, metavar="MINUTES", help="a soak afterwards (default none)")
     _common_options(many)
     many.set_defaults(run=_campaign)
+
+    whole = commands.add_parser(
+        "everything", help="the campaign; networks that fail (tests.netns); the fuzzers (tests.security); a soak"
+    )
+    whole.add_argument("--minutes", type=float, default=30.0, help="of the soak (default 30)")
+    whole.add_argument("--times", type=int, default=5, metavar="N", help="for each network fault (default 5)")
+    whole.add_argument("--examples", type=int, default=2000, metavar="N", help="for each fuzzer (default 2000)")
+    whole.set_defaults(run=_everything)
 
     one = commands.add_parser("case", help="one case again, by its name")
     one.add_argument("name", help="bed/transport/fault/ranks/seed, as a failure shows it")
@@ -82,9 +94,33 @@ def _campaign(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
     if options.write is not None:
         arguments = f"campaign --threads {options.threads} --processes {options.processes} --seed {seed}"
         arguments += "".join(f" --only {shlex.quote(name)}" for name in options.only)
-        write(options.write, f'make chaos ARGS="{arguments}"\n{machine()}\n\n{table}')
+        write(options.write, f'make chaos ARGS="{arguments}"\n{machine()}\n\n{table}', "campaign")
     print(f"{tally.failures} cases failed" if tally.failures else "no case failed")
     return int(bool(tally.failures) or grown)
+
+
+def _everything(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """One after the other, all of them whatever comes of the first."""
+    fuzzers = sorted(map(str, Path("tests/security").glob("test_fuzz_*.py")))
+    parts = {
+        "campaign": (["-m", "tests.chaos", "campaign"], {}),
+        "networks": (["-m", "tests.netns", "--times", str(options.times)], {}),
+        "fuzzers": (
+            ["-m", "pytest", "-q", "--timeout", "3600", *fuzzers],
+            {"RONDE_FUZZ_EXAMPLES": str(options.examples)},
+        ),
+        "soak": (["-m", "tests.chaos", "soak", "--minutes", str(options.minutes)], {}),
+    }
+    codes = {}
+    for name, (words, variables) in parts.items():
+        print(f"== {name}", flush=True)
+        codes[name] = subprocess.run([sys.executable, *words], env={**os.environ, **variables}, check=False).returncode
+    if codes["networks"] == NO_NETWORKS:
+        print("networks: not tried, there can be no network namespaces here")
+        codes["networks"] = 0
+    failed = [name for name, code in codes.items() if code]
+    print(f"failed: {', '.join(failed)}" if failed else "nothing failed")
+    return int(bool(failed))
 
 
 def _case(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

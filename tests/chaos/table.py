@@ -16,9 +16,6 @@ import collectives
 from tests.chaos.faults import FAULTS, TRANSPORTS, Bed
 from tests.chaos.verdict import Broken, Outcome
 
-BEGIN: Final = "<!-- begin table -->"
-END: Final = "<!-- end table -->"
-
 _COUNTED: Final[tuple[tuple[Broken, str], ...]] = (
     ("hang", "hangs"),
     ("wrong", "wrong"),
@@ -166,10 +163,16 @@ def machine() -> str:
     )
 
 
-def write(path: Path, text: str) -> None:
-    """Put `text` between the markers in a file. Raises ValueError if they are not there."""
-    before, begin, rest = path.read_text("utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{path}: must hold the lines {BEGIN} and {END}, between which the table goes")
+def write(path: Path, text: str, name: str) -> None:
+    """Put `text` between the markers of that name in a file. Raises ValueError if they are not there."""
+    begin, end = markers(name)
+    before, found, rest = path.read_text("utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"{path}: must hold the lines {begin} and {end}, between which the table goes")
     path.write_text(f"{before}{begin}\n\n```\n{text}\n```\n\n{end}{after}", "utf-8")
+
+
+def markers(name: str) -> tuple[str, str]:
+    """The lines between which a table of that name stands."""
+    return f"<!-- begin {name} -->", f"<!-- end {name} -->"

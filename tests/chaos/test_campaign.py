@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.table import BEGIN, END
+from tests.chaos.table import markers
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND = 110.0
@@ -29,7 +29,7 @@ def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
 )
 def test_a_short_campaign(tmp_path: Path, bed: str, cases: tuple[str, ...]) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"{BEGIN}{END}")
+    page.write_text("".join(markers("campaign")))
     done = chaos("campaign", *cases, "--seed", "1", "--patience", "5", "--write", str(page))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no case failed" in done.stdout

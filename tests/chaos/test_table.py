@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.campaign import describe, for_threads, kinds
 from tests.chaos.case import Case
 from tests.chaos.faults import FAULTS, TRANSPORTS
-from tests.chaos.table import BEGIN, END, Tally, machine, write
+from tests.chaos.table import Tally, machine, markers, write
 from tests.chaos.verdict import Finding, Outcome
 
 KILL = Case("processes", "tcp", "kill", 3, 7)
@@ -37,13 +37,14 @@ def test_a_failure_says_how_to_repeat_it() -> None:
 
 def test_it_goes_between_the_markers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    begin, end = markers("one")
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     for _ in range(2):
-        write(page, "new")
-    assert page.read_text() == f"before\n{BEGIN}\n\n```\nnew\n```\n\n{END}\nafter\n"
+        write(page, "new", "one")
+    assert page.read_text() == f"before\n{begin}\n\n```\nnew\n```\n\n{end}\nafter\n"
     page.write_text("nothing")
     with pytest.raises(ValueError, match="must hold the lines"):
-        write(page, "new")
+        write(page, "new", "one")
     assert page.read_text() == "nothing"
 
 

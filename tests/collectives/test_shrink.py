@@ -425,6 +425,38 @@ def test_rank_that_is_blamed_but_comes_in_time_goes_on() -> None:
         world.run(rank)
 
 
+def test_ranks_of_a_silent_host_are_not_waited_for() -> None:
+    gone_on = threading.Event()
+
+    def rank(comm: Communicator) -> None:
+        comm.barrier()
+        if comm.rank in (2, 3):
+            comm._family.watchman.close()  # its host gives no sign of life any more
+            assert gone_on.wait(SECONDS)
+            with pytest.raises(RendezvousError, match=r"no sign of life from its host for 0.\d s"):
+                comm.shrink()
+            return
+        compute(comm.shrink(timeout=10 * SECONDS), [0, 1])
+        gone_on.set()
+
+    with world_of("local", 4, hosts="aabb", heartbeat=0.5) as world:
+        world.run(rank)
+
+
+def test_ranks_of_another_host_that_come_late_are_waited_for() -> None:
+    def rank(comm: Communicator) -> None:
+        comm.barrier()
+        if comm.rank == 0:
+            comm.abort("on purpose")
+        assert await_failure(comm) is not None
+        if comm.rank in (2, 3):
+            time.sleep(1.5)  # three times the heartbeat: it computes, and its host gives signs of life
+        compute(comm.shrink(), [0, 1, 2, 3])
+
+    with world_of("local", 4, hosts="aabb", heartbeat=0.5) as world:
+        world.run(rank)
+
+
 def test_rank_that_is_interrupted_while_it_waits_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     come = shrinking._Muster.come
 

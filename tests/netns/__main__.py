@@ -8,7 +8,9 @@ import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from tests.chaos.table import machine, write
 from tests.netns.cases import CASES, Case
 from tests.netns.crew import RankFailed
 from tests.netns.network import obstacle
@@ -91,6 +93,7 @@ def main(arguments: Sequence[str]) -> int:
     names = [case.name for case in CASES]
     parser.add_argument("--only", action="append", default=[], choices=names, metavar="CASE", help=", ".join(names))
     parser.add_argument("--transport", action="append", default=[], choices=TRANSPORTS, help="by default both")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers in this file too")
     options = parser.parse_args(arguments)
     reason = obstacle()
     if reason is not None:
@@ -113,6 +116,8 @@ def main(arguments: Sequence[str]) -> int:
                         print(f"\n{case.name} over {transport}, the {number}. time: {trouble}\n", flush=True)
                 print(f"{case.name} over {transport}: {row.tried} times, {row.failed} failed", flush=True)
     print(f"\n{table(rows)}")
+    if options.write is not None:
+        write(options.write, f"python -m tests.netns --times {options.times}\n{machine()}\n\n{table(rows)}", "networks")
     return int(any(row.failed for row in rows))
 
 

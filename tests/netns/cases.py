@@ -28,7 +28,6 @@ LIMIT = 1.0
 HEARTBEAT = 2.0
 """The setting heartbeat, where it matters."""
 DEFAULT_LIMIT = 5.0
-SHRINK_SECONDS = 2.5
 SLACK = 6.0
 """Seconds beyond the limit that a rank may take to raise. In them are the first retransmission, some moments for a
 better explanation, a store that does not answer - and the haste of the machine."""
@@ -240,8 +239,8 @@ def cut_store(site: Site, transport: str) -> Seen:
 
 def shrink(site: Site, transport: str) -> Seen:
     """A host is cut off; the ranks on the side of the store shrink their world to themselves and compute on. Those of
-    the other side cannot, and are told why."""
-    with site.running(jobs.survive, _SMALL, SHRINK_SECONDS, config=settings(transport)) as run:
+    the other side cannot, and are told why. Nobody waits longer than `heartbeat` for a silent host."""
+    with site.running(jobs.survive, _SMALL, config=settings(transport, heartbeat=HEARTBEAT)) as run:
         run.await_mark("streaming")
         fault_at = time.monotonic()
         cut_off(site)
@@ -258,7 +257,7 @@ def shrink(site: Site, transport: str) -> Seen:
             assert ended.kind == "RendezvousError", f"{story}: {ended}"
             assert "cannot learn who goes on" in ended.message, f"{story}: {ended}"
     recovered = [story.recovered for story in left if story.recovered is not None]
-    return Seen(judge(site, stories, fault_at, closing=2 * SHRINK_SECONDS).detected, recovered)
+    return Seen(judge(site, stories, fault_at, closing=HEARTBEAT + SLACK).detected, recovered)
 
 
 def stopped(site: Site, transport: str) -> Seen:

@@ -132,7 +132,7 @@ def broadcasts(link: Link, rank: int, world: World, count: int, root: int) -> St
     return story
 
 
-def survive(link: Link, rank: int, world: World, count: int, timeout: float) -> Story:
+def survive(link: Link, rank: int, world: World, count: int) -> Story:
     """Allreduces until one fails, then five in what the world shrinks to. Says "streaming" after the first five."""
     with told(rank) as story:
         comm = join(rank, world)
@@ -144,7 +144,7 @@ def survive(link: Link, rank: int, world: World, count: int, timeout: float) -> 
         except RondeError as error:
             story.note(error)
         begun = time.monotonic()
-        comm = comm.shrink(timeout=timeout)
+        comm = comm.shrink()
         story.recovered = time.monotonic() - begun
         story.notes["now"] = comm.rank, comm.size
         for step in range(5):
