@@ -17,6 +17,7 @@ from collectives.program import Instruction, Kind, Span
 from collectives.reductions import Kernel, one_element
 from collectives.reductions import kernel as kernel_for
 from collectives.schedule import Buf
+from collectives.windows import Places, Windows
 from transports.base import Request, Transport
 from transports.onesided import Window
 
@@ -64,9 +65,10 @@ class Bound:
 class Binder:
     """Binds plans to a communicator's transport, window and memory."""
 
-    def __init__(self, transport: Transport, ranks: tuple[int, ...], tag: int, run: Run) -> None:
+    def __init__(self, transport: Transport, ranks: tuple[int, ...], tag: int, run: Run, windows: Windows) -> None:
         self.window: Window | None = None
         """The staging window, once there is one: two halves."""
+        self._windows = windows
         self._transport = transport
         self._ranks = ranks
         self._tag = tag
@@ -134,6 +136,14 @@ class Binder:
         view: Array = part[offset + span.start * dtype.itemsize : offset + span.stop * dtype.itemsize].view(dtype)
         return view
 
+    def peers(self, span: Span, places: Places | None, dtype: np.dtype[Any]) -> Array:
+        """A piece of a peer's IN or OUT, which lies in a window."""
+        place = None if places is None else places[span.buf is Buf.OUT]
+        assert place is not None
+        size = dtype.itemsize
+        view: Array = self._windows.part(place, span.rank, span.start * size, span.stop * size).view(dtype)
+        return view
+
 
 class _Arrays:
     """Numbers the arrays that a plan's calls use, each once."""
@@ -143,6 +153,7 @@ class _Arrays:
         self.given: list[tuple[int, bool, int, int]] = []
         self._binder = binder
         self.dtype = plan.call.dtype
+        self._places = plan.call.windows
         self._scratch = scratch
         self._offset = offset
         self._numbers: dict[Span | None, int] = {}
@@ -162,6 +173,8 @@ class _Arrays:
             return self._binder.staged(span, self._offset, self.dtype)
         if span.buf is Buf.SCRATCH:
             return self._scratch[span.start : span.stop]
+        if span.rank >= 0:
+            return self._binder.peers(span, self._places, self.dtype)
         self.given.append((number, span.buf is Buf.OUT, span.start, span.stop))
         return NO_DATA
 

@@ -37,12 +37,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Sequence
+from math import prod
 from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
 
 from collectives.alarm import Alarm
+from collectives.buffers import Array, check_dtype
 from collectives.config import Config
 from collectives.device_jobs import OnDevices
 from collectives.engine import Engine
@@ -59,9 +62,10 @@ from collectives.shrinking import Shrinkable
 from collectives.timeline import Timeline
 from collectives.trace import Trace
 from collectives.watch import Watchman
+from collectives.windows import Windows
 from transports import registry
 from transports.base import Group, Member, Transport
-from transports.errors import AbortedError, RondeError
+from transports.errors import AbortedError, MismatchError, RondeError
 from transports.rendezvous.attentive import AttentiveStore
 
 _MESSAGES: Final = 1 << 31
@@ -127,14 +131,15 @@ class Communicator(Observable, Shrinkable, OnDevices):
         self.trace = Trace(f"of communicator {context}" if context else "")
         self.meter = Meter(self.trace)
         tag, geometry = context << 32, Geometry(self.rank, self.size, hosts=self._hosts)
-        parts = geometry, selector, config, family.alarm, self.meter
+        self._windows = Windows(transport, ranks, tag)
+        parts = geometry, selector, config, family.alarm, self.meter, self._windows
         self._jobs = Jobs(transport, ranks, tag, *parts)
         self._jobs.stage()
         self._executor = self._jobs.executor
         self._named = Jobs(transport, ranks, tag | _NAMED, *parts, "named")
         self._engine = Engine(transport, ranks, tag | _ENGINE, self._named, family.alarm, config)
         self._messages = PointToPoint(transport, ranks, tag | _MESSAGES, self._jobs, self._executor)
-        self._ready = ReadyCalls(self._jobs.prepare)
+        self._ready = ReadyCalls(self._jobs.prepare, self._windows)
         self._stream = Stream(f"communicator {context} of rank {transport.rank}")
         self.process_sets: dict[int, tuple[tuple[int, ...], Communicator | None]] = {}
         """Kept by process_sets.py: number -> ranks, and what those ranks compute with."""
@@ -280,6 +285,39 @@ class Communicator(Observable, Shrinkable, OnDevices):
     recv, recv_async = message(PointToPoint.recv), begin_message(PointToPoint.recv)
     sendrecv, sendrecv_async = message(PointToPoint.sendrecv), begin_message(PointToPoint.sendrecv)
 
+    # ---- memory
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = np.float64, *, timeout: float | None = None) -> Array:
+        """A new array of zeros in memory that all ranks of the communicator map, where they can: on one host, over a
+        transport with shared memory. Elsewhere an ordinary one. Collective, with the same shape and dtype everywhere.
+
+        allreduce between such arrays (also in place), allgather into one, reduce_scatter and alltoall from one stage
+        nothing, and so are several times as fast from some KiB on. All ranks must give arrays of the same call of
+        `empty`, or the same slices of them, or none that is such an array; else MismatchError is raised.
+
+        The memory is released by the next call of `empty` after all ranks have dropped their array and its views, or
+        with the communicator. Raises TypeError or ValueError for a bad argument; and on all ranks, with nothing lost,
+        MismatchError if they ask for different sizes, RendezvousError if there is no room.
+        """
+        kind = np.dtype(dtype)
+        check_dtype(kind, "dtype")
+        lengths = tuple(int(n) for n in ((shape,) if isinstance(shape, (int, np.integer)) else shape))
+        if any(length < 0 for length in lengths):
+            raise ValueError(f"shape={shape!r}: must be 0 or more in every dimension")
+        deadline = time.monotonic() + self._jobs.timeout(timeout)
+        if self._windows.onesided is not None:
+            nbytes = prod(lengths) * kind.itemsize
+            said = np.array([nbytes, -nbytes, *self._windows.unused()], np.int64)
+            least, most, *unused = self.allreduce(said, "min", timeout=timeout).tolist()
+            if least != -most:
+                text = f"empty: rank {self.rank} asks for {nbytes} bytes, others for {least} to {-most}"
+                raise MismatchError(text, rank=self.rank)
+            if self._windows.release(unused):
+                self._ready.forget()
+                self._executor.unbind()
+                self._named.executor.unbind()
+        return self._windows.make(lengths, kind, deadline)
+
     # ---- groups and life
 
     def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Communicator | None:
@@ -343,9 +381,10 @@ class Communicator(Observable, Shrinkable, OnDevices):
         finally:
             with contextlib.ExitStack() as rest:
                 rest.callback(self.trace.direct, None)
+                rest.callback(self._windows.close)
                 rest.callback(self._named.close, deadline)
                 self._ready.forget()
-                self._jobs.close(deadline)
+                rest.callback(self._jobs.close, deadline)
 
     def __enter__(self) -> Communicator:
         return self

@@ -19,6 +19,7 @@ from collectives.mismatch import mismatch
 from collectives.plan import Call, Plan, Planner
 from collectives.program import Instruction, Kind
 from collectives.ready import Ready
+from collectives.windows import Windows
 from transports.base import Transport
 from transports.errors import AbortedError, DeadlineExceeded, MismatchError, RondeError
 from transports.native import NativeCollectives
@@ -47,6 +48,7 @@ class Executor:
         tag: int,
         planner: Planner,
         alarm: Alarm,
+        windows: Windows,
     ) -> None:
         self.ranks = ranks
         self.rank = ranks.index(transport.rank)
@@ -63,7 +65,8 @@ class Executor:
         self._window: Window | None = None
         self._staged_calls = 0
         self._state = Run()
-        self._binder = Binder(transport, ranks, tag, self._state)
+        self._windows = windows
+        self._binder = Binder(transport, ranks, tag, self._state, windows)
         self._kept = 0
         self._table: MismatchError | None = None
         self._recent: list[Plan | None] = [None] * _KEPT
@@ -111,9 +114,9 @@ class Executor:
         step = _awaited(plan, at)
         return None if step is None else self.ranks[step.peer]
 
-    def check(self, call: Call) -> None:
+    def check(self, call: Call, source: Array | None, target: Array | None) -> None:
         """Raises ValueError if a call cannot be planned, as `run` does, when nothing has been done yet."""
-        self._planner.plan(call)
+        self._planner.plan(self._placed(call, source, target))
 
     def run(self, call: Call, source: Array | None, target: Array | None, deadline: float) -> None:
         """Run one collective from flat `source` into flat `target` (None where this rank has none).
@@ -121,13 +124,23 @@ class Executor:
         Raises ValueError before anything is sent if the call cannot be planned. A failure while it runs aborts the
         transport and is raised, with what was going on, as MismatchError or a TransportError.
         """
-        plan = self._planner.plan(call)
+        plan = self._planner.plan(self._placed(call, source, target))
         self._perform(plan, NO_DATA if source is None else source, NO_DATA if target is None else target, deadline)
 
     def attempt(self, call: Call, source: Array, target: Array, deadline: float) -> bool:
         """`run` for a call with `rest`, which needs a window: False if another rank's call is not the same, with
         nothing lost but the contents of `target`. All ranks get the same answer."""
-        return self._perform(self._planner.plan(call), source, target, deadline)
+        return self._perform(self._planner.plan(self._placed(call, source, target)), source, target, deadline)
+
+    def _placed(self, call: Call, source: Array | None, target: Array | None) -> Call:
+        """The call with where its arrays lie."""
+        places = self._windows.places(call.collective, source, target) if self._windows else None
+        return call if places is None else call.placed(places)
+
+    def unbind(self) -> None:
+        """Let go of all memory that plans are bound to."""
+        self._planner.unbind()
+        self._kept = 0
 
     @property
     def onesided(self) -> bool:
@@ -264,7 +277,7 @@ class Executor:
         count = len(plan.program.instructions)
         self._kept += count
         if self._kept > _MAX_BOUND:
-            self._planner.unbind()
+            self.unbind()
             self._kept = count
         nbytes = plan.program.scratch * plan.call.dtype.itemsize
         if self._scratch.nbytes < nbytes:

@@ -18,8 +18,8 @@ from collectives.ready import Ready
 from collectives.reduction_jobs import ReductionJobs
 from collectives.schedule import Geometry
 from collectives.select import Selector
+from collectives.windows import Places, Windows
 from transports.base import Transport
-from transports.onesided import OneSided
 
 
 @takes_devices
@@ -36,14 +36,13 @@ class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
         config: Config,
         alarm: Alarm,
         meter: Meter,
+        windows: Windows,
         label: str = "",
     ) -> None:
         """`tag` is that of its frames; `label` tells its tracks in a timeline from the communicator's others."""
-        onesided = transport.ability(OneSided)
-        reaches = onesided is not None and geometry.size > 1 and onesided.reaches(ranks)
-        planner = Planner(geometry, selector, config.stage_bytes if reaches else 0, meter, label)
-        self.executor = Executor(transport, ranks, tag, planner, alarm)
-        self._onesided = onesided if reaches else None
+        planner = Planner(geometry, selector, config.stage_bytes if windows.onesided else 0, meter, label)
+        self.executor = Executor(transport, ranks, tag, planner, alarm, windows)
+        self._onesided = windows.onesided
         self._ranks = ranks
         self._key = f"stage/{tag:x}/{ranks[0]}"
         super().__init__(geometry.rank, geometry.size, self.executor, selector, config)
@@ -55,10 +54,12 @@ class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
             nbytes = 2 * self._config.stage_bytes
             self.executor.use(self._onesided.expose(self._key, self._ranks, nbytes, deadline))
 
-    def prepare(self, collective: str, x: Array, argument: Any, in_place: bool) -> Ready | None:
+    def prepare(self, collective: str, x: Array, argument: Any, in_place: bool, places: Places | None) -> Ready | None:
         """What ReadyCalls asks for. Raises TypeError or ValueError as the job does."""
         ready: Ready | None = getattr(self, f"ready_{collective}")(x, argument, in_place)
-        return ready
+        if ready is None or places is None:
+            return ready
+        return ready._replace(plan=self.executor.planner.plan(ready.plan.call.placed(places)))
 
     def close(self, deadline: float) -> None:
         """Release all memory. Collective if arrays on GPUs were communicated. Raises DeadlineExceeded."""

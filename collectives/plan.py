@@ -16,6 +16,7 @@ from collectives.program import Program, lay_out, lower, split_evenly
 from collectives.schedule import Geometry
 from collectives.select import Demand, Selector
 from collectives.specs import SPECS
+from collectives.windows import Places
 
 _CACHED_PLANS = 256
 
@@ -31,6 +32,7 @@ class Call(NamedTuple):
     rest       the dimensions of x behind the first, in a call made in the hope that all ranks' x are of one shape; if
                they are not, the run ends without effect
     within     what it is a part of, in words, if it is not the whole of what the caller asked for
+    windows    where the arrays lie, if they lie in windows
     """
 
     collective: str
@@ -44,6 +46,12 @@ class Call(NamedTuple):
     uneven: bool = False
     rest: tuple[int, ...] | None = None
     within: str = ""
+    windows: Places | None = None
+
+    def placed(self, places: Places) -> Call:
+        """The same call on arrays that lie in windows."""
+        hopeful = self.rest is not None  # then the algorithm is one that ends without effect
+        return self._replace(windows=places, algorithm="windowed" if hopeful else self.algorithm)
 
     def describe(self) -> str:
         """'allreduce(float32, 1000 elements, op=sum)', for messages."""
@@ -57,6 +65,9 @@ class Call(NamedTuple):
             words.append(f"op={self.op}")
         if spec.rooted:
             words.append(f"root={self.root}")
+        if self.windows is not None:
+            places = [f"{place.window}+{place.offset}" for place in self.windows if place is not None]
+            words.append(f"in windows {', '.join(places)}")
         return f"{self.collective}({', '.join(words)})"
 
 
@@ -137,6 +148,7 @@ class Planner:
             0 if call.uneven else self._stage_bytes,
             not call.uneven and len(set(known)) == 1,
             call.reproducible,
+            call.windows is not None,
         )
         if self._obstacle is not None:
             demand = dataclasses.replace(demand, native=self._obstacle(call))

@@ -6,9 +6,10 @@ the simulator work on Programs, that is on exactly what is executed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Final, NamedTuple, TypeAlias
 
 from collectives.schedule import Buf, Geometry, Opcode, Ref, Step
@@ -29,7 +30,7 @@ class Kind(IntEnum):
 
 
 class Span(NamedTuple):
-    """Elements start..stop of a buffer; `rank` >= 0 names a peer's STAGE."""
+    """Elements start..stop of a buffer; `rank` >= 0 names a peer's."""
 
     buf: Buf
     start: int
@@ -69,13 +70,15 @@ class Layout:
     largest  elements of the largest chunk on any rank: the size of a slot
     inputs   chunk -> offset in IN, outputs likewise in OUT
     alias    where IN lies inside OUT (element offset), None when they are separate memory
+    held     rank -> its `inputs` and `outputs`, for what is read and written in peers' buffers
     """
 
     sizes: tuple[int, ...]
     largest: int
     inputs: dict[int, int]
     outputs: dict[int, int]
-    alias: int | None = None
+    alias: int | None
+    held: Callable[[int], tuple[dict[int, int], dict[int, int]]]
 
 
 _KINDS: Final = tuple(Kind)
@@ -114,10 +117,11 @@ def lay_out(
                 at += sizes[chunk]
         return table
 
-    where = geometry.rank, geometry.size, geometry.root, len(blocks)
-    return Layout(
-        tuple(sizes), -(-max(top, 0) // segments), offsets(spec.inputs(*where)), offsets(spec.outputs(*where)), alias
-    )
+    def held(rank: int) -> tuple[dict[int, int], dict[int, int]]:
+        where = rank, geometry.size, geometry.root, len(blocks)
+        return offsets(spec.inputs(*where)), offsets(spec.outputs(*where))
+
+    return Layout(tuple(sizes), -(-max(top, 0) // segments), *held(geometry.rank), alias, held)
 
 
 class _Lowering:
@@ -134,6 +138,7 @@ class _Lowering:
         self.inputs = layout.inputs
         self.outputs = layout.outputs
         self.alias = layout.alias
+        self.held = cache(layout.held)
         self.instructions: list[Instruction] = []
         self.receiving: list[list[_Pending]] = [[] for _ in Buf]
         self.sending: list[list[_Pending]] = [[] for _ in Buf]
@@ -163,16 +168,19 @@ class _Lowering:
             elif top > self.scratch:
                 self.scratch = top
             return _new(Span, (buf, start, start + length, rank))
-        table = self.inputs if buf is _IN else self.outputs
+        inputs, outputs = (self.inputs, self.outputs) if rank < 0 else self.held(rank)
+        if buf is _IN and rank >= 0 and self.alias is not None:
+            buf = _OUT  # in place, a chunk stands in IN where it stands in OUT
+        table = inputs if buf is _IN else outputs
         last = chunk + width - 1
         if chunk not in table or last not in table:
-            raise ValueError(f"{ref}: {buf.name} of this rank does not hold it")
+            raise ValueError(f"{ref}: {buf.name} of {'this rank' if rank < 0 else f'rank {rank}'} does not hold it")
         start = table[chunk]
         if width > 1 and table[last] + self.sizes[last] != start + length:
             raise ValueError(f"{ref}: these chunks are not adjacent in {buf.name}")
         if buf is _IN and self.alias is not None:
             buf, start = _OUT, start + self.alias
-        return _new(Span, (buf, start, start + length, -1))
+        return _new(Span, (buf, start, start + length, rank))
 
     def settle(self, pending: list[_Pending], span: Span) -> None:
         """Complete those of the pending requests of a buffer that use a span."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from collectives.buffers import Array
 from collectives.plan import Plan
+from collectives.windows import Places, Windows
 
 _REMEMBERED: Final = 512
 
@@ -29,16 +30,18 @@ class Ready(NamedTuple):
     reads: bool = True
 
 
-Prepare = Callable[[str, Array, Any, bool], Ready | None]
-"""(collective, x, op or root or None, in place) -> the call, None if it must be left to the jobs."""
+Prepare = Callable[[str, Array, Any, bool, Places | None], Ready | None]
+"""(collective, x, op or root or None, in place, where x and out lie) -> the call, None if it must be left to the jobs.
+"""
 
 
 class ReadyCalls:
     """The plain calls of one communicator."""
 
-    def __init__(self, prepare: Prepare) -> None:
+    def __init__(self, prepare: Prepare, windows: Windows) -> None:
         self._prepare = prepare
-        self._known: dict[tuple[str, Any, bool, np.dtype[Any], tuple[int, ...]], Ready | None] = {}
+        self._windows = windows
+        self._known: dict[tuple[Any, ...], Ready | None] = {}
 
     def forget(self) -> None:
         """Drop everything."""
@@ -50,18 +53,19 @@ class ReadyCalls:
         flags = x.flags
         if not flags.c_contiguous or (in_place and not flags.writeable):
             return None
+        places = self._windows.places(collective, x, out) if self._windows else None
         try:
-            ready = self._known[collective, argument, in_place, x.dtype, x.shape]
+            ready = self._known[collective, argument, in_place, x.dtype, x.shape, places]
         except (KeyError, TypeError):  # TypeError: an argument that cannot be hashed, for the jobs to complain of
-            ready = self._make(collective, x, argument, in_place)
+            ready = self._make(collective, x, argument, in_place, places)
         if ready is None or in_place or out is None:
             return ready
         return ready if type(out) is np.ndarray and _fits(out, x, ready.shape) else None
 
-    def _make(self, collective: str, x: Array, argument: Any, in_place: bool) -> Ready | None:
+    def _make(self, collective: str, x: Array, argument: Any, in_place: bool, places: Places | None) -> Ready | None:
         try:
-            ready = self._prepare(collective, x, argument, in_place)
-            key = collective, argument, in_place, x.dtype, x.shape
+            ready = self._prepare(collective, x, argument, in_place, places)
+            key = collective, argument, in_place, x.dtype, x.shape, places
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[key] = ready

@@ -68,14 +68,14 @@ class Reduction:
 
     def _run(self, source: Array, target: Array | None, blocks: tuple[int, ...], root: int, deadline: float) -> None:
         work, result = source, target
-        if self._algorithm is not None:  # which may not do; then what is in place must not have been touched
-            self._executor.check(self._call(blocks, root, 0 if source is target else None))
-        if not self._as_is:
-            if source is not target or self.dtype != self.given:
-                work = np.empty(source.shape, self.dtype)
-            self.load(source, work)
+        if not self._as_is and (source is not target or self.dtype != self.given):
+            work = np.empty(source.shape, self.dtype)
         if target is not None and self.dtype != self.given:
             result = np.empty(target.shape, self.dtype)
+        if self._algorithm is not None:  # which may not do; then what is in place must not have been touched
+            self._executor.check(self._call(blocks, root, 0 if source is target else None), work, result)
+        if not self._as_is:
+            self.load(source, work)
         self.exchange(work, result, blocks, root, deadline)
         if target is not None:
             assert result is not None

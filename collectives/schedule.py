@@ -18,11 +18,14 @@ buffer, and has the same size everywhere. Which chunks a rank's IN and OUT hold 
     SCRATCH  private; `slots`, each as large as the largest piece that is ever put into it
     STAGE    the own part of a one-sided window: peers read it; `slots` likewise. `rank` names whose part it is
 
+Where the callers' arrays lie in windows themselves (`Communicator.empty`), an algorithm may be registered for that:
+then `rank` names whose IN or OUT it is, and peers' OUT may be written.
+
 Two-sided steps pair up in order: the k-th SEND from a to b goes into the k-th RECV at b from a, and both must be of
 the same size. SIGNAL publishes that the own phase `phase` is over (phases count 1, 2, 3, ... per rank); WAIT holds
-until `peer` has published `phase`. SIGNAL and WAIT order STAGE accesses and nothing else. Successive calls use the two
-halves of the window in turn, so an algorithm need not wait at its end for its readers; but every rank must WAIT for
-every other at least once in a call, which is what keeps anyone from being two calls ahead.
+until `peer` has published `phase`. SIGNAL and WAIT order accesses to windows and nothing else. Successive calls use
+the two halves of the staging window in turn, so an algorithm need not wait at its end for those who read it there; but
+every rank must WAIT for every other at least once in a call, which is what keeps anyone from being two calls ahead.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class Ref(NamedTuple):
 
     In IN and OUT that is where the buffer holds them. In SCRATCH and STAGE it is slot `slot`, and the chunks only
     say how large the piece is; where it is part of a larger piece in that slot, `base` is the chunk that one begins
-    with. `rank` >= 0 names a peer's STAGE.
+    with. `rank` >= 0 names a peer's buffer.
     """
 
     buf: Buf
@@ -111,12 +114,12 @@ _IN, _OUT, _SCRATCH, _STAGE = Buf
 _SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _WAIT, _AWAIT, _NATIVE = Opcode
 
 
-def inp(chunk: int, width: int = 1) -> Ref:
-    return _new(Ref, (_IN, chunk, width, -1, -1, -1))
+def inp(chunk: int, width: int = 1, rank: int = -1) -> Ref:
+    return _new(Ref, (_IN, chunk, width, -1, rank, -1))
 
 
-def out(chunk: int, width: int = 1) -> Ref:
-    return _new(Ref, (_OUT, chunk, width, -1, -1, -1))
+def out(chunk: int, width: int = 1, rank: int = -1) -> Ref:
+    return _new(Ref, (_OUT, chunk, width, -1, rank, -1))
 
 
 def scratch(slot: int, chunk: int, width: int = 1, base: int = -1) -> Ref:

@@ -88,6 +88,7 @@ class Demand:
     stage_bytes  of half a window; 0 where there are none
     uniform      all blocks have the same size
     reproducible only algorithms that combine in the canonical order will do
+    windows      the arrays lie in windows
     native       why the transport's native collectives cannot do it; empty if they can
     """
 
@@ -98,6 +99,7 @@ class Demand:
     stage_bytes: int = 0
     uniform: bool = True
     reproducible: bool = False
+    windows: bool = False
     native: str = "it is for arrays on GPUs, where the transport has collectives of its own"
 
 
@@ -175,6 +177,8 @@ def obstacle(algorithm: Algorithm, demand: Demand) -> str:
             return "it needs one-sided windows that all ranks map, and there are none here"
         if not algorithm.segmented and _fewest_segments(algorithm, demand) > 1:
             return f"it needs more staging memory than the {demand.stage_bytes} bytes of the setting stage_bytes"
+    if algorithm.windows and not demand.windows:
+        return "it needs arrays that lie in windows: see Communicator.empty"
     if algorithm.multihost and len(set(demand.geometry.hosts)) < 2:
         return "it is for ranks on several hosts, and these are on one"
     if algorithm.uniform and not demand.uniform:
@@ -204,4 +208,6 @@ def _segmentings(algorithm: Algorithm, demand: Demand) -> list[int]:
     if not algorithm.segmented:
         return [1]
     block = _block_bytes(algorithm, demand)
+    if algorithm.windows:  # nobody waits for a segment; it is to stay in the cache
+        return [min(_MAX_SEGMENTS, -(-block // _SEGMENT_BYTES[1])) or 1]
     return sorted({1, *(min(_MAX_SEGMENTS, -(-block // size)) for size in _SEGMENT_BYTES if block > size)})

@@ -15,7 +15,7 @@ UNDEFINED: Final = -1
 PENDING: Final = -2
 """What a RECV that has not been awaited is about to overwrite."""
 
-_IN, _, _, _STAGE = Buf
+_IN, _OUT, _, _STAGE = Buf
 _LATER: Final = 1 << 62
 """The moment at which a read ends that is still going on."""
 
@@ -67,25 +67,57 @@ class Expressions:
         return self.combine(self.along(tree[0], place), self.along(tree[1], place))
 
 
+class _Shared:
+    """Who has touched a buffer that lies in a window: for each place the rank and moment of the last write, and of the
+    reads since. Raises Violation where an access does not know of one that it conflicts with."""
+
+    def __init__(self, name: str, owner: int, places: int, moment: int) -> None:
+        self._what = f"{name} {{}} of rank {owner}"
+        self._written = [(owner, moment)] * places
+        self._read: list[dict[int, int]] = [{} for _ in range(places)]
+
+    def read(self, start: int, stop: int, rank: int, clock: Clock, moment: int) -> None:
+        """A read by `rank`, which knows `clock`, that ends at `moment`."""
+        for place in range(start, stop):
+            writer, written = self._written[place]
+            if writer != rank and written > clock[writer]:
+                raise Violation(f"reads {self._what.format(place)} without knowing that it is ready")
+            self._read[place][rank] = moment
+
+    def write(self, start: int, stop: int, rank: int, clock: Clock) -> None:
+        """A write by `rank` now."""
+        for place in range(start, stop):
+            for reader, moment in self._read[place].items():
+                if reader != rank and moment > clock[reader]:
+                    raise Violation(f"writes {self._what.format(place)}, which rank {reader} may still be reading")
+            writer, written = self._written[place]
+            if writer != rank and written > clock[writer]:
+                raise Violation(f"writes {self._what.format(place)}, which rank {writer} may still be writing")
+            self._read[place] = {}
+            self._written[place] = rank, int(clock[rank])
+
+
 class Memory:
     """The buffers of one rank, and its clock. Every access raises Violation if it is not allowed.
 
-    STAGE has two halves, used by successive calls in turn, and lives on; the rest is new in every call. Peers read
-    STAGE, so for each of its places it is known when it was written last, and who has read it since and when.
+    STAGE has two halves, used by successive calls in turn, and lives on; the rest is new in every call.
 
     peers    the memories of all ranks
     window   elements of half of STAGE
+    shared   which of IN and OUT peers may touch too
     """
 
-    def __init__(self, rank: int, peers: Sequence[Memory], size: int, scratch: int, window: int) -> None:
+    def __init__(
+        self, rank: int, peers: Sequence[Memory], size: int, scratch: int, window: int, shared: Sequence[Buf]
+    ) -> None:
         self._rank = rank
         self._peers = peers
         self._scratch = scratch
         self._window = window
         self._buffers: list[list[int]] = [[], [], [], [UNDEFINED] * (2 * window)]
         self._sending: list[list[int]] = [[], [], [], [0] * (2 * window)]
-        self._written = [0] * (2 * window)
-        self._readers: list[dict[int, int]] = [{} for _ in range(2 * window)]
+        self._given = shared
+        self._shared = {_STAGE: _Shared("STAGE", rank, 2 * window, 0)}
         self._half = 0
         self.clock: Clock = np.zeros(size, np.int64)
 
@@ -108,6 +140,16 @@ class Memory:
         self._buffers[:3] = source, target, [UNDEFINED] * self._scratch
         self._sending[:3] = [0] * len(source), [0] * len(target), [0] * self._scratch
 
+    def share(self) -> None:
+        """The call has begun: what the caller has done with IN and OUT is done now."""
+        for buf in self._given:
+            self._shared[buf] = _Shared(buf.name, self._rank, len(self._buffers[buf]), self.now)
+
+    def leave(self) -> None:
+        """The call ends: the caller may do anything with IN and OUT."""
+        for buf in self._given:
+            self._shared[buf].write(0, len(self._buffers[buf]), self._rank, self.clock)
+
     @property
     def result(self) -> list[int]:
         """OUT."""
@@ -118,11 +160,14 @@ class Memory:
         if span is None:
             raise Violation("an operand is missing")
         buf, start, stop, peer = span
+        owner = self._peers[peer] if peer >= 0 else self
         if buf is _STAGE:
             if 0 <= start <= stop <= self._window:
-                return self._peers[peer] if peer >= 0 else self, buf, start + self._half, stop + self._half
-        elif 0 <= start <= stop <= len(self._buffers[buf]):
-            return self, buf, start, stop
+                return owner, buf, start + self._half, stop + self._half
+        elif owner is not self and buf not in owner._shared:
+            raise Violation(f"the {buf.name} of rank {peer} is in no window")
+        elif 0 <= start <= stop <= len(owner._buffers[buf]):
+            return owner, buf, start, stop
         raise Violation(f"{buf.name} {start}:{stop} is out of bounds")
 
     def read(self, span: Span | None, *, lasting: bool = False) -> list[int]:
@@ -132,13 +177,9 @@ class Memory:
         if values and min(values) < 0:
             what = "a pending RECV writes" if PENDING in values else "nobody has written"
             raise Violation(f"reads {buf.name} {start}:{stop} of rank {owner._rank}, which {what}")
-        if owner is not self:
-            told, moment = int(self.clock[owner._rank]), _LATER if lasting else self.now
-            for place in range(start, stop):
-                if owner._written[place] > told:
-                    raise Violation(f"reads STAGE {place} of rank {owner._rank} without knowing that it is ready")
-                owner._readers[place][self._rank] = moment
-        elif lasting:
+        if buf in owner._shared:
+            owner._shared[buf].read(start, stop, self._rank, self.clock, _LATER if lasting else self.now)
+        if lasting and owner is self:
             sending = self._sending[buf]
             for place in range(start, stop):
                 sending[place] += 1
@@ -147,38 +188,33 @@ class Memory:
     def end_read(self, span: Span) -> None:
         """End a lasting read."""
         owner, buf, start, stop = self._locate(span)
-        for place in range(start, stop):
-            if owner is self:
+        if buf in owner._shared:
+            owner._shared[buf].read(start, stop, self._rank, self.clock, self.now)
+        if owner is self:
+            for place in range(start, stop):
                 self._sending[buf][place] -= 1
-            else:
-                owner._readers[place][self._rank] = self.now
 
     def write(self, span: Span | None, values: list[int]) -> None:
         """Put values into a span; PENDING for a write that goes on until `end_write`."""
         owner, buf, start, stop = self._locate(span)
-        memory = self._buffers[buf]
+        memory = owner._buffers[buf]
         if len(values) != stop - start:
             raise Violation(f"puts {len(values)} elements where {stop - start} have room")
         if buf is _IN:
             raise Violation("writes IN")
-        if owner is not self:
-            raise Violation(f"writes the STAGE of rank {owner._rank}")
-        if any(self._sending[buf][start:stop]):
+        if owner is not self and buf is not _OUT:
+            raise Violation(f"writes the {buf.name} of rank {owner._rank}")
+        if any(owner._sending[buf][start:stop]):
             raise Violation(f"writes {buf.name} {start}:{stop}, which a pending SEND reads")
         if PENDING in memory[start:stop]:
             raise Violation(f"writes {buf.name} {start}:{stop}, which a pending RECV writes")
-        if buf is _STAGE:
-            for place in range(start, stop):
-                for reader, moment in self._readers[place].items():
-                    if moment > self.clock[reader]:
-                        raise Violation(f"writes STAGE {place}, which rank {reader} may still be reading")
-                self._readers[place] = {}
-                self._written[place] = self.now
+        if buf in owner._shared:
+            owner._shared[buf].write(start, stop, self._rank, self.clock)
         memory[start:stop] = values
 
     def end_write(self, span: Span, values: list[int]) -> None:
         """End a write that was PENDING."""
         _, buf, start, stop = self._locate(span)
         self._buffers[buf][start:stop] = values
-        if buf is _STAGE:
-            self._written[start:stop] = [self.now] * (stop - start)
+        if buf in self._shared:
+            self._shared[buf].write(start, stop, self._rank, self.clock)

@@ -3,8 +3,8 @@
     deadlock   messages are not buffered: a send completes only once its receive is posted
     data       every element of every result is exactly what specs.py demands: each contribution once, from the right
                rank and place; the same expression on all ranks; `patterns.canonical_tree` where tree order is claimed
-    races      no access conflicts with a pending SEND or RECV, none with another rank's access to STAGE (vector clocks
-               over program order, messages and signals), also across successive calls; IN is not written
+    races      no access conflicts with a pending SEND or RECV, none with another rank's to a window (vector clocks over
+               program order, messages and signals), also across successive calls; IN is not written
     promises   traffic and window size as registered; every rank waits for every other in each one-sided call, and
                never so late that the peer could have left the epochs behind that a window keeps; a barrier holds
 
@@ -131,7 +131,7 @@ class _Machine:
         self.held = self.find_elements()
         memories: list[Memory] = []
         for number, program in enumerate(lowered.programs):
-            memories.append(Memory(number, memories, size, program.scratch, self.window))
+            memories.append(Memory(number, memories, size, program.scratch, self.window, algorithm.windows))
         self.ranks = [_Rank(n, program, memories[n]) for n, program in enumerate(lowered.programs)]
         self.unmatched: dict[int, list[_Request]] = {}
         self.ready = self.ranks[::-1]
@@ -196,6 +196,7 @@ class _Machine:
             source = []
         rank.memory.enter(rank.call, source, target)
         rank.memory.tick()
+        rank.memory.share()
         rank.entered.append(rank.memory.now)
 
     def advance(self, rank: _Rank) -> None:
@@ -337,6 +338,7 @@ class _Machine:
         if self.onesided and len(rank.waited) != self.size - 1:
             lacking = sorted(set(range(self.size)) - rank.waited - {rank.number})
             raise Violation(f"never waits for ranks {lacking}")
+        rank.memory.leave()
         for place, (element, value) in enumerate(zip(self.held[rank.number][1], rank.memory.result, strict=True)):
             reason = self.judge(rank.call, element, value)
             if reason is not None:

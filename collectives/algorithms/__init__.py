@@ -20,6 +20,7 @@ from collectives.algorithms import (
     ring,
     scatter_allgather,
     tree,
+    windowed,
 )
 from collectives.algorithms.registry import Algorithm, Cost, algorithm, algorithms
 
@@ -42,4 +43,5 @@ __all__ = [
     "ring",
     "scatter_allgather",
     "tree",
+    "windowed",
 ]

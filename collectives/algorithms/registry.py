@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from collectives.schedule import Geometry, Step
+from collectives.schedule import Buf, Geometry, Step
 
 Generator = Callable[[Geometry], Iterator[Step]]
 
@@ -45,6 +45,7 @@ class Algorithm:
     uniform    it needs blocks of equal size
     onesided   it needs a window that all ranks of the communicator map
     multihost  it needs `Geometry.hosts` and is only sensible when they span several hosts
+    windows    which of IN and OUT must lie in windows themselves, on all ranks
     slots      STAGE slots that it uses, each of the size of the largest chunk: what it needs of a window's half
     native     it is not Ronde's, but the transport's own: one NATIVE step, about which nothing can be proved here
     """
@@ -60,6 +61,7 @@ class Algorithm:
     uniform: bool = False
     onesided: bool = False
     multihost: bool = False
+    windows: tuple[Buf, ...] = ()
     slots: Callable[[int], int] = lambda size: 0
     native: bool = False
 
@@ -79,6 +81,7 @@ def algorithm(
     uniform: bool = False,
     onesided: bool = False,
     multihost: bool = False,
+    windows: tuple[Buf, ...] = (),
     slots: Callable[[int], int] = lambda size: 0,
     native: bool = False,
 ) -> Callable[[Generator], Generator]:
@@ -100,6 +103,7 @@ def algorithm(
             uniform,
             onesided,
             multihost,
+            windows,
             slots,
             native,
         )

@@ -95,14 +95,15 @@ def test_what_there_is() -> None:
             "hierarchical",
             "direct",
             "direct_segmented",
+            "windowed",
         },
         "reduce": {"binomial", "chain", "halving_gather", "hierarchical", "direct", "direct_segmented"},
         "broadcast": {"binomial", "chain", "binary_tree", "scatter_allgather", "hierarchical", "direct"},
-        "allgather": {"ring", "bruck", "recursive_doubling", "hierarchical", "direct"},
-        "reduce_scatter": {"ring", "halving", "pairwise", "direct"},
+        "allgather": {"ring", "bruck", "recursive_doubling", "hierarchical", "direct", "windowed"},
+        "reduce_scatter": {"ring", "halving", "pairwise", "direct", "windowed"},
         "gather": {"binomial", "linear", "direct"},
         "scatter": {"binomial", "linear", "direct"},
-        "alltoall": {"pairwise", "bruck", "linear", "direct"},
+        "alltoall": {"pairwise", "bruck", "linear", "direct", "windowed"},
         "barrier": {"dissemination", "direct"},
     }
 

@@ -89,6 +89,9 @@ def test_no_step_can_be_left_out_or_have_another_peer_slot_or_chunk(tested: Algo
             if ref is not None:
                 wrong = ref._replace(slot=ref.slot ^ 1) if ref.slot >= 0 else ref._replace(chunk=ref.chunk ^ 1)
                 yield (step._replace(**{field: wrong}),)  # type: ignore[arg-type]
+            if ref is not None and ref.rank >= 0:
+                elsewhere = ref._replace(rank=(ref.rank + 1) % 3)
+                yield (step._replace(**{field: elsewhere}),)  # type: ignore[arg-type]
 
     assert survivors(tested, 3, 2, changes) == []
 

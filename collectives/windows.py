@@ -1,0 +1,144 @@
+"""Arrays in windows: memory that all ranks of a communicator map, so that they can combine it where it lies.
+
+The arrays of `Communicator.empty` are numbered alike on all ranks. Where a collective is given such arrays, on all
+ranks the same ones at the same places, the planner may choose an algorithm that stages nothing
+(algorithms/windowed.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from collectives.algorithms import algorithms
+from collectives.buffers import Array
+from collectives.schedule import Buf
+from transports.base import Transport
+from transports.errors import RendezvousError, RondeError
+from transports.onesided import OneSided, Window
+
+_ROOM: Final = (
+    "Memory that ranks share is in /dev/shm; in a container it may have to be made larger (docker: --shm-size)"
+)
+
+
+class Place(NamedTuple):
+    """Where an array begins: the number of a window, and bytes from its beginning."""
+
+    window: int
+    offset: int
+
+
+Places = tuple[Place | None, Place | None]
+"""Of IN and of OUT; None for what is in no window, or need not be."""
+
+
+@cache
+def wanted(collective: str) -> frozenset[Buf]:
+    """Which of IN and OUT the algorithms for windows want to be in one."""
+    return frozenset(buf for algorithm in algorithms(collective).values() for buf in algorithm.windows)
+
+
+class _Piece:
+    """A window with an array in it. `root` is what NumPy gives as `base` of that array and of all views of it."""
+
+    def __init__(self, window: Window, root: Array) -> None:
+        self.window = window
+        self.address = _address(root)
+        self.root = weakref.ref(root)
+
+
+class Windows:
+    """The windows of a communicator that arrays lie in."""
+
+    def __init__(self, transport: Transport, ranks: tuple[int, ...], tag: int) -> None:
+        onesided = transport.ability(OneSided)
+        able = onesided is not None and len(ranks) > 1 and onesided.reaches(ranks)
+        self.onesided = onesided if able else None
+        """What makes windows; None where the ranks cannot map each other's memory."""
+        self._ranks = ranks
+        self._key = f"array/{tag:x}/{ranks[0]}"
+        self._made = 0
+        self._lock = threading.Lock()
+        self._pieces: dict[int, _Piece] = {}
+        self._numbers: dict[int, int] = {}
+        """id of a root -> the number of its window, while the root lives."""
+
+    def __bool__(self) -> bool:
+        """True if there are any."""
+        return bool(self._pieces)
+
+    def make(self, shape: tuple[int, ...], dtype: np.dtype[Any], deadline: float) -> Array:
+        """A new array of zeros in a window, or plain memory where there can be none. Collective."""
+        nbytes = prod(shape) * dtype.itemsize
+        if self.onesided is None or not nbytes:
+            return np.zeros(shape, dtype)
+        with self._lock:
+            self._made += 1
+            number = self._made
+        try:
+            window = self.onesided.expose(f"{self._key}/{number}", self._ranks, nbytes, deadline)
+        except RondeError:
+            raise
+        except OSError as error:
+            raise RendezvousError(f"there is no room for {nbytes} bytes on each rank: {error}. {_ROOM}") from error
+        root = np.frombuffer(window.view(window.index), np.uint8)
+        with self._lock:
+            self._pieces[number] = _Piece(window, root)
+            self._numbers[id(root)] = number
+        weakref.finalize(root, self._numbers.pop, id(root), None).atexit = False
+        array: Array = root.view(dtype).reshape(shape)
+        return array
+
+    def unused(self) -> list[int]:
+        """For each window, in the order in which they were made, 1 if nothing on this rank looks at its array any more,
+        else 0."""
+        return [int(piece.root() is None) for _, piece in sorted(self._pieces.items())]
+
+    def release(self, flags: Sequence[int]) -> bool:
+        """Close the windows that are flagged, in the order of `unused`. True if there were any. Collective."""
+        found = [number for number, flag in zip(sorted(self._pieces), flags, strict=True) if flag]
+        for number in found:
+            self._pieces.pop(number).window.close()
+        return bool(found)
+
+    def places(self, collective: str, source: Array | None, target: Array | None) -> Places | None:
+        """Where the arrays of a call lie, if all that are wanted lie in windows; else None."""
+        needed = wanted(collective)
+        if not needed:
+            return None
+        place_in = self._find(source) if Buf.IN in needed else None
+        place_out = self._find(target) if Buf.OUT in needed else None
+        found = (Buf.IN not in needed or place_in is not None) and (Buf.OUT not in needed or place_out is not None)
+        return (place_in, place_out) if found else None
+
+    def part(self, place: Place, index: int, start: int, stop: int) -> Array:
+        """Bytes start..stop from a place on, of the array of position `index` in the communicator."""
+        memory = np.frombuffer(self._pieces[place.window].window.view(index), np.uint8)
+        piece: Array = memory[place.offset + start : place.offset + stop]
+        return piece
+
+    def close(self) -> None:
+        """Release all. Arrays that are still looked at keep their memory."""
+        for piece in self._pieces.values():
+            piece.window.close()
+        self._pieces.clear()
+        self._numbers.clear()
+
+    def _find(self, array: Array | None) -> Place | None:
+        root = None if array is None else array.base
+        number = None if root is None else self._numbers.get(id(root))
+        if number is None or array is None:
+            return None
+        return Place(number, _address(array) - self._pieces[number].address)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
