@@ -1,6 +1,7 @@
 # make demo    train a network on 4 processes          make bench   time collectives (ARGS="allgather -np 4")
 # make test    all checks and tests (ARGS="-k name")   make lint    the checks alone
 # make clean   remove the virtual environment and what tools left behind
+# make compare time Ronde beside Open MPI, MPICH and gloo, for a quarter of an hour (ARGS="allreduce -np 2 --max 1M")
 # make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)
 #
 # Each works on its own on a machine with Python 3.11 or newer. PYTHON=/path/to/python chooses the interpreter.
@@ -13,10 +14,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .NOTPARALLEL:
-.PHONY: help demo test lint bench chaos clean
+.PHONY: help demo test lint bench compare chaos clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
 
 demo: $(VENV)/.demo
 	@echo "== training on 4 ranks: ronde run -np 4 python examples/train_digits.py"
@@ -38,6 +39,10 @@ chaos: $(VENV)/.test
 
 bench: $(VENV)/.demo
 	@$(BIN)/ronde bench $(ARGS)
+
+compare: $(VENV)/.test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[plot]'
+	@$(BIN)/python benchmarks/compare.py $(or $(ARGS),--series benchmarks/results)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

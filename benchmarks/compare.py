@@ -1,7 +1,9 @@
 """Ronde and its peers side by side: the same calls on the same arrays, in turns, every result checked.
 
-    python benchmarks/compare.py                                  the tables of docs/performance.md (about 15 minutes)
+    python benchmarks/compare.py                                  all collectives on two ranks over shared memory
+    python benchmarks/compare.py allreduce --windows              on arrays that its ranks share (peers': private)
     python benchmarks/compare.py allreduce -np 2 --link tcp --max 1M
+    python benchmarks/compare.py --series benchmarks/results      the tables of docs/performance.md (about 15 minutes)
 
 Every contender is a job of its own, started by its own launcher, that stays alive and blocked until it is its turn. For
 each collective and size the contenders take turns, in changing order, `--rounds` times. A turn is some batches of calls
@@ -82,6 +84,14 @@ PEERS = {
 }
 LINKS = {"shm": ("openmpi", "mpich"), "tcp": ("openmpi", "gloo")}
 """The peers that go over the same kind of link."""
+SERIES = {
+    "shm-2": [],
+    "shm-2-windows": ["allreduce", "--windows"],
+    "shm-4": ["allreduce", "-np", "4"],
+    "shm-4-windows": ["allreduce", "-np", "4", "--windows"],
+    "tcp-2": ["allreduce", "--link", "tcp"],
+}
+"""The tables of docs/performance.md: what a file is called, and the arguments."""
 
 
 class Job:
@@ -311,6 +321,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: those that use the same kind of link")
     parser.add_argument("--min", type=parse_size, default=SIZES[0], metavar="SIZE", help="smallest size")
     parser.add_argument("--max", type=parse_size, default=SIZES[-1], metavar="SIZE", help="largest size")
+    parser.add_argument("--windows", action="store_true", help="Ronde works on arrays that its ranks share")
+    parser.add_argument("--series", type=Path, metavar="DIR", help="all tables; their JSON and plots go to DIR")
     parser.add_argument("--rounds", type=int, default=21, help="turns of each contender per line (default: 21)")
     parser.add_argument("--venvs", type=Path, default=HERE / ".venvs", help="where the peers are installed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every time to FILE")
@@ -337,8 +349,11 @@ def parse_size(text: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare; 1 if any result was wrong."""
     options = parse(arguments)
+    if options.series is not None:
+        return run_series(options)
     names = [OURS, *(options.peers if options.peers is not None else LINKS[options.link])]
-    contenders = [Contender(OURS, "ronde", ()), *(PEERS[name] for name in names[1:])]
+    ours = Contender(OURS, "ronde-windows" if options.windows else "ronde", ())
+    contenders = [ours, *(PEERS[name] for name in names[1:])]
     sizes = [size for size in SIZES if options.min <= size <= options.max]
     lines: list[Line] = []
     facts = machine()
@@ -361,6 +376,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plot is not None:
         plot(lines, names, title, options.plot)
     return 1 if any(line.wrong for line in lines) else 0
+
+
+def run_series(options: argparse.Namespace) -> int:
+    """All tables, one after the other; 1 if any result was wrong."""
+    options.series.mkdir(parents=True, exist_ok=True)
+    common = ["--rounds", str(options.rounds), "--venvs", str(options.venvs)]
+    code = 0
+    for name, arguments in SERIES.items():
+        path = options.series / f"compare-{name}"
+        files = ["--json", f"{path}.json", "--plot", f"{path}.png"]
+        code |= main([*arguments, *common, *files])
+    return code
 
 
 if __name__ == "__main__":

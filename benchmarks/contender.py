@@ -100,6 +100,17 @@ class Ronde(Library):
         collectives.shutdown()
 
 
+class RondeWindows(Ronde):
+    """This library, on arrays that its ranks share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version += ", arrays in windows"
+
+    def array(self, count: int) -> Array:
+        return self.world.empty(count, np.float32)
+
+
 class Mpi(Library):
     """Open MPI or MPICH, through mpi4py's calls on buffers."""
 
@@ -170,7 +181,7 @@ class Gloo(Library):
         self.dist.destroy_process_group()
 
 
-LIBRARIES: dict[str, type[Library]] = {"ronde": Ronde, "mpi": Mpi, "gloo": Gloo}
+LIBRARIES: dict[str, type[Library]] = {"ronde": Ronde, "ronde-windows": RondeWindows, "mpi": Mpi, "gloo": Gloo}
 
 
 def pattern(count: int, start: int, rank: int) -> Array:
