@@ -109,7 +109,7 @@ broadcast_object_async = _on_world(Communicator.broadcast_object_async)
 allgather_object = _on_world(Communicator.allgather_object)
 allgather_object_async = _on_world(Communicator.allgather_object_async)
 join, join_async = _on_world(Communicator.join), _on_world(Communicator.join_async)
-empty = _on_world(Communicator.empty)
+empty, plan = _on_world(Communicator.empty), _on_world(Communicator.plan)
 split = _on_world(Communicator.split)
 compose, compose_async = _on_world(Communicator.compose), _on_world(Communicator.compose_async)
 metrics, metrics_text = _on_world(Communicator.metrics), _on_world(Communicator.metrics_text)
@@ -171,6 +171,7 @@ __all__ = [
     "local_size",
     "metrics",
     "metrics_text",
+    "plan",
     "rank",
     "recv",
     "recv_async",

@@ -37,15 +37,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
-from math import prod
 from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
 
 from collectives.alarm import Alarm
-from collectives.buffers import Array, check_dtype
 from collectives.config import Config
 from collectives.device_jobs import OnDevices
 from collectives.engine import Engine
@@ -54,6 +51,7 @@ from collectives.meter import Meter
 from collectives.methods import begin_message, later, message, method, now
 from collectives.observable import Observable
 from collectives.point_to_point import PointToPoint
+from collectives.prepared import Prepared
 from collectives.progress import Stream, Work
 from collectives.ready import Ready, ReadyCalls
 from collectives.schedule import Geometry
@@ -65,7 +63,7 @@ from collectives.watch import Watchman
 from collectives.windows import Windows
 from transports import registry
 from transports.base import Group, Member, Transport
-from transports.errors import AbortedError, MismatchError, RondeError
+from transports.errors import AbortedError, RondeError
 from transports.rendezvous.attentive import AttentiveStore
 
 _MESSAGES: Final = 1 << 31
@@ -87,7 +85,7 @@ class Family:
         self.timeline: Timeline | None = None
 
 
-class Communicator(Observable, Shrinkable, OnDevices):
+class Communicator(Prepared, Observable, Shrinkable, OnDevices):
     """Ranks 0..size-1 of a group that compute together. Made by `init`, `run` and `split`."""
 
     def __init__(self, transport: Transport, config: Config) -> None:
@@ -284,39 +282,6 @@ class Communicator(Observable, Shrinkable, OnDevices):
     send, send_async = message(PointToPoint.send), begin_message(PointToPoint.send)
     recv, recv_async = message(PointToPoint.recv), begin_message(PointToPoint.recv)
     sendrecv, sendrecv_async = message(PointToPoint.sendrecv), begin_message(PointToPoint.sendrecv)
-
-    # ---- memory
-
-    def empty(self, shape: int | Sequence[int], dtype: Any = np.float64, *, timeout: float | None = None) -> Array:
-        """A new array of zeros in memory that all ranks of the communicator map, where they can: on one host, over a
-        transport with shared memory. Elsewhere an ordinary one. Collective, with the same shape and dtype everywhere.
-
-        allreduce between such arrays (also in place), allgather into one, reduce_scatter and alltoall from one stage
-        nothing, and so are several times as fast from some KiB on. All ranks must give arrays of the same call of
-        `empty`, or the same slices of them, or none that is such an array; else MismatchError is raised.
-
-        The memory is released by the next call of `empty` after all ranks have dropped their array and its views, or
-        with the communicator. Raises TypeError or ValueError for a bad argument; and on all ranks, with nothing lost,
-        MismatchError if they ask for different sizes, RendezvousError if there is no room.
-        """
-        kind = np.dtype(dtype)
-        check_dtype(kind, "dtype")
-        lengths = tuple(int(n) for n in ((shape,) if isinstance(shape, (int, np.integer)) else shape))
-        if any(length < 0 for length in lengths):
-            raise ValueError(f"shape={shape!r}: must be 0 or more in every dimension")
-        deadline = time.monotonic() + self._jobs.timeout(timeout)
-        if self._windows.onesided is not None:
-            nbytes = prod(lengths) * kind.itemsize
-            said = np.array([nbytes, -nbytes, *self._windows.unused()], np.int64)
-            least, most, *unused = self.allreduce(said, "min", timeout=timeout).tolist()
-            if least != -most:
-                text = f"empty: rank {self.rank} asks for {nbytes} bytes, others for {least} to {-most}"
-                raise MismatchError(text, rank=self.rank)
-            if self._windows.release(unused):
-                self._ready.forget()
-                self._executor.unbind()
-                self._named.executor.unbind()
-        return self._windows.make(lengths, kind, deadline)
 
     # ---- groups and life
 

@@ -161,17 +161,22 @@ class _Queued(Promise[T]):
 
 
 class Stream:
-    """Runs jobs one at a time, in the order in which they were submitted, from any thread."""
+    """Runs jobs one at a time, in the order in which they were submitted, from any thread.
+
+    Whoever runs a job holds the turn. The worker takes it before it takes a job from the queue, so a caller who finds
+    the queue empty and the turn free has nothing before it.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._turn = threading.Lock()
+        self._changed = threading.Condition()
         self._queue: deque[_Queued[Any]] = deque()
-        self._busy = False
         self._closed = False
         self._worker: threading.Thread | None = None
         self._state = "closed"
+        self.end = self._turn.release
+        """Give the turn back."""
 
     def run(self, job: Job[T]) -> T:
         """Run a job and return its result: here and now if nothing is before it."""
@@ -184,18 +189,7 @@ class Stream:
 
     def begin(self) -> bool:
         """Take the turn if nothing is before the caller; then `end` must follow. False if it has to queue."""
-        with self._lock:
-            if self._busy or self._queue or self._closed:
-                return False
-            self._busy = True
-            return True
-
-    def end(self) -> None:
-        """Give the turn back."""
-        with self._lock:
-            self._busy = False
-            if self._queue or self._closed:
-                self._changed.notify_all()
+        return not (self._queue or self._closed) and self._turn.acquire(blocking=False)
 
     def submit(self, job: Job[T]) -> Work[T]:
         """Queue a job; its timeout counts from when it begins."""
@@ -226,14 +220,15 @@ class Stream:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            drained = self._changed.wait_for(
-                lambda: not self._queue and not self._busy, max(0.0, deadline - time.monotonic())
-            )
+            self._changed.wait_for(lambda: not self._queue, max(0.0, deadline - time.monotonic()))
             abandoned, self._queue = self._queue, deque()
             worker = self._worker
         for work in abandoned:
             work.refuse(self._closed_error())
-        if not drained:
+        drained = self._turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        if drained:
+            self._turn.release()
+        if abandoned or not drained:
             raise DeadlineExceeded(f"{self._name}: operations were still in flight when it was closed")
         if worker is not None and worker is not threading.current_thread():
             worker.join(max(0.0, deadline - time.monotonic()))
@@ -244,12 +239,12 @@ class Stream:
     def _serve(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: (bool(self._queue) or self._closed) and not self._busy)
+                self._changed.wait_for(lambda: bool(self._queue) or self._closed)
                 if not self._queue:
                     return
-                work = self._queue.popleft()
-                self._busy = True
-            work.run()
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
+            with self._turn:
+                with self._changed:
+                    work = self._queue.popleft() if self._queue else None  # close may have refused it
+                    self._changed.notify_all()
+                if work is not None:
+                    work.run()

@@ -1,0 +1,140 @@
+"""Calls that are planned once and run many times."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives import ClosedError, Communicator, MismatchError
+from tests.worlds import world_of
+
+TRANSPORTS = ["local", "shm", "tcp"]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_run_works_on_what_the_arrays_hold_then(transport: str, size: int) -> None:
+    def rank(comm: Communicator) -> None:
+        x, y, part = np.zeros((2, 6)), np.zeros((2, 6)), np.zeros((6 // size, 4))
+        shared = comm.empty(5)
+        several = [np.zeros(3), np.zeros(4)]
+        calls = {
+            "sum": comm.plan("allreduce", x, out=y),
+            "max": comm.plan("allreduce", x, "max", out=y),
+            "average": comm.plan("allreduce", x, op="average", out=y),
+            "in place": comm.plan("allreduce", shared, out=shared),
+            "new": comm.plan("allreduce", x),
+            "strided": comm.plan("allreduce", x[:, ::2], out=y[:, ::2]),
+            "broadcast": comm.plan("broadcast", x, size - 1, out=y),
+            "scatter": comm.plan("reduce_scatter", x.reshape(6, 2)),
+            "gather": comm.plan("allgather", x),
+            "alltoall": comm.plan("alltoall", np.zeros((6, 4)), out=np.zeros((6, 4))),
+            "group": comm.plan("grouped_allreduce", several, out=several),
+            "barrier": comm.plan("barrier"),
+            "reduce": comm.plan("reduce", x, root=0),
+        }
+        del part
+        for turn in range(3):
+            x[...] = 10 * turn + comm.rank
+            total = size * 10 * turn + size * (size - 1) / 2
+            assert calls["sum"].run() is y
+            np.testing.assert_array_equal(y, np.full((2, 6), total))
+            np.testing.assert_array_equal(calls["max"].run(), np.full((2, 6), 10 * turn + size - 1))
+            np.testing.assert_allclose(calls["average"].run(), np.full((2, 6), total / size))
+            shared[...] = comm.rank
+            np.testing.assert_array_equal(calls["in place"].run(), np.full(5, size * (size - 1) / 2))
+            first, second = calls["new"].run(), calls["new"].start().wait()
+            assert first is not second
+            np.testing.assert_array_equal(first, second)
+            y[...] = -1
+            calls["strided"].run()
+            np.testing.assert_array_equal(y, np.tile([total, -1.0], (2, 3)))
+            np.testing.assert_array_equal(calls["broadcast"].run(), np.full((2, 6), 10 * turn + size - 1))
+            assert (calls["scatter"].run() == total).all()
+            np.testing.assert_array_equal(calls["gather"].run()[::2, 0], 10 * turn + np.arange(size))
+            assert not calls["alltoall"].run().any()
+            for array in several:
+                array[...] = 1
+            calls["group"].run()
+            np.testing.assert_array_equal(several[1], np.full(4, size))
+            calls["barrier"].run()
+            result = calls["reduce"].run()
+            assert (result is None) == (comm.rank > 0)
+            pending = [calls["sum"].start(), calls["max"].start()]
+            pending[0].wait()
+            np.testing.assert_array_equal(pending[1].wait(), np.full((2, 6), 10 * turn + size - 1))
+            comm.barrier()
+
+    with world_of(transport, size) as world:
+        world.run(rank)
+
+
+def test_it_pairs_with_plain_calls_of_other_ranks_and_memory_that_grows() -> None:
+    def rank(comm: Communicator) -> None:
+        x = np.ones(100, np.float32)
+        call = comm.plan("allreduce", x, out=x, op="sum")
+        for turn in range(4):
+            if comm.rank:
+                call.run()
+            else:
+                comm.allreduce(x, out=x)
+            comm.allreduce(np.ones(10 ** (turn + 2)), algorithm="ring")  # takes ever more scratch memory
+        np.testing.assert_array_equal(x, np.full(100, 16))
+
+    with world_of("shm", 2) as world:
+        world.run(rank)
+
+
+def test_bad_arguments_are_told_at_once() -> None:
+    def rank(comm: Communicator) -> None:
+        x = np.zeros(4)
+        with pytest.raises(ValueError, match="collective='allreduc': must be one of allreduce, reduce, "):
+            comm.plan("allreduc", x)
+        with pytest.raises(ValueError, match="op='summ'"):
+            comm.plan("allreduce", x, "summ", out=x)
+        with pytest.raises(ValueError, match="out: has shape"):
+            comm.plan("allreduce", x, out=np.zeros(5))
+        with pytest.raises(TypeError):
+            comm.plan("allreduce", x, bogus=1)
+        with pytest.raises(TypeError):
+            comm.plan("allreduce")
+
+    with world_of("local", 1) as world:
+        world.run(rank)
+
+
+def test_mismatch_and_closing() -> None:
+    def rank(comm: Communicator) -> Any:
+        x = np.zeros(4)
+        call = comm.plan("allreduce", x, "sum" if comm.rank else "max", out=x)
+        with pytest.raises(MismatchError, match="op=max"):
+            call.run()
+        return call
+
+    with world_of("shm", 2) as world:
+        calls = world.run(rank)
+    for call in calls:
+        with pytest.raises(ClosedError):
+            call.run()
+        with pytest.raises(ClosedError):
+            call.start()
+
+
+def test_arrays_live_as_long_as_the_call() -> None:
+    def rank(comm: Communicator) -> None:
+        x = np.ones(4)
+        alive = weakref.ref(x)
+        call = comm.plan("allreduce", x, out=x)
+        del x
+        call.run()
+        assert alive() is not None
+        del call
+        gc.collect()
+        assert alive() is None
+
+    with world_of("local", 2) as world:
+        world.run(rank)
