@@ -26,7 +26,7 @@ from transports.settings import Values, build, did_you_mean
 from transports.tls import Tls
 
 PREFIX: Final = "RONDE_"
-_LAUNCHER: Final = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "SECRET", "JOB", "CONFIG")
+_LAUNCHER: Final = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "SECRET", "JOB", "CONFIG", "JAX_PATH")
 """Environment variables with Ronde's prefix that are not settings."""
 
 

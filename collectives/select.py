@@ -1,82 +1,23 @@
-"""Which algorithm, in how many segments: a cost model, unless a rule or the caller says otherwise.
-
-A rule table is a TOML file named by the setting `rules`; the first rule that fits decides:
-
-    [[rule]]
-    collective = "allreduce"        # required
-    algorithm = "ring"              # required
-    min_bytes = 65536               # these are optional, and inclusive
-    max_bytes = 1000000
-    min_ranks = 3
-    max_ranks = 8
-    transport = "tcp"
-    segments = 4
-
-A rule whose algorithm cannot run a call (it needs windows and there are none, say) does not fit it.
-"""
+"""Which algorithm, in how many segments: a cost model, unless a rule (rules.py) or the caller says otherwise."""
 
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from collectives.algorithms import Algorithm, algorithms
 from collectives.config import Config
 from collectives.model import Model, predict
+from collectives.rules import MAX_SEGMENTS, Rules
 from collectives.schedule import Geometry
 from collectives.specs import SPECS
 from transports.base import Transport
-from transports.errors import ConfigError
-from transports.settings import build
 
 _SEGMENT_BYTES: Final = (1 << 16, 1 << 18, 1 << 20)
 """Sizes of segments that are tried."""
-_MAX_SEGMENTS: Final = 256
 _ROUNDING: Final = 32
 """Bytes by which the largest piece may exceed an even share: one element of the largest dtype."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One row of a rule table."""
-
-    collective: str = ""
-    algorithm: str = ""
-    min_bytes: int = 0
-    max_bytes: int = 1 << 62
-    min_ranks: int = 1
-    max_ranks: int = 1 << 30
-    transport: str = ""
-    segments: int = 0
-
-    def __post_init__(self) -> None:
-        if self.collective not in SPECS:
-            raise ConfigError(f"collective={self.collective!r}: must be one of {', '.join(SPECS)}")
-        if self.algorithm not in algorithms(self.collective, native=True):
-            known = ", ".join(algorithms(self.collective, native=True))
-            raise ConfigError(f"algorithm={self.algorithm!r}: must be one of {known} for {self.collective}")
-        if not 0 <= self.segments <= _MAX_SEGMENTS:
-            raise ConfigError(f"segments={self.segments}: must be 0 (chosen by cost) to {_MAX_SEGMENTS}")
-
-
-def read_rules(path: str) -> tuple[Rule, ...]:
-    """The rules of a file, none for an empty path. Raises ConfigError naming file, rule, key and what is allowed."""
-    if not path:
-        return ()
-    try:
-        table = tomllib.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: bad UTF-8, bad TOML, a name with a NUL
-        raise ConfigError(f"rules={path!r}: cannot be read as TOML: {error}") from error
-    rows = table.get("rule", [])
-    if set(table) - {"rule"} or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigError(f"rules={path!r}: must hold [[rule]] tables and nothing else")
-    return tuple(
-        build(Rule, f"rule {number} of {path}", {key: (value, path) for key, value in row.items()})
-        for number, row in enumerate(rows, 1)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +56,18 @@ class Choice:
 class Selector:
     """Chooses for one communicator. The same demand gives the same choice on every rank."""
 
-    def __init__(self, model: Model, rules: tuple[Rule, ...], transport: str) -> None:
-        self._model = model
-        self._rules = tuple(rule for rule in rules if rule.transport in ("", transport))
+    def __init__(self, model: Model, rules: Rules, transport: str) -> None:
+        self._model = rules.model(model, transport)
+        self._rules = rules.of(transport)
 
     @classmethod
     def from_config(cls, config: Config, transport: Transport) -> Selector:
-        """The selector for a transport, by its own figures and the configured rules."""
+        """The selector for a transport, by the configured rules, and its own figures where they tell none."""
         inside, across = transport.link_costs()
         model = Model(
             alpha=inside.latency, beta=inside.per_byte, inter_alpha=across.latency, inter_beta=across.per_byte
         )
-        return cls(model, read_rules(config.rules), transport.name)
+        return cls(model, Rules.read(config.rules), transport.name)
 
     def check(self, collective: str, algorithm: str | None) -> None:
         """Raises ValueError unless `algorithm` is None or the name of one for this collective."""
@@ -209,5 +150,5 @@ def _segmentings(algorithm: Algorithm, demand: Demand) -> list[int]:
         return [1]
     block = _block_bytes(algorithm, demand)
     if algorithm.windows:  # nobody waits for a segment; it is to stay in the cache
-        return [min(_MAX_SEGMENTS, -(-block // _SEGMENT_BYTES[1])) or 1]
-    return sorted({1, *(min(_MAX_SEGMENTS, -(-block // size)) for size in _SEGMENT_BYTES if block > size)})
+        return [min(MAX_SEGMENTS, -(-block // _SEGMENT_BYTES[1])) or 1]
+    return sorted({1, *(min(MAX_SEGMENTS, -(-block // size)) for size in _SEGMENT_BYTES if block > size)})

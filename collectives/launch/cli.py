@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import collectives
-from collectives.launch import bench, doctor, run_command, timeline
+from collectives.launch import bench, doctor, run_command, timeline, tune
 from transports.errors import RondeError
 
 
@@ -20,13 +20,14 @@ class Command(Protocol):
         exit code; a RondeError that it raises is shown to the user as one line, with exit code 1."""
 
 
-COMMANDS: Final[tuple[Command, ...]] = (run_command, bench, doctor, timeline)
+COMMANDS: Final[tuple[Command, ...]] = (run_command, bench, tune, doctor, timeline)
 
 DESCRIPTION: Final = "Collective communication in pure Python."
 EXAMPLES: Final = """\
 examples:
   ronde run -np 4 train.py          four ranks of train.py on this machine
   ronde bench -np 4                 time allreduce over a range of sizes
+  ronde tune -np 4                  write a table of the algorithms that are fastest on this machine
   ronde doctor                      what works here, and every setting with its source
   ronde timeline merge all.json run.rank*.json   one timeline of those of all ranks
   ronde run --help                  more about starting ranks

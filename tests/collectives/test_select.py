@@ -11,8 +11,9 @@ import pytest
 from collectives import ConfigError
 from collectives.algorithms import algorithms
 from collectives.model import Model
+from collectives.rules import Rule, Rules
 from collectives.schedule import Geometry
-from collectives.select import Demand, Rule, Selector, obstacle, read_rules
+from collectives.select import Demand, Selector, obstacle
 from collectives.specs import SPECS
 from tests.worlds import world_of
 
@@ -24,7 +25,7 @@ def demand(collective: str = "allreduce", size: int = 8, nbytes: int = 4, stage:
 
 
 def test_small_calls_take_few_rounds_and_large_ones_few_bytes() -> None:
-    selector = Selector(MODEL, (), "tcp")
+    selector = Selector(MODEL, Rules(), "tcp")
     small = selector.choose(demand()).algorithm.name
     large = selector.choose(demand(nbytes=1 << 26)).algorithm.name
     assert small == "recursive_doubling"
@@ -33,7 +34,7 @@ def test_small_calls_take_few_rounds_and_large_ones_few_bytes() -> None:
 
 @pytest.mark.parametrize("collective", SPECS)
 def test_there_is_always_a_choice_that_can_run(collective: str) -> None:
-    selector = Selector(MODEL, (), "x")
+    selector = Selector(MODEL, Rules(), "x")
     for size, nbytes, stage, uniform in itertools.product(
         (1, 2, 3, 8, 13, 64), (0, 1, 1 << 12, 1 << 20, 1 << 33), (0, 1 << 20), (True, False)
     ):
@@ -46,12 +47,12 @@ def test_there_is_always_a_choice_that_can_run(collective: str) -> None:
 def test_reproducible_calls_have_a_choice_wherever_they_combine() -> None:
     for collective in ("allreduce", "reduce", "reduce_scatter"):
         for size in (1, 2, 3, 6, 16):
-            choice = Selector(MODEL, (), "x").choose(demand(collective, size, 1 << 20, reproducible=True))
+            choice = Selector(MODEL, Rules(), "x").choose(demand(collective, size, 1 << 20, reproducible=True))
             assert choice.algorithm.tree_order
 
 
 def test_a_name_is_obeyed_or_refused() -> None:
-    selector = Selector(MODEL, (), "tcp")
+    selector = Selector(MODEL, Rules(), "tcp")
     assert selector.choose(demand(nbytes=1 << 26), "recursive_doubling").algorithm.name == "recursive_doubling"
     with pytest.raises(ValueError, match=r"algorithm='magic': for allreduce it must be one of .*ring"):
         selector.choose(demand(), "magic")
@@ -82,7 +83,7 @@ def test_the_first_rule_that_fits_decides(tmp_path: Path) -> None:
         transport = "other"
         """
     )
-    selector = Selector(MODEL, read_rules(str(table)), "tcp")
+    selector = Selector(MODEL, Rules.read(str(table)), "tcp")
     chosen = selector.choose(demand())  # no windows: the first rule does not fit
     assert (chosen.algorithm.name, chosen.segments) == ("ring", 2)
     assert selector.choose(demand(nbytes=101)).algorithm.name == "recursive_doubling"
@@ -99,7 +100,7 @@ def test_the_first_rule_that_fits_decides(tmp_path: Path) -> None:
         ),
         ("[[rule]]\ncollective = 'all'\nalgorithm = 'ring'", "collective='all': must be one of"),
         ("[[rule]]\ncollective = 'allreduce'\nalgorithm = 'ring'\nmin = 3", "no setting 'min'"),
-        ("rules = 3", r"must hold \[\[rule\]\] tables"),
+        ("rules = 3", r"must hold \[\[rule\]\] and \[\[costs\]\] tables"),
         ("[[rule", "cannot be read as TOML"),
     ],
 )
@@ -107,7 +108,7 @@ def test_a_bad_rule_is_named(tmp_path: Path, text: str, message: str) -> None:
     table = tmp_path / "rules.toml"
     table.write_text(text)
     with pytest.raises(ConfigError, match=f"(?s){message}"):
-        read_rules(str(table))
+        Rules.read(str(table))
 
 
 def test_rules_reach_the_communicator(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from collectives.launch.blame import culprit
 from collectives.launch.outcome import Failure, Success, dump, load
 from collectives.launch.run_command import as_variables
 from collectives.mismatch import compare, mismatch
-from collectives.select import read_rules
+from collectives.rules import Rules
 from tests.security.fuzz import faulty, fuzz, numbers, values, words
 from transports import packed
 from transports.errors import ConfigError, MismatchError, RondeError, from_wire, to_wire
@@ -290,7 +290,7 @@ def test_files_are_anything(tmp_path_factory: pytest.TempPathFactory, data: byte
     with contextlib.suppress(ConfigError):
         Config.load(environment={"RONDE_CONFIG": str(path)})
     with contextlib.suppress(ConfigError):
-        read_rules(str(path))
+        Rules.read(str(path))
 
 
 def test_numbers_beyond_all_bounds_are_refused(tmp_path: Path) -> None:
@@ -311,15 +311,15 @@ rules = st.dictionaries(
 @given(st.lists(rules, max_size=3) | in_toml)
 def test_rules_are_anything(tmp_path_factory: pytest.TempPathFactory, rows: object) -> None:
     path = tmp_path_factory.mktemp("files") / "rules.toml"
-    path.write_text(f"rule = {toml(rows)}", "utf-8")
+    path.write_text(f"rule = {toml(rows)}\ncosts = {toml(rows)}", "utf-8")
     with contextlib.suppress(ConfigError):
-        read_rules(str(path))
+        Rules.read(str(path))
 
 
 @pytest.mark.parametrize("name", ["a\0b", "", "x" * 10_000])
 def test_names_of_files_are_anything(name: str, tmp_path: Path) -> None:
     with contextlib.suppress(ConfigError):
-        read_rules(name)
+        Rules.read(name)
     if "\0" not in name:
         with contextlib.suppress(ConfigError):
             Config.load(environment={"RONDE_CONFIG": name}, directory=tmp_path)
@@ -331,7 +331,7 @@ def test_tables_in_tables_end_somewhere(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read as TOML"):
         Config.load(environment={"RONDE_CONFIG": str(path)})
     with pytest.raises(ConfigError, match="cannot be read as TOML"):
-        read_rules(str(path))
+        Rules.read(str(path))
 
 
 # What a rank of `run` sends home, through a pipe that only it has

@@ -1,0 +1,232 @@
+"""`ronde tune`: measures what this machine does fastest, and writes the rule table that chooses by it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from collectives.algorithms import algorithms
+from collectives.communicator import Communicator
+from collectives.launch.bench import machine, parse_size
+from collectives.launch.function import run
+from collectives.rules import NO_LIMIT, Costs, Rule, Rules
+
+COLLECTIVES: Final = ("allreduce", "allgather", "broadcast", "reduce", "reduce_scatter", "alltoall")
+EXAMPLES: Final = """\
+examples:
+  ronde tune -np 4                                    all collectives, into ronde-rules.toml (some minutes)
+  ronde tune allreduce -np 8 --transport tcp -o tcp-8.toml
+  RONDE_RULES=ronde-rules.toml ronde run -np 4 train.py
+
+Every algorithm that can run is timed against the one that would be chosen, in turns; where another one is faster by
+more than a twentieth, the table gets a rule for that number of ranks and that transport. It also gets the figures of
+the cost model, by which everything is chosen that no rule fits: alpha (seconds for a message), beta (per byte sent),
+gamma (per byte combined), copy (per byte copied). A machine that does other work meanwhile gives useless tables.
+"""
+ROUNDS: Final = 7
+"""Turns of each algorithm."""
+HOPELESS: Final = 3.0
+"""Whatever takes so many times as long as the best in the first turn gets no other."""
+WORTH: Final = 0.95
+"""An algorithm is preferred that takes no more than so much of the time of the one chosen by default."""
+_GRAIN: Final = 1 << 18
+"""Bytes of the arrays on which combining and copying are timed: they stay in the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be tuned. Sizes are in bytes, as rules count them."""
+
+    collectives: tuple[str, ...]
+    sizes: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One collective at one size: seconds by default, and the fastest algorithm with its seconds."""
+
+    collective: str
+    size: int
+    default: float
+    algorithm: str
+    seconds: float
+
+    @property
+    def preferred(self) -> str:
+        """The algorithm that a rule is worth while for; empty if there is none."""
+        return self.algorithm if self.seconds <= WORTH * self.default else ""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the subcommand to `ronde`'s parser."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="measure which algorithms are fastest here, and write a rule table",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("collectives", nargs="*", metavar="collective", help=f"default: {' '.join(COLLECTIVES)}")
+    parser.add_argument("-np", type=int, default=2, metavar="N", help="number of ranks (default: 2)")
+    parser.add_argument("--transport", help="transport to use (default: as configured)")
+    parser.add_argument("--min", type=parse_size, default=1 << 10, metavar="SIZE", help="smallest size (default: 1K)")
+    parser.add_argument("--max", type=parse_size, default=1 << 24, metavar="SIZE", help="largest size (default: 16M)")
+    parser.add_argument("--factor", type=int, default=4, help="each size is so many times the last (default: 4)")
+    parser.add_argument("--seconds", type=float, default=0.1, help="for each algorithm and size (default: 0.1)")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("ronde-rules.toml"), metavar="FILE", help="(default: %(default)s)"
+    )
+    parser.set_defaults(main=main)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the subcommand; returns the exit status."""
+    chosen = tuple(arguments.collectives) or COLLECTIVES
+    unknown = [name for name in chosen if name not in COLLECTIVES]
+    if unknown or arguments.np < 2:
+        text = "-np: must be 2 or more"
+        if unknown:
+            text = f"collective: {unknown[0]!r}: must be among {', '.join(COLLECTIVES)}"
+        print(f"ronde tune: error: {text}", file=sys.stderr)  # noqa: T201
+        return 2
+    sizes = [arguments.min]
+    while sizes[-1] * max(2, arguments.factor) <= arguments.max:
+        sizes.append(sizes[-1] * max(2, arguments.factor))
+    task = Task(chosen, tuple(sizes), arguments.seconds)
+    costs, found = run(measure, arguments.np, (task,), transport=arguments.transport, timeout=3600)[0]
+    table = Rules(tuple(rules(found, arguments.np, costs.transport)), (costs,))
+    about = ", ".join(f"{name} {value}" for name, value in machine().items())
+    words = " ".join(["ronde tune", *chosen, f"-np {arguments.np} --transport {costs.transport}"])
+    table.write(arguments.output, f"Written by: {words}\n{about}")
+    print(  # noqa: T201
+        f"{len(table.rules)} rules in {arguments.output}; use them with RONDE_RULES={arguments.output}, or "
+        f"rules = {str(arguments.output)!r} in ronde.toml"
+    )
+    return 0
+
+
+def rules(found: Sequence[Found], size: int, transport: str) -> Iterator[Rule]:
+    """The rules that make what was found be chosen. A rule begins and ends half-way, in powers, between sizes."""
+    for collective in dict.fromkeys(one.collective for one in found):
+        mine = [one for one in found if one.collective == collective]
+        bounds = [0, *(math.isqrt(a.size * b.size) for a, b in pairwise(mine)), NO_LIMIT]
+        at = 0
+        while at < len(mine):
+            end = at + 1
+            while end < len(mine) and mine[end].preferred == mine[at].preferred:
+                end += 1
+            if mine[at].preferred:
+                low = bounds[at] + 1 if at else 0
+                yield Rule(collective, mine[at].preferred, low, bounds[end], size, size, transport)
+            at = end
+
+
+def measure(task: Task) -> tuple[Costs, list[Found]]:
+    """Measure everything, on every rank of the world; rank 0 tells what it finds."""
+    from collectives.world import world
+
+    comm = world()
+    costs = terms(comm)
+    say = print if comm.rank == 0 else _nothing
+    say(", ".join(f"{name} {value:.3g} s" for name, value in costs.terms().items()), flush=True)
+    say(f"{'collective':>15}{'bytes':>12}{'by default':>14}{'fastest':>14}  algorithm", flush=True)
+    found = []
+    for collective in task.collectives:
+        for size in task.sizes:
+            one = fastest(comm, collective, size, task.seconds)
+            found.append(one)
+            mark = one.algorithm if one.preferred else "as by default"
+            times = f"{one.default * 1e6:>11.1f} us{one.seconds * 1e6:>11.1f} us"
+            say(f"{collective:>15}{size:>12}{times}  {mark}", flush=True)
+    return costs, found
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """What the other ranks say."""
+
+
+def fastest(comm: Communicator, collective: str, size: int, seconds: float) -> Found:
+    """Time all algorithms that can do a collective on `size` bytes. The same on every rank."""
+    calls: dict[str, Callable[[], object]] = {"": call(comm, collective, size, None)}
+    for name in algorithms(collective):
+        one = call(comm, collective, size, name)
+        try:
+            one()
+        except ValueError:  # it cannot do this here; all ranks find so before anything is sent
+            continue
+        calls[name] = one
+    first = {name: _turn(comm, one, seconds / ROUNDS) for name, one in calls.items()}
+    limit = HOPELESS * min(first.values())
+    times = {name: [taken] for name, taken in first.items() if taken <= limit or not name}
+    for _ in range(ROUNDS - 1):
+        for name, taken in times.items():
+            taken.append(_turn(comm, calls[name], seconds / ROUNDS))
+    medians = {name: float(np.median(taken)) for name, taken in times.items()}
+    best = min((name for name in medians if name), key=medians.__getitem__)
+    return Found(collective, size, medians[""], best, medians[best])
+
+
+def call(comm: Communicator, collective: str, size: int, algorithm: str | None) -> Callable[[], object]:
+    """One call on `size` bytes in all blocks together (alltoall: in a rank's row)."""
+    count = max(1, size // 4 // comm.size) * comm.size
+    options: dict[str, Any] = {} if algorithm is None else {"algorithm": algorithm}
+    method = getattr(comm, collective)
+    x = np.zeros(count // comm.size if collective == "allgather" else count, np.float32)
+    out = np.zeros({"allgather": count, "reduce_scatter": count // comm.size}.get(collective, count), np.float32)
+    if collective in ("allreduce", "broadcast"):
+        return lambda: method(x, out=x, **options)
+    return lambda: method(x, out=out, **options)
+
+
+def _turn(comm: Communicator, one: Callable[[], object], seconds: float) -> float:
+    """Seconds of a call, for which all ranks are there: the median over a turn, of the slowest rank."""
+
+    def times(count: int) -> float:
+        taken = np.empty(count)
+        for number in range(count):
+            comm.barrier()
+            began = time.perf_counter()
+            one()
+            taken[number] = time.perf_counter() - began
+        return float(comm.allreduce(np.array(np.median(taken)), "max"))
+
+    once = times(2)
+    return times(int(np.clip(seconds / max(once, 1e-7), 1, 1000)))
+
+
+def terms(comm: Communicator) -> Costs:
+    """The figures of the cost model between two ranks of this host. The same on every rank."""
+
+    def exchange(nbytes: int) -> float:
+        x, out = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+        peer = comm.rank ^ 1
+
+        def both() -> None:
+            if peer < comm.size:
+                comm.sendrecv(x, peer, peer, out=out)
+
+        return float(np.median([_turn(comm, both, 0.02) for _ in range(5)]))
+
+    def alone(work: Callable[[], object]) -> float:
+        taken = float(np.median([_turn(comm, work, 0.01) for _ in range(5)]))
+        return taken / _GRAIN
+
+    a, b = np.zeros(_GRAIN // 4, np.float32), np.ones(_GRAIN // 4, np.float32)
+    small, large = exchange(4), exchange(1 << 22)
+    return Costs(
+        comm.transport.name,
+        alpha=small,
+        beta=max(large - small, 1e-9) / (1 << 22),
+        gamma=alone(lambda: np.add(a, b, out=a)),
+        copy=alone(lambda: np.copyto(a, b)),
+    )
