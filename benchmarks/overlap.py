@@ -1,0 +1,125 @@
+"""What asynchronous allreduces cost beside computation, and how long a small one takes beside a busy Python loop.
+
+    ronde run -np 2 python benchmarks/overlap.py [--json FILE]
+
+Three times are compared in turns: a NumPy matrix product, made about as long as the allreduce; an allreduce of
+`--bytes` alone; both at once. Where a rank has a core for its computation and another for its communication,
+"both / longer" is to be near 1. With one core for each rank that cannot be: the allreduce is work of the CPU too, and
+what can be had is "both / sum" of at most 1. Set OMP_NUM_THREADS=1 (or the like for your BLAS): a product on all cores leaves
+none.
+
+Then a 4-byte allreduce is begun, and the main thread runs plain Python until it is over: its latency is up to the
+interpreter's switch interval (5 ms by default; `--switch` sets it), because the thread that runs it must be given the
+lock. `wait()` at once is shown beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import collectives as ronde
+from collectives.launch.bench import machine, parse_size
+
+
+def slowest(world: ronde.Communicator, call: Callable[[], object]) -> float:
+    """Seconds of a call, of the slowest rank."""
+    world.barrier()
+    began = time.perf_counter()
+    call()
+    return float(world.allreduce(time.perf_counter() - began, "max"))
+
+
+def overlap(world: ronde.Communicator, nbytes: int, rounds: int) -> dict[str, float]:
+    """Medians in seconds, and of the ratios of each round."""
+    x = np.zeros(nbytes // 4, np.float32)
+    a = np.ones((512, 512), np.float32)
+
+    def communicate() -> None:
+        world.allreduce(x, out=x)
+
+    def multiply(times: int) -> None:
+        for _ in range(times):
+            a @ a
+
+    communicate()
+    alone = float(np.median([slowest(world, communicate) for _ in range(3)]))
+    once = float(np.median([slowest(world, lambda: multiply(4)) for _ in range(3)])) / 4
+    times = max(1, round(alone / once))
+
+    def both() -> None:
+        work = world.allreduce_async(x, out=x)
+        multiply(times)
+        work.wait()
+
+    both()
+    table = np.array(
+        [[slowest(world, one) for one in (lambda: multiply(times), communicate, both)] for _ in range(rounds)]
+    )
+    computing, communicating, together = table.T
+    return {
+        "compute": float(np.median(computing)),
+        "allreduce": float(np.median(communicating)),
+        "both": float(np.median(together)),
+        "both / longer": float(np.median(together / np.maximum(computing, communicating))),
+        "both / sum": float(np.median(together / (computing + communicating))),
+    }
+
+
+def latency(world: ronde.Communicator, rounds: int) -> dict[str, float]:
+    """Seconds from the beginning of a 4-byte allreduce until it is over, medians."""
+    x = np.zeros(1, np.float32)
+    busy, waiting = [], []
+    for _ in range(rounds):
+        world.barrier()
+        began = time.perf_counter()
+        work = world.allreduce_async(x, out=x)
+        count = 0
+        while not work.test():
+            for number in range(100):
+                count += number
+        busy.append(time.perf_counter() - began)
+        world.barrier()
+        began = time.perf_counter()
+        world.allreduce_async(x, out=x).wait()
+        waiting.append(time.perf_counter() - began)
+    return {"beside a busy loop": float(np.median(busy)), "waited for": float(np.median(waiting))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bytes", type=parse_size, default=1 << 26, metavar="SIZE", help="(default: 64M)")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--switch", type=float, default=5.0, metavar="MS", help="switch interval (default: 5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
+    options = parser.parse_args()
+    sys.setswitchinterval(options.switch / 1e3)
+    world = ronde.init()
+    facts = {
+        "ranks": world.size,
+        "transport": world.transport.name,
+        "switch_ms": options.switch,
+        "bytes": options.bytes,
+    }
+    found = overlap(world, options.bytes, options.rounds), latency(world, 20 * options.rounds)
+    if world.rank == 0:
+        print(", ".join(f"{name} {value}" for name, value in facts.items()), f"cores {os.cpu_count()}", sep=", ")
+        for part in found:
+            for name, value in part.items():
+                text = f"{value:.2f}" if "/" in name else f"{value * 1e3:.3f} ms"
+                print(f"{name:>20}  {text}")
+        if options.json is not None:
+            report = {"machine": machine(), **facts, "overlap": found[0], "latency": found[1]}
+            options.json.write_text(json.dumps(report, indent=1) + "\n")
+    ronde.shutdown()
+
+
+if __name__ == "__main__":
+    main()
