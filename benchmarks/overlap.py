@@ -5,8 +5,8 @@
 Three times are compared in turns: a NumPy matrix product, made about as long as the allreduce; an allreduce of
 `--bytes` alone; both at once. Where a rank has a core for its computation and another for its communication,
 "both / longer" is to be near 1. With one core for each rank that cannot be: the allreduce is work of the CPU too, and
-what can be had is "both / sum" of at most 1. Set OMP_NUM_THREADS=1 (or the like for your BLAS): a product on all cores leaves
-none.
+what can be had is "both / sum" of at most 1. Set OMP_NUM_THREADS=1 (or the like for your BLAS): a product on all cores
+leaves none.
 
 Then a 4-byte allreduce is begun, and the main thread runs plain Python until it is over: its latency is up to the
 interpreter's switch interval (5 ms by default; `--switch` sets it), because the thread that runs it must be given the
