@@ -11,7 +11,7 @@ import collectives
 from collectives import cross_rank, cross_size, is_initialized, local_rank, local_size, rank, shutdown, size
 from collectives.process_sets import ProcessSet, global_process_set
 from frontends.horovod.errors import as_horovod
-from frontends.horovod.names import communicator_of, full_name, numbers
+from frontends.horovod.names import communicator_of, full_name
 from transports import registry
 
 __all__ = ["cross_rank", "cross_size", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size"]
@@ -33,7 +33,6 @@ def start(
         raise ValueError(f"comm={comm!r}: must be None; use process_sets for groups of ranks")
     if is_initialized():
         return
-    numbers.forget()
     sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
     with as_horovod(), contextlib.ExitStack() as resources:
         collectives.init(process_sets=sets, **find(resources))

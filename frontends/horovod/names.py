@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
+from collections import Counter
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from collectives import Communicator
 from collectives.process_sets import ProcessSet
@@ -18,23 +19,20 @@ Product: Final = "prod"
 
 
 class _Numbers:
-    """Numbers for operations without a name."""
+    """Numbers for operations without a name, from 1 on for every communicator and kind."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[tuple[int, str], itertools.count[int]] = {}
+        self._counts: WeakKeyDictionary[Communicator, Counter[str]] = WeakKeyDictionary()
 
     def name(self, communicator: Communicator, kind: str) -> str:
         with self._lock:
-            count = self._counts.setdefault((id(communicator), kind), itertools.count(1))
-            return f"{kind}.noname.{next(count)}"
-
-    def forget(self) -> None:
-        with self._lock:
-            self._counts.clear()
+            counts = self._counts.setdefault(communicator, Counter())
+            counts[kind] += 1
+            return f"{kind}.noname.{counts[kind]}"
 
 
-numbers: Final = _Numbers()
+_numbers: Final = _Numbers()
 
 
 def communicator_of(process_set: ProcessSet) -> Communicator:
@@ -45,7 +43,7 @@ def communicator_of(process_set: ProcessSet) -> Communicator:
 
 def full_name(communicator: Communicator, kind: str, name: str | None) -> str:
     """Operations of two kinds may have one name in Horovod."""
-    return numbers.name(communicator, kind) if name is None else f"{kind}.{name}"
+    return _numbers.name(communicator, kind) if name is None else f"{kind}.{name}"
 
 
 def root_in(process_set: ProcessSet, root_rank: int) -> int:

@@ -16,22 +16,39 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from collectives import Communicator, Config, connect
-from frontends.torch.groups import combining, distribute, flat, single
+from collectives import Work as Ours
+from collectives.compression import Compressor, State
+from frontends.torch import streams
+from frontends.torch.groups import (
+    check_count,
+    check_shares,
+    combining,
+    distribute,
+    equal_rows,
+    flat,
+    joined,
+    put,
+    single,
+    sparse,
+)
 from frontends.torch.stores import open_store
-from frontends.torch.tensors import as_array, writable_array
+from frontends.torch.tensors import as_array, as_tensor, writable_array
 from frontends.torch.works import Callers, Done, Finish, Work, raise_for_torch
 from frontends.torch_plugin import BACKEND, register
 from transports.errors import RondeError
 from transports.rendezvous.bootstrap import join
+
+Calls: TypeAlias = Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
+"""The arguments of one or more calls of one method."""
 
 
 def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
@@ -108,9 +125,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # Collectives
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
-        """Combine in place."""
+        """Combine in place. Of sparse COO tensors, also uncoalesced, the sum."""
         opts = opts or dist.AllreduceOptions()
         tensor = single(tensors)
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo:
+            parts, finish = sparse(tensor, combining(opts)["op"])
+            return self._run("grouped_allgather", opts, [tensor], finish, parts)
         array = writable_array(tensor)
         return self._run("allreduce", opts, [tensor], None, array, out=array, **combining(opts))
 
@@ -119,6 +139,21 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts = opts or dist.AllreduceCoalescedOptions()
         arrays = [writable_array(tensor) for tensor in tensors]
         return self._run("grouped_allreduce", opts, list(tensors), None, arrays, out=arrays, **combining(opts))
+
+    def compressed_mean(
+        self,
+        compressor: Compressor,
+        whole: torch.Tensor,
+        tensors: Sequence[torch.Tensor],
+        state: State,
+        names: Sequence[str],
+    ) -> dist.Work:
+        """Begin the mean of all ranks' tensors, in place, by a compressor with a state; see Compressor. The result is
+        `whole`, the tensor whose parts they are."""
+        arrays = [writable_array(tensor) for tensor in tensors]
+        begin = partial(compressor.grouped_allreduce_async, self.communicator)
+        options = {"out": arrays, "state": state, "names": names}
+        return self._begin(begin, [whole], None, [((arrays, "average"), options)], self._callers.place())
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
         """From opts.rootRank, in place."""
@@ -139,14 +174,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> dist.Work:
         """Everybody's tensor, in a list; sizes may differ."""
         outputs = list(single(output_tensors))
-        self._check_count(outputs, "output_tensors")
+        check_count(outputs, self.size(), "output_tensors")
         given = as_array(single(input_tensors)).reshape(-1)
         return self._run("allgather", opts, outputs, distribute(outputs), given)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
         """Everybody's tensor, one after the other in `output`."""
         target = flat(output, "output")
-        self._check_shares(output, input, "output")
+        check_shares(output, input, self.size(), "output")
         return self._run("allgather", opts, [output], None, as_array(input).reshape(-1), out=target)
 
     def all_gather_single_coalesced(
@@ -154,12 +189,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> dist.Work:
         """Several all_gather_single as one operation."""
         for output, given in zip(outputs, inputs, strict=True):
-            self._check_shares(output, given, "outputs")
+            check_shares(output, given, self.size(), "outputs")
         arrays = [as_array(given).reshape(-1) for given in inputs]
 
         def finish(values: list[Any]) -> None:
             for output, value in zip(outputs, values[0], strict=True):
-                flat(output, "outputs")[:] = value
+                put(as_tensor(value), output)
 
         return self._run("grouped_allgather", opts, list(outputs), finish, arrays)
 
@@ -169,8 +204,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Combine the i-th tensors of all ranks' lists for rank i."""
         opts = opts or dist.ReduceScatterOptions()
         output, inputs = single(output_tensors), list(single(input_tensors))
-        self._check_count(inputs, "input_tensors")
-        given = np.concatenate([as_array(tensor).reshape(-1) for tensor in inputs])
+        check_count(inputs, self.size(), "input_tensors")
+        given = joined(inputs)
         counts = [tensor.numel() for tensor in inputs]
         finish = distribute([output])
         return self._run("reduce_scatter", opts, [output], finish, given, counts=counts, **combining(opts))
@@ -178,7 +213,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
         """Combine, and give rank i the i-th share."""
         opts = opts or dist.ReduceScatterOptions()
-        self._check_shares(input, output, "input")
+        check_shares(input, output, self.size(), "input")
         target, given = flat(output, "output"), as_array(input).reshape(-1)
         return self._run("reduce_scatter", opts, [output], None, given, out=target, **combining(opts))
 
@@ -188,7 +223,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Several reduce_scatter_single."""
         opts = opts or dist.ReduceScatterOptions()
         for output, given in zip(outputs, inputs, strict=True):
-            self._check_shares(given, output, "inputs")
+            check_shares(given, output, self.size(), "inputs")
         options = combining(opts)
         calls = [
             ((as_array(given).reshape(-1),), {"out": flat(output, "outputs"), **options})
@@ -201,9 +236,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> dist.Work:
         """The i-th tensor of the list goes to rank i; sizes may differ."""
         outputs, inputs = list(output_tensors), list(input_tensors)
-        self._check_count(outputs, "output_tensors")
-        self._check_count(inputs, "input_tensors")
-        given = np.concatenate([as_array(tensor).reshape(-1) for tensor in inputs])
+        check_count(outputs, self.size(), "output_tensors")
+        check_count(inputs, self.size(), "input_tensors")
+        given = joined(inputs)
         splits = [tensor.numel() for tensor in inputs]
         return self._run("alltoall", opts, outputs, distribute(outputs), given, splits)
 
@@ -216,8 +251,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> dist.Work:
         """Rows of `input`, by split sizes or equally, go to the ranks; rows of `output` come from them."""
-        rows = list(input_split_sizes) or self._equal(input, "input")
-        coming = list(output_split_sizes) or self._equal(output, "output")
+        rows = list(input_split_sizes) or equal_rows(input, self.size(), "input")
+        coming = list(output_split_sizes) or equal_rows(output, self.size(), "output")
         if sum(coming) != output.shape[0]:
             raise ValueError(f"output_split_sizes={coming}: must be {output.shape[0]} together, the rows of output")
         target = writable_array(output, "output")
@@ -232,7 +267,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         outputs: list[torch.Tensor] = []
         if opts.rootRank == self.communicator.rank:
             outputs = list(single(output_tensors))
-            self._check_count(outputs, "output_tensors")
+            check_count(outputs, self.size(), "output_tensors")
         return self._run("gather", opts, outputs, distribute(outputs), given, root=opts.rootRank)
 
     def scatter(
@@ -242,12 +277,15 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts = opts or dist.ScatterOptions()
         output = single(output_tensors)
         given, counts = None, None
+        target = output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
+        finish = None if target is output else lambda _: put(target, output)
         if opts.rootRank == self.communicator.rank:
             inputs = list(single(input_tensors))
-            self._check_count(inputs, "input_tensors")
-            given = np.concatenate([as_array(tensor).reshape(-1) for tensor in inputs])
+            check_count(inputs, self.size(), "input_tensors")
+            given = joined(inputs)
             counts = [tensor.numel() for tensor in inputs]
-        return self._run("scatter", opts, [output], distribute([output]), given, root=opts.rootRank, counts=counts)
+        options = {"root": opts.rootRank, "counts": counts, "out": flat(target, "output")}
+        return self._run("scatter", opts, [output], finish, given, **options)
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Wait for all ranks."""
@@ -258,15 +296,17 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
         """Begin to send."""
         tensor = single(tensors)
-        return self._begin("send", [tensor], None, [((as_array(tensor), dst), {"tag": tag})])
+        return self._begin(self.communicator.send_async, [tensor], None, [((as_array(tensor), dst), {"tag": tag})])
 
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
         """Begin to receive."""
         tensor = single(tensors)
-        return self._begin("recv", [tensor], None, [((writable_array(tensor), src), {"tag": tag})], source=src)
+        calls: Calls = [((writable_array(tensor), src), {"tag": tag})]
+        return self._begin(self.communicator.recv_async, [tensor], None, calls, source=src)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> dist.Work:
-        """Not here: ranks say whom they receive from. Raises NotImplementedError."""
+        """Not here: a receive is posted for one rank (transports/base.py), and could not be taken back from the others.
+        Raises NotImplementedError."""
         raise NotImplementedError("src=None: the ronde backend cannot receive from any rank; give the source's rank")
 
     # Names of before torch 2.13
@@ -306,12 +346,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts: Any,
         results: list[torch.Tensor],
         finish: Finish | None,
-        calls: Iterable[tuple[tuple[Any, ...], dict[str, Any]]],
+        calls: Calls,
     ) -> dist.Work:
         """Carry out one or more calls of one of the communicator's methods, now or later, as `opts` say."""
         place = self._callers.place()
         if place or getattr(opts, "asyncOp", True):
-            return self._begin(collective, results, finish, calls, place)
+            return self._begin(getattr(self.communicator, f"{collective}_async"), results, finish, calls, place)
         self._begun += 1
         method = getattr(self.communicator, collective)
         try:
@@ -320,14 +360,15 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             raise_for_torch(error)
         if finish is not None:
             finish(values)
+            self._callers.keeper.keep(streams.mark(streams.devices_of(results)), values)
         return Done(results)
 
     def _begin(
         self,
-        method: str,
+        begin: Callable[..., Ours[Any]],
         results: list[torch.Tensor],
         finish: Finish | None,
-        calls: Iterable[tuple[tuple[Any, ...], dict[str, Any]]],
+        calls: Calls,
         place: tuple[int, ...] = (),
         source: int = -1,
     ) -> dist.Work:
@@ -337,33 +378,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         else:
             self._begun += 1
             place = (self._begun,)
-        begin = getattr(self.communicator, method + "_async")
         try:
             works = [begin(*args, **kwargs) for args, kwargs in calls]
         except RondeError as error:
             raise_for_torch(error)
         return Work(works, results, finish, self._callers, place, source)
-
-    # Arguments
-
-    def _check_count(self, tensors: Sequence[torch.Tensor], name: str) -> None:
-        if len(tensors) != self.communicator.size:
-            raise ValueError(
-                f"{name}: has {len(tensors)} tensors, must have {self.communicator.size}, one for each rank"
-            )
-
-    def _check_shares(self, whole: torch.Tensor, share: torch.Tensor, name: str) -> None:
-        size = self.communicator.size
-        if whole.numel() != size * share.numel():
-            raise ValueError(f"{name}: has {whole.numel()} elements, must have {size} times {share.numel()}")
-
-    def _equal(self, tensor: torch.Tensor, name: str) -> list[int]:
-        size = self.communicator.size
-        if tensor.ndim == 0 or tensor.shape[0] % size:
-            raise ValueError(
-                f"{name}: shape {tuple(tensor.shape)} has no first dimension that {size} ranks can share equally"
-            )
-        return [tensor.shape[0] // size] * size
 
 
 def _hide_from_the_compiler() -> None:

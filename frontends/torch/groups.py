@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from frontends.torch.tensors import writable_array
+from frontends.torch.tensors import as_array, as_tensor, writable_array
 
 _OPS: Final = {
     dist.ReduceOp.RedOpType.SUM: "sum",
@@ -43,20 +43,59 @@ def flat(tensor: torch.Tensor, name: str) -> Any:
     return writable_array(tensor, name).reshape(-1)
 
 
+def check_count(tensors: Sequence[torch.Tensor], size: int, name: str) -> None:
+    if len(tensors) != size:
+        raise ValueError(f"{name}: has {len(tensors)} tensors, must have {size}, one for each rank")
+
+
+def check_shares(whole: torch.Tensor, share: torch.Tensor, size: int, name: str) -> None:
+    if whole.numel() != size * share.numel():
+        raise ValueError(f"{name}: has {whole.numel()} elements, must have {size} times {share.numel()}")
+
+
+def equal_rows(tensor: torch.Tensor, size: int, name: str) -> list[int]:
+    """Everybody's rows, where nothing was said of them."""
+    if tensor.ndim == 0 or tensor.shape[0] % size:
+        raise ValueError(f"{name}: shape {tuple(tensor.shape)} has no first dimension that {size} ranks share equally")
+    return [tensor.shape[0] // size] * size
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> Any:
+    """The elements of several tensors, one after the other, in new memory."""
+    return as_array(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
+
+
 def distribute(outputs: Sequence[torch.Tensor]) -> Callable[[list[Any]], None]:
     """Cuts what came into the tensors that it is for."""
 
     def finish(values: list[Any]) -> None:
         if not outputs:
             return
-        (whole,) = values
-        wanted = sum(output.numel() for output in outputs)
-        if whole.size != wanted:
-            raise ValueError(f"output tensors: have {wanted} elements together, and {whole.size} came")
-        start = 0
-        for output in outputs:
-            piece = whole[start : start + output.numel()]
-            writable_array(output)[...] = piece.reshape(tuple(output.shape))
-            start += output.numel()
+        whole = as_tensor(values[0])
+        counts = [output.numel() for output in outputs]
+        if whole.numel() != sum(counts):
+            raise ValueError(f"output tensors: have {sum(counts)} elements together, and {whole.numel()} came")
+        for output, piece in zip(outputs, whole.split(counts), strict=True):
+            put(piece, output)
 
     return finish
+
+
+def sparse(tensor: torch.Tensor, op: str) -> tuple[list[Any], Callable[[list[Any]], None]]:
+    """What of a sparse COO tensor is to be gathered from all ranks for its sum, and how that is made, in place."""
+    if op != "sum":
+        raise ValueError(f"op={op!r}: sparse tensors can be combined by SUM only")
+    mine = tensor.detach().coalesce()
+
+    def finish(values: list[Any]) -> None:
+        where, what = (as_tensor(array) for array in values[0])
+        total = torch.sparse_coo_tensor(where.t(), what, tensor.shape, check_invariants=True)
+        with torch.no_grad():  # what `detach` gives shares the numbers of a sparse tensor, but not how many there are
+            tensor.copy_(total.coalesce())
+
+    return [as_array(mine.indices().t().contiguous()), as_array(mine.values())], finish
+
+
+def put(piece: torch.Tensor, output: torch.Tensor) -> None:
+    """Copy what came into the tensor that it is for."""
+    output.detach().copy_(piece.view(output.shape))

@@ -187,7 +187,7 @@ def sparse_allreduce_async(
         where, what = indices.synchronize(), values.synchronize()
         if op == Average:
             what = what / comm.size
-        return torch.sparse_coo_tensor(where.t(), what, coalesced.shape).coalesce()
+        return torch.sparse_coo_tensor(where.t(), what, coalesced.shape, check_invariants=True).coalesce()
 
     return finish
 

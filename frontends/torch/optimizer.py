@@ -40,7 +40,8 @@ def DistributedOptimizer(
 
     named_parameters           usually model.named_parameters(); all parameters of the optimizer, with unique names
     compression                Compression.none, .fp16, .bf16, or any with their two functions
-    backward_passes_per_step   gradients of so many backward passes add up before they are combined
+    backward_passes_per_step   gradients of so many backward passes add up before they are combined; another one before
+                               `step` raises AssertionError
     op                         Average, Sum, Min, Max, Product; Adasum combines the steps rather than the gradients
     gradient_predivide_factor  Average divides by it before the sum and by size / it after
     groups                     lists of parameters that travel together, or how many such groups to make
@@ -95,9 +96,19 @@ def _names(optimizer: torch.optim.Optimizer, named: Named | None) -> dict[Parame
 class _Waiting:
     """What all distributed optimizers have in common: when to combine, and that `step` does so."""
 
+    _names: dict[Parameter, str]
     _passes: int
+    _left: dict[Parameter, int]
+    _process_set: ProcessSet
     _combined = False
     _combines_in_step = True
+
+    def _begin_counting(self) -> None:
+        """Have every parameter's gradient counted, if there is anybody to combine it with."""
+        self._start_over()
+        if (self._process_set.size() or 1) > 1:
+            for parameter in self._names:
+                parameter.register_post_accumulate_grad_hook(self._one_is_complete)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """From now on combine gradients after so many backward passes."""
@@ -122,7 +133,17 @@ class _Waiting:
             self._combines_in_step = True
 
     def _start_over(self) -> None:
-        raise NotImplementedError
+        """Count backward passes from the beginning."""
+        self._left = dict.fromkeys(self._names, self._passes)
+
+    def _one_is_complete(self, parameter: Parameter) -> None:
+        """A backward pass has added to a gradient."""
+        if self._left[parameter] <= 0:
+            raise AssertionError(
+                "gradients were computed more than backward_passes_per_step times before step(); increase "
+                "backward_passes_per_step to add them up"
+            )
+        self._left[parameter] -= 1
 
 
 class _Pending:
@@ -162,11 +183,7 @@ class _Reducing(_Waiting):
         self._begun: set[Parameter] = set()
         self._group_of = {parameter: number for number, group in enumerate(self._groups) for parameter in group}
         self._ready: dict[int, int] = {}
-        self._left: dict[Parameter, int] = {}
-        self._start_over()
-        if (process_set.size() or 1) > 1:
-            for parameter in self._names:
-                parameter.register_post_accumulate_grad_hook(self._one_is_complete)
+        self._begin_counting()
 
     def synchronize(self) -> None:
         """Wait until all gradients are combined, after starting those whose parameters took no part in the backward
@@ -204,16 +221,11 @@ class _Reducing(_Waiting):
     def _start_over(self) -> None:
         self._begun = set()
         self._ready = dict.fromkeys(range(len(self._groups)), 0)
-        self._left = dict.fromkeys(self._names, self._passes)
         self._combined = False
+        super()._start_over()
 
     def _one_is_complete(self, parameter: Parameter) -> None:
-        if self._left[parameter] <= 0:
-            raise AssertionError(
-                "gradients were computed more than backward_passes_per_step times before step(); increase "
-                "backward_passes_per_step to add them up"
-            )
-        self._left[parameter] -= 1
+        super()._one_is_complete(parameter)
         if self._left[parameter] == 0:
             self._start([parameter])
 
@@ -277,7 +289,13 @@ class _Reducing(_Waiting):
 
 
 class _Adasum(_Waiting):
-    """Steps on the own gradients, and combines by Adasum what the steps of all ranks have changed."""
+    """Steps on the own gradients, and combines by Adasum what the steps of all ranks have changed.
+
+    As in Horovod that is once for `backward_passes_per_step` passes, or at `step` if that comes earlier. Horovod lets
+    the optimizer step for each parameter by itself while backward runs; here it does in `step`, for all at once.
+    """
+
+    _stepping = False
 
     def _begin(
         self,
@@ -292,6 +310,7 @@ class _Adasum(_Waiting):
         self._compression = compression
         self._passes = passes
         self._process_set = process_set
+        self._begin_counting()
 
     def synchronize(self) -> None:
         """Nothing: it is the steps that are combined."""
@@ -302,7 +321,12 @@ class _Adasum(_Waiting):
             return super().step(closure)  # type: ignore[misc]
         with torch.no_grad():
             before = {parameter: parameter.detach().clone() for parameter in self._names}
-        loss = super().step(closure)  # type: ignore[misc]
+        self._stepping = True
+        try:
+            loss = super().step(closure)  # type: ignore[misc]
+        finally:
+            self._stepping = False
+            self._start_over()
         with torch.no_grad():
             begun = []
             for parameter, name in self._names.items():
@@ -314,8 +338,9 @@ class _Adasum(_Waiting):
                 parameter.copy_(before[parameter] + change)
         return loss
 
-    def _start_over(self) -> None:
-        """Nothing is counted: gradients add up until `step`."""
+    def _one_is_complete(self, parameter: Parameter) -> None:
+        if not self._stepping:  # what the closure of a step computes is the step's own
+            super()._one_is_complete(parameter)
 
 
 def _groups_of(

@@ -33,12 +33,12 @@ def as_array(tensor: torch.Tensor, name: str = "tensor") -> Any:
     plain = tensor.detach()
     if plain.layout is not torch.strided or plain.is_quantized:
         raise TypeError(f"{name}: must be a dense tensor, not {plain.layout}{', quantized' * plain.is_quantized}")
-    if plain.is_cuda:
-        return plain
-    if plain.device.type != "cpu":
+    if not plain.is_cuda and plain.device.type != "cpu":
         raise TypeError(f"{name}: is on device {plain.device}; must be on cpu or cuda")
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
+    if plain.is_cuda:
+        return plain
     if plain.dtype in _BY_BITS:
         bits, dtype = _BY_BITS[plain.dtype]
         return plain.view(bits).numpy().view(dtype)

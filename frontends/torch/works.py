@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.futures
 
 from collectives import Work as Ours
+from frontends.torch import streams
 from transports.errors import DeadlineExceeded, RondeError
 
 Finish = Callable[[list[Any]], object]
@@ -30,6 +31,7 @@ class Callers:
     """
 
     def __init__(self) -> None:
+        self.keeper = streams.Keeper()
         self._here = threading.local()
         self._lock = threading.Lock()
         self._threads: list[ThreadPoolExecutor] = []
@@ -73,16 +75,17 @@ class _Inside:
 
 
 class Future(torch.futures.Future):  # type: ignore[misc]
-    """A future whose callbacks know which operation they follow."""
+    """A future whose callbacks know which operation they follow. `devices` are the GPUs of its tensors."""
 
-    def __init__(self, callers: Callers, callbacks: _Inside) -> None:
-        super().__init__()
+    def __init__(self, callers: Callers, callbacks: _Inside, devices: Sequence[torch.device]) -> None:
+        super().__init__(devices=list(devices))
+        self._devices = devices
         self._callers = callers
         self._callbacks = callbacks
 
     def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
         """As torch's: a future of what `callback(self)` returns, which is called when this one is over."""
-        following = Future(self._callers, self._callbacks)
+        following = Future(self._callers, self._callbacks, self._devices)
 
         def call(this: torch.futures.Future[Any]) -> None:
             try:
@@ -117,6 +120,8 @@ class Work(dist.Work):  # type: ignore[misc]
         super().__init__()
         self._works = list(works)
         self._results = results
+        self._devices = streams.devices_of(results)
+        self._marks: streams.Marks = []
         self._finish = finish
         self._callers = callers
         self._place = place
@@ -132,6 +137,7 @@ class Work(dist.Work):  # type: ignore[misc]
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until it is over; True. `timeout` zero or less waits as long as the operation's own lets it run.
 
+        On GPUs it is the thread's current streams that wait from now on, and not the host.
         Raises DistBackendError (a RuntimeError) with the runtime's error as its cause.
         """
         seconds = timeout.total_seconds()
@@ -146,6 +152,7 @@ class Work(dist.Work):  # type: ignore[misc]
         self._over.wait()
         if self._error is not None:
             raise dist.DistBackendError(str(self._error)) from self._error
+        streams.follow(self._marks)
         return True
 
     def synchronize(self) -> None:
@@ -178,7 +185,7 @@ class Work(dist.Work):  # type: ignore[misc]
         """A future of `result`. Its callbacks run in threads of their own, and may wait for other operations."""
         with self._lock:
             if self._future is None:
-                self._future = Future(self._callers, _Inside(self._place))
+                self._future = Future(self._callers, _Inside(self._place), self._devices)
                 if self._over.is_set():
                     self._callers.submit(len(self._place) - 1, self._settle)
             return self._future
@@ -189,9 +196,12 @@ class Work(dist.Work):  # type: ignore[misc]
             if self._open:
                 return
         try:
-            values = [work.wait() for work in self._works]
-            if self._finish is not None:
-                self._finish(values)
+            with streams.aside(self._devices):
+                values = [work.wait() for work in self._works]
+                if self._finish is not None:
+                    self._finish(values)
+                self._marks = streams.mark(self._devices)
+            self._callers.keeper.keep(self._marks, values)
         except Exception as error:  # noqa: BLE001 - whatever it was, it belongs to whoever waits
             self._error = error
         with self._lock:
@@ -202,7 +212,9 @@ class Work(dist.Work):  # type: ignore[misc]
     def _settle(self) -> None:
         assert self._future is not None
         if self._error is None:
-            self._future.set_result(self._results)
+            with streams.aside(self._devices):
+                streams.follow(self._marks)
+                self._future.set_result(self._results)
         else:
             self._future.set_exception(dist.DistBackendError(str(self._error)))
 
@@ -237,7 +249,8 @@ class Done(dist.Work):  # type: ignore[misc]
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future that has its result."""
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        devices = streams.devices_of(self._results)
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=devices)
         future.set_result(self._results)
         return future
 

@@ -261,6 +261,86 @@ def test_callbacks_of_futures_may_wait_for_other_operations(pool: Pools, meeting
     pool(2).run(callbacks, meeting)
 
 
+def embed(path: str, backend: str) -> Any:
+    """The weights after some steps of a network with sparse gradients."""
+    with group(path, backend) as (rank, _):
+        return embed_here(rank)
+
+
+def embed_here(rank: int) -> Any:
+    torch.manual_seed(7)
+    net = torch.nn.Sequential(torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 2))
+    ddp = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(3):
+        words = torch.tensor([[rank, 3, 3], [step, 5 + rank, rank]])
+        optimizer.zero_grad()
+        ddp(words).square().sum().backward()
+        optimizer.step()
+    total = torch.sparse_coo_tensor([[rank, 2, 2]], [1.0, 2.0, 3.0], (4,), check_invariants=True)
+    dist.all_reduce(total)
+    assert torch.equal(total.to_dense(), torch.tensor([1.0, 1.0, 10.0, 0.0]))
+    if dist.get_backend() == "ronde":
+        with pytest.raises(ValueError, match="SUM only"):
+            dist.all_reduce(total, op=dist.ReduceOp.MAX)
+    return net[0].weight.detach().numpy().copy()
+
+
+def test_sparse_gradients_as_on_gloo(pool: Pools) -> None:
+    one, two = pool(2).run(embed, free_port(), "ronde")
+    right, _ = pool(2).run(embed, free_port(), "gloo")
+    assert one.tobytes() == two.tobytes()
+    assert one == pytest.approx(right, rel=1e-5)
+
+
+def toolbox(path: str, checkpoint: str) -> None:
+    """What torch builds on its backends."""
+    import torch.distributed.checkpoint as checkpoints
+    from torch.distributed.algorithms.join import Join
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    with group(path) as (rank, size):
+        ddp = torch.nn.parallel.DistributedDataParallel(model())
+        with Join([ddp]):
+            for _ in range(2 + rank):
+                ddp(torch.ones(2, 12)).sum().backward()
+        optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            ddp(torch.ones(2, 12)).sum().backward()
+            optimizer.step()
+        every = [torch.zeros(4, 32) for _ in range(size)]
+        dist.all_gather(every, ddp.module[3].weight.detach())
+        assert all(torch.equal(one, every[0]) for one in every)
+        mesh = init_device_mesh("cpu", (size,))
+        x = torch.arange(24.0).reshape(4, 6)
+        parts = distribute_tensor(x, mesh, [Shard(0)])
+        whole = distribute_tensor(x.t().contiguous(), mesh, [Replicate()])
+        assert torch.equal((parts @ whole).full_tensor(), x @ x.t())
+        net, alone = model(), model()
+        parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        assert torch.allclose(net(torch.ones(3, 12)), alone(torch.ones(3, 12)), atol=1e-5)
+        compiled = torch.compile(torch.nn.parallel.DistributedDataParallel(alone), backend="aot_eager")
+        compiled(torch.ones(3, 12) * rank).sum().backward()
+        grads = [torch.zeros(4, 32) for _ in range(size)]
+        dist.all_gather(grads, alone[3].weight.grad)
+        assert torch.equal(grads[0], grads[1])
+        state = {"weight": parts, "step": 5}
+        checkpoints.save(state, checkpoint_id=checkpoint)
+        empty = {"weight": distribute_tensor(torch.zeros(4, 6), mesh, [Shard(0)]), "step": 0}
+        checkpoints.load(empty, checkpoint_id=checkpoint)
+        assert torch.equal(empty["weight"].full_tensor(), x)
+        assert empty["step"] == 5
+        del ddp, optimizer, compiled
+
+
+def test_what_torch_builds_on_backends(pool: Pools, meeting: str, tmp_path: Path) -> None:
+    pool(2).run(toolbox, meeting, str(tmp_path))
+
+
 def functional(path: str) -> None:
     from torch.distributed import _functional_collectives as functional_collectives
 
@@ -312,7 +392,7 @@ def bad_arguments(path: str) -> None:
         with pytest.raises(ValueError, match="first dimension"):
             dist.all_to_all_single(torch.ones(3), torch.ones(3))
         with pytest.raises(TypeError, match="dense"):
-            dist.all_reduce(torch.ones(3).to_sparse())
+            dist.broadcast(torch.ones(3).to_sparse(), 0)
         with pytest.raises(NotImplementedError, match="src=None"):
             dist.recv(torch.ones(3))
         x = torch.ones(1)

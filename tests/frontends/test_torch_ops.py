@@ -268,3 +268,19 @@ def test_it_needs_torch_and_says_so(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert "pip install 'ronde[torch]'" in done.stderr
+
+
+def test_operations_without_a_name_are_numbered_anew_for_every_communicator() -> None:
+    """Also where one has the address in memory of another that is gone: the ranks' memories differ."""
+    from frontends.horovod.names import full_name
+
+    class Communicator:
+        pass
+
+    for _ in range(20):
+        comm: Any = Communicator()
+        assert full_name(comm, "allreduce", None) == "allreduce.noname.1"
+        assert full_name(comm, "allgather", None) == "allgather.noname.1"
+        assert full_name(comm, "allreduce", None) == "allreduce.noname.2"
+        assert full_name(comm, "allreduce", "mine") == "allreduce.mine"
+        del comm

@@ -215,6 +215,50 @@ def test_adasum_of_equal_steps_is_the_step(pool: Pools) -> None:
         assert mine == pytest.approx(exact, abs=1e-5)
 
 
+def adasum_of_several_passes(rank: int, size: int) -> None:
+    """The formula of Adasum for two ranks, on the step that all backward passes together make."""
+    torch.manual_seed(5)
+    net = torch.nn.Linear(7, 3)
+    alone = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters(), op=hvd.Adasum, backward_passes_per_step=2)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(2):
+        optimizer.zero_grad()
+        before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+        alone.load_state_dict(net.state_dict())
+        alone.zero_grad()
+        for _ in range(2):
+            x = torch.randn(4, 7, generator=generator)
+            for one in (net, alone):
+                one(x).square().sum().backward()
+        with pytest.raises(AssertionError, match="backward_passes_per_step"):
+            net(x).sum().backward()
+        for parameter, twin in zip(net.parameters(), alone.parameters(), strict=True):
+            parameter.grad.copy_(twin.grad)  # without the pass that was one too many
+        optimizer.step()
+        for (name, parameter), twin in zip(net.named_parameters(), alone.parameters(), strict=True):
+            a, b = hvd.allgather((-0.05 * twin.grad)[None])
+            product = (a * b).sum()
+            change = (1 - product / (2 * a.square().sum())) * a + (1 - product / (2 * b.square().sum())) * b
+            assert torch.allclose(parameter, before[name] + change, atol=1e-5)
+
+    def closure() -> torch.Tensor:
+        loss = net(x).square().sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) > 0
+    optimizer.set_backward_passes_per_step(1)
+    closure()
+    with pytest.raises(AssertionError, match="backward_passes_per_step"):
+        closure()
+
+
+def test_adasum_after_several_passes(pool: Pools) -> None:
+    pool(2).run(in_world, adasum_of_several_passes)
+
+
 def states(rank: int, size: int) -> None:
     for kind in (
         "Adadelta",

@@ -1,0 +1,72 @@
+"""A communication hook of DistributedDataParallel: gradients are averaged by one of Ronde's compressors.
+
+    from collectives.compression import PowerSGD
+    from frontends.torch.ddp_comm_hooks import CompressionState, compression_hook
+
+    model.register_comm_hook(CompressionState(PowerSGD(2)), compression_hook)
+
+The model may be on any backend: where it is not `ronde`, give the state a group of its own, made by
+`torch.distributed.new_group(backend="ronde")`. docs/compression.md tells which compressor does what.
+"""
+
+# No annotations from the future: torch compares those of a hook with its types.
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from collectives.compression import Compressor, State
+from frontends.torch.distributed import ProcessGroup
+
+
+class CompressionState:
+    """What the hook needs, and what it keeps from one step to the next; one for each model.
+
+    compressor      any of collectives.compression
+    process_group   whose ranks' gradients are averaged: a group on the backend `ronde`, None for the default one
+    memory          what was not sent yet, by parameter: each rank's own. It can be pickled, to be kept in a checkpoint
+                    and given to the state of the same model after that is loaded
+
+    Parameters are known by the order in which their gradients came first, which is the same on all ranks and does not
+    change when DistributedDataParallel makes other buckets of them after the first step.
+
+    Raises TypeError for what is no compressor, and for a group of another backend.
+    """
+
+    def __init__(self, compressor: Compressor, process_group: Any = None, memory: State | None = None) -> None:
+        if not isinstance(compressor, Compressor):
+            raise TypeError(f"compressor={compressor!r}: must be one of collectives.compression, such as TopK(0.01)")
+        group = dist.group.WORLD if process_group is None else process_group
+        if not isinstance(group, ProcessGroup):
+            raise TypeError(
+                f"process_group={process_group!r}: must be on the backend ronde; "
+                "make one by torch.distributed.new_group(backend='ronde')"
+            )
+        self.compressor = compressor
+        self.process_group = group
+        self.memory = State() if memory is None else memory
+        self._numbers: dict[torch.Tensor, int] = {}
+
+    def names(self, parameters: list[torch.Tensor]) -> list[str]:
+        """What parameters are called in the memory."""
+        return [str(self._numbers.setdefault(parameter, len(self._numbers))) for parameter in parameters]
+
+
+def compression_hook(state: CompressionState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Begin the average of a bucket's gradients over the ranks; a future of the bucket's tensor, which has it then.
+
+    The future, and with it `backward`, fails with DistBackendError if the operation does; the memory is as it was.
+    Raises TypeError for gradients that are not dense or not in the host's memory.
+    """
+    whole = bucket.buffer()
+    if whole.is_cuda:
+        raise TypeError(f"bucket: is on {whole.device}; Ronde's compressors work in the host's memory only")
+    names = state.names(bucket.parameters())
+    work = state.process_group.compressed_mean(state.compressor, whole, bucket.gradients(), state.memory, names)
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(_first)
+    return future
+
+
+def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    return future.value()[0]
