@@ -1,0 +1,70 @@
+"""What a compiled program tells the handler wherever it calls it: the request, and shapes and types of the arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Sequence
+from dataclasses import astuple
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by its name then
+import numpy as np
+
+from frontends.jax.requests import Array, Request
+
+_Kind = tuple[tuple[int, ...], str]
+"""Shape, and the name of the dtype."""
+
+
+class CallSite:
+    """A request on arrays of known shapes: all that need not be found out at every call."""
+
+    def __init__(self, request: Request, operands: Sequence[_Kind], results: Sequence[_Kind]) -> None:
+        self.request = request
+        self._kinds = (
+            tuple((tuple(shape), name) for shape, name in operands),
+            tuple((tuple(shape), name) for shape, name in results),
+        )
+        self._operands, self._results = ([_Memory(*kind) for kind in kinds] for kinds in self._kinds)
+
+    def encode(self) -> str:
+        """As text, which `decode` reads."""
+        return json.dumps([astuple(self.request), *self._kinds])
+
+    def arrays(self, operands: Sequence[int], results: Sequence[int]) -> tuple[list[Array], list[Array]]:
+        """The arrays at these addresses; a result in its operand's memory is the same array."""
+        sources = [memory.at(address) for memory, address in zip(self._operands, operands, strict=True)]
+        targets = [
+            source if address == origin and source.size else memory.at(address)
+            for memory, address, origin, source in zip(self._results, results, operands, sources, strict=True)
+        ]
+        return sources, targets
+
+
+class _Memory:
+    """Makes arrays of a shape and type at an address."""
+
+    __slots__ = ("_block", "_count", "_dtype", "_shape")
+
+    def __init__(self, shape: tuple[int, ...], name: str) -> None:
+        self._shape, self._dtype = shape, np.dtype(name)
+        self._count = int(np.prod(shape, dtype=np.int64))
+        self._block = ctypes.c_char * (self._count * self._dtype.itemsize)
+
+    def at(self, address: int) -> Array:
+        if not self._count:
+            return np.empty(self._shape, self._dtype)
+        return np.ndarray(self._shape, self._dtype, self._block.from_address(address))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=4096)
+def decode(text: bytes) -> CallSite:
+    """The call site that was encoded."""
+
+    def frozen(value: Any) -> Any:
+        return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+    request, operands, results = map(frozen, json.loads(text))
+    return CallSite(Request(*request), operands, results)

@@ -1,0 +1,205 @@
+"""The operations on trees of arrays: eager, and within jit, grad, scan and cond.
+
+All arrays of a tree travel as one operation. Ranks must make the same calls in the same order, as programs that were
+traced from the same function do; a call without a name is numbered as it is run. A failure is raised where the result
+is waited for, as jax.errors.JaxRuntimeError with the text of Ronde's error; to go on after it, call `settle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from collectives.process_sets import ProcessSet, global_process_set
+from collectives.reductions import check_op
+from frontends.horovod.names import Average, Sum, choose_op, communicator_of, root_in
+from frontends.jax.compression import Compression, Compressor
+from frontends.jax.primitive import bind, settle
+from frontends.jax.requests import Request
+
+_LEAF: Final = jax.tree_util.tree_structure(0)
+_PARTS: Final = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
+"""Types whose elements are less than a byte: XLA packs them in programs."""
+
+
+def allreduce(
+    x: Any,
+    op: str | None = None,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: type[Compressor] = Compression.none,
+) -> Any:
+    """Combine the arrays of `x` over the ranks of a process set, element by element; the same bits on every rank.
+
+    x                                  a tree of arrays and numbers
+    op                                 Average by default, Sum, Adasum, Min, Max, Product
+    name                               ranks match calls by it; without one they are numbered
+    prescale_factor, postscale_factor  what arrays are multiplied by before, and results after
+    compression                        Compression.none, .fp16, .bf16: as what floats travel
+
+    Gradients flow through sums and averages: the same of all ranks' gradients. Raises TypeError or ValueError for a
+    bad argument; JaxRuntimeError on every rank if they disagree about types, shapes or op, or one is lost.
+    """
+    op = choose_op(op, None)
+    request = _request("allreduce", process_set, name, op=op, prescale=prescale_factor, postscale=postscale_factor)
+    arrays, tree = _arrays(x)
+    return jax.tree_util.tree_unflatten(tree, _reduced(request, arrays, compression))
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    op: str | None = None,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: type[Compressor] = Compression.none,
+) -> list[Any]:
+    """`allreduce` of a sequence; a list of results."""
+    return allreduce(list(tensors), op, name, prescale_factor, postscale_factor, process_set, compression)  # type: ignore[no-any-return]
+
+
+def allgather(
+    x: Any,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    rows: Sequence[int] | None = None,
+) -> Any:
+    """All ranks' arrays, concatenated along the first dimension in rank order; a number counts as one row.
+
+    rows   how many rows come from each rank, the same on all ranks, where they are not equally many: the shape of the
+           result must be known when a function is traced. allgather_object(len(x)) finds them
+
+    The gradient is the average of all ranks' gradients, of this rank's rows. Raises ValueError for rows that are not
+    this rank's; JaxRuntimeError if other ranks have others.
+    """
+    arrays, tree = _arrays(x)
+    comm = communicator_of(process_set)
+    if rows is not None:
+        rows = _counts(rows, comm.size, "rows")
+        for array in arrays:
+            if (array.shape or (1,))[0] != rows[comm.rank]:
+                raise ValueError(f"rows={list(rows)}: x has {(array.shape or (1,))[0]} on rank {comm.rank}")
+    request = _request("allgather", process_set, name, rows=rows)
+    return jax.tree_util.tree_unflatten(tree, bind(request, *arrays) if arrays else [])
+
+
+def broadcast(x: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """The arrays of rank `root_rank` of the world; all ranks give arrays of one shape and type.
+
+    The gradient is the average of all ranks' gradients on the root, zeros elsewhere.
+    """
+    arrays, tree = _arrays(x)
+    request = _request("broadcast", process_set, name, root=root_in(process_set, root_rank))
+    return jax.tree_util.tree_unflatten(tree, bind(request, *arrays) if arrays else [])
+
+
+def reduce_scatter(
+    x: Any,
+    op: str | None = None,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: type[Compressor] = Compression.none,
+) -> Any:
+    """Combine arrays over the ranks and give each its rows of the results, larger parts first. Average and Sum only.
+
+    The gradient is the allgather of all ranks' gradients, times the number of ranks for Sum.
+    """
+    op = choose_op(op, None)
+    if op not in (Average, Sum):
+        raise ValueError(f"op={op!r}: reduce_scatter takes Average and Sum only")
+    request = _request("reduce_scatter", process_set, name, op=op, prescale=prescale_factor, postscale=postscale_factor)
+    arrays, tree = _arrays(x, "has no axis to split; it must have at least one dimension")
+    return jax.tree_util.tree_unflatten(tree, _reduced(request, arrays, compression))
+
+
+def alltoall(
+    x: Any,
+    splits: Sequence[Sequence[int]] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send parts of the arrays, cut along the first dimension, to all ranks; what came, in rank order.
+
+    splits   splits[i][j] rows go from rank i to rank j: the whole table, the same on all ranks, since the shape of the
+             result must be known when a function is traced. By default equal parts
+
+    The gradient is the alltoall back. Raises ValueError for arrays that cannot be divided so.
+    """
+    comm = communicator_of(process_set)
+    arrays, tree = _arrays(x, "has no axis to split; it must have at least one dimension")
+    table = None
+    if splits is not None:
+        table = tuple(_counts(row, comm.size, f"splits[{index}]") for index, row in enumerate(splits))
+        if len(table) != comm.size:
+            raise ValueError(f"splits: has {len(table)} rows, must have {comm.size}, one for each rank")
+    for array in arrays:
+        if table is None and array.shape[0] % comm.size:
+            raise ValueError(
+                f"x: its first dimension, {array.shape[0]}, is not divisible by {comm.size} ranks; give splits"
+            )
+        if table is not None and sum(table[comm.rank]) != array.shape[0]:
+            raise ValueError(f"splits[{comm.rank}]={list(table[comm.rank])}: must be {array.shape[0]} rows together")
+    request = _request("alltoall", process_set, name, table=table)
+    return jax.tree_util.tree_unflatten(tree, bind(request, *arrays) if arrays else [])
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until all ranks of the set have come here, and all that was called before is done.
+
+    Within a traced function it becomes a part of the program.
+    """
+    bind(_request("barrier", process_set, None))
+    settle()
+
+
+def _request(kind: str, process_set: ProcessSet, name: str | None, **details: Any) -> Request:
+    comm = communicator_of(process_set)
+    ranks = None if process_set == global_process_set else tuple(process_set.ranks or ())
+    return Request(kind, comm.size, comm.rank, ranks, name, **details)
+
+
+def _reduced(request: Request, arrays: list[jax.Array], compression: type[Compressor]) -> list[jax.Array]:
+    packed = [compression.compress(array) for array in arrays]
+    for array, _ in packed:
+        check_op(request.op, np.dtype(array.dtype))
+    results = bind(request, *(array for array, _ in packed)) if packed else []
+    return [compression.decompress(array, ctx) for array, (_, ctx) in zip(results, packed, strict=True)]
+
+
+def _arrays(x: Any, otherwise: str = "") -> tuple[list[jax.Array], Any]:
+    """The arrays of a tree and how to put it together again. Raises TypeError for leaves that cannot be moved.
+
+    otherwise   what to say of arrays without dimensions where these will not do
+    """
+    leaves, tree = jax.tree_util.tree_flatten(x)
+    arrays = []
+    for index, leaf in enumerate(leaves):
+        where = "x" if tree == _LEAF else f"x, leaf {index}"
+        try:
+            array = jnp.asarray(leaf)
+        except TypeError as error:
+            raise TypeError(f"{where}: must be an array or a number, not {type(leaf).__name__}") from error
+        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+            raise TypeError(f"{where}: arrays of {array.dtype} cannot be moved; jax.random.key_data makes one of a key")
+        if array.dtype.name in _PARTS:
+            raise TypeError(f"{where}: arrays of {array.dtype} cannot be moved; their elements are less than a byte")
+        if otherwise and not array.ndim:
+            raise ValueError(f"{where}: {otherwise}")
+        arrays.append(array)
+    return arrays, tree
+
+
+def _counts(given: Sequence[int], size: int, name: str) -> tuple[int, ...]:
+    numbers = np.asarray(given)
+    if numbers.shape != (size,) or numbers.dtype.kind not in "iu" or (numbers < 0).any():
+        raise ValueError(f"{name}={given!r}: must be {size} ints, 0 or more, one for each rank")
+    return tuple(int(number) for number in numbers)

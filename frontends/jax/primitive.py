@@ -1,0 +1,230 @@
+"""The primitive that all operations are made of: how JAX traces, orders, lowers and differentiates it.
+
+Its effect is an ordered one: JAX threads a token through all of Ronde's calls, within a program in the order in which
+they were traced, and from one program to the next in the order in which these were called. So one call is in flight at
+a time, and no two ranks that run the same program can wait for each other's next one.
+https://docs.jax.dev/en/latest/jep/10657-sequencing-effects.html
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import core, dispatch, effects  # an ordered effect of one's own cannot be had otherwise
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from frontends.jax.call_sites import CallSite
+from frontends.jax.handler import TARGET, path
+from frontends.jax.requests import Request, perform
+
+
+class _RondeEffect(effects.Effect):  # type: ignore[misc]
+    """Tells JAX that the order of calls matters."""
+
+    def __str__(self) -> str:
+        return "Ronde"
+
+
+_EFFECT: Final = _RondeEffect()
+for _kind in (
+    effects.ordered_effects,
+    effects.lowerable_effects,
+    effects.control_flow_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+    effects.remat_allowed_effects,
+):
+    _kind.add_type(_RondeEffect)
+
+_IN_PLACE: Final = ("allreduce", "broadcast")
+"""What is done in the operands' memory within a program, where XLA sees whether these are needed any more."""
+
+_collective: Final = Primitive("ronde")
+_collective.multiple_results = True
+
+
+def bind(request: Request, *arrays: jax.Array) -> list[jax.Array]:
+    """The results of a request, of each array one. In a trace it becomes part of the program."""
+    return list(_collective.bind(*arrays, request=request, path=path(), in_place=request.kind in _IN_PLACE))
+
+
+def settle() -> None:
+    """Wait until all that this thread has called is done.
+
+    Raises JaxRuntimeError if something has failed. A failure stays in the token that orders the calls of a thread, and
+    in all that it calls after that; from here on it is forgotten.
+    """
+    try:
+        jax.effects_barrier()
+    finally:
+        dispatch.runtime_tokens.clear()
+
+
+@functools.partial(jax.jit, static_argnames=("request", "path"))
+def _alone(*arrays: jax.Array, request: Request, path: str) -> list[jax.Array]:
+    return list(_collective.bind(*arrays, request=request, path=path, in_place=False))
+
+
+def _run(*arrays: jax.Array, request: Request, path: str, in_place: bool) -> list[jax.Array]:
+    with jax.disable_jit(False):
+        return list(_alone(*arrays, request=request, path=path))
+
+
+def _trace(*arrays: Any, request: Request, path: str, in_place: bool) -> tuple[list[Any], set[Any]]:
+    return [core.ShapedArray(request.result(array.shape), array.dtype) for array in arrays], {_EFFECT}
+
+
+_collective.def_impl(_run)
+_collective.def_effectful_abstract_eval(_trace)
+
+
+# lowering
+
+
+def _lower(ctx: Any, *operands: Any, request: Request, path: str, in_place: bool) -> Sequence[Any]:
+    token = ctx.tokens_in.get(_EFFECT)
+    lower = _lower_call if path == "ffi" else _lower_callback
+    token, results = lower(ctx, token, operands, request, in_place)
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_EFFECT: token})))
+    return results
+
+
+def _lower_call(
+    ctx: Any, token: Any, operands: Sequence[Any], request: Request, in_place: bool
+) -> tuple[Any, Sequence[Any]]:
+    """A call of the handler, which takes and gives the token first."""
+    aliases = {index: index for index in range(1, len(operands) + 1)} if in_place else None
+    lower = jax.ffi.ffi_lowering(TARGET, has_side_effect=True, operand_output_aliases=aliases)
+    avals_in, avals_out = [core.abstract_token, *ctx.avals_in], [core.abstract_token, *ctx.avals_out]
+    around = ctx.replace(avals_in=avals_in, avals_out=avals_out)
+    site = CallSite(
+        request, *([(aval.shape, aval.dtype.name) for aval in avals] for avals in (ctx.avals_in, ctx.avals_out))
+    )
+    token, *results = lower(around, token, *operands, call=site.encode())
+    return token, results
+
+
+def _lower_callback(
+    ctx: Any, token: Any, operands: Sequence[Any], request: Request, in_place: bool
+) -> tuple[Any, Sequence[Any]]:
+    """What `io_callback(ordered=True)` does, with Ronde's token."""
+    shapes = [(aval.shape, aval.dtype) for aval in ctx.avals_out]
+
+    def call(*arrays: Any) -> tuple[Any, ...]:
+        targets = [np.empty(shape, dtype) for shape, dtype in shapes]
+        perform(request, [np.asarray(array) for array in arrays], targets)
+        return tuple(targets)
+
+    results, token, _ = mlir.emit_python_callback(
+        ctx, call, token, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=True, returns_token=True
+    )
+    return token, results
+
+
+def _lower_elsewhere(ctx: Any, *operands: Any, request: Request, **_: Any) -> NoReturn:
+    raise NotImplementedError(
+        f"{request.kind}: compiled programs can call Ronde on the CPU only, not on {ctx.module_context.platforms}. "
+        "Outside of jit, collectives.allreduce takes arrays on a GPU by DLPack; or set JAX_PLATFORMS=cpu"
+    )
+
+
+mlir.register_lowering(_collective, _lower_elsewhere)
+mlir.register_lowering(_collective, _lower, platform="cpu", cacheable=False)
+
+
+# derivatives
+
+
+def _differentiate(
+    primals: Sequence[Any], tangents: Sequence[Any], *, request: Request, path: str, in_place: bool
+) -> tuple[list[Any], list[Any]]:
+    if request.op not in ("sum", "average"):
+        raise NotImplementedError(f"op={request.op!r}: has no derivative here; only sum and average have")
+    results = _collective.bind(*primals, request=request, path=path, in_place=in_place)
+    own = [jnp.issubdtype(primal.dtype, jnp.inexact) for primal in primals]
+    given = [ad.instantiate_zeros(tangent) for tangent, one in zip(tangents, own, strict=True) if one]
+    changed = iter(bind(_unnamed(request), *given) if given else ())
+    return results, [
+        next(changed) if one else ad.Zero(core.typeof(result).to_tangent_aval())
+        for result, one in zip(results, own, strict=True)
+    ]
+
+
+def _transpose(
+    cotangents: Sequence[Any], *operands: Any, request: Request, path: str, in_place: bool
+) -> list[jax.Array | None]:
+    given = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
+    shapes = [operand.aval.shape if ad.is_undefined_primal(operand) else operand.shape for operand in operands]
+    back = _back(_unnamed(request), given, shapes)
+    return [one if ad.is_undefined_primal(operand) else None for one, operand in zip(back, operands, strict=True)]
+
+
+def _back(request: Request, given: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+    """What flows back, as Horovod defines it; docs/jax.md has the table.
+
+    shapes   of the operands
+    """
+    match request.kind:
+        case "allreduce":
+            return bind(request, *given)
+        case "broadcast":
+            reduced = bind(_average(request), *given)
+            return reduced if request.rank == request.root else [jnp.zeros_like(one) for one in reduced]
+        case "allgather":
+            reduced = bind(_average(request), *given)
+            return [
+                jax.lax.dynamic_slice_in_dim(whole, _first_row(request, shape), (shape or (1,))[0]).reshape(shape)
+                for whole, shape in zip(reduced, shapes, strict=True)
+            ]
+        case "reduce_scatter":
+            return _gather(request, given, shapes)
+    assert request.kind == "alltoall"
+    table = request.table
+    back = None if table is None else tuple(zip(*table, strict=True))
+    return bind(replace(request, table=back), *given)
+
+
+def _gather(request: Request, given: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+    """Through a reduce_scatter flow all ranks' gradients, times their number for a sum."""
+    factor = request.prescale * request.postscale * (request.size if request.op == "sum" else 1)
+    results = []
+    for one, shape in zip(given, shapes, strict=True):
+        least, more = divmod(shape[0], request.size)
+        rows = tuple(least + (rank < more) for rank in range(request.size))
+        how = Request("allgather", request.size, request.rank, request.ranks, rows=rows)
+        results.append(bind(how, one)[0] * jnp.asarray(factor, one.dtype))
+    return results
+
+
+def _first_row(request: Request, shape: tuple[int, ...]) -> int:
+    own = (shape or (1,))[0]
+    return request.rank * own if request.rows is None else sum(request.rows[: request.rank])
+
+
+def _average(request: Request) -> Request:
+    return Request("allreduce", request.size, request.rank, request.ranks, op="average")
+
+
+def _unnamed(request: Request) -> Request:
+    """For derivatives: a name is that of the operation itself."""
+    return replace(request, name=None)
+
+
+ad.primitive_jvps[_collective] = _differentiate
+ad.primitive_transposes[_collective] = _transpose
+
+
+def _refuse_batches(*_: Any, request: Request, **__: Any) -> NoReturn:
+    raise NotImplementedError(
+        f"{request.kind}: cannot be used within vmap, whose calls have no order; call it on the batched array, "
+        "outside of vmap"
+    )
+
+
+batching.primitive_batchers[_collective] = _refuse_batches

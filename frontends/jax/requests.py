@@ -1,0 +1,120 @@
+"""What a compiled program asks for, and how it is done: a call of named operations of the engine, and one wait."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from collectives import Communicator, Work, world
+from collectives.process_sets import ProcessSet
+from frontends.horovod.names import full_name
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A collective on some arrays, all that is known of it when a function is traced.
+
+    kind      allreduce, allgather, broadcast, reduce_scatter, alltoall or barrier
+    size      of the process set then; the shapes of the results follow from it
+    rank      within the set
+    ranks     the process set's; None for all
+    name      None to be numbered as it is run
+    op, prescale, postscale   of reductions
+    root      of broadcasts, within the set
+    rows      allgather: how many rows come from each rank, if not as many as from this one
+    table     alltoall: table[i][j] rows go from i to j; None for equal parts
+    """
+
+    kind: str
+    size: int
+    rank: int
+    ranks: tuple[int, ...] | None = None
+    name: str | None = None
+    op: str = "sum"
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+    rows: tuple[int, ...] | None = None
+    table: tuple[tuple[int, ...], ...] | None = None
+
+    def result(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the result for an array of this shape."""
+        match self.kind:
+            case "allgather":
+                own, *rest = shape or (1,)
+                return (own * self.size if self.rows is None else sum(self.rows), *rest)
+            case "reduce_scatter":
+                return (shape[0] // self.size + (self.rank < shape[0] % self.size), *shape[1:])
+            case "alltoall" if self.table is not None:
+                return (sum(row[self.rank] for row in self.table), *shape[1:])
+        return shape
+
+
+def perform(request: Request, sources: Sequence[Array], targets: Sequence[Array]) -> None:
+    """Do it, from `sources` into `targets`; where these are the same arrays, in place.
+
+    Raises what the operations raise, after all of them are over; ValueError if the world is not the one for which the
+    function was traced.
+    """
+    comm = world() if request.ranks is None else ProcessSet(request.ranks).communicator
+    if (comm.size, comm.rank) != (request.size, request.rank):
+        raise ValueError(
+            f"{request.kind}: was compiled for rank {request.rank} of {request.size}, and this is rank {comm.rank} of "
+            f"{comm.size}; call jax.clear_caches() after the world has changed"
+        )
+    name = full_name(comm, "jax", None if request.name is None else f"{request.kind}.{request.name}")
+    begun: list[Work[Any]] = []
+    try:
+        for work in _begin(comm, request, name, sources, targets):
+            begun.append(work)
+    finally:  # the memory is lent out until all of them are over
+        _wait(comm, begun)
+
+
+def _begin(
+    comm: Communicator, request: Request, name: str, sources: Sequence[Array], targets: Sequence[Array]
+) -> Iterator[Work[Any]]:
+    """Begin all that the request consists of."""
+    factors = {"prescale": request.prescale, "postscale": request.postscale}
+    if request.kind == "barrier":
+        yield comm.barrier_async(name=name)
+    elif request.kind == "allreduce" and len(sources) > 1:
+        yield comm.grouped_allreduce_async(sources, request.op, out=targets, name=name, **factors)
+    for index, (x, out) in enumerate(zip(sources, targets, strict=True)):
+        label = f"{name}.{index}" if index else name
+        match request.kind:
+            case "allreduce" if len(sources) == 1:
+                yield comm.allreduce_async(x, request.op, out=out, name=label, **factors)
+            case "broadcast":
+                yield comm.broadcast_async(x, request.root, out=out, name=label)
+            case "allgather":
+                yield comm.allgather_async(x, out=out, name=label)
+            case "reduce_scatter":
+                yield comm.reduce_scatter_async(x, request.op, out=out, name=label, **factors)
+            case "alltoall":
+                splits = None if request.table is None else request.table[request.rank]
+                yield comm.alltoall_async(x, splits, out=out, name=label)
+
+
+def _wait(comm: Communicator, begun: Sequence[Work[Any]]) -> None:
+    """Wait until all are over, and raise what the first that failed raises."""
+    interrupt: BaseException | None = None
+    for work in begun:
+        while not work.test():
+            try:
+                with contextlib.suppress(Exception):  # it is raised below
+                    work.wait()
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C; but the operation goes on until the ranks give it up
+                interrupt = error
+                comm.abort(f"{type(error).__name__} in {threading.current_thread().name}")
+    if interrupt is not None:
+        raise interrupt
+    for work in begun:
+        work.wait()

@@ -1,0 +1,68 @@
+"""What training needs: parameters that begin alike, and an optimizer that steps on all ranks' gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from collectives.process_sets import ProcessSet, global_process_set
+from frontends.jax.compression import Compression, Compressor
+from frontends.jax.ops import allreduce, broadcast
+
+if TYPE_CHECKING:
+    import optax
+
+
+def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
+    """The tree of rank `root_rank` of the world, as one operation: parameters, optimizer state, random keys.
+
+    Leaves that are no arrays are left alone. JAX's arrays do not change: use what is returned. Raises ValueError for a
+    bad root; JaxRuntimeError on every rank if their trees differ in shape or type.
+    """
+    leaves, tree = jax.tree_util.tree_flatten(params)
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.generic)]
+    keys = {index: leaves[index] for index in places if jnp.issubdtype(leaves[index].dtype, jax.dtypes.prng_key)}
+    given = [jax.random.key_data(leaves[index]) if index in keys else leaves[index] for index in places]
+    for index, found in zip(places, broadcast(given, root_rank, None, process_set), strict=True):
+        if index in keys:
+            found = jax.random.wrap_key_data(found, impl=jax.random.key_impl(keys[index]))
+        leaves[index] = found
+    return jax.tree_util.tree_unflatten(tree, leaves)
+
+
+def distributed(
+    optimizer: optax.GradientTransformation,
+    op: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    process_set: ProcessSet = global_process_set,
+    backward_passes_per_step: int = 1,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> optax.GradientTransformationExtraArgs:
+    """An optax optimizer whose `update` combines the gradients of all ranks, as one operation, before `optimizer`.
+
+    op                         Average by default; Sum, Adasum
+    compression                as what gradients travel: Compression.none, .fp16, .bf16
+    backward_passes_per_step   so many gradients of this rank are averaged before they are combined and one step is
+                               taken (optax.MultiSteps); `update` returns zeros before that
+
+    With one that clips by global norm, clips what has been combined. Its state is the optimizer's own, so checkpoints
+    can be read with and without it. Raises ValueError for a bad argument; what `allreduce` raises.
+    """
+    import optax
+
+    if isinstance(backward_passes_per_step, bool) or backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be an int, 1 or more")
+    inner = optax.with_extra_args_support(optimizer)
+
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        combined = allreduce(gradients, op, None, prescale_factor, postscale_factor, process_set, compression)
+        return inner.update(combined, state, params, **extra)  # type: ignore[no-any-return]
+
+    result = optax.GradientTransformationExtraArgs(inner.init, update)
+    if backward_passes_per_step == 1:
+        return result
+    return optax.MultiSteps(result, backward_passes_per_step).gradient_transformation()

@@ -1,0 +1,127 @@
+"""Operations on trees of arrays, which wait for their results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from collectives.compression import Compressor
+from collectives.process_sets import ProcessSet, global_process_set
+from frontends.horovod.errors import as_horovod
+from frontends.horovod.names import Average, choose_op, communicator_of, root_in
+from frontends.horovod.objects import allgather_object, broadcast_object
+from frontends.numpy.trees import Array, leaves, rebuilt
+
+
+def allreduce(
+    tree: Any,
+    op: str | None = None,
+    *,
+    in_place: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: Compressor | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Combine a tree over the ranks of a process set, element by element, as one operation; the same bits everywhere.
+
+    tree          arrays and numbers, also in dicts, lists and tuples. Numbers become numbers again
+    op            Average by default, Sum, Adasum, Min, Max, Product. Averages of integer arrays are cut off
+    in_place      put the results into the arrays themselves; they are in the returned tree
+    prescale_factor, postscale_factor   what is multiplied before, and after
+    compression   one of collectives.compression, for Average and Sum. GradientAverager also makes good what that loses
+
+    Raises TypeError or ValueError for a bad argument. HorovodInternalError if the ranks disagree about shapes, types or
+    op, or one is lost: after it nothing more can be called but `shutdown`, and arrays are untouched unless in place.
+    """
+    op = choose_op(op, None)
+    comm = communicator_of(process_set)
+    found = list(leaves(tree))
+    arrays = [as_array(leaf, op) for _, leaf in found]
+    outs = [
+        writable(array, path) if in_place else np.empty_like(array)
+        for array, (path, _) in zip(arrays, found, strict=True)
+    ]
+    if compression is not None and (prescale_factor, postscale_factor) != (1.0, 1.0):
+        raise ValueError("compression: cannot be combined with prescale_factor and postscale_factor")
+    with as_horovod():
+        if compression is not None:
+            compression.grouped_allreduce(comm, arrays, op, out=outs)
+        elif arrays:
+            comm.grouped_allreduce(arrays, op, out=outs, prescale=prescale_factor, postscale=postscale_factor)
+    return rebuilt(tree, (as_leaf(out, leaf) for out, (_, leaf) in zip(outs, found, strict=True)))
+
+
+def allgather(tree: Any, *, process_set: ProcessSet = global_process_set) -> Any:
+    """All ranks' arrays, concatenated along the first dimension, in which they may differ; numbers become arrays.
+
+    Raises as `allreduce`.
+    """
+    comm = communicator_of(process_set)
+    arrays = [np.asarray(leaf) for _, leaf in leaves(tree)]
+    with as_horovod():
+        return rebuilt(tree, iter(comm.grouped_allgather(arrays) if arrays else []))
+
+
+def broadcast_parameters(tree: Any, root_rank: int = 0, *, process_set: ProcessSet = global_process_set) -> Any:
+    """Give all ranks what rank `root_rank` of the world has: arrays in place, numbers in the tree that is returned.
+
+    Raises ValueError for an array that is read-only, otherwise as `allreduce`.
+    """
+    comm, root = communicator_of(process_set), root_in(process_set, root_rank)
+    found = list(leaves(tree))
+    arrays = [writable(leaf, path) for path, leaf in found if isinstance(leaf, np.ndarray)]
+    numbers = [leaf for _, leaf in found if not isinstance(leaf, np.ndarray)]
+    with as_horovod():
+        for array in arrays:
+            comm.broadcast(array, root, out=array)
+    if numbers:
+        numbers = broadcast_object(numbers, root_rank, process_set=process_set)
+    of_kind = {True: iter(arrays), False: iter(numbers)}
+    return rebuilt(tree, (next(of_kind[isinstance(leaf, np.ndarray)]) for _, leaf in found))
+
+
+def average_metrics(
+    metrics: Mapping[str, Any], weight: float = 1.0, *, process_set: ProcessSet = global_process_set
+) -> dict[str, float]:
+    """The averages of all ranks' metrics.
+
+    metrics   numbers by name, the same names on all ranks
+    weight    how much this rank's count: the number of its rows, say
+
+    Raises TypeError for what is no number; ValueError on all ranks for different names or weights that do not add up to
+    more than 0.
+    """
+    mine = {str(name): float(value) for name, value in metrics.items()}
+    rows = allgather_object((mine, float(weight)), process_set=process_set)
+    for rank, (row, _) in enumerate(rows):
+        if row.keys() != rows[0][0].keys():
+            raise ValueError(f"metrics: rank 0 has {sorted(rows[0][0])}, rank {rank} has {sorted(row)}")
+    total = sum(part for _, part in rows)
+    if min(part for _, part in rows) < 0 or not total > 0:
+        raise ValueError(f"weight: must be 0 or more, and more than 0 together; the ranks have {[w for _, w in rows]}")
+    return {name: sum(row[name] * part for row, part in rows if part) / total for name in mine}
+
+
+def as_array(leaf: Any, op: str) -> Array:
+    """The array of a leaf. Averages of numbers are floats."""
+    array = np.asarray(leaf)
+    return array.astype(np.float64) if op == Average and _is_number(leaf) and array.dtype.kind in "iub" else array
+
+
+def as_leaf(array: Array, leaf: Any) -> Any:
+    """What stands in the place of a leaf: an array, or a number."""
+    return array if isinstance(leaf, np.ndarray) else array[()].item() if _is_number(leaf) else array[()]
+
+
+def writable(array: Array, path: str) -> Array:
+    """The array itself. Raises ValueError if it cannot be written to."""
+    if not array.flags.writeable:
+        raise ValueError(f"tree[{path!r}]: is a read-only array, which cannot be changed in place; give a copy")
+    return array
+
+
+def _is_number(leaf: Any) -> bool:
+    return not isinstance(leaf, np.ndarray | np.generic)

@@ -1,0 +1,197 @@
+"""frontends.jax: mistakes and interrupts, the ways into the runtime, other worlds, and what it needs and does not."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'ronde[jax]'")
+
+import jax.numpy as jnp  # noqa: E402
+
+import frontends.jax as hvd  # noqa: E402
+from frontends.jax.call_frames import MINOR, Api, Frame, Version  # noqa: E402
+from frontends.jax.handler import obstacle_of, registered  # noqa: E402
+from tests.frontends.test_jax_ops import Pools, in_world, same  # noqa: E402
+from transports.errors import ConfigError  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+
+
+def mistakes(rank: int, size: int) -> None:
+    x = jnp.ones(3)
+    for wrong in (
+        lambda: hvd.allreduce(jnp.ones(3 + rank), name="shape"),
+        lambda: hvd.allreduce(jnp.ones(3, [jnp.float32, jnp.int32][rank]), name="dtype"),
+        lambda: hvd.allreduce(x, name="op", op=[hvd.Sum, hvd.Min][rank]),
+        lambda: hvd.broadcast(x, rank, name="root"),
+        lambda: hvd.allgather(jnp.ones((2, 3 + rank)), name="rest"),
+        lambda: jax.jit(hvd.grouped_allreduce)([jnp.ones(2), jnp.ones(2 + rank)]),
+        lambda: [hvd.allreduce, hvd.allgather][rank](x),
+        lambda: jax.jit(lambda x: jnp.tanh(x @ x) + hvd.allreduce(jnp.ones(1 + rank)).sum())(jnp.ones((500, 500))),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"(?s)MismatchError.*rank 0: .*rank 1: "):
+            jax.block_until_ready(wrong())
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # it may have been raised already
+            hvd.settle()
+        same(jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(x), np.full(3, size, np.float32))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"ValueError: out: has shape .*must have \(5, 2\)"):
+        hvd.allgather(jnp.ones((2 + rank, 2))).block_until_ready()
+    same(hvd.allreduce(x, op=hvd.Sum), np.full(3, size, np.float32))
+    for wrong, kind, text in (
+        (lambda: hvd.allreduce(x, op="median"), ValueError, "op='median'"),
+        (lambda: hvd.allreduce(jnp.ones(3, bool), op=hvd.Sum), TypeError, "op='sum': not defined for bool"),
+        (lambda: hvd.allreduce({"a": "text"}), TypeError, "x, leaf 0: must be an array or a number, not str"),
+        (lambda: hvd.allreduce(jax.random.key(0)), TypeError, "key_data"),
+        (lambda: hvd.allreduce(x, process_set=3), TypeError, "process_set=3"),
+        (lambda: hvd.broadcast(x, 7), ValueError, "root_rank=7"),
+        (lambda: hvd.reduce_scatter(x, op=hvd.Max), ValueError, "Average and Sum only"),
+        (lambda: hvd.reduce_scatter(jnp.float32(1)), ValueError, "at least one dimension"),
+        (lambda: hvd.alltoall(jnp.ones(3)), ValueError, "not divisible by 2 ranks"),
+        (lambda: hvd.alltoall(x, [[1, 1], [1, 1]]), ValueError, "must be 3 rows together"),
+        (lambda: hvd.alltoall(x, [[1, 1, 1]]), ValueError, r"splits\[0\]"),
+        (lambda: hvd.alltoall(x, [[1, 2]]), ValueError, "must have 2"),
+        (lambda: hvd.allgather(x, rows=[1, 1]), ValueError, "x has 3"),
+        (lambda: hvd.allgather(x, rows=[3, -1]), ValueError, "0 or more"),
+        (
+            lambda: jax.vmap(hvd.allreduce)(jnp.ones((2, 2))),
+            NotImplementedError,
+            "allreduce: cannot be used within vmap",
+        ),
+        (lambda: jax.jit(jax.vmap(hvd.allgather))(jnp.ones((2, 2))), NotImplementedError, "outside of vmap"),
+    ):
+        with pytest.raises(kind, match=text):
+            wrong()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"named 'jax.allreduce.[ab]'.*(waited too|rank . closed)"):
+        jax.block_until_ready([hvd.allreduce(x, name=name) for name in ("ab" if rank == 0 else "ba")])
+
+
+def test_mistakes_raise_everywhere_and_nothing_is_lost(pool: Pools) -> None:
+    pool(2).run(in_world, mistakes, timeout=3)
+    pool(2).run(in_world, mistakes, timeout=3, jax_path="callback")
+
+
+def interrupted(rank: int, size: int) -> None:
+    same(hvd.allreduce(jnp.ones(2)), np.ones(2, np.float32))
+    if rank == 0:
+        threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+        with pytest.raises(jax.errors.JaxRuntimeError, match="KeyboardInterrupt"):
+            hvd.allreduce(jnp.ones(2)).block_until_ready()
+    else:
+        with pytest.raises(hvd.HorovodInternalError, match="KeyboardInterrupt in MainThread"):
+            hvd.broadcast_object(None)
+
+
+def test_an_interrupt_ends_the_operation_on_all_ranks(pool: Pools) -> None:
+    pool(2).run(in_world, interrupted)
+
+
+def ways_in(rank: int, size: int) -> None:
+    x = jnp.ones(3) * rank
+    total = np.full(3, sum(range(size)), np.float32)
+    with jax.disable_jit():
+        same(jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(x), total)
+    with pytest.raises(
+        NotImplementedError, match="allreduce: compiled programs can call Ronde on the CPU only, not on"
+    ):
+        jax.jit(hvd.allreduce).trace(x).lower(lowering_platforms=("cuda",))
+    frame, api = Frame(), Api()
+    api.version.struct_size = ctypes.sizeof(Version)
+    api.version.minor = MINOR + 1
+    frame.struct_size = ctypes.sizeof(Frame) + 8
+    frame.args.struct_size = ctypes.sizeof(type(frame.args))
+    frame.attributes.struct_size = ctypes.sizeof(type(frame.attributes))
+    frame.api = ctypes.pointer(api)
+    assert obstacle_of(frame) == ""
+    frame.struct_size = ctypes.sizeof(Frame) - 8
+    assert "call frame structure has" in obstacle_of(frame)
+    api.version.minor = MINOR - 1
+    assert f"has version 0.{MINOR - 1}, must be" in obstacle_of(frame)
+    handler = registered()
+    handler.obstacle = obstacle_of(frame)
+    with pytest.raises(ConfigError, match="RONDE_JAX_PATH='ffi': XLA's FFI has version"):
+        hvd.path()
+    os.environ["RONDE_JAX_PATH"] = "auto"
+    assert hvd.path() == "callback"
+    same(jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(x), total)
+    handler.obstacle = ""
+    assert hvd.path() == "ffi"
+
+
+def test_ways_into_the_runtime(pool: Pools) -> None:
+    pool(2).run(in_world, ways_in, jax_path="ffi")
+
+
+def another_world(rank: int, size: int) -> None:
+    compiled = jax.jit(hvd.allreduce)
+    same(compiled(jnp.ones(2)), np.ones(2, np.float32))
+    hvd.shutdown()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="there is no world communicator"):
+        compiled(jnp.ones(2)).block_until_ready()
+    kept = {name: os.environ.pop(name) for name in ("RONDE_RANK", "RONDE_SIZE", "RONDE_STORE")}
+    hvd.init()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"compiled for rank {rank} of 2, and this is rank 0 of 1"):
+        compiled(jnp.ones(2)).block_until_ready()
+    jax.clear_caches()
+    same(jax.jit(hvd.allreduce)(jnp.ones(2) * 7), np.full(2, 7, np.float32))
+    os.environ.update(kept)
+    os.environ["RONDE_JAX_PATH"] = "teleport"
+    with pytest.raises(ConfigError, match="RONDE_JAX_PATH='teleport': must be auto, ffi or callback"):
+        hvd.allreduce(jnp.ones(2))
+
+
+def test_a_program_of_another_world_tells_so(pool: Pools) -> None:
+    pool(2).run(in_world, another_world)
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=90
+    )
+
+
+def test_without_jax_the_error_names_the_extra() -> None:
+    done = python("import sys; sys.modules['jax'] = None; import frontends.jax")
+    assert "ModuleNotFoundError: frontends.jax needs jax: pip install 'ronde[jax]'" in done.stderr
+
+
+def test_importing_it_imports_no_other_framework() -> None:
+    done = python(
+        "import sys, frontends.jax; print([n for n in ('torch', 'tensorflow', 'keras', 'optax') if n in sys.modules])"
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+ONE_CORE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # XLA gets one thread
+import jax, jax.numpy as jnp
+import frontends.jax as hvd
+hvd.init()
+@jax.jit
+def step(x):
+    parts = [hvd.allreduce(x * number, op=hvd.Sum) for number in range(8)]
+    return sum(parts) + jnp.tanh(jnp.outer(x, x)).sum()
+for _ in range(50):
+    x = step(jnp.ones(300))
+print(float(x[0]) - float(jnp.tanh(1.0)) * 300 * 300)
+hvd.shutdown()
+"""
+
+
+def test_one_thread_suffices() -> None:
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("processes cannot be bound to a core here")
+    command = [sys.executable, "-m", "collectives.launch.cli", "run", "-np", "2", sys.executable, "-c", ONE_CORE]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert all(abs(float(line.split()[-1]) - 2 * sum(range(8))) < 1 for line in done.stdout.splitlines()), done.stdout

@@ -1,0 +1,148 @@
+"""frontends.jax: training with optax on several ranks, against one process that sees the whole batches; the example."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.frontends.pool import Pool
+
+jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'ronde[jax]'")
+optax = pytest.importorskip("optax", reason="optax is not installed: pip install 'ronde[jax]'")
+
+import jax.numpy as jnp  # noqa: E402
+
+import frontends.jax as hvd  # noqa: E402
+from tests.frontends.test_jax_ops import in_world, same  # noqa: E402
+from tests.launch.launcher import RONDE  # noqa: E402
+from tests.test_snippets import run, snippets  # noqa: E402
+
+Pools = Callable[[int], Pool]
+ROOT = Path(__file__).parents[2]
+OPTIMIZERS = {
+    "sgd": lambda: optax.sgd(0.1, momentum=0.9),
+    "adam": lambda: optax.adam(0.01),
+    "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.01)),
+}
+STEPS, ROWS = 12, 12
+
+
+def begin(seed: int) -> Any:
+    one, two = jax.random.split(jax.random.key(seed))
+    return {"first": (jax.random.normal(one, (5, 8)), jnp.zeros(8)), "last": [jax.random.normal(two, (8, 3))]}
+
+
+def loss(parameters: Any, x: Any, y: Any) -> Any:
+    (weights, bias), (last,) = parameters["first"], parameters["last"]
+    return ((jnp.tanh(x @ weights + bias) @ last - y) ** 2).mean()
+
+
+def train(parameters: Any, optimizer: Any, mine: Callable[[int], slice], passes: int = 1) -> Any:
+    state = optimizer.init(parameters)
+
+    @jax.jit
+    def step(parameters: Any, state: Any, x: Any, y: Any) -> Any:
+        gradients = jax.grad(loss)(parameters, x, y)
+        updates, state = optimizer.update(gradients, state, parameters)
+        return optax.apply_updates(parameters, updates), state
+
+    for number in range(STEPS):
+        rng = np.random.default_rng(number // passes)
+        x, y = rng.normal(size=(ROWS, 5)).astype(np.float32), rng.normal(size=(ROWS, 3)).astype(np.float32)
+        part = mine(number % passes)
+        parameters, state = step(parameters, state, x[part], y[part])
+    return parameters
+
+
+def digest(tree: Any) -> bytes:
+    return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree))
+
+
+def like_one_process(rank: int, size: int) -> None:
+    for name, make in OPTIMIZERS.items():
+        parameters = hvd.broadcast_parameters(begin(seed=rank))
+        same(parameters, begin(seed=0))
+        found = train(parameters, hvd.distributed(make()), lambda _: slice(rank, None, size))
+        assert len(set(hvd.allgather_object(digest(found)))) == 1, name
+        alone = train(begin(seed=0), make(), lambda _: slice(None))
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5, err_msg=name)
+    # half of a rank's rows in each of two backward passes
+    passes = hvd.distributed(optax.sgd(0.1), backward_passes_per_step=2)
+    found = train(begin(seed=0), passes, lambda turn: slice(rank + turn * size, None, 2 * size), passes=2)
+    assert len(set(hvd.allgather_object(digest(found)))) == 1
+    alone = train(begin(seed=0), optax.MultiSteps(optax.sgd(0.1), 2), lambda _: slice(None), passes=2)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
+    optimizer = hvd.distributed(optax.sgd(0.1), compression=hvd.Compression.bf16)
+    squeezed = train(begin(seed=0), optimizer, lambda _: slice(rank, None, size))
+    assert len(set(hvd.allgather_object(digest(squeezed)))) == 1
+    alone = train(begin(seed=0), optax.sgd(0.1), lambda _: slice(None))
+    for one, other in zip(jax.tree.leaves(squeezed), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(one, other, atol=0.02)
+    halves = {"w": jnp.full(3, 1 + rank, jnp.bfloat16)}
+    updates, _ = hvd.distributed(optax.sgd(1.0)).update(halves, optax.sgd(1.0).init(halves))
+    same(updates, {"w": np.full(3, -(size + 1) / 2).astype(jnp.bfloat16)})
+
+
+@pytest.mark.parametrize(("size", "transport", "path"), [(2, "shm", "ffi"), (3, "tcp", "callback")])
+def test_training_is_that_of_one_process(pool: Pools, size: int, transport: str, path: str) -> None:
+    pool(size).run(in_world, like_one_process, transport=transport, jax_path=path)
+
+
+def beginnings(rank: int, size: int) -> None:
+    state = {
+        "key": jax.random.key(rank),
+        "old key": jax.random.PRNGKey(rank),
+        "count": np.int32(rank),
+        "array": np.full(2, rank, np.float64),
+        "name": f"of rank {rank}",
+        "nothing": None,
+    }
+    found = hvd.broadcast_parameters(state, root_rank=1)
+    assert found["key"] == jax.random.key(1)
+    same(found["old key"], jax.random.PRNGKey(1))
+    same([found["count"], found["array"]], [np.int32(1), np.full(2, 1, np.float32)])
+    assert (found["name"], found["nothing"]) == (f"of rank {rank}", None)
+    adam = optax.adam(0.1)
+    params = {"w": jnp.full(3, 1.0 * rank)}
+    _, moved = adam.update(params, adam.init(params))
+    same(hvd.broadcast_parameters(moved), adam.update({"w": jnp.zeros(3)}, adam.init(params))[1])
+    assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
+    with pytest.raises(ValueError, match="root_rank=9"):
+        hvd.broadcast_parameters(params, root_rank=9)
+    with pytest.raises(ValueError, match="backward_passes_per_step=0"):
+        hvd.distributed(optax.sgd(1.0), backward_passes_per_step=0)
+
+
+def test_all_begin_alike(pool: Pools) -> None:
+    pool(2).run(in_world, beginnings)
+
+
+def test_the_page(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(snippets("docs/jax.md")[0])
+    run([*RONDE, "run", "--timeout", "60", "-np", "2", sys.executable, str(script)], tmp_path)
+
+
+@pytest.mark.parametrize(("size", "options"), [(2, []), (3, ["--optimizer", "sgd", "--compression", "bf16"])])
+def test_the_example(size: int, options: list[str]) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
+    command = [sys.executable, "-m", "collectives.launch.cli", "run", "--timeout", "90", "-np", str(size)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = [*command, sys.executable, str(ROOT / "examples/jax_optax_digits.py"), *options]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=110, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"accuracy ([\d.]+)% on (\d) ranks, parameters identical", done.stdout)
+    assert found is not None, done.stdout
+    assert "epoch 8: loss" in done.stdout
+    assert float(found[1]) > 92
+    assert int(found[2]) == size
