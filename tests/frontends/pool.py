@@ -12,9 +12,11 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+import pytest
 
 from transports.auth import new_secret
 from transports.rendezvous.bootstrap import Job, job_to_environment
@@ -30,33 +32,43 @@ class RankError(AssertionError):
 class Pool:
     """`size` processes, started with the first run. Those of a run that did not end well are replaced."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, environment: Mapping[str, str] | None = None) -> None:
+        """`environment` is what the processes have beside this one's, from the first."""
         self.size = size
+        self._environment = dict(environment or {})
         self._ranks: list[tuple[Any, Connection]] = []
 
     def run(
-        self, function: Callable[..., Any], *args: Any, transport: str = "shm", bound: float = BOUND, **settings: Any
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        transport: str = "shm",
+        bound: float = BOUND,
+        ranks: int | None = None,
+        **settings: Any,
     ) -> list[Any]:
         """function(*args) in every rank, which finds its job in the environment; the results in rank order.
 
-        `function` must be importable. `settings` are Ronde's, by name. Raises RankError.
+        `function` must be importable. `ranks`, if given, is how many of the processes take part. `settings` are
+        Ronde's, by name. Raises RankError.
         """
         self._start()
+        size = ranks or self.size
         secret = new_secret()
         given = {"transport": transport, "timeout": 60, **settings}
         variables = {f"RONDE_{name.upper()}": str(value) for name, value in given.items()}
         with TcpStoreServer("127.0.0.1", secret=secret) as server:
-            for rank, (_, link) in enumerate(self._ranks):
-                job = Job(rank, self.size, server.url, secret, rank, self.size, "test")
+            for rank, (_, link) in enumerate(self._ranks[:size]):
+                job = Job(rank, size, server.url, secret, rank, size, "test")
                 link.send((function, args, variables | job_to_environment(job), bound))
-            outcomes = self._collect(time.monotonic() + bound)
-        missing = [rank for rank in range(self.size) if rank not in outcomes]
+            outcomes = self._collect(size, time.monotonic() + bound)
+        missing = [rank for rank in range(size) if rank not in outcomes]
         failed = {rank: text for rank, (text, _) in outcomes.items() if text}
         if missing or failed:
             self.close()
             told = "".join(f"\n--- rank {rank}:\n{text}" for rank, text in sorted(failed.items()))
             raise RankError(f"no result within {bound:g} s from ranks {missing}{told}" if missing else told)
-        return [outcomes[rank][1] for rank in range(self.size)]
+        return [outcomes[rank][1] for rank in range(size)]
 
     def close(self) -> None:
         """End the processes."""
@@ -71,16 +83,19 @@ class Pool:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        while len(self._ranks) < self.size:
-            near, far = context.Pipe()
-            process = context.Process(target=_serve, args=(far,), daemon=True)
-            process.start()
-            far.close()
-            self._ranks.append((process, near))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self._environment.items():
+                patch.setenv(name, value)
+            while len(self._ranks) < self.size:
+                near, far = context.Pipe()
+                process = context.Process(target=_serve, args=(far,), daemon=True)
+                process.start()
+                far.close()
+                self._ranks.append((process, near))
 
-    def _collect(self, deadline: float) -> dict[int, tuple[str, Any]]:
+    def _collect(self, size: int, deadline: float) -> dict[int, tuple[str, Any]]:
         outcomes: dict[int, tuple[str, Any]] = {}
-        waiting = {link: rank for rank, (_, link) in enumerate(self._ranks)}
+        waiting = {link: rank for rank, (_, link) in enumerate(self._ranks[:size])}
         while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
             for link in ready:
                 assert isinstance(link, Connection)

@@ -1,0 +1,241 @@
+"""Horovod's callbacks for `model.fit`, on any backend. All ranks give `fit` the same ones, in the same order."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from collectives.process_sets import ProcessSet, global_process_set
+from frontends.horovod.basics import rank, size
+from frontends.horovod.errors import as_horovod
+from frontends.horovod.names import Min, full_name
+from frontends.keras.backends import chosen
+from frontends.keras.values import allreduce, broadcast_variables
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Gives all ranks the model and the optimizer of `root_rank`: weights, slots, iterations and learning rate.
+
+    That happens when training begins, or after the first batch if any rank's model has no variables before. Seeds of
+    dropout and the like stay the ranks' own.
+
+    device            there for Horovod's scripts, and means nothing
+    local_variables   variables that each rank keeps for itself
+    """
+
+    def __init__(
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Sequence[Any] | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self._local = {id(variable) for variable in local_variables or ()}
+        self._process_set = process_set
+        self._done = False
+
+    def set_model(self, model: Any) -> None:
+        """Called by `fit` before it compiles the train step."""
+        super().set_model(model)
+        chosen().prepare(model)
+
+    def register_local_var(self, var: Any) -> None:
+        """Let each rank keep a variable for itself."""
+        self._local.add(id(var))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcast, if all ranks have something to. Collective."""
+        self._done = False
+        if int(allreduce(int(self.model.built), op=Min, process_set=self._process_set)):
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast, if that has not been done. Collective."""
+        if not self._done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        model = self.model
+        optimizer = model.optimizer
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        variables = [variable for variable in model.weights if id(variable) not in self._local]
+        broadcast_variables([*variables, *optimizer.variables], self.root_rank, self._process_set)
+        self._done = True
+
+
+class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Averages the epoch's metrics over the ranks, so that callbacks after it in the list (ReduceLROnPlateau,
+    TensorBoard, ModelCheckpoint, EarlyStopping) see the same numbers everywhere and decide the same."""
+
+    def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
+        super().__init__()
+        self._process_set = process_set
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Replace the numbers in `logs`. Collective: all ranks have metrics of the same names."""
+        if not logs:
+            return
+        names = sorted(logs)
+        own = np.array([float(logs[name]) for name in names], np.float64)
+        comm = self._process_set.communicator
+        with as_horovod():
+            mean = comm.allreduce_async(own, "average", name=full_name(comm, "metrics", None)).wait()
+        logs.update(zip(names, mean.tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sets the learning rate to initial_lr * multiplier(epoch) from start_epoch on, before end_epoch.
+
+    initial_lr            the learning rate to multiply
+    multiplier            a function of the epoch, or a number
+    start_epoch           the first epoch that it acts in, from 0
+    end_epoch             the first epoch that it acts in no more; None for never
+    staircase             True: set once per epoch. False: before every batch, and the epoch is a fraction
+    momentum_correction   with a changed learning rate, change the optimizer's velocity in proportion (Goyal et al.,
+                          "Accurate, Large Minibatch SGD", 2017, section 3), where the optimizer has one
+    steps_per_epoch       batches in an epoch, if `fit` does not know (staircase=False)
+
+    Raises ValueError without initial_lr, or if the steps per epoch are not known.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("initial_lr: must be given")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase or not callable(multiplier)
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self._multiplier = multiplier
+        self._epoch = 0
+
+    def multiplier(self, epoch: float) -> float:
+        """What the initial learning rate is multiplied by."""
+        return self._multiplier(epoch) if callable(self._multiplier) else self._multiplier
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Find out how many batches an epoch has, where that matters."""
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError("steps_per_epoch: is not known to fit; give it to the callback")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remember the epoch."""
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the learning rate."""
+        if self._epoch < self.start_epoch or (self.end_epoch is not None and self._epoch >= self.end_epoch):
+            return
+        if not self.staircase:
+            assert self.steps_per_epoch is not None
+            self._set(self.initial_lr * self.multiplier(self._epoch + batch / self.steps_per_epoch))
+        elif batch == 0:
+            self._set(self.initial_lr * self.multiplier(self._epoch))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Tell the learning rate as `lr`."""
+        if logs is not None:
+            logs["lr"] = float(self.model.optimizer.learning_rate)
+
+    def _set(self, new: float) -> None:
+        optimizer = self.model.optimizer
+        old = float(optimizer.learning_rate)
+        if new == old:
+            return
+        optimizer.learning_rate = new
+        if self.momentum_correction and old:
+            for velocity in _velocities(optimizer):
+                velocity.assign(velocity * (new / old))
+
+
+def _velocities(optimizer: Any) -> list[Any]:
+    """The variables in which an optimizer keeps momentum times the learning rate. Keras 3 compiles the momentum itself
+    into the train step, so it is these that a momentum correction changes: the next step is the same."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not inner.built or not getattr(inner, "momentum", 0):
+        return []
+    return list(inner.momentums if isinstance(inner, keras.optimizers.SGD) else getattr(inner, "_momentums", []))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate batch by batch from initial_lr / size to initial_lr, over `warmup_epochs` (Goyal et al.,
+    2017, section 2.2).
+
+    initial_lr   the learning rate to reach: that of one rank times the size
+    verbose      1: rank 0 says when it is done
+
+    The others are those of LearningRateScheduleCallback.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def warmer(epoch: float) -> float:
+            assert self.steps_per_epoch is not None
+            done = epoch + 1.0 / self.steps_per_epoch  # the last batch of the last epoch has the full rate
+            return (done * (size() - 1) / warmup_epochs + 1) / size()
+
+        super().__init__(initial_lr, warmer, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Say that it is done."""
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose and rank() == 0:
+            rate = float(self.model.optimizer.learning_rate)
+            sys.stdout.write(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.\n")
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """Rank 0 saves the model whenever `monitor` is better than ever before.
+
+    filepath   where to; the others are those of keras.callbacks.ModelCheckpoint
+
+    Put a MetricAverageCallback before it, so that `monitor` is that of all ranks.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: Literal["auto", "min", "max"] = "auto",
+        save_freq: str | int = "epoch",
+        *,
+        filepath: Any,
+    ) -> None:
+        super().__init__(filepath, monitor, verbose, save_best_only=True, mode=mode, save_freq=save_freq)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Save, on rank 0, if save_freq is a number of batches."""
+        if rank() == 0:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save, on rank 0."""
+        if rank() == 0:
+            super().on_epoch_end(epoch, logs)

@@ -1,0 +1,37 @@
+"""Models that were saved, to go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from frontends.keras.compression import Compression, Compressor
+from frontends.keras.optimizer import DistributedOptimizer
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: type[Compressor] = Compression.none,
+    **options: Any,
+) -> Any:
+    """A saved model, compiled with a DistributedOptimizer that has the saved one's options and state.
+
+    filepath           as for keras.models.load_model
+    custom_optimizers  classes of optimizers that are not Keras's own
+    custom_objects     other classes and functions that the model needs, by name
+    compression        and `options`: those of DistributedOptimizer
+
+    A model that was saved without an optimizer comes as it is. Raises what keras.models.load_model raises.
+    """
+    known = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=known)
+    if getattr(model, "optimizer", None) is not None:
+        distributed = DistributedOptimizer(model.optimizer, compression=compression, **options)
+        with keras.saving.custom_object_scope(known):
+            config = keras.saving.deserialize_keras_object(model.get_compile_config())
+        model.compile(**config | {"optimizer": distributed})
+    return model

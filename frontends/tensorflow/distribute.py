@@ -1,0 +1,71 @@
+"""tf.distribute.MirroredStrategy over several processes: replicas in each, and Ronde between them.
+
+    strategy = tf.distribute.MirroredStrategy(cross_device_ops=RondeCrossDeviceOps())
+
+TensorFlow reduces over the devices of a process, as it would without; what comes out of that is combined over the
+ranks, all gradients of a step as one operation. docs/tf-distribute.md has an example and tells what stays local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collectives.process_sets import ProcessSet, global_process_set
+from frontends.horovod.names import Average, Sum
+from frontends.tensorflow.compression import Compression, Compressor
+from frontends.tensorflow.ops import grouped_allreduce
+
+
+class RondeCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
+    """What MirroredStrategy reduces with: over its own devices first, then over the ranks of a process set.
+
+    op            how ranks combine what ReduceOp.SUM has summed over their devices. Average, the default, suits code
+                  that divides losses by strategy.num_replicas_in_sync or by its own batch's size, as Keras does, for
+                  these know of one process only; Sum is for losses divided by the size of the batch of all ranks.
+                  What ReduceOp.MEAN has averaged is averaged in either case
+    compression   of what travels between ranks
+
+    `reduce` and `batch_reduce` raise HorovodInternalError in eager mode, tf.errors.InternalError in a function, if the
+    ranks disagree or one is lost. `broadcast` gives a tensor of the process to its devices.
+    """
+
+    def __init__(
+        self,
+        op: str = Average,
+        compression: type[Compressor] = Compression.none,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if op not in (Average, Sum):
+            raise ValueError(f"op={op!r}: must be Average or Sum")
+        super().__init__()
+        self._op = op
+        self._compression = compression
+        self._process_set = process_set
+        self._inside = tf.distribute.ReductionToOneDevice()
+
+    @property
+    def _num_between_graph_workers(self) -> int:
+        """By more than 1 the base class knows that one device is not all there is."""
+        return self._process_set.size() or 1
+
+    def reduce_implementation(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any) -> Any:
+        """The value over all devices of all ranks, on the devices of `destinations`."""
+        return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
+
+    def batch_reduce_implementation(
+        self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any
+    ) -> list[Any]:
+        """`reduce_implementation` of several values as one operation."""
+        own = [self._inside.reduce(reduce_op, value, there, options) for value, there in value_destination_pairs]
+        op = Average if reduce_op == tf.distribute.ReduceOp.MEAN else self._op
+        combined = grouped_allreduce(
+            [value.values[0] if isinstance(value, tf.distribute.DistributedValues) else value for value in own],
+            op=op,
+            compression=self._compression,
+            process_set=self._process_set,
+        )
+        pairs = zip(combined, value_destination_pairs, strict=True)
+        return [self.broadcast(value, there) for value, (_, there) in pairs]

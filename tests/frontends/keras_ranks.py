@@ -1,0 +1,362 @@
+"""What the ranks of test_keras_training.py do: Keras is imported in them, not in the process of the tests."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+BACKENDS = ("jax", "torch", "tensorflow")
+BATCH, STEPS = 6, 5
+QUIET = {"verbose": 0, "shuffle": False, "batch_size": BATCH}
+
+
+class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Refuses to import the frameworks that Keras does not run on."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        other = name in BACKENDS and name != os.environ["KERAS_BACKEND"]
+        return ModuleSpec(name, self) if other else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
+
+
+def horovod() -> Any:
+    """frontends.keras, initialised, in a process that has no framework but the one that Keras runs on."""
+    if not any(isinstance(finder, Absent) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Absent())
+    hvd = importlib.import_module("frontends.keras")
+    hvd.init()
+    return hvd
+
+
+def small_model(seed: int, *, built: bool = True) -> Any:
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(4, activation="softmax")]
+    return keras.Sequential([keras.Input((8,)), *layers] if built else layers)
+
+
+def data(size: int) -> tuple[Any, Any]:
+    """STEPS batches of BATCH rows for each of `size` ranks."""
+    random = np.random.default_rng(5)
+    rows = STEPS * BATCH * size
+    return random.normal(size=(rows, 8)).astype(np.float32), random.integers(0, 4, rows)
+
+
+def mine(array: Any, rank: int, size: int) -> Any:
+    """The rank's part of every batch of the whole."""
+    return array.reshape(STEPS, size, BATCH, *array.shape[1:])[:, rank].reshape(STEPS * BATCH, *array.shape[1:])
+
+
+def weights(model: Any) -> list[Any]:
+    import keras
+
+    return [np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights]
+
+
+def identical(hvd: Any, model: Any) -> bool:
+    every = hvd.allgather_object([array.tobytes() for array in weights(model)])
+    return all(one == every[0] for one in every)
+
+
+def close(model: Any, other: Any) -> None:
+    for own, expected in zip(weights(model), weights(other), strict=True):
+        np.testing.assert_allclose(own, expected, rtol=2e-4, atol=2e-5)
+
+
+def new_optimizer(kind: str, **options: Any) -> Any:
+    import keras
+
+    if kind == "sgd":
+        return keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.5, **options)
+    return keras.optimizers.Adam(0.01, weight_decay=0.01, **options)
+
+
+def compiled(optimizer: Any, seed: int, **options: Any) -> Any:
+    model = small_model(seed)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], **options)
+    return model
+
+
+def train_like_one(kind: str, passes: int = 1, **options: Any) -> None:
+    hvd = horovod()
+    rank, size = hvd.rank(), hvd.size()
+    x, y = data(size)
+    optimizer = hvd.DistributedOptimizer(
+        new_optimizer(kind), backward_passes_per_step=passes, average_aggregated_gradients=True, **options
+    )
+    model = compiled(optimizer, seed=rank)
+    model.fit(
+        mine(x, rank, size),
+        mine(y, rank, size),
+        epochs=2 * passes,
+        callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)],
+        **QUIET,
+    )
+    assert identical(hvd, model)
+    alone = compiled(new_optimizer(kind), seed=0)
+    if passes == 1:
+        alone.fit(x, y, epochs=2, **QUIET | {"batch_size": BATCH * size})
+    else:  # 2 passes of STEPS batches each make STEPS steps, of two batches in turn
+        wide = np.concatenate([x, x]).reshape(STEPS, passes, BATCH * size, 8)
+        wide_y = np.concatenate([y, y]).reshape(STEPS, passes, BATCH * size)
+        for _ in range(passes):
+            for some, labels in zip(wide, wide_y, strict=True):
+                alone.train_on_batch(some.reshape(-1, 8), labels.reshape(-1))
+    close(model, alone)
+    hvd.shutdown()
+
+
+def one_optimizer() -> None:
+    train_like_one("adam", gradient_predivide_factor=2.0)
+
+
+def two_optimizers() -> None:
+    train_like_one("sgd")
+    train_like_one("adam", passes=2)
+
+
+def raises(kind: type[BaseException], words: str, function: Any, *args: Any, **options: Any) -> None:
+    with pytest.raises(kind) as caught:
+        function(*args, **options)
+    assert words in str(caught.value)
+
+
+def callbacks() -> None:
+    """All callbacks in one training: a model that is built late, an optimizer with momentum, warm-up, then decay."""
+    hvd = horovod()
+    import keras
+
+    rank, size = hvd.rank(), hvd.size()
+    x, y = data(size)
+    rates: list[float] = []
+
+    class Record(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            rates.append(float(self.model.optimizer.learning_rate))
+
+    model = small_model(rank, built=False)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.2)), "sparse_categorical_crossentropy")
+    history = model.fit(
+        mine(x, rank, size),
+        mine(y, rank, size),
+        epochs=4,
+        callbacks=[
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+            hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2, verbose=1),
+            hvd.callbacks.LearningRateScheduleCallback(0.2, lambda epoch: 0.5**epoch, start_epoch=2),
+            Record(),
+        ],
+        **QUIET,
+    )
+    assert identical(hvd, model)
+    losses = history.history["loss"]
+    assert hvd.allgather_object(losses) == [losses] * size
+    warm = [0.2 / size * ((step + 1) / STEPS * (size - 1) / 2 + 1) for step in range(2 * STEPS)]
+    np.testing.assert_allclose(rates, [*warm, *[0.05] * STEPS, *[0.025] * STEPS], rtol=1e-5)
+    np.testing.assert_allclose(history.history["lr"], [warm[STEPS - 1], 0.2, 0.05, 0.025], rtol=1e-5)
+    raises(ValueError, "initial_lr", hvd.callbacks.LearningRateScheduleCallback, None, 1.0)
+    hvd.shutdown()
+
+
+def momentum_correction() -> None:
+    """Against SGD with momentum by hand, whose velocity is divided by ten when the rate is."""
+    hvd = horovod()
+    import keras
+
+    rank, size = hvd.rank(), hvd.size()
+    x, y = data(size)
+    schedule = hvd.callbacks.LearningRateScheduleCallback
+    for correction in (True, False) if os.environ["KERAS_BACKEND"] == "torch" else (True,):  # which compiles nothing
+        model = small_model(0)
+        model.compile(
+            hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "sparse_categorical_crossentropy"
+        )
+        decay = schedule(0.1, lambda epoch: 1.0 if epoch < 1 else 0.1, momentum_correction=correction)
+        model.fit(mine(x, rank, size), mine(y, rank, size), epochs=2, callbacks=[decay], **QUIET)
+        alone = small_model(0)
+        alone.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
+        wide = QUIET | {"batch_size": BATCH * size}
+        alone.fit(x, y, **wide)
+        alone.optimizer.learning_rate = 0.01
+        for velocity in alone.optimizer.momentums if correction else ():
+            velocity.assign(velocity * 0.1)
+        alone.fit(x, y, **wide)
+        close(model, alone)
+    hvd.shutdown()
+
+
+def save_and_go_on(folder: str) -> None:
+    """Two epochs, saved by rank 0 and by BestModelCheckpoint, loaded by all, one more: as three at once."""
+    hvd = horovod()
+    import keras
+
+    rank, size = hvd.rank(), hvd.size()
+    x, y = data(size)
+    own = mine(x, rank, size), mine(y, rank, size)
+    best = Path(folder) / f"best-{rank}.keras"
+    saved = Path(folder) / "saved.keras"
+
+    model = compiled(hvd.DistributedOptimizer(new_optimizer("adam"), backward_passes_per_step=5), 0)
+    keeper = hvd.callbacks.BestModelCheckpoint("loss", filepath=best)
+    model.fit(*own, epochs=2, callbacks=[hvd.callbacks.MetricAverageCallback(), keeper], **QUIET)
+    assert best.exists() == (rank == 0)
+    if rank == 0:
+        model.save(saved)
+    hvd.barrier()
+    plain = keras.models.load_model(saved)
+    assert not hasattr(plain.optimizer, "register_local_var")
+    assert type(plain.optimizer).__name__ == "Adam"
+    again = hvd.load_model(saved, backward_passes_per_step=5)
+    assert float(again.optimizer.iterations) == 2
+    again.fit(*own, epochs=1, **QUIET)
+    model.fit(*own, epochs=1, **QUIET)
+    assert identical(hvd, again)
+    close(again, model)
+    raises(ValueError, "mine", hvd.load_model, Path(folder) / "mine.keras")
+    hvd.shutdown()
+
+
+def own_optimizers(folder: str) -> None:
+    """Optimizers that are not Keras's, one registered with it and one not, are saved as what they are."""
+    hvd = horovod()
+    import keras
+
+    @keras.saving.register_keras_serializable("tests")
+    class Registered(keras.optimizers.SGD):  # type: ignore[misc]
+        pass
+
+    class Unknown(keras.optimizers.SGD):  # type: ignore[misc]
+        pass
+
+    x, y = data(1)
+    for kind, given in ((Registered, None), (Unknown, [Unknown])):
+        path = Path(folder) / f"{kind.__name__}-{hvd.rank()}.keras"
+        model = compiled(hvd.DistributedOptimizer(kind(0.1, momentum=0.5)), 0)
+        model.fit(x, y, **QUIET)
+        model.save(path)
+        again = hvd.load_model(path, custom_optimizers=given, compression=hvd.Compression.fp16)
+        assert isinstance(again.optimizer, kind)
+        assert float(again.optimizer.iterations) == STEPS
+        again.fit(x, y, **QUIET)
+        plain = keras.models.load_model(path, custom_objects={"Unknown": Unknown})
+        assert type(plain.optimizer) is kind
+    hvd.shutdown()
+
+
+def values() -> None:
+    hvd = horovod()
+    import keras
+
+    rank, size = hvd.rank(), hvd.size()
+    total = hvd.allreduce(rank + 1.0)
+    assert keras.ops.is_tensor(total)
+    assert float(total) == (size + 1) / 2
+    summed = hvd.allreduce(np.arange(3) + rank, op=hvd.Sum, postscale_factor=2)
+    assert np.array(summed).tolist() == [2 * (size * i + size * (size - 1) // 2) for i in range(3)]
+    assert np.array(hvd.allreduce(np.float32([1.5, 2]), compression=hvd.Compression.bf16)).tolist() == [1.5, 2]
+    assert np.array(hvd.allgather([[rank]] * (rank + 1))).ravel().tolist() == [
+        one for one in range(size) for _ in range(one + 1)
+    ]
+    assert np.array(hvd.broadcast([rank, 7], 1)).tolist() == [1, 7]
+    assert np.array(hvd.reducescatter(np.ones((size, 2), np.float32), op=hvd.Sum)).tolist() == [[size, size]]
+    assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
+    assert hvd.allgather_object(rank) == list(range(size))
+    raises(RuntimeError, "keeps no list", hvd.broadcast_global_variables, 0)
+    raises(ValueError, "op='min'", hvd.DistributedOptimizer, new_optimizer("sgd"), op=hvd.Min)
+    raises(
+        ValueError,
+        "backward_passes_per_step=0",
+        hvd.DistributedOptimizer,
+        new_optimizer("sgd"),
+        None,
+        *[""] * 2,
+        backward_passes_per_step=0,
+    )
+    raises(
+        ValueError,
+        "gradient_predivide_factor",
+        hvd.DistributedOptimizer,
+        new_optimizer("sgd"),
+        op=hvd.Sum,
+        gradient_predivide_factor=2.0,
+    )
+    raises(TypeError, "Keras optimizer", hvd.DistributedOptimizer, "sgd")
+    raises(hvd.HorovodInternalError, "rank 1", hvd.allreduce, np.zeros(1 + rank), name="different")
+    hvd.shutdown()
+
+
+def special_gradients() -> None:
+    """What stays in its rank; embeddings, whose gradients TensorFlow has sparse; halves; losses that are scaled."""
+    hvd = horovod()
+    import keras
+
+    rank, size = hvd.rank(), hvd.size()
+    model = small_model(0)
+    first, last = model.layers
+    kept = weights(model)
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=first)
+    ones = [keras.ops.ones(variable.shape) * (rank + 1) for variable in model.trainable_variables]
+    optimizer.apply(ones, model.trainable_variables)
+    local, mean = (rank + 1) / size, (size + 1) / 2
+    for before, after, step in zip(kept, weights(model), [local, local, mean, mean], strict=True):
+        np.testing.assert_allclose(before - after, step, rtol=1e-5)
+    assert last.built
+
+    words = np.random.default_rng(rank).integers(0, 20, (12, 5))
+    ways: list[dict[str, Any]] = [{"compression": hvd.Compression.fp16}]
+    if os.environ["KERAS_BACKEND"] == "tensorflow":
+        ways += [{}, {"sparse_as_dense": True}]
+    for options in ways:
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Embedding(20, 4), keras.layers.Flatten(), keras.layers.Dense(2)]
+        model = keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), **options), "mse")
+        model.fit(words, np.ones((12, 2)), **QUIET)
+        assert identical(hvd, model)
+        every = np.concatenate(hvd.allgather_object(words.reshape(2, BATCH, 5)), axis=1)
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Embedding(20, 4), keras.layers.Flatten(), keras.layers.Dense(2)]
+        alone = keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
+        alone.compile(keras.optimizers.SGD(0.5), "mse")
+        for batch in every:
+            alone.train_on_batch(batch, np.ones((len(batch), 2)))
+        tolerance = {"rtol": 1e-2, "atol": 1e-3} if "compression" in options else {"rtol": 1e-4, "atol": 1e-5}
+        for own, expected in zip(weights(model), weights(alone), strict=True):
+            np.testing.assert_allclose(own, expected, **tolerance)
+
+    keras.config.set_dtype_policy("mixed_float16")
+    model = compiled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), 0)
+    keras.config.set_dtype_policy("float32")
+    x, y = data(size)
+    x = mine(x, rank, size)
+    x[0, 0] = np.inf if rank == 0 else 1.0  # one rank's gradients are not finite: all leave the step out
+    model.fit(x, mine(y, rank, size), **QUIET)
+    assert identical(hvd, model)
+    assert all(np.isfinite(array).all() for array in weights(model))
+    (taken,) = set(hvd.allgather_object(float(model.optimizer.iterations)))
+    assert 0 < taken < STEPS
+    hvd.shutdown()
+
+
+def with_xla() -> None:
+    """TensorFlow only: XLA is refused in words, and turned off by the callback."""
+    hvd = horovod()
+    x, y = data(1)
+    model = compiled(hvd.DistributedOptimizer(new_optimizer("sgd")), 0, jit_compile=True)
+    raises(RuntimeError, "jit_compile=False", model.fit, x, y, **QUIET)
+    model = compiled(hvd.DistributedOptimizer(new_optimizer("sgd")), 0, jit_compile=True)
+    model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)], **QUIET)
+    assert not model.jit_compile
+    hvd.shutdown()

@@ -1,0 +1,96 @@
+"""frontends.keras on all backends: what `fit` makes of weights, on several ranks and as one process would."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.frontends import keras_ranks
+from tests.frontends.pool import Pool
+
+ROOT = Path(__file__).parents[2]
+
+for needed in ("keras", *keras_ranks.BACKENDS):
+    if importlib.util.find_spec(needed) is None:  # this process must not import what the ranks are to choose from
+        pytest.skip(f"{needed} is not installed: pip install 'ronde[{needed}]'", allow_module_level=True)
+
+
+def environment(backend: str) -> dict[str, str]:
+    return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture(scope="module", params=keras_ranks.BACKENDS)
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """Three ranks with Keras on one backend, and without the frameworks of the others."""
+    ranks = Pool(3, environment(request.param))
+    yield ranks
+    ranks.close()
+
+
+def test_training_is_that_of_one_process(pool: Pool) -> None:
+    pool.run(keras_ranks.two_optimizers, ranks=2)
+
+
+@pytest.mark.parametrize(("size", "transport"), [(2, "tcp"), (3, "shm")])
+def test_on_tcp_and_on_three_ranks(pool: Pool, size: int, transport: str) -> None:
+    pool.run(keras_ranks.one_optimizer, ranks=size, transport=transport)
+
+
+@pytest.mark.parametrize("job", [keras_ranks.callbacks, keras_ranks.momentum_correction])
+def test_callbacks(pool: Pool, job: Callable[[], None]) -> None:
+    pool.run(job, ranks=2)
+
+
+def test_a_saved_model_goes_on(pool: Pool, tmp_path: Path) -> None:
+    pool.run(keras_ranks.save_and_go_on, str(tmp_path), ranks=2)
+
+
+@pytest.mark.parametrize("pool", ["torch"], indirect=True)
+def test_optimizers_of_ones_own_are_saved(pool: Pool, tmp_path: Path) -> None:
+    pool.run(keras_ranks.own_optimizers, str(tmp_path), ranks=2)
+
+
+def test_values_and_bad_arguments(pool: Pool) -> None:
+    pool.run(keras_ranks.values, ranks=2, transport="tcp")
+
+
+def test_special_gradients(pool: Pool) -> None:
+    pool.run(keras_ranks.special_gradients, ranks=2)
+
+
+@pytest.mark.parametrize("pool", ["tensorflow"], indirect=True)
+def test_xla_is_left_out_of_tensorflow(pool: Pool) -> None:
+    pool.run(keras_ranks.with_xla, ranks=2)
+
+
+def python(code: str, backend: str) -> str:
+    variables = {**os.environ, **environment(backend), "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_no_other_framework_is_imported() -> None:
+    """With JAX. Keras itself imports JAX whatever its backend is, where it is installed."""
+    told = python("import sys, frontends.keras; print([m in sys.modules for m in ('tensorflow', 'torch')])", "jax")
+    assert told == "[False, False]\n"
+
+
+@pytest.mark.parametrize("absent", ["keras", "torch"])
+def test_what_is_missing_is_named(absent: str) -> None:
+    code = f"""
+import sys
+sys.modules[{absent!r}] = None
+try:
+    import frontends.keras
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    assert f"pip install 'ronde[{absent}]'" in python(code, "torch")

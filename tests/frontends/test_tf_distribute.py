@@ -1,0 +1,231 @@
+"""tf.distribute users: ranks from TF_CONFIG, and MirroredStrategy between processes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.frontends.pool import Pool
+from transports.errors import ConfigError
+
+for needed in ("tensorflow", "keras"):
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip("tensorflow is not installed: pip install 'ronde[tensorflow]'", allow_module_level=True)
+
+SECRET = "5a" * 32
+ROWS = 24
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """Two ranks with TensorFlow, for this process imports none."""
+    environment = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+    ranks = Pool(2, environment)
+    yield ranks
+    ranks.close()
+
+
+# What ranks do
+
+
+def from_tf_config(ports: list[int], tasks: list[tuple[str, int]]) -> tuple[int, int, float]:
+    """Meets as TF_CONFIG says, twice; the task is that of the rank in the pool."""
+    import frontends.keras as hvd
+
+    two_cpus()
+    kind, index = tasks[int(os.environ["RONDE_RANK"])]
+    for name in [name for name in os.environ if name.startswith("RONDE_") and name != "RONDE_TRANSPORT"]:
+        del os.environ[name]
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    cluster = {"chief": addresses[:1], "worker": addresses[1:]} if ("chief", 0) in tasks else {"worker": addresses}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+    try:
+        with pytest.raises(hvd.HorovodInternalError, match="RONDE_SECRET: is needed with TF_CONFIG"):
+            hvd.init()
+        os.environ["RONDE_SECRET"] = SECRET
+        for _ in range(2):
+            hvd.init()
+            found = hvd.rank(), hvd.size(), float(hvd.allreduce(hvd.rank() + 1.0, op=hvd.Sum))
+            hvd.shutdown()
+    finally:
+        del os.environ["TF_CONFIG"]
+    return found
+
+
+def places() -> None:
+    """What a TF_CONFIG says, good and bad."""
+    from frontends.tensorflow.cluster import Place, place_in
+
+    cluster = {"chief": ["a:1"], "worker": ["b:2", "[::1]:3"], "ps": ["c:4"]}
+    first = {"type": "worker", "index": 0}
+    for kind, index, rank in (("chief", 0, 0), ("worker", 0, 1), ("worker", "1", 2)):
+        text = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+        assert place_in(text) == Place(rank, 3, "a:1")
+    assert place_in("{}") is None
+    for config, words in (
+        ({"cluster": cluster}, "must be such as"),
+        ({"cluster": cluster, "task": {"type": "ps", "index": 0}}, "type 'ps' has nothing to do"),
+        ({"cluster": cluster, "task": {"type": "worker", "index": 2}}, "there are 2 of type worker"),
+        ({"cluster": {"worker": "b:2"}, "task": first}, "list of addresses"),
+        ({"cluster": {"worker": ["b"]}, "task": first}, "host:port"),
+        ({"cluster": {"chief": ["a:1", "b:2"]}, "task": {"type": "chief", "index": 0}}, "2 chiefs"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            place_in(json.dumps(config))
+    with pytest.raises(ConfigError, match="is not JSON"):
+        place_in("{")
+
+
+def two_cpus() -> None:
+    """Before TensorFlow does anything else in the process."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if tf.config.get_logical_device_configuration(cpu) is None:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+def strategy(devices: int) -> Any:
+    """A MirroredStrategy of so many logical CPUs of each process."""
+    import tensorflow as tf
+
+    from frontends.tensorflow.distribute import RondeCrossDeviceOps
+
+    two_cpus()
+    names = [f"/cpu:{index}" for index in range(devices)]
+    return tf.distribute.MirroredStrategy(names, cross_device_ops=RondeCrossDeviceOps())
+
+
+def operations(devices: int) -> None:
+    """reduce, batch_reduce and broadcast, eager and in a function."""
+    import tensorflow as tf
+
+    import frontends.tensorflow as hvd
+    from frontends.tensorflow.distribute import RondeCrossDeviceOps
+
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    mirrored = strategy(devices)
+    sum_, mean = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+
+    def value(context: Any) -> Any:  # 1 to size * devices, over all replicas of all ranks
+        return tf.fill([3], float(rank * devices + context.replica_id_in_sync_group + 1))
+
+    values = mirrored.experimental_distribute_values_from_function(value)
+    whole = size * devices
+    total = whole * (whole + 1) / 2
+
+    def all_of(ops: Any, op: Any) -> list[list[float]]:
+        first = ops.reduce(op, values, values)
+        results = [first, *ops.batch_reduce(op, [(values, values), (values, values)])]
+        return [mirrored.experimental_local_results(result) for result in results]
+
+    for run in (lambda function: function, tf.function):
+        for options, op, expected in (
+            ({}, sum_, total / size),
+            ({"op": hvd.Sum}, sum_, total),
+            ({}, mean, total / whole),
+            ({"op": hvd.Sum, "compression": hvd.Compression.fp16}, mean, total / whole),
+        ):
+            ops = RondeCrossDeviceOps(**options)
+            for result in run(lambda ops=ops, op=op: all_of(ops, op))():
+                assert [one.numpy().tolist() for one in result] == [[expected] * 3] * devices
+    spread = RondeCrossDeviceOps().broadcast(tf.constant([7.0]), values)
+    assert [one.numpy().tolist() for one in mirrored.experimental_local_results(spread)] == [[7.0]] * devices
+    slices = tf.IndexedSlices(tf.fill([1, 2], rank + 1.0), tf.constant([rank]), tf.constant([3, 2]))
+    combined = RondeCrossDeviceOps(op=hvd.Sum).reduce(sum_, slices, "/cpu:0")
+    (own,) = mirrored.experimental_local_results(combined)
+    assert tf.convert_to_tensor(own).numpy().tolist() == [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]
+    with pytest.raises(ValueError, match="op='min'"):
+        RondeCrossDeviceOps(op=hvd.Min)
+    hvd.shutdown()
+
+
+def fit(devices: int) -> None:
+    """model.fit under the strategy, against one process with all the rows."""
+    import keras
+
+    import frontends.keras as hvd
+
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    random = np.random.default_rng(3)
+    x = random.normal(size=(3, size, ROWS // size, 4)).astype(np.float32)
+    y = random.normal(size=(3, size, ROWS // size, 1)).astype(np.float32)
+
+    def model(seed: int) -> Any:
+        keras.utils.set_random_seed(seed)
+        built = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+        built.compile(keras.optimizers.Adam(0.05), "mse")
+        return built
+
+    with strategy(devices).scope():
+        mirrored = model(rank)
+    mirrored.fit(
+        x[:, rank].reshape(-1, 4),
+        y[:, rank].reshape(-1, 1),
+        batch_size=ROWS // size,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)],
+    )
+    alone = model(0)
+    alone.fit(x.reshape(-1, 4), y.reshape(-1, 1), batch_size=ROWS, epochs=2, shuffle=False, verbose=0)
+    found = [np.array(weight) for weight in mirrored.get_weights()]
+    every = hvd.allgather_object([array.tobytes() for array in found])
+    assert all(one == every[0] for one in every)
+    for own, expected in zip(found, alone.get_weights(), strict=True):
+        np.testing.assert_allclose(own, expected, rtol=2e-4, atol=2e-5)
+    hvd.shutdown()
+
+
+def from_the_page(code: str) -> None:
+    two_cpus()
+    exec(compile(code, "docs/tf-distribute.md", "exec"), {})
+
+
+# Tests
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        listeners = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in listeners]
+
+
+def test_reduce_over_devices_and_ranks(pool: Pool) -> None:
+    pool.run(operations, 1)
+    pool.run(operations, 2, transport="tcp")
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_fit_under_mirrored_strategy(pool: Pool, devices: int) -> None:
+    pool.run(fit, devices)
+
+
+@pytest.mark.parametrize("tasks", [[("worker", 0), ("worker", 1)], [("worker", 0), ("chief", 0)]])
+def test_ranks_meet_by_tf_config(pool: Pool, tasks: list[tuple[str, int]]) -> None:
+    found = pool.run(from_tf_config, free_ports(2), tasks, transport="tcp")
+    ranks = [0, 1] if ("chief", 0) not in tasks else [1, 0]
+    assert found == [(rank, 2, 3.0) for rank in ranks]
+
+
+def test_the_example_of_the_page_runs(pool: Pool) -> None:
+    page = (Path(__file__).parents[2] / "docs/tf-distribute.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    pool.run(from_the_page, code)
+
+
+def test_places_in_a_cluster(pool: Pool) -> None:
+    pool.run(places)
