@@ -66,6 +66,14 @@ class Sum:
         self.nanoseconds += tally.nanoseconds
 
 
+class _End(weakref.ref["Plan"]):
+    """Tells that a plan is gone. Its callback must not run Python code: an interrupt that came just then would be lost,
+    as Python raises nothing out of callbacks of weak references."""
+
+    __slots__ = ("tally",)
+    tally: Tally
+
+
 class Meter:
     """Counts for one communicator. Any thread may ask it; calls of one executor are one at a time."""
 
@@ -73,8 +81,8 @@ class Meter:
         self.trace = trace
         self._lock = threading.Lock()
         self._random = random.Random(0)
-        self._live: dict[Tally, tuple[_Key, int, int]] = {}
-        self._ended: deque[Tally] = deque()
+        self._live: dict[Tally, tuple[_Key, int, int, _End]] = {}
+        self._ended: deque[_End] = deque()
         self._past: dict[_Key, Sum] = {}
         self._made = 0
         self._waited: Counter[int] = Counter()
@@ -92,12 +100,12 @@ class Meter:
         itemsize = plan.call.dtype.itemsize
         moved = sum(map(_moved, plan.program.instructions)) * itemsize
         key = plan.call.collective, bool(plan.call.within), plan.algorithm.name
+        end = _End(plan, self._ended.append)  # it may be noticed anywhere, also where the lock is held: it is but noted
+        end.tally = plan.tally
         with self._lock:
             self._made += 1
-            self._live[plan.tally] = key, plan.nbytes, moved
+            self._live[plan.tally] = key, plan.nbytes, moved, end
             self._bury()
-        # the end may be noticed anywhere, also where the lock is held: there it is but noted
-        weakref.finalize(plan, self._ended.append, plan.tally).atexit = False
 
     def watch(
         self, plan: Plan, number: int, ranks: tuple[int, ...], label: str, calls: Iterable[Callable[[], object]]
@@ -143,8 +151,8 @@ class Meter:
 
     def _bury(self) -> None:
         while self._ended:
-            tally = self._ended.popleft()
-            key, nbytes, moved = self._live.pop(tally)
+            tally = self._ended.popleft().tally
+            key, nbytes, moved, _ = self._live.pop(tally)
             self._past.setdefault(key, Sum()).add(tally, nbytes, moved)
 
     # ---- what there is to tell
@@ -168,7 +176,7 @@ class Meter:
             for key, past in self._past.items():
                 sums[key] = Sum()
                 sums[key].__dict__.update(past.__dict__)
-            for tally, (key, nbytes, moved) in self._live.items():
+            for tally, (key, nbytes, moved, _) in self._live.items():
                 if tally.calls:
                     sums.setdefault(key, Sum()).add(tally, nbytes, moved)
         return sums

@@ -68,7 +68,7 @@ class Windows:
         self._lock = threading.Lock()
         self._pieces: dict[int, _Piece] = {}
         self._numbers: dict[int, int] = {}
-        """id of a root -> the number of its window, while the root lives."""
+        """id of a root -> the number of its window. Other arrays may have the id when the root is gone."""
 
     def __bool__(self) -> bool:
         """True if there are any."""
@@ -91,8 +91,7 @@ class Windows:
         root = np.frombuffer(window.view(window.index), np.uint8)
         with self._lock:
             self._pieces[number] = _Piece(window, root)
-            self._numbers[id(root)] = number
-        weakref.finalize(root, self._numbers.pop, id(root), None).atexit = False
+            self._numbers = {id(piece.root()): key for key, piece in self._pieces.items()}
         array: Array = root.view(dtype).reshape(shape)
         return array
 
@@ -134,9 +133,10 @@ class Windows:
     def _find(self, array: Array | None) -> Place | None:
         root = None if array is None else array.base
         number = None if root is None else self._numbers.get(id(root))
-        if number is None or array is None:
+        piece = None if number is None else self._pieces.get(number)
+        if number is None or piece is None or piece.root() is not root or array is None:
             return None
-        return Place(number, _address(array) - self._pieces[number].address)
+        return Place(number, _address(array) - piece.address)
 
 
 def _address(array: Array) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -247,3 +248,16 @@ def test_what_is_long_is_timed_always_and_a_rare_wait_is_not_multiplied(
     (metrics,) = counted(worlds.get("local", 1), body)
     seconds = metrics["collectives"]["allreduce"]["seconds"]
     assert 1000 - 512 <= seconds <= 1000 + 100 * 0.0010001 + 1000 * 2e-6  # some long ones come before one is timed
+
+
+def test_no_interrupt_is_lost_when_a_plan_ends() -> None:
+    """Python raises nothing out of the callback of a weak reference, so none may run where a signal can be noticed."""
+
+    def rank(comm: Communicator) -> None:
+        comm.allreduce(1)
+        ends = [end for *_, end in comm.meter._live.values()]
+        assert ends
+        assert all(isinstance(end.__callback__, types.BuiltinMethodType) for end in ends)
+
+    with world_of("local", 1) as world:
+        world.run(rank)
