@@ -1,0 +1,148 @@
+"""Horovod's API for TensorFlow, on Ronde: `import frontends.tensorflow as hvd`, and the script trains as before.
+
+Names, signatures, defaults and semantics are those of `horovod.tensorflow` 0.28; docs/migrating-from-horovod.md tells
+the differences. Everything works eagerly, in `tf.function` and in graphs of `tf.compat.v1`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import tensorflow as _tensorflow  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "tensorflow":
+        raise
+    raise ModuleNotFoundError(
+        "frontends.tensorflow needs tensorflow: pip install 'ronde[tensorflow]'", name="tensorflow"
+    ) from None
+
+from collectives.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from frontends.horovod.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from frontends.horovod.errors import HorovodInternalError
+from frontends.horovod.names import Adasum, Average, Max, Min, Product, Sum
+from frontends.tensorflow.basics import init
+from frontends.tensorflow.compression import Compression
+from frontends.tensorflow.functions import (
+    allgather_object,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from frontends.tensorflow.hooks import BroadcastGlobalVariablesHook
+from frontends.tensorflow.ops import (
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    reducescatter,
+    size_op,
+)
+from frontends.tensorflow.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from frontends.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "BroadcastGlobalVariablesHook",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "SyncBatchNormalization",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
+    "rank",
+    "rank_op",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """SyncBatchNormalization is a Keras layer, and Keras loads its backend: not before somebody wants it."""
+    if name == "SyncBatchNormalization":
+        from frontends.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+        return SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,60 @@
+"""Gradients of several passes that add up before they are combined and applied: backward_passes_per_step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+class Aggregation:
+    """Sums of gradients, kept in variables, and when they are due: eager and in graphs."""
+
+    def __init__(self, passes: int, average: bool) -> None:
+        """`average` divides the sums by `passes`."""
+        self._passes = passes
+        self._average = average
+        self._count: Any = None
+        self._totals: list[Any] = []
+        self._due: Any = None
+
+    def add(self, gradients: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """What is to be applied: in the last pass what `reduce` makes of the sums, in others zeros. None stays None."""
+        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+        given = [gradient for gradient in dense if gradient is not None]
+        if self._count is None:
+            with tf.init_scope():
+                self._count = _variable(tf.zeros([], tf.int32), "aggregation_count")
+                self._totals = [
+                    _variable(tf.zeros(gradient.shape, gradient.dtype), f"aggregation_total_{index}")
+                    for index, gradient in enumerate(given)
+                ]
+        added = [total.assign_add(gradient) for total, gradient in zip(self._totals, given, strict=True)]
+        with tf.control_dependencies([tf.convert_to_tensor(one) for one in added]):
+            self._due = tf.equal(self._count.assign_add(1), self._passes)
+        with tf.control_dependencies([self._due]):
+            totals = [tf.identity(total) for total in self._totals]
+
+        def combined() -> list[Any]:
+            share = [total / self._passes if self._average else total for total in totals]
+            return reduce(share)
+
+        chosen = tf.cond(self._due, combined, lambda: [tf.zeros_like(total) for total in totals])
+        results = iter([chosen] if tf.is_tensor(chosen) else chosen)
+        return [None if gradient is None else next(results) for gradient in dense]
+
+    def apply(self, step: Callable[[], Any]) -> Any:
+        """step() if the sums are due, and begin new ones."""
+
+        def take() -> Any:
+            done = step()
+            with tf.control_dependencies([] if done is None else [done]):
+                fresh = [self._count.assign(0), *(total.assign(tf.zeros_like(total)) for total in self._totals)]
+            return tf.no_op() if tf.executing_eagerly() else tf.group(*fresh)
+
+        return tf.cond(self._due, take, tf.no_op)
+
+
+def _variable(value: Any, name: str) -> Any:
+    return tf.Variable(value, trainable=False, name=name)

@@ -1,0 +1,336 @@
+"""TensorFlow's operations `RondeCall` and `RondeStatefulCall`, in Python, through TensorFlow's C interface for kernels.
+
+They are asynchronous kernels, as Horovod's are: an execution submits to the engine and returns; the engine's thread
+ends it when the result is there. No thread of TensorFlow ever waits, so whatever order it runs operations in, and
+however few threads it has, none holds back another. Results are written into tensors that TensorFlow has allocated.
+
+The two differ in how functions treat them. `RondeStatefulCall` runs in the order of the program, between prints and
+other effects. `RondeCall` runs as soon as its input is there, and not at all where nobody uses what it gives; a tensor
+that no optimiser knows, among its inputs, keeps it from being computed in advance.
+
+Manual: tensorflow/c/kernels.h and tensorflow/c/ops.h, which come with TensorFlow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager import execute
+from tensorflow.python.framework import op_def_library
+
+from frontends.horovod.errors import HorovodInternalError
+from frontends.tensorflow.done import Done, movable
+
+Begin = Callable[["Execution"], None]
+
+DTYPES: Final = {
+    kind.as_datatype_enum: np.dtype(kind.as_numpy_dtype)
+    for kind in (
+        *(tf.bool, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+        *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
+    )
+}
+_NUMBERS: Final = {dtype: number for number, dtype in DTYPES.items()}
+_INVALID_ARGUMENT: Final = 3
+_INTERNAL: Final = 13  # others, such as ABORTED, make a MonitoredSession start over
+_WRITE: Final = 0x200
+
+
+def _library() -> ctypes.PyDLL:
+    """Its functions are short, and keep Python's lock: giving it away and getting it back takes longer than they do."""
+    folder = Path(tf.sysconfig.get_lib())
+    for path in sorted(folder.glob("libtensorflow_framework*")):
+        library = ctypes.PyDLL(str(path))
+        if hasattr(library, "TF_NewAsyncKernelBuilder"):
+            return library
+    raise ImportError(f"TensorFlow {tf.__version__} has no C interface for kernels in {folder}; install 2.21 or newer")
+
+
+_LIBRARY: Final = _library()
+
+
+def _function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    found = getattr(_LIBRARY, name)
+    found.restype, found.argtypes = result, arguments
+    return found  # type: ignore[no-any-return]
+
+
+class _StringView(ctypes.Structure):
+    """TF_StringView."""
+
+    _fields_ = (("data", c_void_p), ("length", c_size_t))
+
+
+_new_status = _function("TF_NewStatus", c_void_p)
+_delete_status = _function("TF_DeleteStatus", None, c_void_p)
+_set_status = _function("TF_SetStatus", None, c_void_p, c_int, c_char_p)
+_status_code = _function("TF_GetCode", c_int, c_void_p)
+_status_text = _function("TF_Message", c_char_p, c_void_p)
+_get_input = _function("TF_GetInput", None, c_void_p, c_int, POINTER(c_void_p), c_void_p)
+_allocate_output = _function(
+    "TF_AllocateOutput", c_void_p, c_void_p, c_int, c_int, POINTER(c_int64), c_int, c_size_t, c_void_p
+)
+_forward_or_allocate = _function(
+    "TF_ForwardInputOrAllocateOutput",
+    *(c_void_p, c_void_p, POINTER(c_int), c_int, c_int, POINTER(c_int64), c_int, POINTER(c_int), c_void_p),
+)
+_fail = _function("TF_OpKernelContext_Failure", None, c_void_p, c_void_p)
+_delete_tensor = _function("TF_DeleteTensor", None, c_void_p)
+_tensor_data = _function("TF_TensorData", c_void_p, c_void_p)
+_tensor_type = _function("TF_TensorType", c_int, c_void_p)
+_num_dims = _function("TF_NumDims", c_int, c_void_p)
+_dim = _function("TF_Dim", c_int64, c_void_p, c_int)
+_attribute_size = _function(
+    "TF_OpKernelConstruction_GetAttrSize", None, c_void_p, c_char_p, POINTER(c_int32), POINTER(c_int32), c_void_p
+)
+_attribute_text = _function(
+    "TF_OpKernelConstruction_GetAttrString", None, c_void_p, c_char_p, c_char_p, c_size_t, c_void_p
+)
+_node_name = _function("TF_OpKernelConstruction_GetName", _StringView, c_void_p)
+_iteration = _function("TF_GetIterId", c_int64, c_void_p)
+_refuse = _function("TF_OpKernelConstruction_Failure", None, c_void_p, c_void_p)
+
+_run_done = CFUNCTYPE(None, c_void_p)(("TF_RunAsyncOpKernelDoneCallback", _LIBRARY))  # gives the lock away
+_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory.restype, _memory.argtypes = ctypes.py_object, (c_void_p, ctypes.c_ssize_t, c_int)
+
+
+def _form(tensor: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """A tensor's shape and type."""
+    return tuple([_dim(tensor, axis) for axis in range(_num_dims(tensor))]), DTYPES[_tensor_type(tensor)]
+
+
+def _array(tensor: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array over a tensor's memory, valid as long as that lives."""
+    nbytes = prod(shape) * dtype.itemsize
+    if not nbytes:
+        return np.empty(shape, dtype)
+    return np.frombuffer(_memory(_tensor_data(tensor), nbytes, _WRITE), dtype).reshape(shape)
+
+
+class _Latest(threading.local):
+    """What TensorFlow has last executed in a thread: in eager mode, what this has called."""
+
+    execution: Execution | None = None
+
+
+_latest: Final = _Latest()
+
+
+class Execution:
+    """One execution of the operation. Whoever gets it must call `end`, once, after which no array of it may be used."""
+
+    def __init__(self, context: int, done: Done, inputs: int) -> None:
+        self._context = context
+        self._done = done
+        self._inputs = inputs
+        self._tensors: list[int] = []
+        self._status: int = _new_status()
+        self.error: BaseException | None = None
+        """What it has failed with."""
+
+    @property
+    def iteration(self) -> int:
+        """The number of the iteration, where the operation is in a loop: several may be under way."""
+        return int(_iteration(self._context))
+
+    def inputs(self) -> list[np.ndarray[Any, Any]]:
+        """The given tensors, to be read only."""
+        given = [self._input(index) for index in range(self._inputs)]
+        return [_array(tensor, *_form(tensor)) for tensor in given]
+
+    def output(self, index: int, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """Memory for a result."""
+        dims = (c_int64 * len(shape))(*shape)
+        nbytes = prod(shape) * dtype.itemsize
+        tensor = _allocate_output(self._context, index, _NUMBERS[dtype], dims, len(shape), nbytes, self._status)
+        self._check()
+        self._tensors.append(tensor)
+        return _array(tensor, tuple(shape), dtype)
+
+    def pairs(self) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+        """Every given tensor, and memory for a result of its shape: the same, if nobody else needs what is in it."""
+        found = []
+        forwarded = c_int()
+        for index in range(self._inputs):
+            shape, dtype = _form(self._input(index))
+            _delete_tensor(self._tensors.pop())  # else there is somebody who needs it
+            dims, candidate = (c_int64 * len(shape))(*shape), c_int(index)
+            tensor = _forward_or_allocate(
+                self._context, byref(candidate), 1, index, dims, len(shape), byref(forwarded), self._status
+            )
+            self._check()
+            self._tensors.append(tensor)
+            target = _array(tensor, shape, dtype)
+            source = target if forwarded.value == index else _array(self._input(index), shape, dtype)
+            found.append((source, target))
+        return found
+
+    def end(self, error: BaseException | None = None) -> None:
+        """It is over. TensorFlow goes on in threads of its own."""
+        if error is not None:
+            self.error = error
+            bad = isinstance(error, (TypeError, ValueError))
+            text = str(error) if bad or isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
+            _set_status(self._status, _INVALID_ARGUMENT if bad else _INTERNAL, text.replace("\0", "").encode())
+            _fail(self._context, self._status)
+        for tensor in self._tensors:
+            _delete_tensor(tensor)
+        _delete_status(self._status)
+        self._done()
+
+    def _input(self, index: int) -> int:
+        tensor = c_void_p()
+        _get_input(self._context, index, byref(tensor), self._status)
+        self._check()
+        assert tensor.value is not None
+        self._tensors.append(tensor.value)
+        return tensor.value
+
+    def _check(self) -> None:
+        if _status_code(self._status):
+            raise RuntimeError(_status_text(self._status).decode())
+
+
+class _Kernels:
+    """What TensorFlow has made kernels of. Kernels of one description are one, and none is ever forgotten: TensorFlow
+    may keep them until the process ends, when there is no Python any more to tell."""
+
+    def __init__(self, read: Callable[[str, str], Begin]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._numbers: dict[tuple[str, str, int], int] = {}
+        self._kernels: list[tuple[Begin, int]] = []
+        self._movable: bool | None = None
+
+    def create(self, construction: int) -> int | None:
+        status = _new_status()
+        try:
+            total, inputs = c_int32(), c_int32()
+            _attribute_size(construction, b"what", byref(c_int32()), byref(total), status)
+            _attribute_size(construction, b"T", byref(inputs), byref(c_int32()), status)
+            text = ctypes.create_string_buffer(total.value + 1)
+            _attribute_text(construction, b"what", text, total.value + 1, status)
+            node = _node_name(construction)
+            what, name = text.raw[: total.value].decode(), ctypes.string_at(node.data, node.length).decode()
+            key = what, name, inputs.value
+            with self._lock:
+                if key not in self._numbers:
+                    self._kernels.append((self._read(what, name), inputs.value))
+                    self._numbers[key] = len(self._kernels)
+                return self._numbers[key]
+        except Exception as error:  # noqa: BLE001 - nothing may be raised into C
+            _set_status(status, _INVALID_ARGUMENT, str(error).encode())
+            _refuse(construction, status)
+            return None
+        finally:
+            _delete_status(status)
+
+    def compute(self, kernel: int, context: int, done: int) -> None:
+        begin, inputs = self._kernels[kernel - 1]
+        if self._movable is None:
+            self._movable = movable(done, _LIBRARY)
+        call = Done(done, _run_done, self._movable)
+        execution = _latest.execution = Execution(context, call, inputs)
+        try:
+            begin(execution)
+        except BaseException as error:  # noqa: BLE001 - nothing may be raised into C
+            execution.end(error)
+        call.wait()
+
+
+_Create = CFUNCTYPE(c_void_p, c_void_p)
+_Compute = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p)
+_kept: Final[list[object]] = []
+"""What TensorFlow has pointers to."""
+
+
+def register(read: Callable[[str, str], Begin]) -> None:
+    """Tell TensorFlow of the operations. `read` makes what an execution begins of the description in the graph and the
+    name of the node when it is run; what it makes calls `end` of the Execution sooner or later, unless it raises."""
+    kernels = _Kernels(read)
+    create, compute = _Create(kernels.create), _Compute(kernels.compute)
+    _kept.extend((create, compute))
+    new_operation = _function("TF_NewOpDefinitionBuilder", c_void_p, c_char_p)
+    for name, stateful in ((b"RondeCall", False), (b"RondeStatefulCall", True)):
+        operation = new_operation(name)
+        for attribute in (b"what: string", b"T: list(type) >= 0", b"U: list(type) >= 0", b"R: list(type) >= 0"):
+            _function("TF_OpDefinitionBuilderAddAttr", None, c_void_p, c_char_p)(operation, attribute)
+        for given in (b"tensors: T", b"unknown: U"):
+            _function("TF_OpDefinitionBuilderAddInput", None, c_void_p, c_char_p)(operation, given)
+        _function("TF_OpDefinitionBuilderAddOutput", None, c_void_p, c_char_p)(operation, b"results: R")
+        if stateful:  # whatever the flag says, the function sets it
+            _function("TF_OpDefinitionBuilderSetIsStateful", None, c_void_p, ctypes.c_bool)(operation, True)
+        _function("TF_OpDefinitionBuilderSetShapeInferenceFunction", None, c_void_p, c_void_p)(
+            operation, ctypes.cast(_LIBRARY.TF_ShapeInferenceContextSetUnknownShape, c_void_p)
+        )
+        _checked("TF_RegisterOpDefinition", operation)
+        kernel = _function("TF_NewAsyncKernelBuilder", c_void_p, c_char_p, c_char_p, _Create, _Compute, c_void_p)(
+            name, b"CPU", create, compute, None
+        )
+        _checked("TF_RegisterKernelBuilder", name, kernel)
+
+
+def _checked(function: str, *arguments: Any) -> None:
+    """Call a function whose last argument is a status. Raises RuntimeError with what that says."""
+    status = _new_status()
+    kinds = [c_char_p if isinstance(argument, bytes) else c_void_p for argument in arguments]
+    _function(function, None, *kinds, c_void_p)(*arguments, status)
+    code, text = _status_code(status), _status_text(status).decode()
+    _delete_status(status)
+    if code:
+        raise RuntimeError(f"{function}: {text}")
+
+
+def apply(
+    what: str, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType], name: str, *, stateful: bool = False
+) -> list[tf.Tensor]:
+    """Execute the operation, or put it into the graph that is being made.
+
+    what    the description that `read` understands
+    kinds   the types of its results
+    name    of its node in the graph
+
+    Raises, in eager mode, the ValueError or TypeError that `begin` has raised, else HorovodInternalError.
+    """
+    with tf.device("/cpu:0"):
+        return _apply("RondeStatefulCall" if stateful else "RondeCall", what, tensors, kinds, name)
+
+
+def _apply(kind: str, what: str, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType], name: str) -> list[tf.Tensor]:
+    if tf.executing_eagerly():
+        context = eager_context.context()
+        given, inputs = execute.convert_to_mixed_eager_tensors(list(tensors), context)
+        attributes: Any = ("what", what, "T", given, "U", [], "R", [k.as_datatype_enum for k in kinds])
+        _latest.execution = None
+        try:
+            results = list(execute.execute(kind.encode(), len(kinds), inputs, attributes, context, name))
+        except (tf.errors.InvalidArgumentError, tf.errors.InternalError) as error:
+            execution: Execution | None = _latest.execution
+            cause = error if execution is None else execution.error or error
+            if isinstance(cause, (TypeError, ValueError)):
+                raise cause from None
+            if isinstance(cause, tf.errors.InvalidArgumentError):
+                raise ValueError(cause.message) from cause
+            raise HorovodInternalError(str(cause)) from cause
+    else:
+        unknown = []
+        if kind == "RondeCall":
+            unknown.append(tf.raw_ops.RandomUniform(shape=[0], dtype=tf.float32, seed=1, seed2=1))
+        _, _, operation, results = op_def_library._apply_op_helper(
+            kind, tensors=list(tensors), unknown=unknown, what=what, R=list(kinds), name=name
+        )
+        inputs, results = operation.inputs, list(results) if kinds else [operation]
+        attributes = ("what", what, "T", operation.get_attr("T"), "U", operation.get_attr("U"), "R", list(kinds))
+    if kinds and execute.must_record_gradient():
+        execute.record_gradient(kind, inputs, attributes, results)
+    return results

@@ -1,0 +1,116 @@
+"""Calls on tensors -> results: executed at once, or nodes of a graph. And what flows back through them.
+
+What flows back, as Horovod defines it: through an allreduce the allreduce of the gradient; through an allgather the
+average of all ranks' gradients, of this rank's rows; through a broadcast that average on the root, zeros elsewhere;
+through an alltoall the alltoall back; through a reducescatter the allgather, times the number of ranks for Sum.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import tensorflow as tf
+
+from frontends.horovod.names import Average, Sum, root_in
+from frontends.tensorflow import kernel
+from frontends.tensorflow.calls import Call
+
+_STATEFUL: Final = {"barrier", "join", "rank", "size", "local_rank", "local_size", "included"}
+
+
+def run(call: Call, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType] | None = None) -> list[Any]:
+    """The results of a call, of the types `kinds`, by default those of the tensors.
+
+    In a graph a named call gets a number if the graph has another of that name. One without a name is called what its
+    node is: by its kind and first tensor, after the functions and loops that it is in. Raises TypeError for a tensor
+    that cannot travel, else as kernel.apply.
+    """
+    for tensor in tensors:
+        if tensor.dtype.as_datatype_enum not in kernel.DTYPES:
+            raise TypeError(f"tensor: is of type {tensor.dtype.name}; must be of numbers or bool")
+    name = call.name or f"Ronde{call.kind.capitalize()}" + (f"_{tensors[0].name}" if _in_graph() and tensors else "")
+    name = re.sub(r"[^A-Za-z0-9_.\\/]", "_", name).lstrip("_\\/.") or "Ronde"
+    if _in_graph():
+        graph = tf.compat.v1.get_default_graph()
+        call = call._replace(name=graph.unique_name(name, mark_as_used=False) if call.name else "")
+    results = kernel.apply(
+        call.text(),
+        tensors,
+        [tensor.dtype for tensor in tensors] if kinds is None else kinds,
+        name,
+        stateful=call.kind in _STATEFUL,
+    )
+    if call.kind in ("allreduce", "broadcast") and _in_graph():
+        for tensor, result in zip(tensors, results, strict=True):
+            result.set_shape(tensor.shape)
+    return results
+
+
+def _in_graph() -> bool:
+    return not tf.executing_eagerly()
+
+
+def _dense(gradients: Sequence[Any], results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Zeros for those that nobody has asked for."""
+    return [
+        tf.zeros_like(result) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, result in zip(gradients, results, strict=True)
+    ]
+
+
+@tf.RegisterGradient("RondeCall")  # type: ignore[untyped-decorator]
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def _gradient(operation: Any, *gradients: Any) -> list[Any]:
+    call = Call.read(operation.get_attr("what"))._replace(name=None)
+    tensors = list(operation.inputs)[: len(operation.get_attr("T"))]
+    back = _BACK[call.kind](call, tensors, list(operation.outputs), gradients)
+    return [*back, *[None] * (len(operation.inputs) - len(back))]
+
+
+def _through_allreduce(call: Call, _: Any, results: list[Any], gradients: Sequence[Any]) -> list[Any]:
+    return run(call, _dense(gradients, results))
+
+
+def _through_allgather(call: Call, tensors: list[Any], results: list[Any], gradients: Sequence[Any]) -> list[Any]:
+    reduced = run(call._replace(kind="allreduce", op=Average), _dense(gradients, results))
+    rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
+    (table,) = run(call, [rows[None]])
+    before = tf.reduce_sum(table[: call.process_set.rank()], 0)
+    return [
+        tf.ensure_shape(whole[before[index] : before[index] + rows[index]], tensor.shape)
+        for index, (whole, tensor) in enumerate(zip(reduced, tensors, strict=True))
+    ]
+
+
+def _through_broadcast(call: Call, _: Any, results: list[Any], gradients: Sequence[Any]) -> list[Any]:
+    reduced = run(call._replace(kind="allreduce", op=Average), _dense(gradients, results))
+    (rank,) = run(call._replace(kind="rank"), [], [tf.int32])  # with a constant the allreduce could be optimised away
+    mine = tf.equal(rank, root_in(call.process_set, call.root))
+    return [tf.where(mine, one, tf.zeros_like(one)) for one in reduced]
+
+
+def _through_alltoall(call: Call, tensors: list[Any], results: list[Any], gradients: Sequence[Any]) -> list[Any]:
+    gradient = _dense(gradients[:1], results[:1])
+    if len(tensors) == 1:
+        return run(call, gradient)
+    return [run(call, [*gradient, results[1]])[0], None]
+
+
+def _through_reducescatter(call: Call, tensors: list[Any], results: list[Any], gradients: Sequence[Any]) -> list[Any]:
+    factor = call.prescale * call.postscale * ((call.process_set.size() or 1) if call.op == Sum else 1)
+    gathered = run(call._replace(kind="allgather"), _dense(gradients, results))
+    return [
+        tf.ensure_shape(whole if factor == 1 else whole * tf.cast(factor, whole.dtype), tensor.shape)
+        for whole, tensor in zip(gathered, tensors, strict=True)
+    ]
+
+
+_BACK: Final = {
+    "allreduce": _through_allreduce,
+    "allgather": _through_allgather,
+    "broadcast": _through_broadcast,
+    "alltoall": _through_alltoall,
+    "reducescatter": _through_reducescatter,
+}

@@ -1,0 +1,301 @@
+"""Horovod's operations on TensorFlow's tensors: eager, in functions and in graphs of `tf.compat.v1`, with gradients.
+
+Operations of one name find each other whatever the order in which the ranks run them. In a graph an operation without
+a name is called after its first tensor, so that graphs made alike fit together; in eager mode such operations are
+numbered, one count for each kind and process set, and must be called in one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from collectives import world
+from collectives.process_sets import ProcessSet, global_process_set
+from frontends.horovod.names import Average, Sum, choose_op
+from frontends.tensorflow.calls import Call, ranks_of
+from frontends.tensorflow.compression import Compression, Compressor
+from frontends.tensorflow.nodes import run
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def as_it_is(function: F) -> F:
+    """Decorates what AutoGraph is not to rewrite."""
+    return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
+
+
+@as_it_is
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Combine a tensor, variable or tf.IndexedSlices over the ranks of a process set; the same bits on every rank.
+
+    op                                 Average by default, Sum, Adasum, Min, Max, Product
+    prescale_factor, postscale_factor  what the tensor is multiplied by before, and the result after
+    compression                        Compression.none, .fp16, .bf16
+    average                            deprecated: True means op=Average, False op=Sum
+    ignore_name_scope                  call it `name` in a graph, without the scope that is being filled
+    device_dense, device_sparse        there for Horovod's scripts; without meaning
+
+    Of IndexedSlices, which may have different numbers of rows, all ranks' values and indices are gathered: Average and
+    Sum only. Raises ValueError or TypeError for a bad argument, HorovodInternalError on every rank if they disagree
+    about type, shape or op, or one is lost. When a graph runs, tf.errors.InvalidArgumentError and InternalError with
+    the same text stand for these; the ranks may go on with other operations after a disagreement.
+    """
+    chosen = choose_op(op, average)
+    if isinstance(tensor, tf.IndexedSlices):
+        factor = prescale_factor * postscale_factor
+        return _sparse(tensor, chosen, factor, compression, name, process_set, ignore_name_scope)
+    how = compression, chosen, prescale_factor, postscale_factor, process_set, ignore_name_scope, name
+    return grouped_allreduce([tensor], None, "", "", *how)[0]
+
+
+@as_it_is
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """allreduce of several tensors as one operation; of IndexedSlices among them one by one."""
+    chosen = choose_op(op, average)
+    dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    results: list[Any] = list(tensors)
+    if dense:
+        compressed = [compression.compress(tf.convert_to_tensor(tensors[index])) for index in dense]
+        call = Call("allreduce", name, ranks_of(process_set), chosen, prescale_factor, postscale_factor)
+        reduced = _scoped(call, [small for small, _ in compressed], ignore_name_scope)
+        for index, small, (_, ctx) in zip(dense, reduced, compressed, strict=True):
+            results[index] = compression.decompress(small, ctx)
+    for index, tensor in enumerate(tensors):
+        if isinstance(tensor, tf.IndexedSlices):
+            label = None if name is None else f"{name}.{index}"
+            factor = prescale_factor * postscale_factor
+            results[index] = _sparse(tensor, chosen, factor, compression, label, process_set, ignore_name_scope)
+    return results
+
+
+def _sparse(
+    slices: tf.IndexedSlices,
+    op: str,
+    factor: float,
+    compression: type[Compressor],
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+) -> tf.IndexedSlices:
+    if op not in (Average, Sum):
+        raise ValueError(f"op={op!r}: IndexedSlices can be combined by Average and Sum only; make them dense")
+    small, ctx = compression.compress(slices.values)
+    values, indices = grouped_allgather([small, slices.indices], name, ignore_name_scope, process_set)
+    values = compression.decompress(values, ctx)
+    if op == Average:
+        factor /= process_set.size() or 1
+    if factor != 1.0:
+        values = values * tf.cast(factor, values.dtype)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+@as_it_is
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """All ranks' tensors, concatenated along the first dimension, in which they may differ."""
+    return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
+
+
+@as_it_is
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """allgather of several tensors as one operation."""
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    given = [tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor for tensor in given]
+    results = _scoped(Call("allgather", name, ranks_of(process_set)), given, ignore_name_scope)
+    if not tf.executing_eagerly():
+        for tensor, result in zip(given, results, strict=True):
+            if tensor.shape.rank is not None:
+                result.set_shape([None, *tensor.shape[1:]])
+    return results
+
+
+@as_it_is
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """The tensor of rank `root_rank` of the world; a new tensor."""
+    call = Call("broadcast", name, ranks_of(process_set), root=int(root_rank))
+    return _scoped(call, [tf.convert_to_tensor(tensor)], ignore_name_scope)[0]
+
+
+@as_it_is
+def broadcast_(
+    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Give variables the values that they have on rank `root_rank`, in place. Returns what their `assign` does: the
+    variables, or in a graph of `tf.compat.v1` the operations that do it."""
+    if not variables:
+        return []
+    call = Call("broadcast", name, ranks_of(process_set), root=int(root_rank))
+    values = run(call, [tf.convert_to_tensor(variable) for variable in variables])
+    return [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
+
+
+@as_it_is
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send parts of `tensor`, cut along the first dimension, to all ranks; what came, in rank order.
+
+    splits   rows for each rank, equal parts by default. If they are given, the result is a pair: the tensor, and how
+             many rows came from each rank, an int32 tensor. Bad splits are bad arguments
+    """
+    given = [tf.convert_to_tensor(tensor)]
+    call = Call("alltoall", name, ranks_of(process_set))
+    if splits is None:
+        (result,) = _scoped(call, given, ignore_name_scope)
+    else:
+        given.append(tf.cast(splits, tf.int32))
+        result, received = _scoped(call, given, ignore_name_scope)
+    if not tf.executing_eagerly() and given[0].shape.rank is not None:
+        result.set_shape(given[0].shape if splits is None else [None, *given[0].shape[1:]])
+    return result if splits is None else (result, received)
+
+
+@as_it_is
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: str = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Combine a tensor over the ranks and give each its rows, larger parts first. Average and Sum only."""
+    how = op, name, process_set, ignore_name_scope, prescale_factor, postscale_factor
+    return grouped_reducescatter([tensor], device_dense, compression, *how)[0]
+
+
+@as_it_is
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: str = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[tf.Tensor]:
+    """reducescatter of several tensors."""
+    if op not in (Average, Sum):
+        raise ValueError(f"op={op!r}: reducescatter takes Average and Sum only")
+    compressed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    call = Call("reducescatter", name, ranks_of(process_set), op, prescale_factor, postscale_factor)
+    results = _scoped(call, [small for small, _ in compressed], ignore_name_scope)
+    if not tf.executing_eagerly():
+        for result, (small, _) in zip(results, compressed, strict=True):
+            if small.shape.rank:
+                result.set_shape([None, *small.shape[1:]])
+    return [compression.decompress(small, ctx) for small, (_, ctx) in zip(results, compressed, strict=True)]
+
+
+@as_it_is
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
+    """Wait until all ranks of the set are here. In a graph of `tf.compat.v1`: the operation that does it."""
+    done = run(Call("barrier", name, ranks_of(process_set)), [], [])
+    return None if tf.compat.v1.executing_eagerly_outside_functions() else done[0]
+
+
+@as_it_is
+def join() -> Any:
+    """This rank has no more data: until all ranks have joined, it gives zeros to allreduces of the others.
+
+    Returns the last rank to join: an int32 tensor.
+    """
+    return run(Call("join"), [], [tf.int32])[0]
+
+
+@as_it_is
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """`rank`, found when the graph is run."""
+    return run(Call("rank", name), [], [tf.int32])[0]
+
+
+@as_it_is
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """How many ranks a process set has, found when the graph is run. Raises ValueError for one that was not added."""
+    return run(Call("size", name, _ranks_by(process_set_id)), [], [tf.int32])[0]
+
+
+@as_it_is
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """1 on the ranks of a process set, 0 on others. Raises ValueError for one that was not added."""
+    return run(Call("included", name, _ranks_by(process_set_id)), [], [tf.int32])[0]
+
+
+@as_it_is
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """`local_rank`, found when the graph is run."""
+    return run(Call("local_rank", name), [], [tf.int32])[0]
+
+
+@as_it_is
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """`local_size`, found when the graph is run."""
+    return run(Call("local_size", name), [], [tf.int32])[0]
+
+
+def _scoped(call: Call, tensors: Sequence[tf.Tensor], ignore: bool) -> list[Any]:
+    """Results of a call whose name is to be as it is, or within the scope that the graph is being made in."""
+    if ignore and not tf.executing_eagerly():
+        with tf.name_scope("/"):
+            return run(call, tensors)
+    return run(call, tensors)
+
+
+def _ranks_by(process_set_id: int) -> tuple[int, ...] | None:
+    if process_set_id == 0:
+        return None
+    if process_set_id not in world().process_sets:
+        known = [0, *world().process_sets]
+        raise ValueError(f"process_set_id={process_set_id!r}: must be that of a process set, one of {known}")
+    return world().process_sets[process_set_id][0]

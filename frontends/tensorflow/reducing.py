@@ -1,0 +1,157 @@
+"""Gradients of all ranks -> combined ones: what the tape and the optimizer have in common."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import tensorflow as tf
+
+from collectives.process_sets import ProcessSet
+from frontends.horovod.names import Average
+from frontends.tensorflow import ops
+from frontends.tensorflow.compression import Compressor
+
+Groups = int | Sequence[Sequence[Any]] | None
+
+BUCKET: Final = 25_000_000
+"""Bytes of gradients that travel together in a graph if no groups are asked for: few operations, and most of what a
+backward pass makes is under way before its end. It is what torch's DistributedDataParallel takes."""
+
+
+class Reducer:
+    """How gradients are combined, and of which variables they are not."""
+
+    def __init__(
+        self,
+        name: str,
+        compression: type[Compressor],
+        sparse_as_dense: bool,
+        op: str,
+        gradient_predivide_factor: float,
+        num_groups: int,
+        groups: Groups,
+        process_set: ProcessSet,
+        scale_local_gradients: bool,
+    ) -> None:
+        """`name` begins the names of the operations. Raises ValueError for a bad factor, TypeError or ValueError for
+        bad groups."""
+        if gradient_predivide_factor != 1.0 and op != Average:
+            raise ValueError("gradient_predivide_factor: can be given with op=Average only")
+        if num_groups:
+            warnings.warn("num_groups: deprecated, use groups", DeprecationWarning, stacklevel=4)
+            groups = num_groups if groups is None else groups
+        if isinstance(groups, int) and groups < 0:
+            raise ValueError(f"groups={groups}: must be 0 or more")
+        self._name = name
+        self._compression = compression
+        self._sparse_as_dense = sparse_as_dense
+        self._op = op
+        self._factors = (1.0 / gradient_predivide_factor, gradient_predivide_factor) if op == Average else (1.0, 1.0)
+        self._groups = groups
+        self._process_set = process_set
+        self._scale_local = scale_local_gradients
+        self._local: set[Any] = set()
+
+    @property
+    def trivial(self) -> bool:
+        """True if there is one rank: gradients are what they are."""
+        return (self._process_set.size() or 1) == 1
+
+    def register_local_source(self, source: Any) -> None:
+        """The gradient of a variable is this rank's own: it is not combined."""
+        self._local.add(_key(source))
+
+    def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        """The combined gradients of `sources`; None stays None.
+
+        They find each other by the names of their sources, so that ranks may have them in different orders. In a
+        graph a group travels as soon as its gradients are there; in eager mode, where they all are, in one.
+        """
+        results = list(gradients)
+        if self.trivial:
+            return results
+        names = source_names(sources)
+        combined = []
+        for index, (gradient, source) in enumerate(zip(gradients, sources, strict=True)):
+            if gradient is None:
+                continue
+            if _key(source) in self._local:
+                results[index] = self._own(gradient)
+                continue
+            if isinstance(gradient, tf.IndexedSlices) and self._sparse_as_dense:
+                results[index] = tf.convert_to_tensor(gradient)
+            combined.append(index)
+        for group in self._divide(combined, names, sources, gradients):
+            reduced = ops.grouped_allreduce(
+                [results[index] for index in group],
+                compression=self._compression,
+                op=self._op,
+                prescale_factor=self._factors[0],
+                postscale_factor=self._factors[1],
+                process_set=self._process_set,
+                name=f"{self._name}/{names[group[0]]}",
+            )
+            for index, gradient in zip(group, reduced, strict=True):
+                results[index] = gradient
+        return results
+
+    def _own(self, gradient: Any) -> Any:
+        """A local gradient, scaled as the average of one that the other ranks do not have."""
+        if not self._scale_local:
+            return gradient
+        factor = 1.0 / (self._process_set.size() or 1)
+        if isinstance(gradient, tf.IndexedSlices):
+            values = gradient.values * tf.cast(factor, gradient.values.dtype)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient * tf.cast(factor, gradient.dtype)
+
+    def _divide(
+        self, indices: list[int], names: list[str], sources: Sequence[Any], gradients: Sequence[Any]
+    ) -> list[list[int]]:
+        """The gradients that travel together, in an order that is the same on all ranks."""
+        indices = sorted(indices, key=names.__getitem__)
+        if isinstance(self._groups, int) and self._groups:
+            size, extra = divmod(len(indices), self._groups)
+            bounds = [number * size + min(number, extra) for number in range(self._groups + 1)]
+            return [indices[a:b] for a, b in pairwise(bounds) if b > a]
+        if self._groups:
+            group_of = {_key(source): number for number, group in enumerate(self._groups) for source in group}
+            found: dict[Any, list[int]] = {}
+            for index in indices:
+                key = _key(sources[index])
+                found.setdefault(group_of.get(key, ("alone", index)), []).append(index)
+            return list(found.values())
+        buckets: list[list[int]] = []
+        room = 0
+        for index in indices:
+            if room <= 0:
+                buckets.append([])
+                room = BUCKET
+            buckets[-1].append(index)
+            if not tf.executing_eagerly():
+                room -= (sources[index].shape.num_elements() or 0) * gradients[index].dtype.size
+        return buckets
+
+
+def source_names(sources: Sequence[Any]) -> list[str]:
+    """A name for each source, the same on all ranks that made their variables alike: that of the variable, numbered
+    where several have one."""
+    counts: Counter[str] = Counter()
+    names = []
+    for index, source in enumerate(sources):
+        name = getattr(source, "path", None) or (source.name if isinstance(source, tf.Variable) else f"source_{index}")
+        name = str(name).partition(":")[0]
+        counts[name] += 1
+        names.append(name if counts[name] == 1 else f"{name}_{counts[name]}")
+    return names
+
+
+def _key(source: Any) -> Any:
+    """What tells a variable from others: Keras's and TensorFlow's stand for one another."""
+    inner = getattr(source, "value", source)
+    inner = source if callable(inner) else inner
+    return inner.ref() if hasattr(inner, "ref") else id(inner)

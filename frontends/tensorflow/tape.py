@@ -1,0 +1,122 @@
+"""DistributedGradientTape: a tf.GradientTape whose gradients are combined over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from collectives.process_sets import ProcessSet, global_process_set
+from frontends.horovod.names import Average
+from frontends.tensorflow.compression import Compression, Compressor
+from frontends.tensorflow.ops import as_it_is
+from frontends.tensorflow.reducing import Groups, Reducer
+
+
+class _DistributedTape:
+    """Mixed with the class of the user's tape, which follows it in the order of methods."""
+
+    _reducer: Reducer
+
+    def register_local_source(self, source: Any) -> None:
+        """The gradient of a variable is not combined, but this rank's own."""
+        self._reducer.register_local_source(source)
+
+    @as_it_is
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **options: Any) -> Any:
+        """As tf.GradientTape's, then combined over the ranks. Raises as allreduce."""
+        gradients = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
+        flat = self._reducer.reduce(tf.nest.flatten(gradients), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(gradients, flat)
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: str = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """`gradtape`, so that `gradient` combines over the ranks, eager and in functions.
+
+    compression                Compression.none, .fp16, .bf16, or any with their two functions
+    sparse_as_dense            make IndexedSlices dense before they are combined
+    op                         Average, Sum, Adasum, Min, Max, Product
+    gradient_predivide_factor  Average divides by it before the sum and by size / it after
+    groups                     lists of variables whose gradients travel together, or how many such groups to make
+    num_groups                 the same, as an int; deprecated
+    scale_local_gradients      divide the gradients of local sources (`register_local_source`) by the number of ranks
+
+    Gradients find each other by the names of their variables, so that ranks may list these in different orders; a
+    variable whose name another has must come after it on all ranks. device_dense and device_sparse are there for
+    Horovod's scripts. Raises ValueError for bad arguments.
+    """
+    kind = type(type(gradtape).__name__, (_DistributedTape, type(gradtape)), {})
+    distributed: Any = object.__new__(kind)
+    distributed.__dict__.update(gradtape.__dict__)
+    distributed._reducer = Reducer(
+        "DistributedGradientTape_Allreduce",
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    return distributed
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: str = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """DistributedGradientTape that leaves out the variables of some layers: each rank has its own.
+
+    local_layers   a Keras layer or several
+    """
+    tape: Any = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for variable in variables_of(local_layers):
+        tape.register_local_source(variable)
+    return tape
+
+
+def variables_of(layers: Any) -> list[Any]:
+    """The trainable variables of a layer, or of several. Raises TypeError for what has none."""
+    if layers is None:
+        return []
+    chosen = list(layers) if isinstance(layers, Iterable) else [layers]
+    strange = [layer for layer in chosen if not hasattr(layer, "trainable_weights")]
+    if strange:
+        raise TypeError(f"local_layers: must be Keras layers, not {type(strange[0]).__name__}")
+    return [variable for layer in chosen for variable in layer.trainable_weights]

@@ -1,0 +1,336 @@
+"""frontends.tensorflow: every operation, eager and in functions, gradients, errors, names, process sets and join."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.frontends.pool import Pool
+from transports.errors import MismatchError
+
+tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed: pip install 'ronde[tensorflow]'")
+
+import frontends.tensorflow as hvd  # noqa: E402
+from frontends.tensorflow.done import Done  # noqa: E402
+
+Pools = Callable[[int], Pool]
+DTYPES = ("float32", "bfloat16", "int64", "float64", "float16", "int32", "int16", "int8", "uint8", "uint16")
+COMPILED = DTYPES[:3]
+ROOT = Path(__file__).parents[2]
+
+
+def in_world(body: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What ranks run: `body(rank, size, *args)` between init and shutdown."""
+    hvd.init(**options)
+    try:
+        return body(hvd.rank(), hvd.size(), *args)
+    finally:
+        hvd.shutdown()
+
+
+def same(found: Any, expected: Any) -> None:
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    np.testing.assert_array_equal(found, expected)
+
+
+def in_both_modes(function: Callable[..., Any], *tensors: Any, compile: bool = True) -> list[Any]:
+    """What a function gives eagerly, and twice as a tf.function, whose shapes are looked at too."""
+    if not compile:
+        return [function(*tensors)]
+    compiled = tf.function(function)
+    results = [function(*tensors), compiled(*tensors), compiled(*tensors)]
+    shapes = tf.nest.map_structure(lambda one: one.shape, compiled.get_concrete_function(*tensors).structured_outputs)
+    tf.nest.map_structure(lambda shape, one: shape.assert_is_compatible_with(one.shape), shapes, results[0])
+    return results
+
+
+def all_operations(rank: int, size: int) -> None:
+    total = size * (size + 1) // 2
+    for name in DTYPES:
+        kind = tf.as_dtype(name).as_numpy_dtype
+        base = np.arange(1, 7).reshape(2, 3)
+        both = functools.partial(in_both_modes, compile=name in COMPILED)
+        array = (base * (rank + 1)).astype(kind)
+        x = tf.constant(array)
+        for found in both(lambda x: hvd.allreduce(x, op=hvd.Sum), x):
+            same(found, (base * total).astype(kind))
+        same(hvd.allreduce(x, op=hvd.Max), (base * size).astype(kind))
+        same(hvd.allreduce(x, op=hvd.Min), base.astype(kind))
+        same(x, array)
+        for one, two in both(lambda x: hvd.grouped_allreduce([x, x[0]], op=hvd.Sum), x):
+            same(one, (base * total).astype(kind))
+            same(two, (base[0] * total).astype(kind))
+        rows = tf.constant(np.full((rank + 1, 2), rank, kind))
+        gathered = np.concatenate([np.full((peer + 1, 2), peer, kind) for peer in range(size)])
+        for found, flat in both(lambda rows: hvd.grouped_allgather([rows, rows[:, 0]]), rows):
+            same(found, gathered)
+            same(flat, gathered[:, 0])
+        mine = tf.constant(np.full(3, rank, kind))
+        for found in both(lambda mine: hvd.broadcast(mine, size - 1), mine):
+            same(found, np.full(3, size - 1, kind))
+        part = np.arange(2 * rank, 2 * rank + 2)
+        sequence = tf.constant(np.arange(2 * size, dtype=kind))
+        for found in both(hvd.alltoall, sequence):
+            same(found, np.tile(part, size).astype(kind))
+        for found in both(lambda x: hvd.reducescatter(x, op=hvd.Sum), sequence):
+            same(found, (part * size).astype(kind))
+    same(hvd.allreduce(tf.constant([True, rank == 0]), op=hvd.Max), [True, True])
+    x = tf.constant([1.0, 2.0]) * (rank + 1.0)
+    for found in in_both_modes(hvd.allreduce, x):
+        same(found, np.array([1, 2], np.float32) * (size + 1) / 2)
+    same(hvd.allreduce(x, average=False), np.array([1, 2], np.float32) * total)
+    same(hvd.allreduce(tf.ones(3), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), np.full(3, 2.0 * size, "f"))
+    same(hvd.allreduce(tf.constant(float(rank))), np.float32((size - 1) / 2))
+    assert hvd.allreduce(tf.zeros([0, 3])).shape == (0, 3)
+    same(hvd.allgather(tf.constant(rank)), np.arange(size, dtype=np.int32))
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        for found in in_both_modes(lambda x, way=compression: hvd.allreduce(x, op=hvd.Sum, compression=way), x):
+            same(found, np.array([1, 2], np.float32) * total)
+    parts = hvd.grouped_reducescatter([tf.ones([size + 1]), tf.ones([size, 2])])
+    assert [part.shape for part in parts] == [(2 if rank == 0 else 1,), (1, 2)]
+    splits = [1] * (size - 1) + [1 + rank]
+    expected = [1 + peer if rank == size - 1 else 1 for peer in range(size)]
+    for came, counts in in_both_modes(lambda x: hvd.alltoall(x, splits), tf.fill([size + rank, 2], float(rank))):
+        same(counts, np.array(expected, np.int32))
+        same(came, np.repeat(np.arange(size, dtype=np.float32), expected)[:, None].repeat(2, 1))
+    slices = tf.IndexedSlices(tf.ones([rank + 1, 2]), tf.range(rank + 1), tf.constant([size + 2, 2]))
+    dense = sum(np.pad(np.ones((peer + 1, 2), np.float32), ((0, size + 1 - peer), (0, 0))) for peer in range(size))
+    for found in in_both_modes(lambda: tf.convert_to_tensor(hvd.allreduce(slices, op=hvd.Sum))):
+        same(found, dense)
+    found, other = hvd.grouped_allreduce([slices, tf.ones(2)])
+    np.testing.assert_allclose(tf.convert_to_tensor(found), dense / size, rtol=1e-6)
+    same(other, np.ones(2, np.float32))
+    assert [int(one) for one in in_both_modes(hvd.rank_op)] == [rank] * 3
+    assert [int(one) for one in (hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op())] == [size, rank, size]
+    in_both_modes(lambda: [hvd.barrier(), tf.constant(0)][1])
+    assert hvd.broadcast_object({"rank": rank}) == {"rank": 0}
+    assert hvd.broadcast_object_fn(1)(rank) == 1
+    assert hvd.allgather_object(rank) == list(range(size))
+    assert hvd.is_homogeneous()
+    variables = [tf.Variable([float(rank)]), tf.Variable(rank, dtype=tf.int64)]
+    hvd.broadcast_variables(variables, 1)
+    assert [float(variable.numpy().sum()) for variable in variables] == [1, 1]
+    tf.function(lambda: hvd.broadcast_variables([variables[0].assign([float(rank)])], 0))()
+    assert variables[0].numpy()[0] == 0
+
+
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (3, "tcp")])
+def test_every_operation_eager_and_in_functions(pool: Pools, size: int, transport: str) -> None:
+    pool(size).run(in_world, all_operations, transport=transport)
+
+
+def all_gradients(rank: int, size: int) -> None:
+    weights = np.arange(3, dtype=np.float32) + rank
+    mean = np.arange(3, dtype=np.float32) + (size - 1) / 2
+    rows = np.arange(3, dtype=np.float32) + np.arange(size, dtype=np.float32)[:, None]
+
+    def check(function: Callable[..., Any], shape: tuple[int, ...], expected: Any) -> None:
+        def gradient(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(function(x) * weights)
+            return tape.gradient(loss, x)
+
+        for found in in_both_modes(gradient, tf.ones(shape)):
+            np.testing.assert_allclose(found, np.broadcast_to(expected, shape), rtol=1e-6)
+
+    check(hvd.allreduce, (3,), mean)
+    check(lambda x: hvd.allreduce(x, op=hvd.Sum), (3,), mean * size)
+    check(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5), (3,), mean * size / 2)
+    check(lambda x: hvd.grouped_allreduce([x, x * 2], op=hvd.Sum)[1], (3,), mean * size * 2)
+    check(hvd.allgather, (rank + 1, 3), mean)
+    check(lambda x: hvd.broadcast(x, 1), (3,), mean if rank == 1 else mean * 0)
+    check(hvd.alltoall, (size, 3), rows)
+    check(lambda x: hvd.alltoall(x, [1] * size)[0], (size, 3), rows)
+    check(hvd.reducescatter, (size, 3), rows)
+    check(lambda x: hvd.reducescatter(x, op=hvd.Sum), (size, 3), rows * size)
+    x = tf.constant([2.0])
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = hvd.allreduce(x * x, op=hvd.Sum)
+        first = inner.gradient(y, x)
+    np.testing.assert_allclose(first, [4.0 * size])
+    np.testing.assert_allclose(outer.gradient(first, x), [2.0 * size])
+
+
+def test_gradients(pool: Pools) -> None:
+    pool(2).run(in_world, all_gradients)
+    pool(3).run(in_world, all_gradients, transport="tcp")
+
+
+def raised(kind: type[BaseException], function: Callable[..., Any], *args: Any) -> str:
+    try:
+        function(*args)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def mistakes(rank: int, size: int) -> None:
+    disagreeing = tf.zeros([2 + rank])
+    for kind, function in (
+        (hvd.HorovodInternalError, hvd.allreduce),
+        (tf.errors.InternalError, tf.function(hvd.allreduce)),
+    ):
+        text = raised(kind, function, disagreeing)
+        assert "do not fit together" in text
+        assert all(f"rank {peer}: allreduce(float32 ({2 + peer},), op=average)" in text for peer in range(size))
+    with pytest.raises(hvd.HorovodInternalError) as told:
+        hvd.allreduce(disagreeing)
+    assert isinstance(told.value.__cause__, MismatchError)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        node = hvd.broadcast(tf.zeros([1], tf.int32 if rank else tf.int64), 0, name="other_types")
+        assert "rank 0: broadcast(int64" in raised(tf.errors.InternalError, session.run, node)
+    bad = [rank - 7] * size
+    assert f"splits={bad}" in raised(ValueError, hvd.alltoall, tf.zeros([4]), bad)
+    graph = tf.function(lambda: hvd.alltoall(tf.zeros([4]), bad))
+    assert f"splits={bad}" in raised(tf.errors.InvalidArgumentError, graph)
+    assert "root_rank=9" in raised(ValueError, hvd.broadcast, tf.zeros(1), 9)
+    assert "op='mean'" in raised(ValueError, lambda: hvd.allreduce(tf.zeros(1), op="mean"))
+    assert "string" in raised(TypeError, hvd.allreduce, tf.constant("text"))
+    assert "make them dense" in raised(
+        ValueError, lambda: hvd.allreduce(tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0])), op=hvd.Max)
+    )
+    assert "eager" in raised(RuntimeError, hvd.broadcast_global_variables, 0)
+    same(hvd.allreduce(tf.ones(2), op=hvd.Sum), np.full(2, size, np.float32))  # and all goes on
+
+
+def test_errors_keep_their_text(pool: Pools) -> None:
+    pool(2).run(in_world, mistakes)
+
+
+def joining(rank: int, size: int) -> None:
+    step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="step"))
+    for turn in range(1 + rank):
+        waiting = [peer for peer in range(size) if peer >= turn]
+        same(step(tf.ones(2)), np.full(2, len(waiting), np.float32))
+    assert hvd.join().numpy() == size - 1
+    same(step(tf.ones(2)), np.full(2, size, np.float32))
+
+
+def sets(rank: int, size: int) -> None:
+    pair = hvd.add_process_set([size - 1, 0])
+    if pair.included():
+        for found in in_both_modes(lambda: hvd.allreduce(tf.constant([1.0 + rank]), op=hvd.Sum, process_set=pair)):
+            same(found, np.array([size + 1], np.float32))
+        same(hvd.broadcast(tf.constant(rank), 0, process_set=pair), np.int32(0))
+        same(hvd.allgather(tf.constant([rank]), process_set=pair), np.array([size - 1, 0], np.int32))
+    else:
+        assert "not in it" in raised(ValueError, lambda: hvd.allreduce(tf.zeros(1), process_set=pair))
+    assert int(hvd.size_op(pair.process_set_id)) == 2
+    assert bool(hvd.process_set_included_op(pair.process_set_id)) == pair.included()
+    assert "process_set_id=7" in raised(ValueError, hvd.size_op, 7)
+    with tf.Graph().as_default(), tf.name_scope("scope"):
+        for ignore, prefix in ((False, "scope/"), (True, "")):
+            named = hvd.allreduce(tf.zeros(1), name=f"named_{ignore}", ignore_name_scope=ignore)
+            assert named.op.name == f"{prefix}named_{ignore}"
+    hvd.barrier()
+
+
+def test_join_and_process_sets(pool: Pools) -> None:
+    pool(3).run(in_world, joining)
+    pool(3).run(in_world, sets)
+
+
+def in_graphs(rank: int, size: int) -> None:
+    """Within branches, loops, functions in functions, datasets and saved functions; in one world after another."""
+    total = size * (size + 1) / 2
+    once, twice = (tf.function(lambda x, by=by: hvd.allreduce(x, op=hvd.Sum) * by) for by in (1.0, 2.0))
+
+    def composed(x: Any, count: Any) -> list[Any]:
+        found = [tf.cond(count > 1, lambda: hvd.allreduce(x, op=hvd.Sum), lambda: x), once(x), twice(x), once(x)]
+        turns = tf.TensorArray(tf.float32, size=count)
+        for turn in tf.range(count):  # iterations that need nothing of each other
+            turns = turns.write(turn, hvd.allreduce(x * tf.cast(turn, tf.float32), op=hvd.Sum))
+        return [*found, turns.stack()]
+
+    function = tf.function(composed)
+    for _ in range(3):
+        found = function(tf.constant(rank + 1.0), tf.constant(5))
+        np.testing.assert_allclose(tf.stack(found[:4]), np.array([1, 1, 2, 1]) * total)
+        np.testing.assert_allclose(found[4], np.arange(5) * total)
+
+    def repeated(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for _ in tf.range(2):
+                y = hvd.allreduce(y * 2.0, op=hvd.Sum)
+        return tape.gradient(y, x)
+
+    np.testing.assert_allclose(tf.function(repeated)(tf.constant(1.0)), (2.0 * size) ** 2)
+    numbers = tf.data.Dataset.range(3).map(lambda number: hvd.allreduce(number + rank, op=hvd.Sum, name="mapped"))
+    assert list(numbers.as_numpy_iterator()) == [number * size + size * (size - 1) // 2 for number in range(3)]
+    module = tf.Module()
+    module.step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum), input_signature=[tf.TensorSpec([2])])
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder)
+        same(tf.saved_model.load(folder).step(tf.ones(2)), np.full(2, size, np.float32))
+    hvd.shutdown()
+    hvd.init()
+    same(once(tf.ones([])), np.float32(size))
+
+
+def test_graphs_of_every_kind(pool: Pools) -> None:
+    pool(2).run(in_world, in_graphs)
+    pool(3).run(in_world, in_graphs, transport="tcp")
+
+
+def test_where_its_function_cannot_be_moved_the_caller_of_a_kernel_waits() -> None:
+    called: list[int] = []
+    done = Done(7, called.append, movable=False)
+    ending = threading.Timer(0.05, done)
+    ending.start()
+    done.wait()
+    assert called == [7]
+    ending.join()
+
+
+def from_threads(rank: int, size: int) -> None:
+    """Named operations from several threads, in other orders on every rank."""
+    numbers = list(range(8))
+    found: dict[int, float] = {}
+
+    def one(number: int) -> None:
+        found[number] = float(hvd.allreduce(tf.constant(float(number + rank)), op=hvd.Sum, name=f"thread.{number}"))
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in (numbers if rank else numbers[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == {number: size * number + size * (size - 1) / 2 for number in numbers}
+
+
+def test_threads(pool: Pools) -> None:
+    pool(2).run(in_world, from_threads)
+
+
+def test_imports_no_other_framework_and_names_its_extra() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    script = """
+import sys
+import tensorflow
+before = set(sys.modules)
+import frontends.tensorflow
+print({name.split(".")[0] for name in set(sys.modules) - before} & {"torch", "jax", "keras", "mxnet"})
+"""
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "set()", done.stdout + done.stderr
+    without = "import sys; sys.modules['tensorflow'] = None; import frontends.tensorflow"
+    done = subprocess.run([sys.executable, "-c", without], env=environment, capture_output=True, text=True, timeout=60)
+    assert "ModuleNotFoundError: frontends.tensorflow needs tensorflow: pip install 'ronde[tensorflow]'" in done.stderr

@@ -1,0 +1,293 @@
+"""frontends.tensorflow: training, eager, in functions and in graphs, and no deadlock whatever order graphs run in."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.frontends.pool import Pool
+from tests.frontends.test_tensorflow_ops import in_world
+
+tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed: pip install 'ronde[tensorflow]'")
+
+import frontends.tensorflow as hvd  # noqa: E402
+
+Pools = Callable[[int], Pool]
+ROOT = Path(__file__).parents[2]
+ROWS, STEPS = 12, 6
+GENERATOR = np.random.default_rng(7)
+INPUTS = GENERATOR.normal(size=(STEPS, ROWS, 5)).astype(np.float32)
+TARGETS = GENERATOR.normal(size=(STEPS, ROWS, 3)).astype(np.float32)
+FIRST = [GENERATOR.normal(size=shape).astype(np.float32) / 3 for shape in ((5, 4), (4,), (4, 3), (3,))]
+
+
+def loss_of(weights: list[Any], x: Any, y: Any) -> Any:
+    hidden = tf.tanh(x @ weights[0] + weights[1])
+    return tf.reduce_mean((hidden @ weights[2] + weights[3] - y) ** 2)
+
+
+@functools.cache
+def alone() -> list[Any]:
+    """The weights after training in one process, on all rows."""
+    w1, b1, w2, b2 = (value.astype(np.float64) for value in FIRST)
+    for x, y in zip(INPUTS, TARGETS, strict=True):
+        hidden = np.tanh(x @ w1 + b1)
+        error = 2 * (hidden @ w2 + b2 - y) / y.size
+        inner = (error @ w2.T) * (1 - hidden**2)
+        w2, b2 = w2 - 0.1 * hidden.T @ error, b2 - 0.1 * error.sum(0)
+        w1, b1 = w1 - 0.1 * x.T @ inner, b1 - 0.1 * inner.sum(0)
+    return [w1, b1, w2, b2]
+
+
+def check_weights(weights: list[Any]) -> None:
+    """The same bits on all ranks, and what one process comes to, to rounding."""
+    bits = b"".join(weight.tobytes() for weight in weights)
+    assert len(set(hvd.allgather_object(bits))) == 1
+    for found, expected in zip(weights, alone(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def by_tape(rank: int, size: int) -> None:
+    rows = slice(rank * ROWS // size, (rank + 1) * ROWS // size)
+    for options in ({}, {"groups": 2, "gradient_predivide_factor": 2.0}):
+        for compiled in (False, True):
+            weights = [tf.Variable(value * (rank + 1)) for value in FIRST]
+            hvd.broadcast_variables(weights, 0)
+
+            def step(x: Any, y: Any, weights: list[Any] = weights, options: Any = options) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = loss_of(weights, x, y)
+                tape = hvd.DistributedGradientTape(tape, **options)
+                for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                    weight.assign_sub(0.1 * gradient)
+                return hvd.allreduce(loss, name="loss")
+
+            run = tf.function(step) if compiled else step
+            for x, y in zip(INPUTS, TARGETS, strict=True):
+                run(tf.constant(x[rows]), tf.constant(y[rows]))
+            check_weights([weight.numpy() for weight in weights])
+
+
+def by_session(rank: int, size: int) -> None:
+    rows = slice(rank * ROWS // size, (rank + 1) * ROWS // size)
+    for passes in (1, 2):
+        with tf.Graph().as_default():
+            x = tf.compat.v1.placeholder(tf.float32, [None, 5])
+            y = tf.compat.v1.placeholder(tf.float32, [None, 3])
+            weights = [
+                tf.compat.v1.get_variable(f"w{index}", initializer=value * (rank + 1.0))
+                for index, value in enumerate(FIRST)
+            ]
+            count = tf.compat.v1.train.get_or_create_global_step()
+            optimizer = hvd.DistributedOptimizer(
+                tf.compat.v1.train.GradientDescentOptimizer(0.1),
+                backward_passes_per_step=passes,
+                average_aggregated_gradients=True,
+            )
+            train = optimizer.minimize(loss_of(weights, x, y), global_step=count)
+            hook = hvd.BroadcastGlobalVariablesHook(0)
+            with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+                for step, (xs, ys) in enumerate(zip(INPUTS, TARGETS, strict=True)):
+                    mine = np.array_split(np.arange(ROWS)[rows], passes)
+                    for part in mine:  # the halves of this rank's rows, one by one
+                        session.run(train, {x: xs[part], y: ys[part]})
+                    assert session.run(count) == step + 1
+                found = session.run(weights)
+        check_weights(found)
+
+
+def by_eager_optimizer(rank: int, size: int) -> None:
+    rows = slice(rank * ROWS // size, (rank + 1) * ROWS // size)
+    weights = [tf.Variable(value) for value in FIRST]
+    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), backward_passes_per_step=2)
+    for x, y in zip(INPUTS, TARGETS, strict=True):
+        for part in np.array_split(np.arange(ROWS)[rows], 2):
+            optimizer.minimize(lambda x=x[part], y=y[part]: loss_of(weights, x, y) / 2, var_list=weights)
+    check_weights([weight.numpy() for weight in weights])
+
+
+def parts_of_models(rank: int, size: int) -> None:
+    shared, own, table = tf.Variable([1.0]), tf.Variable([1.0]), tf.Variable(tf.ones([size + 1, 2]))
+
+    def gradients(**options: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            loss = (rank + 1) * tf.reduce_sum(shared + own) + tf.reduce_sum(tf.gather(table, [rank, rank + 1]))
+        tape = hvd.DistributedGradientTape(tape, **options)
+        tape.register_local_source(own)
+        return list(tape.gradient(loss, [shared, own, table]))
+
+    mean = (size + 1) / 2
+    rows = np.array([1.0] + [2.0] * (size - 1) + [1.0])[:, None].repeat(2, 1)
+    for function in (gradients, tf.function(gradients)):
+        one, two, three = function()
+        np.testing.assert_allclose(one, [mean])
+        np.testing.assert_allclose(two, [(rank + 1) / size])
+        assert isinstance(three, tf.IndexedSlices)
+        np.testing.assert_allclose(tf.convert_to_tensor(three), rows / size, rtol=1e-6)
+        one, two, three = function(op=hvd.Sum, scale_local_gradients=False, sparse_as_dense=True)
+        np.testing.assert_allclose(one, [mean * size])
+        np.testing.assert_allclose(two, [rank + 1])
+        np.testing.assert_allclose(three, rows)
+
+    class Layer:
+        trainable_weights = (own,)
+
+    with tf.GradientTape() as tape:
+        loss = (rank + 1) * tf.reduce_sum(shared + own)
+    tape = hvd.PartialDistributedGradientTape(tape, local_layers=Layer())
+    found = tape.gradient(loss, {"shared": shared, "own": own, "none": table})
+    np.testing.assert_allclose(found["own"], [(rank + 1) / size])
+    np.testing.assert_allclose(found["shared"], [mean])
+    assert found["none"] is None
+
+
+@pytest.mark.parametrize("way", [by_tape, by_session, by_eager_optimizer])
+def test_weights_are_those_of_one_process(pool: Pools, way: Callable[..., None]) -> None:
+    pool(2).run(in_world, way)
+    pool(3).run(in_world, way, transport="tcp")
+
+
+def test_what_is_not_combined(pool: Pools) -> None:
+    pool(3).run(in_world, parts_of_models)
+
+
+def batch_norm(rank: int, size: int) -> None:
+    x = np.random.default_rng(3).normal(5.0, 2.0, size=(4 * size + 2, 3, 6)).astype(np.float32)
+    weights = np.random.default_rng(4).normal(size=x.shape).astype(np.float32)
+    mine = slice(4 * rank, 4 * rank + 4) if rank < size - 1 else slice(4 * rank, None)
+
+    def run(layer: Any, rows: slice, compiled: bool) -> tuple[Any, Any, Any]:
+        def step(x: Any, w: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, training=True)
+                loss = tf.reduce_sum(y * y * w)
+            return y, tape.gradient(loss, x)
+
+        y, gradient = (tf.function(step) if compiled else step)(tf.constant(x[rows]), tf.constant(weights[rows]))
+        return y, gradient, layer.moving_variance.numpy()
+
+    import keras
+
+    expected = run(keras.layers.BatchNormalization(), slice(None), False)
+    for compiled in (False, True):
+        y, gradient, variance = run(hvd.SyncBatchNormalization(), mine, compiled)
+        np.testing.assert_allclose(y, expected[0][mine], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(gradient, expected[1][mine], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(variance, expected[2], rtol=1e-5)
+    layer, masked = hvd.SyncBatchNormalization(), np.arange(3) < 2
+    y = layer(x[mine], training=True, mask=np.broadcast_to(masked, (len(x[mine]), 3)))
+    plain = keras.layers.BatchNormalization()(x[:, masked], training=True)
+    np.testing.assert_allclose(y.numpy()[:, masked], plain[mine], rtol=1e-3, atol=1e-3)
+
+
+def test_batch_norm_over_all_ranks(pool: Pools) -> None:
+    pool(2).run(in_world, batch_norm)
+    pool(3).run(in_world, batch_norm, transport="tcp")
+
+
+TENSORS = 12
+
+
+def in_any_order(rank: int, size: int, threads: int) -> None:
+    """In graphs that every rank has made in an order of its own, five times: 200 steps of a function with single
+    operations and one with a tape, and 200 of a session, of which each second runs one operation alone."""
+    assert tf.config.threading.get_inter_op_parallelism_threads() == threads
+    order = list(range(TENSORS))
+    shuffle = random.Random(1000 * threads + rank).shuffle
+    total = size * (size + 1) / 2
+
+    def singles(x: Any) -> list[Any]:
+        found: dict[int, Any] = {}
+        for number in order:
+            found[number] = hvd.allreduce(x * float(number), op=hvd.Sum, name=f"single.{number}")
+            if number % 4 == 0:  # one that needs the other
+                found[number] = hvd.broadcast(found[number] + 1.0, size - 1, name=f"after.{number}") - 1.0
+        return [found[number] for number in range(TENSORS)]
+
+    variables = [tf.Variable(tf.ones([1 + number]), name=f"v{number}") for number in range(TENSORS)]
+
+    def taped(x: Any, groups: int | None) -> list[Any]:
+        mine = [variables[number] for number in order]
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(variable * x) * (1 + len(variable)) for variable in mine])
+        gradients = hvd.DistributedGradientTape(tape, op=hvd.Sum, groups=groups).gradient(loss, mine)
+        return [gradients[order.index(number)] for number in range(TENSORS)]
+
+    x = tf.constant(rank + 1.0)
+    for _ in range(5):
+        shuffle(order)
+        functions = tf.function(singles), tf.function(taped)
+        for step in range(20):
+            assert [one.numpy() for one in functions[0](x)] == [total * number for number in range(TENSORS)]
+            for number, one in enumerate(functions[1](x, (None, 5)[step % 2])):
+                np.testing.assert_array_equal(one, np.full(1 + number, total * (2 + number), np.float32))
+    for _ in range(5):
+        shuffle(order)
+        with tf.Graph().as_default():
+            given = tf.compat.v1.placeholder(tf.float32, [])
+            results = singles(given)
+            with tf.compat.v1.Session() as session:
+                for step in range(20):
+                    assert session.run(results, {given: rank + 1.0}) == [total * number for number in range(TENSORS)]
+                    assert session.run(results[step % TENSORS], {given: rank + 1.0}) == total * (step % TENSORS)
+
+
+def with_threads(threads: int) -> None:
+    """What a fresh process of a pool is told before TensorFlow has run anything."""
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+
+def without_version_2(rank: int, size: int) -> None:
+    """What scripts do that turn TensorFlow 2 off: variables of the old kind, `cond` of the old kind."""
+    tf.compat.v1.disable_v2_behavior()
+    by_session(rank, size)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("old", initializer=float(rank))
+        assert not hasattr(variable, "handle")
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(hvd.broadcast_global_variables(1))
+        assert session.run(variable) == 1.0
+
+
+@pytest.mark.parametrize(("threads", "transport"), [(1, "shm"), (2, "tcp")])
+def test_no_deadlock_in_any_order(threads: int, transport: str) -> None:
+    ranks = Pool(2)
+    try:
+        ranks.run(with_threads, threads)
+        ranks.run(in_world, in_any_order, threads, transport=transport)
+        ranks.run(in_world, without_version_2, transport=transport)
+    finally:
+        ranks.close()
+
+
+def run_example(name: str, *options: object) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "collectives.launch.cli", "run", "--timeout", "90", "-np", "2"]
+    words = [*command, str(ROOT / "examples" / name), *map(str, options)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=110, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["tensorflow_tape_digits.py", "tensorflow_v1_hook_digits.py"])
+def test_examples(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
+    text = run_example(name, "--checkpoint", tmp_path / "digits")
+    assert "epoch 5: loss" in text
+    found = re.search(r"accuracy ([\d.]+)% on 2 ranks, parameters identical", text)
+    assert found is not None, text
+    assert float(found[1]) > 88
+    again = run_example(name, "--checkpoint", tmp_path / "digits", "--epochs", 6)
+    assert "epoch 5: loss" not in again
+    assert "epoch 6: loss" in again
