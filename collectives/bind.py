@@ -14,7 +14,7 @@ import numpy as np
 from collectives.buffers import Array, as_bytes
 from collectives.plan import Plan
 from collectives.program import Instruction, Kind, Span
-from collectives.reductions import Kernel, one_element
+from collectives.reductions import Kernel, divide, one_element
 from collectives.reductions import kernel as kernel_for
 from collectives.schedule import Buf
 from collectives.windows import Places, Windows
@@ -101,7 +101,17 @@ class Binder:
                     views = run.views
                     kernel(views[a], views[b], views[dst])
 
-                return reduce
+                if not (arrays.averages and step.phase):
+                    return reduce
+                size = len(self._ranks)
+
+                def average() -> None:
+                    views = run.views
+                    target = views[dst]
+                    kernel(views[a], views[b], target)
+                    divide(target, size, target)
+
+                return average
             case Kind.SEND | Kind.RECV:
                 peer, tag = self._ranks[step.peer], self._tag
                 sends = step.kind is Kind.SEND
@@ -153,6 +163,7 @@ class _Arrays:
         self.given: list[tuple[int, bool, int, int]] = []
         self._binder = binder
         self.dtype = plan.call.dtype
+        self.averages = plan.averages
         self._places = plan.call.windows
         self._scratch = scratch
         self._offset = offset

@@ -126,14 +126,15 @@ class Executor:
         """Raises ValueError if a call cannot be planned, as `run` does, when nothing has been done yet."""
         self._planner.plan(self._placed(call, source, target))
 
-    def run(self, call: Call, source: Array | None, target: Array | None, deadline: float) -> None:
-        """Run one collective from flat `source` into flat `target` (None where this rank has none).
+    def run(self, call: Call, source: Array | None, target: Array | None, deadline: float) -> Plan:
+        """Run one collective from flat `source` into flat `target` (None where this rank has none); returns its plan.
 
         Raises ValueError before anything is sent if the call cannot be planned. A failure while it runs aborts the
         transport and is raised, with what was going on, as MismatchError or a TransportError.
         """
         plan = self._planner.plan(self._placed(call, source, target))
         self._perform(plan, NO_DATA if source is None else source, NO_DATA if target is None else target, deadline)
+        return plan
 
     def attempt(self, call: Call, source: Array, target: Array, deadline: float) -> bool:
         """`run` for a call with `rest`, which needs a window: False if another rank's call is not the same, with

@@ -124,9 +124,9 @@ def _packed(reduction: Reduction, parts: Sequence[Part], buffer: Buffer, deadlin
         else:
             part.reduction.load(part.source, piece)
         at += part.size
-    reduction.exchange(work, work, reduction.blocks([part.size for part in parts]), 0, deadline)
+    divided = reduction.exchange(work, work, reduction.blocks([part.size for part in parts]), 0, deadline)
     at = 0
     for part in parts:
         if part.target is not None:
-            part.reduction.store(work[at : at + part.size], part.target)
+            part.reduction.store(work[at : at + part.size], part.target, divided)
         at += part.size

@@ -57,9 +57,11 @@ class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
     def prepare(self, collective: str, x: Array, argument: Any, in_place: bool, places: Places | None) -> Ready | None:
         """What ReadyCalls asks for. Raises TypeError or ValueError as the job does."""
         ready: Ready | None = getattr(self, f"ready_{collective}")(x, argument, in_place)
-        if ready is None or places is None:
-            return ready
-        return ready._replace(plan=self.executor.planner.plan(ready.plan.call.placed(places)))
+        if ready is not None and places is not None:
+            ready = ready._replace(plan=self.executor.planner.plan(ready.plan.call.placed(places)))
+        if ready is not None and ready.plan.call.op == "average" and not ready.plan.averages:
+            return None  # it is left to be divided
+        return ready
 
     def close(self, deadline: float) -> None:
         """Release all memory. Collective if arrays on GPUs were communicated. Raises DeadlineExceeded."""

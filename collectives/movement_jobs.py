@@ -252,11 +252,11 @@ class MovementJobs(JobMaker):
         """Return when every rank has called it."""
         self._selector.check("barrier", algorithm)
         call = Call("barrier", np.dtype(np.uint8), (0,), algorithm=algorithm)
-        return self.job(
-            lambda deadline: self._executor.run(call, None, None, deadline),
-            timeout,
-            Terms("barrier", algorithm=algorithm),
-        )
+
+        def run(deadline: float) -> None:
+            self._executor.run(call, None, None, deadline)
+
+        return self.job(run, timeout, Terms("barrier", algorithm=algorithm))
 
 
 def _terms(kind: str, array: Array, shape: tuple[int, ...], root: int | None, algorithm: str | None) -> Terms:

@@ -90,6 +90,11 @@ class Plan:
     tally: Tally = field(default_factory=Tally, compare=False)
     bound: dict[int, Any] = field(default_factory=dict, compare=False)
 
+    @property
+    def averages(self) -> bool:
+        """True if the result is an average already; else that of an average is the sum."""
+        return self.call.op == "average" and self.algorithm.finishes
+
 
 class Planner:
     """The plans of one communicator."""

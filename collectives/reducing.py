@@ -76,10 +76,10 @@ class Reduction:
             self._executor.check(self._call(blocks, root, 0 if source is target else None), work, result)
         if not self._as_is:
             self.load(source, work)
-        self.exchange(work, result, blocks, root, deadline)
+        divided = self.exchange(work, result, blocks, root, deadline)
         if target is not None:
             assert result is not None
-            self.store(result, target)
+            self.store(result, target, divided)
 
     def blocks(self, counts: Sequence[int]) -> tuple[int, ...]:
         """`blocks` of an allreduce of arrays of so many elements."""
@@ -98,22 +98,23 @@ class Reduction:
         if self._before is not None:
             scale(work, self._before, work)
 
-    def exchange(self, work: Array, result: Array | None, blocks: tuple[int, ...], root: int, deadline: float) -> None:
-        """Combine all ranks' `work` into `result`, of `dtype`."""
+    def exchange(self, work: Array, result: Array | None, blocks: tuple[int, ...], root: int, deadline: float) -> bool:
+        """Combine all ranks' `work` into `result`, of `dtype`. True if an average has been divided already."""
         if self._op == ADASUM:
             assert result is not None
             executor, what = self._executor, f"{self._collective}({self.given}, {brief(blocks)} elements, op={ADASUM})"
             adasum(Peers(executor, executor.rank, self._size, what, deadline), work, result, blocks)
-            return
-        self._executor.run(self._call(blocks, root, 0 if work is result else None), work, result, deadline)
+            return False
+        plan = self._executor.run(self._call(blocks, root, 0 if work is result else None), work, result, deadline)
+        return plan.averages and self._size > 1
 
     def _call(self, blocks: tuple[int, ...], root: int, alias: int | None) -> Call:
         return Call(self._collective, self.dtype, blocks, self._op, root, alias, self._algorithm, self._reproducible)
 
-    def store(self, result: Array, target: Array) -> None:
+    def store(self, result: Array, target: Array, divided: bool) -> None:
         """Write what the exchange gave into `target`, of the dtype of the arrays; it may be `result`."""
         work = target if result.dtype == target.dtype else result
-        if self._op == "average":
+        if self._op == "average" and not divided:
             divide(result, self._size, work)
             result = work
         if self._after is not None:

@@ -63,7 +63,7 @@ class ReductionJobs(JobMaker):
         check_dtype(x.dtype, "x")
         check_op(op, x.dtype)
         fixed = self._config.reproducible
-        if op in ("average", ADASUM) or (op in LOGICAL and x.dtype.kind != "b") or (fixed and is_small_float(x.dtype)):
+        if op == ADASUM or (op in LOGICAL and x.dtype.kind != "b") or (fixed and is_small_float(x.dtype)):
             return None
         call = Call(collective, x.dtype, blocks, op, 0, 0 if in_place else None, None, fixed)
         return Ready(self._executor.planner.plan(call), shape)

@@ -169,6 +169,9 @@ def divide(array: Array, size: int, out: Array) -> None:
     Small floats are divided in float32, integers in float64 and truncated toward zero.
     """
     dtype = array.dtype
+    if not size & (size - 1) and dtype.kind in "fc":  # the same bits, and quicker
+        np.multiply(array, dtype.type(1 / size), out)
+        return
     if is_small_float(dtype):
         _through(np.divide, array, size, out, FLOAT32)
     elif dtype.kind in "biu":

@@ -73,7 +73,8 @@ class Step(NamedTuple):
     """One step of one rank.
 
     SEND    a to peer                RECV    into dst from peer        (a or dst None: an empty token)
-    COPY    a to dst                 REDUCE  a op b to dst, in this operand order; dst may be a or b
+    COPY    a to dst                 REDUCE  a op b to dst, in this operand order; dst may be a or b. phase 1 says
+                                             that all ranks' contributions are in the result, for what is done last
     SIGNAL  phase                    WAIT    peer, phase
     AWAIT   until every SEND and RECV begun so far is complete
     NATIVE  the whole collective, by the transport
@@ -142,8 +143,8 @@ def copy(a: Ref, dst: Ref, label: str) -> Step:
     return _new(Step, (_COPY, label, -1, a, None, dst, 0))
 
 
-def reduce(a: Ref, b: Ref, dst: Ref, label: str) -> Step:
-    return _new(Step, (_REDUCE, label, -1, a, b, dst, 0))
+def reduce(a: Ref, b: Ref, dst: Ref, label: str, last: bool = False) -> Step:
+    return _new(Step, (_REDUCE, label, -1, a, b, dst, int(last)))
 
 
 def signal(phase: int, label: str) -> Step:

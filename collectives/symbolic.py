@@ -59,6 +59,17 @@ class Expressions:
             self.places.append(self.places[a])
         return value
 
+    def check_last(self, values: list[int], said: bool, promised: bool) -> None:
+        """What is `said` to be the last combination must be one; if that is `promised`, it must be said of all. Raises
+        Violation."""
+        everyone = (1 << self._size) - 1
+        for value in values:
+            last = self.ranks[value] == everyone
+            if said and not last:
+                raise Violation("is said to be the last combination, and lacks contributions")
+            if last and promised and not said:
+                raise Violation("is the last combination, and that is not said")
+
     def along(self, tree: Tree, place: int) -> int:
         """The value of a combination tree."""
         if isinstance(tree, int):

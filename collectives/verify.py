@@ -119,6 +119,7 @@ class _Machine:
         self.calls = calls
         self.total = sum(lowered.blocks)
         self.onesided = algorithm.onesided
+        self.finishes = algorithm.finishes
         self.timed = self.onesided or algorithm.collective == "barrier"
         self.window = algorithm.slots(size) * lowered.layouts[0].largest
         self.tree = canonical_tree(size) if algorithm.tree_order else None
@@ -216,7 +217,7 @@ class _Machine:
                     memory.write(step.dst, values)
                     self.copied += len(values)
                 elif kind is _REDUCE:
-                    values = self.combine(memory.read(step.a), memory.read(step.b))
+                    values = self.combine(memory.read(step.a), memory.read(step.b), bool(step.phase))
                     memory.write(step.dst, values)
                     self.reduced += len(values)
                 elif not self.onesided:
@@ -231,10 +232,12 @@ class _Machine:
                 return
             self.enter(rank)
 
-    def combine(self, left: list[int], right: list[int]) -> list[int]:
+    def combine(self, left: list[int], right: list[int], last: bool) -> list[int]:
         if self.expressions is None or len(left) != len(right):
             raise Violation(f"cannot combine {len(left)} with {len(right)} elements here")
-        return [self.expressions.combine(a, b) for a, b in zip(left, right, strict=True)]
+        values = [self.expressions.combine(a, b) for a, b in zip(left, right, strict=True)]
+        self.expressions.check_last(values, last, self.finishes)
+        return values
 
     # Messages
 

@@ -9,7 +9,7 @@ from collectives.schedule import Buf, Ref, Step, reduce, scratch
 
 
 class TreeOrder:
-    """Combines the contributions of two or more ranks to one piece in a fixed order.
+    """Combines the contributions of all ranks, two or more, to one piece in a fixed order.
 
     siblings   the tree: see `patterns.canonical_siblings`
 
@@ -44,10 +44,11 @@ class TreeOrder:
             a, b = self._values.pop(left), self._values.pop(right)
             node = left[0], left[1] + right[1]
             spare = [ref for ref in (a, b) if ref.buf is Buf.SCRATCH]
-            if node not in self._siblings:
+            last = node not in self._siblings
+            if last:
                 target = self._target
             else:
                 target = spare.pop(0) if spare else self.take()
             self._free += spare
             self._values[node] = target
-            yield reduce(a, b, target, self._label)
+            yield reduce(a, b, target, self._label, last)

@@ -59,6 +59,7 @@ def _one_phase(g: Geometry, reads: bool) -> Iterator[Step]:
     traffic=nothing,
     cost=lambda g: Cost(int(g.size > 1), 0, g.size - 1, 1),
     tree_order=True,
+    finishes=True,
     onesided=True,
     slots=lambda size: 1,
 )
@@ -74,6 +75,7 @@ def allreduce(g: Geometry) -> Iterator[Step]:
     traffic=nothing,
     cost=lambda g: Cost(int(g.size > 1), 0, g.size - 1, 1),
     tree_order=True,
+    finishes=True,
     onesided=True,
     slots=lambda size: 1,
 )

@@ -91,6 +91,7 @@ def _two_steps(g: Geometry, collects: bool, shared: bool) -> Iterator[Step]:
     cost=lambda g: Cost(g.segments + 1 if g.size > 1 else 0, 0, _share(g), 1 + _share(g)),
     segmented=True,
     tree_order=True,
+    finishes=True,
     onesided=True,
     slots=lambda size: 2 * size,
 )
@@ -106,6 +107,7 @@ def allreduce(g: Geometry) -> Iterator[Step]:
     cost=lambda g: Cost(g.segments + 1 if g.size > 1 else 0, 0, _share(g), 1 + _share(g)),
     segmented=True,
     tree_order=True,
+    finishes=True,
     onesided=True,
     slots=lambda size: 2 * size,
 )
@@ -121,6 +123,7 @@ def reduce(g: Geometry) -> Iterator[Step]:
     cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, _share(g), 1),
     segmented=True,
     tree_order=True,
+    finishes=True,
     onesided=True,
     slots=lambda size: 2 * size,
 )

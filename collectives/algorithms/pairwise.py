@@ -25,6 +25,7 @@ def _share(g: Geometry) -> float:
     traffic=lambda g: Fraction(g.size - 1),
     cost=lambda g: Cost(g.size - 1, _share(g), 1 / g.size),
     tree_order=True,
+    finishes=True,
 )
 def reduce_scatter(g: Geometry) -> Iterator[Step]:
     """Every rank gets all contributions to its block and combines them in tree order, as far as they are there while

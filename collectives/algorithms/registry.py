@@ -42,6 +42,7 @@ class Algorithm:
     cost       its terms in the cost model
     segmented  it makes use of `Geometry.segments` > 1
     tree_order it combines contributions in the order of `patterns.canonical_tree`, whatever the segmenting
+    finishes   it marks the last combination of every element, so that averages can be divided there
     uniform    it needs blocks of equal size
     onesided   it needs a window that all ranks of the communicator map
     multihost  it needs `Geometry.hosts` and is only sensible when they span several hosts
@@ -58,6 +59,7 @@ class Algorithm:
     cost: Callable[[Geometry], Cost]
     segmented: bool = False
     tree_order: bool = False
+    finishes: bool = False
     uniform: bool = False
     onesided: bool = False
     multihost: bool = False
@@ -78,6 +80,7 @@ def algorithm(
     blocks: Callable[[int], int] = lambda size: size,
     segmented: bool = False,
     tree_order: bool = False,
+    finishes: bool = False,
     uniform: bool = False,
     onesided: bool = False,
     multihost: bool = False,
@@ -100,6 +103,7 @@ def algorithm(
             cost,
             segmented,
             tree_order,
+            finishes,
             uniform,
             onesided,
             multihost,

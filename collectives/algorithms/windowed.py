@@ -43,6 +43,7 @@ def _combine(g: Geometry, chunk: int, target: Ref, label: str) -> Iterator[Step]
     cost=lambda g: Cost(2 if g.size > 1 else 0, 0, _share(g), _share(g)),
     segmented=True,
     tree_order=True,
+    finishes=True,
     onesided=True,
     windows=(Buf.IN, Buf.OUT),
 )
@@ -67,6 +68,7 @@ def allreduce(g: Geometry) -> Iterator[Step]:
     traffic=nothing,
     cost=lambda g: Cost(2 if g.size > 1 else 0, 0, _share(g), 0),
     tree_order=True,
+    finishes=True,
     onesided=True,
     windows=(Buf.IN,),
 )

@@ -128,6 +128,17 @@ def test_nothing_is_combined_twice() -> None:
         assert survivors(tested, 4, 1, changes) == []
 
 
+def test_the_last_combination_is_said_to_be_it_and_no_other() -> None:
+    def changes(step: Step, rank: int) -> Iterator[tuple[Step, ...]]:
+        if step.opcode is Opcode.REDUCE:
+            yield (step._replace(phase=1 - step.phase),)
+
+    finishing = [tested for tested in REDUCING if tested.finishes]
+    assert len(finishing) >= 6
+    for tested in finishing:
+        assert survivors(tested, 4, 2, changes) == []
+
+
 def test_operands_in_tree_order_cannot_be_exchanged() -> None:
     def changes(step: Step, rank: int) -> Iterator[tuple[Step, ...]]:
         if step.opcode is Opcode.REDUCE:
