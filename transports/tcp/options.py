@@ -15,9 +15,9 @@ class Options:
 
     interface            name or address of the network interface to listen on; "" chooses: loopback when all ranks
                          share one host, else the interface that leads to the other hosts
-    peer_timeout         seconds, at least 1: a host that does not answer for so long, on the level of TCP, is lost. The ranks
-                         raise up to 2 s later, if the store does not answer either; if nothing is under way to the
-                         host, up to 2 s or a fifth of the time later still
+    peer_timeout         seconds, at least 1: a host that does not answer for so long, on the level of TCP, is lost. The
+                         ranks raise up to 2 s later, if the store does not answer either; if nothing is under way to
+                         the host, up to 2 s or a fifth of the time later still
     handshake_timeout    seconds, above 0: how long an accepted connection may take to prove that it belongs to the job
     socket_buffer_bytes  size of each socket's send and receive buffer; 0 lets the system choose and adapt it
     max_parked_bytes     at least 0: payload that came before its receive was posted. A frame that would exceed it
