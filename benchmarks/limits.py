@@ -4,8 +4,8 @@
 
 All ranks work at once, as they do in a collective: bare NumPy copies and sums of 64 MiB of private float32, in bytes
 read and written per second and rank. Then, in turns: an allreduce of 64 MiB in windows, and nothing but the sums and
-copies that it must do, on the same memory in the same pieces, without a word between the ranks. Of each turn the slowest
-rank counts.
+copies that it must do, on the same memory in the same pieces, without a word between the ranks. Of each turn the
+slowest rank counts.
 """
 
 from __future__ import annotations
