@@ -264,6 +264,7 @@ def usage() -> tuple[int, int]:
 def serve(orders: Connection, directory: str) -> None:
     """The life of the process. `directory` is where it leaves its stacks when asked by SIGUSR1."""
     _die_with_the_harness()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts it in the background has it ignored
     with open(os.path.join(directory, f"stack-{os.getpid()}"), "w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)
         seat = Seat(orders, directory)
