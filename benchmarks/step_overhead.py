@@ -51,6 +51,8 @@ def measure() -> dict[str, float]:
     executor = world._executor
     call = Call("allreduce", x.dtype, (1,), "max", 0, 0)
     found["executor"] = median_us(world, lambda: executor.run(call, x, x, time.monotonic() + 30))
+    planned = world.plan("allreduce", x, "max", out=x)
+    found["plan(x, out=x).run()"] = median_us(world, planned.run)
     found["allreduce(x, out=x)"] = median_us(world, lambda: world.allreduce(x, "max", out=x))
     found["allreduce(x)"] = median_us(world, lambda: world.allreduce(x, "max"))
     found["with an option"] = median_us(world, lambda: world.allreduce(x, "max", out=x, timeout=30))
