@@ -45,6 +45,9 @@ class Alarm:
     def sound(self, cause: RondeError) -> None:
         """Give up, and tell all ranks why. The first cause wins; after it nothing happens."""
         self._transport.abort(cause)
+        earlier = self._transport.failure
+        if earlier is not None and not isinstance(earlier, _CONSEQUENCES):
+            cause = earlier  # the transport has told peers of it already, by its own ways
         if self._causes.tell(cause):
             self._ring_others()
 

@@ -281,7 +281,7 @@ def test_the_ranks_of_a_host_that_falls_silent_are_lost(hosts: str, transport: s
     with meeting_place() as url:
         texts = run_processes(rank_on_a_host, size, url, hosts, transport, 1.0, timeout=2 * SECONDS)
     for text in texts:
-        assert re.match(rf"rank 0 lost rank {size - 1} \([^)]+, pid \d+\): no sign of life from that host for", text), (
+        assert re.match(rf"rank 0 lost rank {size - 1} \([^)]+, pid \d+\): no sign of life from its host for", text), (
             text
         )
         assert text.endswith("(setting heartbeat: 1 s)")

@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -112,6 +113,7 @@ class Pool:
 
 def _serve(link: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
             function, args, variables, bound = link.recv()

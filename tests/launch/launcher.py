@@ -57,10 +57,14 @@ class Running:
         return self.process.returncode, out, err
 
 
+_HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+"""Shells have these ignored in what they start in the background, or by nohup."""
+
+
 @contextlib.contextmanager
 def running(*arguments: str) -> Iterator[Running]:
-    """Start `ronde`; ended for certain at the end. Ctrl-C works in it even where the tests run in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Start `ronde`; ended for certain at the end. Signals work in it even where the tests run in the background."""
+    before = {number: signal.signal(number, handler) for number, handler in _HANDLERS.items()}
     try:
         process = subprocess.Popen(
             [*RONDE, *arguments],
@@ -71,7 +75,8 @@ def running(*arguments: str) -> Iterator[Running]:
             start_new_session=True,
         )
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     with process:
         try:
             yield Running(process)

@@ -1,0 +1,27 @@
+"""Giving up: the first cause reaches everyone."""
+
+from __future__ import annotations
+
+from collectives import AbortedError, Communicator
+from tests.collectives.ranks import await_failure
+from tests.worlds import world_of
+from transports.rendezvous.causes import Causes
+
+
+def test_what_the_transport_gave_up_for_goes_before_what_is_told_later() -> None:
+    """As when an interrupt meets the transport in the middle of its work, and then the call that it belongs to."""
+
+    def rank(comm: Communicator) -> str:
+        comm.barrier()
+        if comm.rank == 0:
+            comm.transport.abort(AbortedError("the first cause", rank=0))
+            comm.abort("the second")
+        failure = await_failure(comm)
+        assert failure is not None
+        told = Causes(comm.transport.group.store).ask(1.0)
+        assert told is not None
+        return f"{failure.message}, {told.message}"
+
+    for transport in ("local", "tcp", "shm"):
+        with world_of(transport, 3) as world:
+            assert set(world.run(rank)) == {"the first cause, the first cause"}
