@@ -87,7 +87,8 @@ class ShmTransport(Transport, OneSided):
         try:
             self._open(deadline)
         except BaseException as error:  # without this rank the others wait in vain
-            given_up = AbortedError(f"rank {self.rank} gave up opening the transport: {error!r}", rank=self.rank)
+            who = self.group.describe(self.rank)
+            given_up = AbortedError(f"{who} gave up opening the transport: {error!r}", rank=self.rank)
             self.abort(error if isinstance(error, RondeError) else given_up)
             with self._lock:
                 if self._board is not None:
@@ -217,7 +218,8 @@ class ShmTransport(Transport, OneSided):
                 self.abort(PeerLost(f"{who}: its process ended without closing", rank=self.rank, peer=peer))
 
     def crashed(self, error: BaseException) -> None:
-        self.abort(AbortedError(f"rank {self.rank} was interrupted while it moved bytes: {error!r}", rank=self.rank))
+        who = self.group.describe(self.rank)
+        self.abort(AbortedError(f"{who} was interrupted while it moved bytes: {error!r}", rank=self.rank))
 
     # What requests and windows need.
 

@@ -298,7 +298,8 @@ class TcpTransport(Transport):
         self._loop.alarm = True
 
     def _crashed(self, error: BaseException) -> None:
-        self._fail(AbortedError(f"rank {self.rank} was interrupted while it moved bytes: {error!r}", rank=self.rank))
+        who = self.group.describe(self.rank)
+        self._fail(AbortedError(f"{who} was interrupted while it moved bytes: {error!r}", rank=self.rank))
 
     def _fail(self, cause: RondeError) -> None:
         if self._failure is not None or self._closed:
