@@ -25,7 +25,7 @@ from tests.transports.groups import SECRET, groups, recv, send, soon
 from tests.transports.tcp_ranks import SECONDS, address_of, every, in_threads, link, wait_until
 from tests.worlds import world_of
 from transports.auth import CHALLENGE_BYTES, Client
-from transports.errors import AbortedError, ConfigError, ConnectError, DeadlineExceeded, RendezvousError
+from transports.errors import AbortedError, ConfigError, ConnectError, DeadlineExceeded, PeerLost, RendezvousError
 from transports.packed import pack
 from transports.rendezvous import wire
 from transports.rendezvous.tcp import TcpStore, TcpStoreServer
@@ -184,7 +184,7 @@ def refused(members: list[TcpTransport], caplog: pytest.LogCaptureFixture) -> tu
 
     def call() -> str:
         try:
-            with pytest.raises(ConnectError, match=r"cannot connect to rank 0 \(.*\) at 127.0.0.1, port") as caught:
+            with pytest.raises((ConnectError, PeerLost), match=r"cannot connect to rank 0 \(.*\) at 127.0.0.1, port") as caught:
                 send(b, 0, 1, b"abc")
             return str(caught.value)
         finally:

@@ -172,7 +172,8 @@ class Dial(_Shaking):
                 self._challenged()
         except EOFError:
             cause = "it closed the connection during the handshake: refused, or its process ended"
-            self._ended(ConnectError(cause + tls.suspicion(self._message)))
+            hint = tls.suspicion(self._message)
+            self._ended(ConnectError(cause + hint) if hint else ConnectionResetError(cause))
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
             self._ended(ConnectError(tls.explain(error)))
         except ssl.SSLError as error:
