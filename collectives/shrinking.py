@@ -172,9 +172,10 @@ class _Muster:
             if rank in self._lost:
                 continue
             if rank not in self._here:
+                left = has_left(self._watchmen, rank)  # asked first: whoever shrinks is here before it leaves
                 if peek(self._desk, f"here/{rank}") is not None:
                     self._here.add(rank)
-                elif has_left(self._watchmen, rank):
+                elif left:
                     self._lose(rank, "it closed the communicator")
             said = peek(self._desk, f"lost/{rank}")
             if said is not None:
