@@ -27,7 +27,7 @@ class Options:
     """
 
     interface: str = ""
-    peer_timeout: float = 3.0
+    peer_timeout: float = 2.5
     handshake_timeout: float = 10.0
     socket_buffer_bytes: int = 0
     max_parked_bytes: int = 1 << 30
