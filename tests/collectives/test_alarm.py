@@ -12,7 +12,6 @@ def test_what_the_transport_gave_up_for_goes_before_what_is_told_later() -> None
     """As when an interrupt meets the transport in the middle of its work, and then the call that it belongs to."""
 
     def rank(comm: Communicator) -> str:
-        comm.barrier()
         if comm.rank == 0:
             comm.transport.abort(AbortedError("the first cause", rank=0))
             comm.abort("the second")

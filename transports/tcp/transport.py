@@ -29,9 +29,8 @@ from transports.tcp.requests import AnyOf, Parting, Receiving, Send
 _SPIN: Final = 40e-6
 _GRACE: Final = 0.25
 """Seconds between the loss of a connection and the failure: the cause of it may be on its way by another lane."""
-_LOOK_EVERY: Final = 0.2
-_ABSENT: Final = 0.15
-"""Seconds that a peer is awaited before this rank connects to it by itself."""
+_LOOK_EVERY: Final = 0.25
+_ABSENT: Final = 0.2  # seconds that a peer is awaited before this rank connects to it by itself
 
 
 class TcpTransport(Transport):
