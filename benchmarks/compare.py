@@ -21,7 +21,6 @@ import dataclasses
 import json
 import math
 import os
-import platform
 import shutil
 import signal
 import socket
@@ -32,11 +31,12 @@ import time
 import venv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from collectives.launch.bench import machine, parse_size
 
 HERE = Path(__file__).resolve().parent
 WORKER = HERE / "contender.py"
@@ -273,22 +273,6 @@ def print_table(lines: Sequence[Line], names: Sequence[str]) -> None:
     print(flush=True)
 
 
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-        model = next((line.split(":")[1].strip() for line in file if line.startswith("model name")), model)
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "date": date.today().isoformat(),
-    }
-
-
 def plot(lines: Sequence[Line], names: Sequence[str], title: str, path: Path) -> None:
     """Time and bandwidth against size."""
     from matplotlib.figure import Figure
@@ -334,16 +318,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.np < 2 or options.rounds < 1:
         parser.error("-np must be 2 or more, --rounds 1 or more")
     return options
-
-
-def parse_size(text: str) -> int:
-    """'64K' -> 65536."""
-    units = {"K": 10, "M": 20, "G": 30}
-    shift = units.get(text[-1:].upper(), 0)
-    number = text[:-1] if shift else text
-    if not number.isdecimal() or int(number) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a positive number of bytes, such as 4, 64K or 1M")
-    return int(number) << shift
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,7 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from compare import machine, time_text
+from compare import time_text
+
+from collectives.launch.bench import machine
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "torch_ddp_digits.py"
 BACKENDS = ("ronde", "gloo")

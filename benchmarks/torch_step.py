@@ -39,6 +39,7 @@ import torch.distributed as dist
 import collectives
 import frontends.torch as hvd
 import frontends.torch.distributed  # noqa: F401 - the backend "ronde"
+from collectives.launch.bench import machine
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT = 1800.0
@@ -165,7 +166,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
     sys.path.insert(0, str(HERE))
-    from compare import machine, time_text
+    from compare import time_text
 
     options = parse(arguments)
     facts = machine() | {"torch": torch.__version__}

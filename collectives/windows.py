@@ -113,9 +113,12 @@ class Windows:
         if not needed:
             return None
         place_in = self._find(source) if Buf.IN in needed else None
-        place_out = self._find(target) if Buf.OUT in needed else None
-        found = (Buf.IN not in needed or place_in is not None) and (Buf.OUT not in needed or place_out is not None)
-        return (place_in, place_out) if found else None
+        if Buf.IN in needed and place_in is None:
+            return None
+        if Buf.OUT not in needed:
+            return place_in, None
+        place_out = place_in if target is source and place_in is not None else self._find(target)
+        return None if place_out is None else (place_in, place_out)
 
     def part(self, place: Place, index: int, start: int, stop: int) -> Array:
         """Bytes start..stop from a place on, of the array of position `index` in the communicator."""

@@ -7,6 +7,8 @@ connection and store access.
     server -> client   CHALLENGE   server nonce, HMAC(secret, "server" + transcript)
     client -> server   PROOF    HMAC(secret, "client" + transcript)
 
+A server that is there for another purpose may say so by REFUSAL in place of the CHALLENGE, before it hangs up.
+
 The transcript holds both nonces and the purpose (what the link is for: job, ranks, generation), so a recorded
 handshake is worthless for any other link. Digests are compared in constant time.
 """
@@ -25,6 +27,7 @@ NONCE = 16
 DIGEST = 32
 HELLO_BYTES = len(MAGIC) + NONCE + DIGEST
 CHALLENGE_BYTES = NONCE + DIGEST
+REFUSAL = bytes(CHALLENGE_BYTES)
 PROOF_BYTES = DIGEST
 MIN_SECRET = 16
 
@@ -58,7 +61,9 @@ class Client:
         self.hello = MAGIC + nonce + digest
 
     def answer(self, challenge: bytes) -> bytes:
-        """The proof for the server's CHALLENGE. Raises ConnectError if the server does not know the secret."""
+        """The proof for the server's CHALLENGE. Raises ConnectError if it refuses or does not know the secret."""
+        if challenge == REFUSAL:
+            raise ConnectError("it refused: it belongs to another job or generation, or is another service")
         transcript = self._transcript + challenge[:NONCE]
         if not hmac.compare_digest(challenge[NONCE:], _mac(self._secret, b"server", transcript)):
             raise ConnectError("the other end does not know the job's secret")

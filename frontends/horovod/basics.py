@@ -39,6 +39,19 @@ def start(
         atexit.register(resources.pop_all().close)
 
 
+def init(
+    comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
+) -> None:
+    """Find the other ranks: those of `ronde run`, or none. Does nothing if that has been done.
+
+    comm          None; Horovod's lists of MPI ranks have no meaning here: use process sets
+    process_sets  sets to make at once, the same on all ranks. "dynamic" is taken for None: sets can always be added
+
+    Raises HorovodInternalError if the ranks do not come together, ValueError for a bad argument.
+    """
+    start(comm, process_sets, lambda _: {})
+
+
 def join(device: int = -1) -> int:
     """This rank has no more data: until all ranks have joined, it gives zeros to allreduces of the others.
 

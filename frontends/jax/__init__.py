@@ -22,6 +22,7 @@ from collectives.process_sets import ProcessSet, add_process_set, global_process
 from frontends.horovod.basics import (
     cross_rank,
     cross_size,
+    init,
     is_homogeneous,
     is_initialized,
     local_rank,
@@ -34,7 +35,7 @@ from frontends.horovod.basics import (
 from frontends.horovod.errors import HorovodInternalError
 from frontends.horovod.names import Adasum, Average, Max, Min, Product, Sum
 from frontends.horovod.objects import allgather_object, broadcast_object
-from frontends.jax.basics import init, shutdown
+from frontends.jax.basics import shutdown
 from frontends.jax.compression import Compression
 from frontends.jax.handler import path
 from frontends.jax.ops import allgather, allreduce, alltoall, barrier, broadcast, grouped_allreduce, reduce_scatter

@@ -1,4 +1,4 @@
-"""Horovod's compression of gradients: cast to half the size before they are sent, back when they have come."""
+"""Compression of JAX's arrays by casting them."""
 
 from __future__ import annotations
 
@@ -7,45 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from frontends.horovod.compression import Cast, Compressor, NoneCompressor
 
-class Compressor:
-    """What `compression=` takes: any class with these two functions, which are traced like the rest."""
-
-    @staticmethod
-    def compress(array: jax.Array) -> tuple[jax.Array, Any]:
-        """The array to be sent, and what `decompress` needs."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(array: jax.Array, ctx: Any) -> jax.Array:
-        """The array as it was before, of what came."""
-        raise NotImplementedError
+__all__ = ["Compression", "Compressor"]
 
 
-class NoneCompressor(Compressor):
-    """Leaves everything as it is."""
-
-    @staticmethod
-    def compress(array: jax.Array) -> tuple[jax.Array, Any]:
-        return array, None
-
-    @staticmethod
-    def decompress(array: jax.Array, ctx: Any) -> jax.Array:
-        return array
-
-
-class _Cast(Compressor):
-    dtype: Any
-
+class _Cast(Cast):
     @classmethod
-    def compress(cls, array: jax.Array) -> tuple[jax.Array, Any]:
-        if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize <= 2:
-            return array, None
-        return array.astype(cls.dtype), array.dtype
+    def shrinks(cls, tensor: jax.Array) -> bool:
+        return bool(jnp.issubdtype(tensor.dtype, jnp.floating) and tensor.dtype.itemsize > 2)
 
     @staticmethod
-    def decompress(array: jax.Array, ctx: Any) -> jax.Array:
-        return array if ctx is None else array.astype(ctx)
+    def cast(tensor: jax.Array, dtype: Any) -> jax.Array:
+        return tensor.astype(dtype)
 
 
 class FP16Compressor(_Cast):

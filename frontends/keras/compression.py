@@ -1,4 +1,4 @@
-"""Horovod's compression of gradients, on any backend: cast to half the size before they are sent, back afterwards."""
+"""Compression of Keras's tensors, on any backend, by casting them."""
 
 from __future__ import annotations
 
@@ -6,46 +6,19 @@ from typing import Any
 
 import keras
 
+from frontends.horovod.compression import Cast, Compressor, NoneCompressor
 
-class Compressor:
-    """What `compression=` takes: any object with these two functions. They may run inside a compiled step."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor to be sent, and what `decompress` needs."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor as it was before, of what came."""
-        raise NotImplementedError
+__all__ = ["Compression", "Compressor"]
 
 
-class NoneCompressor(Compressor):
-    """Leaves everything as it is."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
-
-
-class _Cast(Compressor):
-    dtype: str
-
+class _Cast(Cast):
     @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        dtype = keras.backend.standardize_dtype(tensor.dtype)
-        if dtype not in ("float32", "float64"):
-            return tensor, None
-        return keras.ops.cast(tensor, cls.dtype), dtype
+    def shrinks(cls, tensor: Any) -> bool:
+        return keras.backend.standardize_dtype(tensor.dtype) in ("float32", "float64")
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else keras.ops.cast(tensor, ctx)
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return keras.ops.cast(tensor, keras.backend.standardize_dtype(dtype))
 
 
 class FP16Compressor(_Cast):

@@ -17,6 +17,7 @@ import keras
 
 from collectives.process_sets import ProcessSet, global_process_set
 from frontends.horovod.basics import size
+from frontends.horovod.gradients import predivided
 from frontends.horovod.names import Average, Sum
 from frontends.keras.backends import Backend, Way, chosen
 from frontends.keras.compression import Compression, Compressor
@@ -63,8 +64,7 @@ def DistributedOptimizer(
         raise TypeError(f"optimizer: must be a Keras optimizer, not {type(optimizer).__name__}")
     if op not in (Average, Sum):
         raise ValueError(f"op={op!r}: must be Average or Sum")
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor: can be given with op=Average only")
+    before, after = predivided(op, gradient_predivide_factor)
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be 1 or more")
     if num_groups:
@@ -78,14 +78,13 @@ def DistributedOptimizer(
         fresh, scales_loss = keras.optimizers.LossScaleOptimizer(fresh), True
     if scales_loss and backward_passes_per_step > 1:
         raise ValueError("backward_passes_per_step: cannot be more than 1 with a LossScaleOptimizer")
-    average = op == Average
     settings = _Settings(
         name=name or f"Distributed{type(fresh).__name__}",
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         op=op,
-        prescale=1.0 / gradient_predivide_factor if average else 1.0,
-        postscale=gradient_predivide_factor if average else 1.0,
+        prescale=before,
+        postscale=after,
         passes=backward_passes_per_step,
         share=1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0,
         process_set=process_set,

@@ -17,6 +17,7 @@ from frontends.horovod.basics import (
     barrier,
     cross_rank,
     cross_size,
+    init,
     is_homogeneous,
     is_initialized,
     join,
@@ -32,7 +33,6 @@ from frontends.horovod.errors import HorovodInternalError
 from frontends.horovod.names import Adasum, Average, Max, Min, Product, Sum
 from frontends.horovod.objects import allgather_object, broadcast_object
 from frontends.numpy.averager import GradientAverager
-from frontends.numpy.basics import init
 from frontends.numpy.ops import allgather, allreduce, average_metrics, broadcast_parameters
 from frontends.numpy.shards import shard
 

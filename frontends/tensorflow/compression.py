@@ -1,4 +1,4 @@
-"""Horovod's compression of gradients: cast to half the size before they are sent, back when they have come."""
+"""Compression of TensorFlow's tensors by casting them."""
 
 from __future__ import annotations
 
@@ -6,45 +6,19 @@ from typing import Any
 
 import tensorflow as tf
 
+from frontends.horovod.compression import Cast, Compressor, NoneCompressor
 
-class Compressor:
-    """What `compression=` takes: any object with these two functions."""
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """The tensor to be sent, and what `decompress` needs."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """The tensor as it was before, of what came."""
-        raise NotImplementedError
+__all__ = ["Compression", "Compressor"]
 
 
-class NoneCompressor(Compressor):
-    """Leaves everything as it is."""
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        return tensor
-
-
-class _Cast(Compressor):
-    dtype: tf.DType
-
+class _Cast(Cast):
     @classmethod
-    def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        if not tensor.dtype.is_floating or tensor.dtype.size <= cls.dtype.size:
-            return tensor, None
-        return tf.cast(tensor, cls.dtype), tensor.dtype
+    def shrinks(cls, tensor: tf.Tensor) -> bool:
+        return bool(tensor.dtype.is_floating and tensor.dtype.size > cls.dtype.size)
 
     @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        return tensor if ctx is None else tf.cast(tensor, ctx)
+    def cast(tensor: tf.Tensor, dtype: Any) -> tf.Tensor:
+        return tf.cast(tensor, dtype)
 
 
 class FP16Compressor(_Cast):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Final
 
 import tensorflow as tf
 
 from collectives.process_sets import ProcessSet
-from frontends.horovod.names import Average
+from frontends.horovod.gradients import divided, predivided
 from frontends.tensorflow import ops
 from frontends.tensorflow.compression import Compressor
 
@@ -39,8 +38,7 @@ class Reducer:
     ) -> None:
         """`name` begins the names of the operations. Raises ValueError for a bad factor, TypeError or ValueError for
         bad groups."""
-        if gradient_predivide_factor != 1.0 and op != Average:
-            raise ValueError("gradient_predivide_factor: can be given with op=Average only")
+        self._factors = predivided(op, gradient_predivide_factor)
         if num_groups:
             warnings.warn("num_groups: deprecated, use groups", DeprecationWarning, stacklevel=4)
             groups = num_groups if groups is None else groups
@@ -50,7 +48,6 @@ class Reducer:
         self._compression = compression
         self._sparse_as_dense = sparse_as_dense
         self._op = op
-        self._factors = (1.0 / gradient_predivide_factor, gradient_predivide_factor) if op == Average else (1.0, 1.0)
         self._groups = groups
         self._process_set = process_set
         self._scale_local = scale_local_gradients
@@ -115,9 +112,7 @@ class Reducer:
         """The gradients that travel together, in an order that is the same on all ranks."""
         indices = sorted(indices, key=names.__getitem__)
         if isinstance(self._groups, int) and self._groups:
-            size, extra = divmod(len(indices), self._groups)
-            bounds = [number * size + min(number, extra) for number in range(self._groups + 1)]
-            return [indices[a:b] for a, b in pairwise(bounds) if b > a]
+            return divided(indices, self._groups)
         if self._groups:
             group_of = {_key(source): number for number, group in enumerate(self._groups) for source in group}
             found: dict[Any, list[int]] = {}

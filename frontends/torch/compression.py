@@ -1,4 +1,4 @@
-"""Horovod's compression of gradients: cast to half the size before they are sent, back when they have come."""
+"""Compression of torch's tensors by casting them."""
 
 from __future__ import annotations
 
@@ -6,45 +6,19 @@ from typing import Any
 
 import torch
 
+from frontends.horovod.compression import Cast, Compressor, NoneCompressor
 
-class Compressor:
-    """What `compression=` takes: any object with these two functions."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor to be sent, and what `decompress` needs."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The tensor as it was before, of what came."""
-        raise NotImplementedError
+__all__ = ["Compression", "Compressor"]
 
 
-class NoneCompressor(Compressor):
-    """Leaves everything as it is."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor
-
-
-class _Cast(Compressor):
-    dtype: torch.dtype
-
+class _Cast(Cast):
     @classmethod
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        if not tensor.dtype.is_floating_point or tensor.element_size() <= cls.dtype.itemsize:
-            return tensor, None
-        return tensor.to(cls.dtype), tensor.dtype
+    def shrinks(cls, tensor: torch.Tensor) -> bool:
+        return bool(tensor.dtype.is_floating_point and tensor.element_size() > cls.dtype.itemsize)
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor if ctx is None else tensor.to(ctx)
+    def cast(tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
+        return tensor.to(dtype)
 
 
 class FP16Compressor(_Cast):

@@ -10,12 +10,12 @@ import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
 
 from collectives.process_sets import ProcessSet, global_process_set
+from frontends.horovod.gradients import divided, predivided
 from frontends.horovod.names import Adasum, Average
 from frontends.torch import ops
 from frontends.torch.compression import Compression, Compressor
@@ -50,8 +50,7 @@ def DistributedOptimizer(
 
     Raises ValueError for bad names, groups or numbers.
     """
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor: can be given with op=Average only")
+    factors = predivided(op, gradient_predivide_factor)
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be 1 or more")
     if num_groups:
@@ -67,7 +66,7 @@ def DistributedOptimizer(
         compression=compression,
         passes=backward_passes_per_step,
         op=op,
-        predivide=gradient_predivide_factor,
+        factors=factors,
         groups=groups,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
@@ -166,7 +165,7 @@ class _Reducing(_Waiting):
         compression: type[Compressor],
         passes: int,
         op: str,
-        predivide: float,
+        factors: tuple[float, float],
         groups: int | Sequence[Sequence[Parameter]] | None,
         sparse_as_dense: bool,
         process_set: ProcessSet,
@@ -175,7 +174,7 @@ class _Reducing(_Waiting):
         self._compression = compression
         self._passes = passes
         self._op = op
-        self._factors = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
+        self._factors = factors
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self._groups = _groups_of(list(self._names), groups)
@@ -351,9 +350,7 @@ def _groups_of(
     if isinstance(groups, int):
         if groups < 0:
             raise ValueError(f"groups={groups}: must be 0 or more")
-        size, extra = divmod(len(parameters), groups)
-        bounds = [index * size + min(index, extra) for index in range(groups + 1)]
-        return [parameters[a:b] for a, b in pairwise(bounds) if b > a]
+        return divided(parameters, groups)
     chosen = [list(group) for group in groups]
     counts = Counter(parameter for group in chosen for parameter in group)
     if any(count > 1 for count in counts.values()):

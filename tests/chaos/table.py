@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 import collectives
+from collectives.launch import bench
 from tests.chaos.faults import FAULTS, TRANSPORTS, Bed
 from tests.chaos.verdict import Broken, Outcome
 
@@ -149,16 +150,8 @@ def _lay_out(rows: list[list[str]]) -> str:
 
 def machine() -> str:
     """Where it was made, in a line."""
-    model = platform.machine()
-    try:
-        for text in Path("/proc/cpuinfo").read_text().splitlines():
-            if text.startswith("model name"):
-                model = text.partition(":")[2].strip()
-                break
-    except OSError:  # not Linux
-        pass
     return (
-        f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; "
+        f"{bench.machine()['cpu']}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; "
         f"Python {platform.python_version()}, NumPy {np.__version__}, Ronde {collectives.__version__}"
     )
 

@@ -50,6 +50,8 @@ def test_challenge_sent_back_is_no_proof() -> None:
 def test_another_purpose_is_refused() -> None:
     with pytest.raises(ConnectError, match="another job, generation or service"):
         shake(auth.Client(SECRET, b"store"), auth.Server(SECRET, b"link"))
+    with pytest.raises(ConnectError, match="it refused: it belongs to another job or generation"):
+        auth.Client(SECRET, b"store").answer(auth.REFUSAL)
 
 
 @pytest.mark.parametrize("hello", [b"", b"GET / HTTP/1.1\r\n\r\n".ljust(auth.HELLO_BYTES), bytes(auth.HELLO_BYTES)])

@@ -72,6 +72,8 @@ def test_strangers_are_refused_while_traffic_goes_on(caplog: pytest.LogCaptureFi
         assert not a._listener._strangers
         for stranger in strangers[:3] + strangers[4:]:
             stranger.settimeout(SECONDS)
+            if stranger is strangers[2]:
+                assert stranger.recv(auth.CHALLENGE_BYTES, socket.MSG_WAITALL) == auth.REFUSAL
             try:
                 assert stranger.recv(1) == b""
             except ConnectionResetError:  # it had sent more than was read

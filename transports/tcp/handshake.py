@@ -294,7 +294,13 @@ class Stranger(_Shaking):
         if hello is not None:
             if tls.suspicion(hello):
                 self._send(tls.REFUSAL)
-            self._send(self._server.challenge(hello))
+            try:
+                challenge = self._server.challenge(hello)
+            except ConnectError:
+                if hello.startswith(auth.MAGIC):  # who hangs up without a word would be taken for lost
+                    self._send(auth.REFUSAL)
+                raise
+            self._send(challenge)
             self._proving = True
 
     def _proved(self) -> None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from frontends.jax.basics import init
+from frontends.horovod.basics import init
 from frontends.jax.ops import grouped_allreduce
 from frontends.keras.backends import Way
 
