@@ -47,7 +47,7 @@ from frontends.horovod.basics import (
 from frontends.horovod.errors import HorovodInternalError
 from frontends.horovod.names import Adasum, Average, Max, Min, Product, Sum
 from frontends.horovod.objects import allgather_object, broadcast_object
-from frontends.keras import callbacks
+from frontends.keras import callbacks, elastic
 from frontends.keras.basics import init
 from frontends.keras.compression import Compression
 from frontends.keras.models import load_model
@@ -88,6 +88,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

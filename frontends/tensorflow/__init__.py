@@ -43,6 +43,7 @@ from frontends.horovod.basics import (
 )
 from frontends.horovod.errors import HorovodInternalError
 from frontends.horovod.names import Adasum, Average, Max, Min, Product, Sum
+from frontends.tensorflow import elastic
 from frontends.tensorflow.basics import init
 from frontends.tensorflow.compression import Compression
 from frontends.tensorflow.functions import (
@@ -107,6 +108,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

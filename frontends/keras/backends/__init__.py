@@ -3,10 +3,13 @@
 Each module has
 
     SPARSE                 the types of sparse gradients that are combined as they are
+    FAILURES               what a compiled step raises when a call to other ranks fails in it
     init(...)              Horovod's init
     combine(tensors, way)  several gradients over the ranks, inside the backend's compiled steps and outside; one wait
     dense(gradient)        a sparse gradient as a dense tensor
     prepare(model)         what a model needs so that `combine` works in its compiled steps
+    forget()               what was compiled for other ranks, after the world has changed
+    settle(model)          what a callback does to see the model's variables while `fit` runs
     take_turn(...)         a step that happens in some passes only
 """
 
@@ -39,6 +42,7 @@ class Backend(Protocol):
     """The functions of a backend's module."""
 
     SPARSE: tuple[type, ...]
+    FAILURES: tuple[type[Exception], ...]
 
     def init(self, comm: Any, process_sets: Any) -> None:
         """Find the other ranks."""
@@ -51,6 +55,12 @@ class Backend(Protocol):
 
     def prepare(self, model: keras.Model) -> None:
         """Change how `model` compiles its steps, where that is needed."""
+
+    def forget(self) -> None:
+        """Nothing that was compiled is to be used again: there are other ranks now."""
+
+    def settle(self, model: keras.Model) -> None:
+        """Give the model's variables the values that the last step of a running `fit` has made."""
 
     def take_turn(
         self,

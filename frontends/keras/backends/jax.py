@@ -13,9 +13,10 @@ from frontends.horovod.basics import init
 from frontends.jax.ops import grouped_allreduce
 from frontends.keras.backends import Way
 
-__all__ = ["SPARSE", "combine", "dense", "init", "prepare", "take_turn"]
+__all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "settle", "take_turn"]
 
 SPARSE: tuple[type, ...] = ()
+FAILURES: tuple[type[Exception], ...] = (jax.errors.JaxRuntimeError,)
 
 
 def combine(tensors: list[Any], way: Way) -> list[Any]:
@@ -30,6 +31,16 @@ def dense(gradient: Any) -> Any:
 
 def prepare(model: keras.Model) -> None:
     """Nothing: `combine` works in compiled steps."""
+
+
+def forget() -> None:
+    """What XLA has compiled is for this rank of so many."""
+    jax.clear_caches()
+
+
+def settle(model: keras.Model) -> None:
+    """Keras keeps their values outside of them between steps."""
+    model.jax_state_sync()
 
 
 def take_turn(

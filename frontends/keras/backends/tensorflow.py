@@ -13,9 +13,10 @@ from frontends.keras.backends import Way
 from frontends.tensorflow.basics import init
 from frontends.tensorflow.ops import grouped_allreduce
 
-__all__ = ["SPARSE", "combine", "dense", "init", "prepare", "take_turn"]
+__all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "settle", "take_turn"]
 
 SPARSE: tuple[type, ...] = (tf.IndexedSlices,)
+FAILURES: tuple[type[Exception], ...] = (tf.errors.OpError,)
 
 
 def combine(tensors: list[Any], way: Way) -> list[Any]:
@@ -45,6 +46,14 @@ def prepare(model: keras.Model) -> None:
     if model.jit_compile:
         model.jit_compile = False
         model.train_function = None
+
+
+def forget() -> None:
+    """Nothing: graphs outlive the world that they were made in."""
+
+
+def settle(model: keras.Model) -> None:
+    """Nothing: steps assign to the variables."""
 
 
 def take_turn(

@@ -12,9 +12,10 @@ from frontends.keras.backends import Way
 from frontends.torch import ops
 from frontends.torch.basics import init
 
-__all__ = ["SPARSE", "combine", "dense", "init", "prepare", "take_turn"]
+__all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "settle", "take_turn"]
 
 SPARSE: tuple[type, ...] = ()
+FAILURES: tuple[type[Exception], ...] = ()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -35,6 +36,14 @@ def dense(gradient: Any) -> Any:
 
 def prepare(model: keras.Model) -> None:
     """Nothing: `combine` stays out of torch.compile."""
+
+
+def forget() -> None:
+    """Nothing: steps run eagerly."""
+
+
+def settle(model: keras.Model) -> None:
+    """Nothing: steps assign to the variables."""
 
 
 def take_turn(

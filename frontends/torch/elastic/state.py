@@ -1,68 +1,20 @@
-"""State that can be committed and restored, and the loop that goes on with it after a loss."""
+"""State of models, optimizers and samplers that can be committed and restored."""
 
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-import collectives
-from frontends.horovod.errors import HorovodInternalError
-from frontends.horovod.objects import allgather_object, broadcast_object
+from frontends.horovod.elastic import ObjectState, recovering
+from frontends.horovod.objects import allgather_object
 from frontends.torch.elastic.sampler import ElasticSampler
 from frontends.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
-T = TypeVar("T")
+__all__ = ["ObjectState", "TorchState", "run"]
 
-
-class ObjectState:
-    """Values that are attributes: `state = ObjectState(epoch=0)`, `state.epoch += 1`, `state.commit()`."""
-
-    def __init__(self, **values: Any) -> None:
-        self._names = list(values)
-        self._callbacks: list[Callable[[], object]] = []
-        for name, value in values.items():
-            setattr(self, name, value)
-        self.save()
-
-    def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
-        """Functions to call when there are other ranks than before, say to adapt the learning rate."""
-        self._callbacks.extend(callbacks)
-
-    def on_reset(self) -> None:
-        """The ranks have changed."""
-        self.reset()
-        for callback in self._callbacks:
-            callback()
-
-    def reset(self) -> None:
-        """Adapt to the ranks that there are."""
-
-    def save(self) -> None:
-        """Remember everything as it is, in this process."""
-        self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._names}
-
-    def commit(self) -> None:
-        """`save`; what comes after it is lost with a rank."""
-        self.save()
-
-    def check_host_updates(self) -> None:
-        """Nothing: hosts are not added."""
-
-    def restore(self) -> None:
-        """Go back to what was saved last."""
-        for name, value in self._saved.items():
-            setattr(self, name, copy.deepcopy(value))
-
-    def sync(self) -> None:
-        """Give all ranks what the first one has."""
-        values = broadcast_object({name: getattr(self, name) for name in self._names}, 0, "elastic.state")
-        for name, value in values.items():
-            setattr(self, name, value)
-        self.save()
+run = recovering()
 
 
 class TorchState(ObjectState):
@@ -110,26 +62,3 @@ class TorchState(ObjectState):
                     value.record_indices(set(state["processed_indices"]))
                 value.reset()
         super().sync()
-
-
-def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Decorates `func(state, ...)`: it is called with the state in sync, and again after the loss of a rank.
-
-    After a HorovodInternalError the survivors shrink the world, restore the state's last commit, and go on. Raises what
-    `func` raises otherwise, and what `collectives.shrink` raises on a rank that is left out.
-    """
-
-    @functools.wraps(func)
-    def call(state: ObjectState, *args: Any, **kwargs: Any) -> T:
-        while True:
-            state.sync()
-            try:
-                return func(state, *args, **kwargs)
-            except HorovodInternalError:
-                if collectives.world().failure is None:
-                    raise
-                collectives.shrink()
-                state.restore()
-                state.on_reset()
-
-    return call

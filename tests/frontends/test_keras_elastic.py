@@ -1,0 +1,122 @@
+"""frontends.keras.elastic and frontends.tensorflow.elastic: commit, restore, and going on without a lost rank."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("keras", reason="keras is not installed: pip install 'ronde[keras]'")
+
+ROOT = Path(__file__).parents[2]
+
+FIT = """
+import os, sys
+import numpy as np
+import keras
+import frontends.keras as hvd
+hvd.init()
+born = hvd.rank()
+keras.utils.set_random_seed(born)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+sizes = []
+state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
+
+class Dying(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if born == 1 and (state.epoch, batch) == (1, 2):
+            os._exit(7)
+
+x = np.random.default_rng(born).normal(size=(16, 4)).astype(np.float32)
+
+@hvd.elastic.run
+def train(state):
+    callbacks = [
+        Dying(),
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.UpdateEpochStateCallback(state),
+        hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
+    ]
+    model.fit(x, x.sum(1), batch_size=4, epochs=3 - state.epoch, callbacks=callbacks, verbose=0)
+
+train(state)
+"""
+
+TAPE = """
+import os, sys
+import tensorflow as tf
+import frontends.tensorflow as hvd
+hvd.init()
+born = hvd.rank()
+model = tf.Variable([[1.0 + born], [2.0]])
+state = hvd.elastic.TensorFlowState([model], epoch=0)
+sizes = []
+state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((x @ model) ** 2)
+    (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [model])
+    model.assign_sub(0.1 * gradient)
+
+@hvd.elastic.run
+def train(state):
+    while state.epoch < 3:
+        if born == 1 and state.epoch == 1:
+            os._exit(7)
+        step(tf.fill((2, 2), 1.0 + born))
+        state.epoch += 1
+        state.commit()
+
+train(state)
+with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    variable = tf.compat.v1.get_variable("v", initializer=[1.0 + born])
+    session.run(tf.compat.v1.global_variables_initializer())
+    old = hvd.elastic.TensorFlowState(session=session)
+    old.sync()
+    session.run(variable.assign([5.0]))
+    old.restore()
+    assert session.run(variable) == [1.0]
+"""
+
+SAY = """
+weights = [{read}(weight).tolist() for weight in {weights}]
+same = len(set(map(str, hvd.allgather_object(weights)))) == 1
+sys.stdout.write(f"rank {{born}} done at {{state.epoch}} of {{hvd.size()}}, resets {{sizes}}, same {{same}}" + chr(10))
+hvd.shutdown()
+"""
+
+
+def script_of(kind: str) -> str:
+    if kind == "tape":
+        return TAPE + "import numpy as np" + SAY.format(weights="[model]", read="np.array")
+    return FIT + SAY.format(weights="model.variables + model.optimizer.variables", read="keras.ops.convert_to_numpy")
+
+
+@pytest.mark.parametrize("kind", ["tape", "jax", "tensorflow", "torch"])
+def test_the_others_go_on_without_a_lost_rank(kind: str, tmp_path: Path) -> None:
+    framework = "tensorflow" if kind == "tape" else kind
+    pytest.importorskip(framework, reason=f"{framework} is not installed: pip install 'ronde[{framework}]'")
+    script = tmp_path / "script.py"
+    script.write_text(script_of(kind))
+    command = [sys.executable, "-m", "collectives.launch.cli", "run", "-np", "3", "--keep-going", "--timeout", "100"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "KERAS_BACKEND": framework,
+        "CUDA_VISIBLE_DEVICES": "",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    done = subprocess.run(
+        [*command, str(script)], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    for born in (0, 2):
+        assert f"rank {born} done at 3 of 2, resets [2], same True" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
