@@ -2,15 +2,19 @@
 
     python benchmarks/jax_step.py -np 2 --transport shm --json benchmarks/results/jax-step-2-ranks-shm.json
 
-Both average as many float32 arrays of as many elements, 100 of 25 million together by default, and take turns; the
-ratio is that of one turn, and its median over the turns is what counts. The ways to step:
+Both average as many float32 arrays of as many elements, 100 of 25 million together by default, and take turns in
+changing order; the ratio is that of one turn, and its median over the turns is what counts. The ways to step:
 
     step     gradients are made and used within the program, which is how training calls it
     donated  gradients come from outside and need not be kept
-    kept     gradients come from outside and are kept, so that XLA copies them first
+    jax.jit  the same, dispatched by jax.jit; the others are by hvd.jit
+    kept     gradients come from outside and are kept: the results are new arrays
     eager    no jit
 
 What the step itself does (making the arrays, and using them) is timed without the collective, and taken off.
+
+New arrays cost page faults where the C library gives freed memory back to the system, and 100 MB of these take longer
+than the collective. MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=33554432 before the command keep it.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -51,22 +56,24 @@ def measure(arrays: int, elements: int, turns: int, path: str) -> dict[str, Any]
     def make(x: jax.Array) -> list[jax.Array]:
         return [jnp.full((count,), index, jnp.float32) + x for index in range(arrays)]
 
-    combine = jax.jit(hvd.grouped_allreduce)
-    combine_donated = jax.jit(hvd.grouped_allreduce, donate_argnums=0)
+    combine = hvd.jit(hvd.grouped_allreduce)
+    combine_donated = hvd.jit(hvd.grouped_allreduce, donate_argnums=0)
+    combine_slowly = jax.jit(hvd.grouped_allreduce, donate_argnums=0)
     without = jax.jit(lambda x: sum(jnp.sum(one) for one in jax.lax.optimization_barrier(make(x))))
-    within = jax.jit(lambda x: sum(jnp.sum(one) for one in hvd.grouped_allreduce(make(x))))
+    within = hvd.jit(lambda x: sum(jnp.sum(one) for one in hvd.grouped_allreduce(make(x))))
     rank = jnp.float32(comm.rank)
     donated = [[jnp.array(one) for one in given]]
 
-    def donate() -> None:
-        donated[0] = jax.block_until_ready(combine_donated(donated[0]))
+    def donate(combine: Callable[[list[jax.Array]], list[jax.Array]]) -> None:
+        donated[0] = jax.block_until_ready(combine(donated[0]))
 
     ways: dict[str, Callable[[], object]] = {
         "bare": lambda: bare(targets),
         "bare in place": lambda: bare(sources),
         "without": lambda: jax.block_until_ready(without(rank)),
         "step": lambda: jax.block_until_ready(within(rank)),
-        "donated": donate,
+        "donated": lambda: donate(combine_donated),
+        "jax.jit": lambda: donate(combine_slowly),
         "kept": lambda: jax.block_until_ready(combine(given)),
         "eager": lambda: jax.block_until_ready(hvd.grouped_allreduce(given)),
     }
@@ -75,10 +82,10 @@ def measure(arrays: int, elements: int, turns: int, path: str) -> dict[str, Any]
     if not np.isclose(float(within(rank)), expected, rtol=1e-3):
         raise SystemExit(f"wrong: {float(within(rank))}, not {expected}")
     for turn in range(turns + 2):
-        for name, call in ways.items():
+        for name in random.Random(turn).sample(list(ways), len(ways)):  # each after any other, alike on all ranks
             comm.barrier()
             began = time.perf_counter()
-            call()
+            ways[name]()
             if turn >= 2:
                 times[name].append(1e3 * (time.perf_counter() - began))
     hvd.barrier()
@@ -87,7 +94,7 @@ def measure(arrays: int, elements: int, turns: int, path: str) -> dict[str, Any]
 
 def overheads(times: dict[str, list[float]]) -> dict[str, float]:
     """How much each way takes on top of the bare collective, as a part of it: medians over the turns."""
-    bases = {"step": "bare in place", "donated": "bare in place", "kept": "bare", "eager": "bare"}
+    bases = {"kept": "bare", "eager": "bare"} | dict.fromkeys(("step", "donated", "jax.jit"), "bare in place")
     spent = dict(times)
     spent["step"] = [a - b for a, b in zip(times["step"], times["without"], strict=True)]
     return {

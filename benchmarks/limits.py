@@ -3,7 +3,9 @@
     ronde run -np 2 python benchmarks/limits.py [--json FILE]
 
 All ranks work at once, as they do in a collective: bare NumPy copies and sums of 64 MiB of private float32, in bytes
-read and written per second and rank. Then, in turns: an allreduce of 64 MiB in windows, and nothing but the sums and
+read and written per second and rank; and copies of what another core has just written, which tells how far apart the
+cores are. (On a virtual machine that changes: while its cores are on different dies, such copies take several times as
+long, and so does whatever is staged.) Then, in turns: an allreduce of 64 MiB in windows, and nothing but the sums and
 copies that it must do, on the same memory in the same pieces, without a word between the ranks. Of each turn the
 slowest rank counts.
 """
@@ -15,6 +17,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +25,7 @@ import collectives as ronde
 from collectives.launch.bench import machine
 from collectives.windows import Place
 
+Array = np.ndarray[Any, Any]
 NBYTES = 1 << 26
 PIECE = 1 << 16
 """Elements, 256 KiB: as the planner cuts it."""
@@ -45,6 +49,15 @@ def medians(world: ronde.Communicator, calls: dict[str, Callable[[], object]]) -
         for name, call in calls.items():
             times[name].append(slowest(world, call))
     return {name: float(np.median(taken)) for name, taken in times.items()}
+
+
+def read_fresh(world: ronde.Communicator, mine: Array, other: Array) -> float:
+    """Seconds in which a rank copies a piece that another one has just written."""
+    taken, private = [], np.empty_like(mine)
+    for number in range(ROUNDS):
+        mine[:] = number
+        taken.append(slowest(world, lambda: np.copyto(private, other)))
+    return float(np.median(taken))
 
 
 def main() -> None:
@@ -72,6 +85,7 @@ def main() -> None:
                 if peer != rank:
                     np.copyto(peers[peer][piece], mine)
 
+    fresh = read_fresh(world, peers[rank][:PIECE], peers[rank - 1][:PIECE])
     found = medians(
         world,
         {
@@ -82,14 +96,18 @@ def main() -> None:
             "allreduce of private arrays": lambda: world.allreduce(a, out=a),
         },
     )
-    rates = {"copy": 2 * NBYTES / found["copy"], "add in place": 3 * NBYTES / found["add in place"]}
+    rates = {
+        "copy": 2 * NBYTES / found["copy"],
+        "add in place": 3 * NBYTES / found["add in place"],
+        "copy of what is just written": 2 * 4 * PIECE / fresh,
+    }
     if rank == 0:
         for name, rate in rates.items():
             print(f"{name:>28} {rate / 1e9:8.1f} GB/s per rank")
         for name in ("bare", "allreduce in windows", "allreduce of private arrays"):
             print(f"{name:>28} {found[name] * 1e3:8.2f} ms {found[name] / found['bare']:8.2f} times bare")
         if options.json is not None:
-            report = {"machine": machine(), "ranks": size, "bytes": NBYTES, "seconds": found}
+            report = {"machine": machine(), "ranks": size, "bytes": NBYTES, "seconds": found | {"fresh": fresh}}
             options.json.write_text(json.dumps(report, indent=1) + "\n")
     ronde.shutdown()
 

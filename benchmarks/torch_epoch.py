@@ -37,11 +37,12 @@ def run(backend: str, options: argparse.Namespace) -> float:
     done = subprocess.run(
         list(map(str, command)), env=environment, capture_output=True, text=True, timeout=RUN_LIMIT, check=False
     )
-    if done.returncode != 0:
-        raise RuntimeError(f"the example failed on {backend}:\n{done.stdout}{done.stderr}")
     seconds = [float(text) for text in re.findall(r"^epoch \d+: .* ([\d.]+) s$", done.stdout, re.MULTILINE)]
     if len(seconds) != options.epochs:
-        raise RuntimeError(f"the example printed no times of {options.epochs} epochs on {backend}:\n{done.stdout}")
+        text = f"the example ended with {done.returncode} on {backend}, after {len(seconds)} epochs"
+        raise RuntimeError(f"{text}:\n{done.stdout}{done.stderr}")
+    if done.returncode != 0:  # torch's gloo aborts now and then when the process ends
+        print(f"{backend}: ended with {done.returncode}, after its last epoch", file=sys.stderr)
     return float(np.median(seconds[1:]))
 
 

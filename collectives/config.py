@@ -41,7 +41,7 @@ class Settings:
     rules            path of a rule table (TOML) that overrides the choice of algorithms
     stage_bytes      bytes of shared staging memory per rank and communicator (twice that is allocated)
     fusion_bytes     the most bytes of small arrays that travel as one, in grouped and named allreduces; 0: none do. For
-                     named ones rank 0's counts
+                     named ones rank 0's counts. Where ranks map each other's memory it is 1 MiB at most
     heartbeat        seconds without a sign of life after which the ranks of another host are lost; 0: never. A rank
                      whose code holds the interpreter's lock for so long, alone on its host, looks dead
     stall            seconds that a rank is stuck in a call before all ranks are asked what they are doing, and the

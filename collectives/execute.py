@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from collectives.mismatch import mismatch
 from collectives.plan import Call, Plan, Planner
 from collectives.program import Instruction, Kind
 from collectives.ready import Ready
-from collectives.windows import Windows
+from collectives.windows import Place, Places, Windows
 from transports.base import Transport
 from transports.errors import AbortedError, DeadlineExceeded, MismatchError, RondeError
 from transports.native import NativeCollectives
@@ -141,9 +141,17 @@ class Executor:
         nothing lost but the contents of `target`. All ranks get the same answer."""
         return self._perform(self._planner.plan(self._placed(call, source, target)), source, target, deadline)
 
+    def places(self, collective: str, source: Array | None, target: Array | None) -> Places | None:
+        """Where the arrays of a call lie, if they lie in windows."""
+        return self._windows.places(collective, source, target) if self._windows else None
+
+    def lying(self, place: Place, size: int, dtype: np.dtype[Any]) -> Array:
+        """This rank's elements from a place in a window on."""
+        return self._windows.own(place, size * dtype.itemsize).view(dtype)
+
     def _placed(self, call: Call, source: Array | None, target: Array | None) -> Call:
         """The call with where its arrays lie."""
-        places = self._windows.places(call.collective, source, target) if self._windows else None
+        places = self.places(call.collective, source, target)
         return call if places is None else call.placed(places)
 
     def unbind(self) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
+import numpy as np
+
 from collectives.alarm import Alarm
+from collectives.arguments import dtype_name
 from collectives.buffers import Array
-from collectives.composed import ComposedJobs
+from collectives.composed import ComposedJobs, Peers
 from collectives.config import Config
 from collectives.device_jobs import DeviceAware, takes_devices
 from collectives.execute import Executor
+from collectives.fusion import Buffer
 from collectives.meter import Meter
 from collectives.objects import ObjectJobs
 from collectives.plan import Planner
+from collectives.progress import Job
 from collectives.ready import Ready
 from collectives.reduction_jobs import ReductionJobs
 from collectives.schedule import Geometry
@@ -39,20 +45,37 @@ class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
         windows: Windows,
         label: str = "",
     ) -> None:
-        """`tag` is that of its frames; `label` tells its tracks in a timeline from the communicator's others."""
+        """`tag` is that of its frames; `label`, of jobs that are named, tells its tracks in a timeline from others."""
         planner = Planner(geometry, selector, config.stage_bytes if windows.onesided else 0, meter, label)
         self.executor = Executor(transport, ranks, tag, planner, alarm, windows)
-        self._onesided = windows.onesided
+        self._windows = windows
         self._ranks = ranks
         self._key = f"stage/{tag:x}/{ranks[0]}"
+        share = functools.partial(windows.make_bytes, named=bool(label))
+        self.buffer = Buffer(None if windows.onesided is None else share)
         super().__init__(geometry.rank, geometry.size, self.executor, selector, config)
 
     def stage(self) -> None:
         """Make the staging window, where the ranks can have one. Collective; before anything is run."""
-        if self._onesided is not None:
+        onesided = self._windows.onesided
+        if onesided is not None:
             deadline = time.monotonic() + self._config.connect_timeout
             nbytes = 2 * self._config.stage_bytes
-            self.executor.use(self._onesided.expose(self._key, self._ranks, nbytes, deadline))
+            self.executor.use(onesided.expose(self._key, self._ranks, nbytes, deadline))
+
+    def window(self, shape: tuple[int, ...], dtype: np.dtype[Any], timeout: float | None) -> Job[Array]:
+        """A new array of zeros in a window of the named ones, after releasing those that nobody uses; see empty."""
+        seconds = self.timeout(timeout)
+
+        def make(peers: Peers) -> Array:
+            unused = np.array(self._windows.unused(named=True), np.int64)
+            if unused.size:
+                peers.allreduce(unused)
+                if self._windows.release((unused == peers.size).tolist(), named=True):
+                    self.executor.unbind()
+            return self._windows.make(shape, dtype, time.monotonic() + seconds, named=True)
+
+        return self.compose(make, f"empty({dtype_name(dtype)} {shape})", timeout=timeout)
 
     def prepare(self, collective: str, x: Array, argument: Any, in_place: bool, places: Places | None) -> Ready | None:
         """What ReadyCalls asks for. Raises TypeError or ValueError as the job does."""

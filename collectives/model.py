@@ -14,15 +14,18 @@ from collectives.schedule import Geometry
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Costs in seconds: per message (alpha), per byte sent (beta), combined (gamma) and copied (copy).
+    """Costs in seconds: per message (alpha), per byte sent (beta), combined (gamma) and copied (copy), and per signal
+    that one-sided algorithms wait for (signal).
 
-    alpha and beta are those between ranks of one host; inter_alpha and inter_beta those across hosts.
+    alpha and beta are those between ranks of one host; inter_alpha and inter_beta those across hosts. gamma, copy and
+    signal are those of two ranks on two cores of an AMD Zen 4.
     """
 
     alpha: float = 20e-6
     beta: float = 0.8e-9
-    gamma: float = 0.15e-9
-    copy: float = 0.1e-9
+    gamma: float = 0.04e-9
+    copy: float = 0.06e-9
+    signal: float = 3e-6
     inter_alpha: float = 50e-6
     inter_beta: float = 0.9e-9
 
@@ -42,6 +45,8 @@ def predict(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model)
     cost = algorithm.cost(geometry)
     across = len(set(geometry.hosts)) > 1
     alpha, beta = (model.inter_alpha, model.inter_beta) if across else (model.alpha, model.beta)
+    if algorithm.onesided:
+        alpha = model.signal
     rounds, sent = cost.rounds - cost.local_rounds, cost.sent - cost.local_sent
     return (
         rounds * alpha

@@ -172,6 +172,8 @@ class Coordinator:
     def _doomed(self) -> int:
         """The waiting slots that will not be run."""
         mask = 0
+        if not (self._left or self._withdrawn or self._joined):
+            return mask
         for rank in bits(self._left & ~self._joined):
             mask |= self._waiting & ~self._said[rank]
         for name in self._withdrawn:

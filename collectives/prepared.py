@@ -16,6 +16,7 @@ from transports.errors import MismatchError
 
 if TYPE_CHECKING:
     from collectives.config import Config
+    from collectives.engine import Engine
     from collectives.execute import Executor
     from collectives.jobs import Jobs
     from collectives.progress import Stream
@@ -36,6 +37,7 @@ class Prepared:
     rank: int
     allreduce: Callable[..., Any]
     _config: Config
+    _engine: Engine
     _executor: Executor
     _jobs: Jobs
     _named: Jobs
@@ -43,7 +45,19 @@ class Prepared:
     _stream: Stream
     _windows: Windows
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = np.float64, *, timeout: float | None = None) -> Array:
+    @property
+    def maps(self) -> bool:
+        """True if arrays of `empty` lie in memory that all ranks map."""
+        return self._windows.onesided is not None
+
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: Any = np.float64,
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Array:
         """A new array of zeros in memory that all ranks of the communicator map, where they can: on one host, over a
         transport with shared memory. Elsewhere an ordinary one. Collective, with the same shape and dtype everywhere.
 
@@ -51,15 +65,21 @@ class Prepared:
         nothing, and so are several times as fast from some KiB on. All ranks must give arrays of the same call of
         `empty`, or the same slices of them, or none that is such an array; else MismatchError is raised.
 
-        The memory is released by the next call of `empty` after all ranks have dropped their array and its views, or
-        with the communicator. Raises TypeError or ValueError for a bad argument; and on all ranks, with nothing lost,
-        MismatchError if they ask for different sizes, RendezvousError if there is no room.
+        name   ranks may call it in a different order among other calls; see Communicator on names
+
+        The memory is released by the next call of `empty` (with a name, if that had one) after all ranks have dropped
+        their array and its views, or with the communicator. Raises TypeError or ValueError for a bad argument; and on
+        all ranks, with nothing lost, MismatchError if they ask for different sizes, RendezvousError if there is no
+        room; with a name, also what the Work of a named call does.
         """
         kind = np.dtype(dtype)
         check_dtype(kind, "dtype")
         lengths = tuple(int(n) for n in ((shape,) if isinstance(shape, (int, np.integer)) else shape))
         if any(length < 0 for length in lengths):
             raise ValueError(f"shape={shape!r}: must be 0 or more in every dimension")
+        if name is not None:
+            made: Array = self._engine.submit(name, self._named.window(lengths, kind, timeout)).wait()
+            return made
         deadline = time.monotonic() + self._jobs.timeout(timeout)
         if self._windows.onesided is not None:
             nbytes = prod(lengths) * kind.itemsize

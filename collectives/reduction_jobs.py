@@ -7,6 +7,7 @@ arguments have in common).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from math import prod
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from collectives.reducing import Reduction
 from collectives.reductions import ADASUM, LOGICAL, check_op, is_small_float
 from collectives.select import Selector
 from collectives.terms import Terms
+from collectives.windows import Place
 
 _REMEMBERED: Final = 1024
 """Ways to call, with what they have been found to mean."""
@@ -35,10 +37,11 @@ _PLAIN: Final = {str, float, type(None)}
 class ReductionJobs(JobMaker):
     """Makes the jobs of reductions."""
 
+    buffer: Buffer
+
     def __init__(self, rank: int, size: int, executor: Executor, selector: Selector, config: Config) -> None:
         super().__init__(rank, size, executor, selector, config)
         self._ways: dict[tuple[Any, ...], tuple[Reduction, Terms]] = {}
-        self.buffer = Buffer()
 
     def forget(self) -> None:
         """Drop what calls have been found to mean, and the memory that arrays are packed into."""
@@ -91,6 +94,9 @@ class ReductionJobs(JobMaker):
         reduction, terms = self._reduction("allreduce", (array,), op, prescale, postscale, algorithm, reproducible)
         target = Target(out, array.shape, array.dtype, like=x)
         source = target.flat if out is x else apart(flat(array), target)
+        places = self._executor.places("allreduce", source, target.flat)
+        if places is not None:
+            terms = terms._replace(windows=(places,))
 
         def run(deadline: float) -> Any:
             reduction.run(source, target.flat, (array.size,), 0, deadline)
@@ -172,7 +178,11 @@ class ReductionJobs(JobMaker):
         timeout: float | None = None,
     ) -> Job[list[Any]]:
         """allreduce of several arrays as one operation: small arrays of one dtype travel together. Returns the results
-        in order; `out` is a sequence like `xs`, and may be `xs`; its arrays must not overlap others."""
+        in order; `out` is a sequence like `xs`, and may be `xs`; its arrays must not overlap others.
+
+        With a name this is the cheapest way to hand over many arrays: they are one for the ranks to agree on, and one
+        to wait for. Those that lie in windows, as slices of one array of `empty`, are combined where they lie.
+        """
         arrays = [as_numpy(x, f"xs[{index}]") for index, x in enumerate(xs)]
         outs = [None] * len(arrays) if out is None else list(out)
         if len(outs) != len(arrays):
@@ -188,13 +198,14 @@ class ReductionJobs(JobMaker):
         for x, o, array, target in zip(xs, outs, arrays, targets, strict=True):
             source = target.flat if o is x else apart(flat(array), target)
             parts.append(Part(reductions[array.dtype], array.size, source, target.flat))
-        terms = terms._replace(kind="grouped_allreduce")
+        places = [self._executor.places("allreduce", part.source, part.target) for part in parts]
+        terms = terms._replace(kind="grouped_allreduce", windows=tuple(places) if any(places) else ())
 
         def finish() -> list[Any]:
             return [target.finish() for target in targets]
 
         def run(deadline: float) -> list[Any]:
-            for bundle in bundles([terms], self._config.fusion_bytes):
+            for bundle in bundles([terms], self.buffer.limit(self._config.fusion_bytes)):
                 reduce_together([parts[place.array] for place in bundle], self.buffer, deadline)
             return finish()
 
@@ -222,8 +233,14 @@ class ReductionJobs(JobMaker):
             )
             for dtype in dtypes
         }
-        pairs = zip(dtypes, terms.shapes, strict=True)
-        return Packable([Part(reductions[dtype], prod(shape), None, None) for dtype, shape in pairs], lambda: None)
+        parts = []
+        for dtype, shape, places in zip_longest(dtypes, terms.shapes, terms.windows):
+            size, (source, target) = prod(shape), (None, None)
+            if places is not None:  # where all others have their arrays
+                source, target = (self._executor.lying(Place(*place), size, dtype) for place in places)
+                source.fill(0)
+            parts.append(Part(reductions[dtype], size, source, target))
+        return Packable(parts, lambda: None)
 
     def _reduction(
         self,

@@ -105,7 +105,7 @@ def one_element(combine: Kernel, dtype: np.dtype[Any]) -> Kernel:
 
     def kernel_of_one(a: Array, b: Array, out: Array) -> None:
         combine(a, b, work)
-        np.copyto(out, work)
+        out[...] = work
 
     return kernel_of_one
 

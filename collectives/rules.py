@@ -18,6 +18,7 @@ A rule table is a TOML file named by the setting `rules`; the first rule that fi
     beta = 8e-10
     gamma = 1e-10
     copy = 8e-11
+    signal = 2e-6
 
 A rule whose algorithm cannot run a call (it needs windows and there are none, say) does not fit it.
 """
@@ -76,6 +77,7 @@ class Costs:
     beta: float = 0.0
     gamma: float = 0.0
     copy: float = 0.0
+    signal: float = 0.0
     inter_alpha: float = 0.0
     inter_beta: float = 0.0
 

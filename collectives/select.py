@@ -133,9 +133,15 @@ def _fewest_segments(algorithm: Algorithm, demand: Demand) -> int:
     """Segments without which the pieces would not fit into the stage."""
     if not algorithm.onesided:
         return 1
-    slot = demand.stage_bytes // max(1, algorithm.slots(demand.geometry.size))
+    slots = algorithm.slots(demand.geometry.size)
+    if not slots:
+        return 1
+    slot = demand.stage_bytes // slots
     whole = _block_bytes(algorithm, demand)
-    return -(-whole // max(1, slot - _ROUNDING)) if whole else 1
+    fewest = -(-whole // max(1, slot)) or 1
+    if whole % (fewest * _ROUNDING) == 0:  # then all pieces are of one size
+        return fewest
+    return -(-whole // max(1, slot - _ROUNDING))
 
 
 def _block_bytes(algorithm: Algorithm, demand: Demand) -> int:

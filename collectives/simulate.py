@@ -2,7 +2,7 @@
 
 A rank sends one message at a time and receives one at a time, both at once; a message of n bytes takes alpha + beta n
 from when both ends are ready, and as long occupies both (the one-port model of Hockney 1994 and of Thakur, Rabenseifner
-and Gropp 2005). Combining and copying occupy the rank itself. A signal is seen alpha later.
+and Gropp 2005). Combining and copying occupy the rank itself. A signal is seen `signal` later.
 """
 
 from __future__ import annotations
@@ -172,8 +172,7 @@ class _Simulation:
                     if len(times) < step.phase:
                         self.blocked.setdefault((step.peer, step.phase, 1), []).append(clock)
                         return
-                    alpha, _ = self.model.link(self.geometry, clock.rank, step.peer)
-                    clock.wait_until(times[step.phase - 1] + alpha)
+                    clock.wait_until(times[step.phase - 1] + self.model.signal)
             clock.at += 1
 
     def post(self, clock: _Clock, step: Instruction) -> None:

@@ -19,6 +19,7 @@ class Terms(NamedTuple):
     dtypes, shapes   of every array, as far as they must agree (allgather: without the first dimension)
     algorithm        a name that the callers insist on
     detail           whatever else must agree: numbers, strings, tuples of them
+    windows          of every array, where it and its result lie in windows, None if they do not; () if none does
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Terms(NamedTuple):
     algorithm: str | None = None
     reproducible: bool = False
     detail: tuple[Any, ...] = ()
+    windows: tuple[Any, ...] = ()
 
     @property
     def joinable(self) -> bool:
@@ -49,6 +51,8 @@ class Terms(NamedTuple):
         if self.reproducible:
             words.append("reproducible")
         words += map(str, self.detail)
+        if lying := [f"{window}+{offset}" for places in self.windows if places for window, offset in places[:1]]:
+            words.append(f"in windows {', '.join(lying[:3])}")
         return f"{self.kind}({', '.join(words)})"
 
 

@@ -1,8 +1,8 @@
 """Arrays in windows: memory that all ranks of a communicator map, so that they can combine it where it lies.
 
-The arrays of `Communicator.empty` are numbered alike on all ranks. Where a collective is given such arrays, on all
-ranks the same ones at the same places, the planner may choose an algorithm that stages nothing
-(algorithms/windowed.py).
+The arrays of `Communicator.empty` are numbered alike on all ranks, those of named calls by themselves. Where a
+collective is given such arrays, on all ranks the same ones at the same places, the planner may choose an algorithm that
+stages nothing (algorithms/windowed.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ from transports.onesided import OneSided, Window
 _ROOM: Final = (
     "Memory that ranks share is in /dev/shm; in a container it may have to be made larger (docker: --shm-size)"
 )
+
+
+_REMEMBERED: Final = 512
+"""Arrays that have been found to lie in windows."""
 
 
 class Place(NamedTuple):
@@ -64,24 +68,29 @@ class Windows:
         """What makes windows; None where the ranks cannot map each other's memory."""
         self._ranks = ranks
         self._key = f"array/{tag:x}/{ranks[0]}"
-        self._made = 0
+        self._made = {False: 0, True: 0}
         self._lock = threading.Lock()
         self._pieces: dict[int, _Piece] = {}
         self._numbers: dict[int, int] = {}
         """id of a root -> the number of its window. Other arrays may have the id when the root is gone."""
+        self._found: dict[int, tuple[weakref.ref[Array], Place]] = {}
+        """id of an array -> where it lies, since it takes long to ask NumPy for an address. Likewise."""
 
     def __bool__(self) -> bool:
         """True if there are any."""
         return bool(self._pieces)
 
-    def make(self, shape: tuple[int, ...], dtype: np.dtype[Any], deadline: float) -> Array:
-        """A new array of zeros in a window, or plain memory where there can be none. Collective."""
+    def make(self, shape: tuple[int, ...], dtype: np.dtype[Any], deadline: float, *, named: bool = False) -> Array:
+        """A new array of zeros in a window, or plain memory where there can be none. Collective.
+
+        `named` windows are made in an order of their own, which is that of named operations; here and below.
+        """
         nbytes = prod(shape) * dtype.itemsize
         if self.onesided is None or not nbytes:
             return np.zeros(shape, dtype)
         with self._lock:
-            self._made += 1
-            number = self._made
+            self._made[named] += 1
+            number = -self._made[True] if named else self._made[False]
         try:
             window = self.onesided.expose(f"{self._key}/{number}", self._ranks, nbytes, deadline)
         except RondeError:
@@ -95,16 +104,23 @@ class Windows:
         array: Array = root.view(dtype).reshape(shape)
         return array
 
-    def unused(self) -> list[int]:
-        """For each window, in the order in which they were made, 1 if nothing on this rank looks at its array any more,
-        else 0."""
-        return [int(piece.root() is None) for _, piece in sorted(self._pieces.items())]
+    def make_bytes(self, nbytes: int, deadline: float, *, named: bool = False) -> Array:
+        """`make` of so many bytes."""
+        return self.make((nbytes,), np.dtype(np.uint8), deadline, named=named)
 
-    def release(self, flags: Sequence[int]) -> bool:
+    def unused(self, *, named: bool = False) -> list[int]:
+        """For each window, in an order that all ranks share, 1 if nothing on this rank looks at its array any more,
+        else 0."""
+        with self._lock:
+            return [int(self._pieces[number].root() is None) for number in self._numbers_of(named)]
+
+    def release(self, flags: Sequence[int], *, named: bool = False) -> bool:
         """Close the windows that are flagged, in the order of `unused`. True if there were any. Collective."""
-        found = [number for number, flag in zip(sorted(self._pieces), flags, strict=True) if flag]
-        for number in found:
-            self._pieces.pop(number).window.close()
+        with self._lock:
+            found = [number for number, flag in zip(self._numbers_of(named), flags, strict=True) if flag]
+            pieces = [self._pieces.pop(number) for number in found]
+        for piece in pieces:
+            piece.window.close()
         return bool(found)
 
     def places(self, collective: str, source: Array | None, target: Array | None) -> Places | None:
@@ -126,20 +142,43 @@ class Windows:
         piece: Array = memory[place.offset + start : place.offset + stop]
         return piece
 
+    def own(self, place: Place, nbytes: int) -> Array:
+        """This rank's bytes from a place on, as a piece of the array there, even if that has been dropped."""
+        with self._lock:
+            piece = self._pieces[place.window]
+            root = piece.root()
+            if root is None:
+                root = np.frombuffer(piece.window.view(piece.window.index), np.uint8)
+                piece.root = weakref.ref(root)
+                self._numbers[id(root)] = place.window
+        found: Array = root[place.offset : place.offset + nbytes]
+        return found
+
     def close(self) -> None:
         """Release all. Arrays that are still looked at keep their memory."""
         for piece in self._pieces.values():
             piece.window.close()
         self._pieces.clear()
         self._numbers.clear()
+        self._found.clear()
+
+    def _numbers_of(self, named: bool) -> list[int]:
+        return sorted(number for number in self._pieces if (number < 0) == named)
 
     def _find(self, array: Array | None) -> Place | None:
+        found = self._found.get(id(array))
+        if found is not None and found[0]() is array:
+            return found[1]
         root = None if array is None else array.base
         number = None if root is None else self._numbers.get(id(root))
         piece = None if number is None else self._pieces.get(number)
         if number is None or piece is None or piece.root() is not root or array is None:
             return None
-        return Place(number, _address(array) - piece.address)
+        place = Place(number, _address(array) - piece.address)
+        if len(self._found) >= _REMEMBERED:
+            self._found.clear()
+        self._found[id(array)] = weakref.ref(array), place
+        return place
 
 
 def _address(array: Array) -> int:

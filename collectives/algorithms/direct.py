@@ -32,24 +32,16 @@ def _share(g: Geometry) -> float:
     return (g.size - 1) / g.size
 
 
-def _one_phase(g: Geometry, reads: bool) -> Iterator[Step]:
-    """All contributions are staged; who `reads` combines them in tree order. Reads the own one from STAGE, too, as IN
-    may be the memory that is written."""
-    if g.size == 1:
-        yield copy(inp(0), out(0), "copy")
-        return
-    yield copy(inp(0), stage(0, 0), "stage")
-    yield signal(1, "staged")
-    if not reads:
-        yield from wait_for_all(g, 1, "others staged")
-        return
-    order = TreeOrder(canonical_siblings(g.size), out(0), 0, "combine")
+def _combine(g: Geometry, s: int) -> Iterator[Step]:
+    """Combine segment `s` of all ranks in tree order. The own part is read from IN: in STAGE, which peers read, the own
+    core no longer has it for itself, and reading it there takes twice as long."""
+    order = TreeOrder(canonical_siblings(g.size), out(s), 0, "combine")
     for rank in range(g.size):
         if rank == g.rank:
-            yield from order.arrive(rank, stage(0, 0))
+            yield from order.arrive(rank, inp(s))
         else:
-            yield wait(rank, 1, "others staged")
-            yield from order.arrive(rank, stage(0, 0, rank=rank))
+            yield wait(rank, s + 1, "others staged")
+            yield from order.arrive(rank, stage(s % 2, s, rank=rank))
 
 
 @algorithm(
@@ -57,15 +49,25 @@ def _one_phase(g: Geometry, reads: bool) -> Iterator[Step]:
     "direct",
     blocks=lambda size: 1,
     traffic=nothing,
-    cost=lambda g: Cost(int(g.size > 1), 0, g.size - 1, 1),
+    cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, g.size - 1, 1),
+    segmented=True,
     tree_order=True,
     finishes=True,
     onesided=True,
-    slots=lambda size: 1,
+    slots=lambda size: 2,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
-    """Every rank combines all contributions itself: one phase, for small arrays. Copies N, combines (p - 1) N."""
-    yield from _one_phase(g, True)
+    """Every rank combines all contributions itself. Copies N, combines (p - 1) N.
+
+    Who has staged segment s has read segment s - 1, and has been waited for before s + 1 is staged in its place.
+    """
+    if g.size == 1:
+        yield copy(inp(0, g.segments), out(0, g.segments), "copy")
+        return
+    for s in range(g.segments):
+        yield copy(inp(s), stage(s % 2, s), "stage")
+        yield signal(s + 1, "staged")
+        yield from _combine(g, s)
 
 
 @algorithm(
@@ -81,7 +83,16 @@ def allreduce(g: Geometry) -> Iterator[Step]:
 )
 def reduce(g: Geometry) -> Iterator[Step]:
     """The root combines all contributions: one phase, for small arrays. Copies N, combines (p - 1) N."""
-    yield from _one_phase(g, g.rank == g.root)
+    if g.size == 1:
+        yield copy(inp(0), out(0), "copy")
+        return
+    if g.rank != g.root:
+        yield copy(inp(0), stage(0, 0), "stage")
+    yield signal(1, "staged")
+    if g.rank == g.root:
+        yield from _combine(g, 0)
+    else:
+        yield from wait_for_all(g, 1, "others staged")
 
 
 def _from_root(g: Geometry, blocks: Callable[[int], int], copies: int) -> Iterator[Step]:
@@ -190,18 +201,28 @@ def gather(g: Geometry) -> Iterator[Step]:
 
 
 def _to_everybody(
-    g: Geometry, staged: Callable[[int], list[tuple[int, int]]], fetched: Callable[[int], tuple[int, int]], slots: int
+    g: Geometry,
+    own: int,
+    staged: Callable[[int], list[tuple[int, int]]],
+    fetched: Callable[[int], tuple[int, int]],
+    slots: int,
 ) -> Iterator[Step]:
-    """In every segment a rank stages the (slot, block) pairs staged(rank), and fetches fetched(peer) of every peer.
+    """In every segment a rank stages the (slot, block) pairs staged(rank), copies block `own` from IN to OUT, where the
+    others need not wait for it, and fetches fetched(peer) of every peer.
 
     Who has signalled segment s has read segment s - 2, and has been waited for before s is fetched.
     """
-    for s in range(g.segments if g.size > 1 else 0):
+    if g.size == 1:
+        yield copy(inp(0, g.segments), out(0, g.segments), "copy own block")
+        return
+    for s in range(g.segments):
         label = f"segment {s + 1}/{g.segments}"
         for slot, block in staged(g.rank):
             piece = block * g.segments + s
             yield copy(inp(piece), stage(s % 2 * slots + slot, piece), f"{label} stage")
         yield signal(s + 1, f"{label} staged")
+        piece = own * g.segments + s
+        yield copy(inp(piece), out(piece), f"{label} copy own block")
         for peer in around(g.rank, g.size):
             slot, block = fetched(peer)
             piece = block * g.segments + s
@@ -220,9 +241,7 @@ def _to_everybody(
 )
 def allgather(g: Geometry) -> Iterator[Step]:
     """Every rank stages its block and copies the others'. Copies (p + 1) / p N per rank."""
-    own = g.rank * g.segments
-    yield copy(inp(own, g.segments), out(own, g.segments), "copy own block")
-    yield from _to_everybody(g, lambda rank: [(0, rank)], lambda peer: (0, peer), 1)
+    yield from _to_everybody(g, g.rank, lambda rank: [(0, rank)], lambda peer: (0, peer), 1)
 
 
 @algorithm(
@@ -233,18 +252,17 @@ def allgather(g: Geometry) -> Iterator[Step]:
     segmented=True,
     uniform=True,
     onesided=True,
-    slots=lambda size: 2 * size,
+    slots=lambda size: 2 * (size - 1),
 )
 def alltoall(g: Geometry) -> Iterator[Step]:
     """Every rank stages its row and copies its column. Copies (2 p - 1) / p rows. Blocks must be equal, because all
     ranks must agree on the size of a slot."""
-    own = (g.rank * g.size + g.rank) * g.segments
-    yield copy(inp(own, g.segments), out(own, g.segments), "copy own block")
     yield from _to_everybody(
         g,
-        lambda rank: [(peer, rank * g.size + peer) for peer in around(rank, g.size)],
-        lambda peer: (g.rank, peer * g.size + g.rank),
-        g.size,
+        g.rank * g.size + g.rank,
+        lambda rank: [(slot, rank * g.size + peer) for slot, peer in enumerate(around(rank, g.size))],
+        lambda peer: ((g.rank - peer - 1) % g.size, peer * g.size + g.rank),
+        g.size - 1,
     )
 
 

@@ -1,8 +1,8 @@
 """Large reductions through a shared window: every rank combines its share, in segments that stay in the cache.
 
 A segment takes two steps, and the steps of successive segments overlap, so that ranks wait for each other once per
-segment. Slots come in two halves, used in turn: in each, slot b holds what is staged for rank b, and the own slot the
-result of the own share.
+segment. Slots come in two halves, used in turn: in each, slot k holds what is staged for the rank k + 1 behind the own
+one, and the last slot, where others want it, the result of the own share.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ def _share(g: Geometry) -> float:
 
 
 class _Segment:
-    """Segment `s` as one rank sees it."""
+    """Segment `s` as one rank sees it, with so many slots in a half."""
 
-    def __init__(self, g: Geometry, s: int) -> None:
+    def __init__(self, g: Geometry, s: int, slots: int) -> None:
         self.g = g
         self.s = s
+        self.slots = slots
         self.label = f"segment {s + 1}/{g.segments}"
 
     def chunk(self, block: int) -> int:
         return block * self.g.segments + self.s
 
     def slot(self, block: int, rank: int = -1) -> Ref:
-        """STAGE slot `block` of `rank` (of the own one by default)."""
-        return stage(self.s % 2 * self.g.size + block, self.chunk(block), rank=rank)
+        """Where `rank` (the own one by default) has `block` in STAGE."""
+        owner = self.g.rank if rank < 0 else rank
+        number = (block - owner - 1) % self.g.size
+        return stage(self.s % 2 * self.slots + number, self.chunk(block), rank=rank)
 
     def offer(self) -> Iterator[Step]:
         """Stage what the others combine."""
@@ -63,7 +66,7 @@ def _two_steps(g: Geometry, collects: bool, shared: bool) -> Iterator[Step]:
     collects   this rank wants the whole result
     shared     others want this rank's share, so it is left in STAGE
     """
-    segments = [_Segment(g, s) for s in range(g.segments)]
+    segments = [_Segment(g, s, g.size) for s in range(g.segments)]
     if g.size == 1:
         yield copy(inp(0, g.segments), out(0, g.segments), "copy")
         return
@@ -120,12 +123,12 @@ def reduce(g: Geometry) -> Iterator[Step]:
     "reduce_scatter",
     "direct",
     traffic=nothing,
-    cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, _share(g), 1),
+    cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, _share(g), _share(g)),
     segmented=True,
     tree_order=True,
     finishes=True,
     onesided=True,
-    slots=lambda size: 2 * size,
+    slots=lambda size: 2 * (size - 1),
 )
 def reduce_scatter(g: Geometry) -> Iterator[Step]:
     """Every rank stages what the others combine, and combines its block. Who has signalled segment s has read segment
@@ -135,7 +138,7 @@ def reduce_scatter(g: Geometry) -> Iterator[Step]:
         return
     siblings = canonical_siblings(g.size)
     for s in range(g.segments):
-        segment = _Segment(g, s)
+        segment = _Segment(g, s, g.size - 1)
         yield from segment.offer()
         yield signal(s + 1, f"{segment.label} staged")
         yield from wait_for_all(g, s + 1, f"{segment.label} others staged")

@@ -40,6 +40,7 @@ from frontends.jax.compression import Compression
 from frontends.jax.handler import path
 from frontends.jax.ops import allgather, allreduce, alltoall, barrier, broadcast, grouped_allreduce, reduce_scatter
 from frontends.jax.primitive import settle
+from frontends.jax.programs import jit
 from frontends.jax.training import broadcast_parameters, distributed
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "jit",
     "local_rank",
     "local_size",
     "path",

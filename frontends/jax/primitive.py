@@ -8,7 +8,6 @@ https://docs.jax.dev/en/latest/jep/10657-sequencing-effects.html
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
@@ -32,7 +31,9 @@ class _RondeEffect(effects.Effect):  # type: ignore[misc]
         return "Ronde"
 
 
-_EFFECT: Final = _RondeEffect()
+EFFECT: Final = _RondeEffect()
+"""That of all of Ronde's calls."""
+
 for _kind in (
     effects.ordered_effects,
     effects.lowerable_effects,
@@ -45,13 +46,14 @@ for _kind in (
 _IN_PLACE: Final = ("allreduce", "broadcast")
 """What is done in the operands' memory within a program, where XLA sees whether these are needed any more."""
 
-_collective: Final = Primitive("ronde")
-_collective.multiple_results = True
+COLLECTIVE: Final = Primitive("ronde")
+"""All operations; what it is outside of programs, programs.py tells."""
+COLLECTIVE.multiple_results = True
 
 
 def bind(request: Request, *arrays: jax.Array) -> list[jax.Array]:
     """The results of a request, of each array one. In a trace it becomes part of the program."""
-    return list(_collective.bind(*arrays, request=request, path=path(), in_place=request.kind in _IN_PLACE))
+    return list(COLLECTIVE.bind(*arrays, request=request, path=path(), in_place=request.kind in _IN_PLACE))
 
 
 def settle() -> None:
@@ -66,32 +68,21 @@ def settle() -> None:
         dispatch.runtime_tokens.clear()
 
 
-@functools.partial(jax.jit, static_argnames=("request", "path"))
-def _alone(*arrays: jax.Array, request: Request, path: str) -> list[jax.Array]:
-    return list(_collective.bind(*arrays, request=request, path=path, in_place=False))
-
-
-def _run(*arrays: jax.Array, request: Request, path: str, in_place: bool) -> list[jax.Array]:
-    with jax.disable_jit(False):
-        return list(_alone(*arrays, request=request, path=path))
-
-
 def _trace(*arrays: Any, request: Request, path: str, in_place: bool) -> tuple[list[Any], set[Any]]:
-    return [core.ShapedArray(request.result(array.shape), array.dtype) for array in arrays], {_EFFECT}
+    return [core.ShapedArray(request.result(array.shape), array.dtype) for array in arrays], {EFFECT}
 
 
-_collective.def_impl(_run)
-_collective.def_effectful_abstract_eval(_trace)
+COLLECTIVE.def_effectful_abstract_eval(_trace)
 
 
 # lowering
 
 
 def _lower(ctx: Any, *operands: Any, request: Request, path: str, in_place: bool) -> Sequence[Any]:
-    token = ctx.tokens_in.get(_EFFECT)
+    token = ctx.tokens_in.get(EFFECT)
     lower = _lower_call if path == "ffi" else _lower_callback
     token, results = lower(ctx, token, operands, request, in_place)
-    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_EFFECT: token})))
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({EFFECT: token})))
     return results
 
 
@@ -99,7 +90,7 @@ def _lower_call(
     ctx: Any, token: Any, operands: Sequence[Any], request: Request, in_place: bool
 ) -> tuple[Any, Sequence[Any]]:
     """A call of the handler, which takes and gives the token first."""
-    aliases = {index: index for index in range(1, len(operands) + 1)} if in_place else None
+    aliases = {index: index for index, one in enumerate(operands, 1) if in_place and not _is_kept(one)}
     lower = jax.ffi.ffi_lowering(TARGET, has_side_effect=True, operand_output_aliases=aliases)
     avals_in, avals_out = [core.abstract_token, *ctx.avals_in], [core.abstract_token, *ctx.avals_out]
     around = ctx.replace(avals_in=avals_in, avals_out=avals_out)
@@ -108,6 +99,16 @@ def _lower_call(
     )
     token, *results = lower(around, token, *operands, call=site.encode())
     return token, results
+
+
+def _is_kept(operand: Any) -> bool:
+    """True for an argument of the program that is not donated: to work in its place, XLA would have to copy it."""
+    owner = operand.owner
+    around = owner.owner.attributes if isinstance(owner, mlir.ir.Block) else {}
+    if "sym_name" not in around or mlir.ir.StringAttr(around["sym_name"]).value != "main":
+        return False  # what a program or a loop has made, or what a function in it was given
+    marks = around["arg_attrs"][operand.arg_number] if "arg_attrs" in around else {}
+    return "jax.buffer_donor" not in marks and "tf.aliasing_output" not in marks
 
 
 def _lower_callback(
@@ -134,8 +135,8 @@ def _lower_elsewhere(ctx: Any, *operands: Any, request: Request, **_: Any) -> No
     )
 
 
-mlir.register_lowering(_collective, _lower_elsewhere)
-mlir.register_lowering(_collective, _lower, platform="cpu", cacheable=False)
+mlir.register_lowering(COLLECTIVE, _lower_elsewhere)
+mlir.register_lowering(COLLECTIVE, _lower, platform="cpu", cacheable=False)
 
 
 # derivatives
@@ -146,7 +147,7 @@ def _differentiate(
 ) -> tuple[list[Any], list[Any]]:
     if request.op not in ("sum", "average"):
         raise NotImplementedError(f"op={request.op!r}: has no derivative here; only sum and average have")
-    results = _collective.bind(*primals, request=request, path=path, in_place=in_place)
+    results = COLLECTIVE.bind(*primals, request=request, path=path, in_place=in_place)
     own = [jnp.issubdtype(primal.dtype, jnp.inexact) for primal in primals]
     given = [ad.instantiate_zeros(tangent) for tangent, one in zip(tangents, own, strict=True) if one]
     changed = iter(bind(_unnamed(request), *given) if given else ())
@@ -216,8 +217,8 @@ def _unnamed(request: Request) -> Request:
     return replace(request, name=None)
 
 
-ad.primitive_jvps[_collective] = _differentiate
-ad.primitive_transposes[_collective] = _transpose
+ad.primitive_jvps[COLLECTIVE] = _differentiate
+ad.primitive_transposes[COLLECTIVE] = _transpose
 
 
 def _refuse_batches(*_: Any, request: Request, **__: Any) -> NoReturn:
@@ -227,4 +228,4 @@ def _refuse_batches(*_: Any, request: Request, **__: Any) -> NoReturn:
     )
 
 
-batching.primitive_batchers[_collective] = _refuse_batches
+batching.primitive_batchers[COLLECTIVE] = _refuse_batches

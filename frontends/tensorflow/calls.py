@@ -29,6 +29,7 @@ class Call(NamedTuple):
     name    by which the ranks find each other's; None: numbered when it is executed; "": that of the node
     ranks   of the process set; None: all
     root    a rank of the world
+    shapes  of the tensors, where all of them are known before the graph is run
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Call(NamedTuple):
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = 0
+    shapes: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def process_set(self) -> ProcessSet:
@@ -57,8 +59,12 @@ class Call(NamedTuple):
     def read(cls, text: str | bytes) -> Call:
         """The Call that was described."""
         given = json.loads(text)
-        ranks = given.pop("ranks")
-        return cls(ranks=None if ranks is None else tuple(ranks), **given)
+        ranks, shapes = given.pop("ranks"), given.pop("shapes")
+        return cls(
+            ranks=None if ranks is None else tuple(ranks),
+            shapes=None if shapes is None else tuple(map(tuple, shapes)),
+            **given,
+        )
 
 
 def ranks_of(process_set: ProcessSet) -> tuple[int, ...] | None:
@@ -119,7 +125,7 @@ def _nothing(_: list[Any]) -> None:
 
 def _allreduce(call: Call, execution: Execution) -> tuple[list[Start], Finish]:
     comm = call.communicator
-    pairs = execution.pairs()
+    pairs = execution.pairs(call.shapes)
     if len(pairs) == 1:
         ((source, target),) = pairs
         name = full_name(comm, "allreduce", call.name)
@@ -147,7 +153,7 @@ def _broadcast(call: Call, execution: Execution) -> tuple[list[Start], Finish]:
     def start(index: int, source: Any, target: Any) -> Start:
         return lambda: comm.broadcast_async(source, root, out=target, name=f"{name}.{index}")
 
-    return [start(index, *pair) for index, pair in enumerate(execution.pairs())], _nothing
+    return [start(index, *pair) for index, pair in enumerate(execution.pairs(call.shapes))], _nothing
 
 
 def _alltoall(call: Call, execution: Execution) -> tuple[list[Start], Finish]:

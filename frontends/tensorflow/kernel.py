@@ -17,6 +17,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -114,7 +115,14 @@ def _array(tensor: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndar
     nbytes = prod(shape) * dtype.itemsize
     if not nbytes:
         return np.empty(shape, dtype)
-    return np.frombuffer(_memory(_tensor_data(tensor), nbytes, _WRITE), dtype).reshape(shape)
+    array = np.frombuffer(_memory(_tensor_data(tensor), nbytes, _WRITE), dtype)
+    return array if len(shape) == 1 else array.reshape(shape)
+
+
+@lru_cache(4096)
+def _dims(shape: tuple[int, ...]) -> ctypes.Array[c_int64]:
+    """A shape for TensorFlow, which only reads it."""
+    return (c_int64 * len(shape))(*shape)
 
 
 class _Latest(threading.local):
@@ -150,28 +158,41 @@ class Execution:
 
     def output(self, index: int, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """Memory for a result."""
-        dims = (c_int64 * len(shape))(*shape)
         nbytes = prod(shape) * dtype.itemsize
+        dims = _dims(tuple(shape))
         tensor = _allocate_output(self._context, index, _NUMBERS[dtype], dims, len(shape), nbytes, self._status)
         self._check()
         self._tensors.append(tensor)
         return _array(tensor, tuple(shape), dtype)
 
-    def pairs(self) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-        """Every given tensor, and memory for a result of its shape: the same, if nobody else needs what is in it."""
+    def pairs(
+        self, shapes: Sequence[tuple[int, ...]] | None
+    ) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+        """Every given tensor, and memory for a result of its shape: the same, if nobody else needs what is in it.
+
+        shapes   of the tensors, if the graph tells them: those that are taken over need not be looked at before
+        """
         found = []
         forwarded = c_int()
         for index in range(self._inputs):
-            shape, dtype = _form(self._input(index))
-            _delete_tensor(self._tensors.pop())  # else there is somebody who needs it
-            dims, candidate = (c_int64 * len(shape))(*shape), c_int(index)
+            if shapes is None:
+                shape = _form(self._input(index))[0]
+                _delete_tensor(self._tensors.pop())  # else there is somebody who needs it
+            else:
+                shape = shapes[index]
             tensor = _forward_or_allocate(
-                self._context, byref(candidate), 1, index, dims, len(shape), byref(forwarded), self._status
+                *(self._context, byref(c_int(index)), 1, index),
+                *(_dims(shape), len(shape), byref(forwarded), self._status),
             )
-            self._check()
+            if tensor is None:
+                self._check()
             self._tensors.append(tensor)
-            target = _array(tensor, shape, dtype)
-            source = target if forwarded.value == index else _array(self._input(index), shape, dtype)
+            source = target = _array(tensor, shape, DTYPES[_tensor_type(tensor)])
+            if forwarded.value != index:
+                given = self._input(index)
+                source = _array(given, *_form(given))
+                if source.shape != shape:
+                    raise ValueError(f"tensor {index}: has shape {source.shape}, in the graph {shape}")
             found.append((source, target))
         return found
 

@@ -34,7 +34,11 @@ def run(call: Call, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType] | No
     name = re.sub(r"[^A-Za-z0-9_.\\/]", "_", name).lstrip("_\\/.") or "Ronde"
     if _in_graph():
         graph = tf.compat.v1.get_default_graph()
-        call = call._replace(name=graph.unique_name(name, mark_as_used=False) if call.name else "")
+        known = all(tensor.shape.is_fully_defined() for tensor in tensors)
+        call = call._replace(
+            name=graph.unique_name(name, mark_as_used=False) if call.name else "",
+            shapes=tuple(tuple(tensor.shape.as_list()) for tensor in tensors) if known else None,
+        )
     results = kernel.apply(
         call.text(),
         tensors,
@@ -63,7 +67,7 @@ def _dense(gradients: Sequence[Any], results: Sequence[tf.Tensor]) -> list[tf.Te
 @tf.RegisterGradient("RondeCall")  # type: ignore[untyped-decorator]
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def _gradient(operation: Any, *gradients: Any) -> list[Any]:
-    call = Call.read(operation.get_attr("what"))._replace(name=None)
+    call = Call.read(operation.get_attr("what"))._replace(name=None, shapes=None)
     tensors = list(operation.inputs)[: len(operation.get_attr("T"))]
     back = _BACK[call.kind](call, tensors, list(operation.outputs), gradients)
     return [*back, *[None] * (len(operation.inputs) - len(back))]

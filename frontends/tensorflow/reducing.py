@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -96,6 +97,14 @@ class Reducer:
                 results[index] = gradient
         return results
 
+    @property
+    def _crowded(self) -> bool:
+        """True if all ranks are on one host without two cores for each: none is free to combine gradients while others
+        are computed, and doing both at once takes longer than one after the other. All ranks find the same.
+        """
+        comm = self._process_set.communicator
+        return comm.local_size == comm.size and (os.cpu_count() or 1) < 2 * comm.size
+
     def _own(self, gradient: Any) -> Any:
         """A local gradient, scaled as the average of one that the other ranks do not have."""
         if not self._scale_local:
@@ -121,13 +130,13 @@ class Reducer:
                 found.setdefault(group_of.get(key, ("alone", index)), []).append(index)
             return list(found.values())
         buckets: list[list[int]] = []
-        room = 0
+        room, whole = 0, tf.executing_eagerly() or self._crowded
         for index in indices:
             if room <= 0:
                 buckets.append([])
                 room = BUCKET
             buckets[-1].append(index)
-            if not tf.executing_eagerly():
+            if not whole:
                 room -= (sources[index].shape.num_elements() or 0) * gradients[index].dtype.size
         return buckets
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from collectives import Communicator
 from collectives.process_sets import ProcessSet, global_process_set
 from frontends.horovod.errors import as_horovod
 from frontends.horovod.handles import Handle, Handles
@@ -160,12 +161,38 @@ def _grouped(
         target if output is tensor else as_array(tensor, f"tensors[{index}]")
         for index, (tensor, output, target) in enumerate(zip(tensors, outputs, targets, strict=True))
     ]
+    return _combine(comm, sources, targets, op, name, prescale, postscale, outputs)
+
+
+def _combine(
+    comm: Communicator,
+    sources: list[Any],
+    targets: list[Any],
+    op: str,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    result: Any,
+) -> Handle:
     options = {
         "prescale": _scale(prescale),
         "postscale": _scale(postscale),
         "name": full_name(comm, "grouped_allreduce", name),
     }
-    return _start(lambda: comm.grouped_allreduce_async(sources, op, out=targets, **options), lambda _: outputs)
+    return _start(lambda: comm.grouped_allreduce_async(sources, op, out=targets, **options), lambda _: result)
+
+
+def combine_arrays_async(
+    arrays: list[Any],
+    name: str,
+    op: str,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """`grouped_allreduce_async_` of NumPy arrays."""
+    comm = communicator_of(process_set)
+    return _combine(comm, arrays, arrays, op, name, prescale_factor, postscale_factor, arrays)
 
 
 def sparse_allreduce_async(

@@ -6,22 +6,26 @@ is ready on all ranks at the same time travels together (collectives/engine.py).
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
 
 import torch
 
+from collectives import Communicator
 from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.gradients import divided, predivided
-from frontends.horovod.names import Adasum, Average
+from frontends.horovod.errors import as_horovod
+from frontends.horovod.gradients import predivided
+from frontends.horovod.handles import Handle
+from frontends.horovod.names import Adasum, Average, communicator_of
 from frontends.torch import ops
 from frontends.torch.compression import Compression, Compressor
+from frontends.torch.gradients import GROUP_BYTES, Group, Parameter, can_lie, given_groups, lay_out, own_groups
+from frontends.torch.passes import Waiting
 
-Parameter: TypeAlias = torch.nn.Parameter
 Named: TypeAlias = Iterable[tuple[str, Parameter]]
+_SPARSE: Final = "groups: has a parameter with sparse gradients; leave it out, or give sparse_as_dense"
 
 
 def DistributedOptimizer(
@@ -35,6 +39,7 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[Parameter]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    gradient_as_bucket_view: bool = True,
 ) -> torch.optim.Optimizer:
     """`optimizer`, so that `step` uses gradients combined over the ranks. Its state and parameter groups are kept.
 
@@ -47,6 +52,9 @@ def DistributedOptimizer(
     groups                     lists of parameters that travel together, or how many such groups to make
     num_groups                 the same, as an int; deprecated
     sparse_as_dense            make sparse gradients dense before they are combined
+    gradient_as_bucket_view    gradients lie in memory that all ranks map, where there is such, and are combined where
+                               they lie. The next step overwrites them: clone those that are to be kept. Not with
+                               compression
 
     Raises ValueError for bad names, groups or numbers.
     """
@@ -70,6 +78,7 @@ def DistributedOptimizer(
         groups=groups,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
+        as_view=gradient_as_bucket_view,
     )
     return distributed
 
@@ -92,59 +101,6 @@ def _names(optimizer: torch.optim.Optimizer, named: Named | None) -> dict[Parame
     return {parameter: known[parameter] for parameter in own}
 
 
-class _Waiting:
-    """What all distributed optimizers have in common: when to combine, and that `step` does so."""
-
-    _names: dict[Parameter, str]
-    _passes: int
-    _left: dict[Parameter, int]
-    _process_set: ProcessSet
-    _combined = False
-    _combines_in_step = True
-
-    def _begin_counting(self) -> None:
-        """Have every parameter's gradient counted, if there is anybody to combine it with."""
-        self._start_over()
-        if (self._process_set.size() or 1) > 1:
-            for parameter in self._names:
-                parameter.register_post_accumulate_grad_hook(self._one_is_complete)
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """From now on combine gradients after so many backward passes."""
-        if passes < 1:
-            raise ValueError(f"passes={passes!r}: must be 1 or more")
-        self._passes = passes
-        self._start_over()
-
-    @contextlib.contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Within it `step` does not combine, because `synchronize` was called before:
-
-        optimizer.synchronize()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        with optimizer.skip_synchronize():
-            optimizer.step()
-        """
-        self._combines_in_step = False
-        try:
-            yield
-        finally:
-            self._combines_in_step = True
-
-    def _start_over(self) -> None:
-        """Count backward passes from the beginning."""
-        self._left = dict.fromkeys(self._names, self._passes)
-
-    def _one_is_complete(self, parameter: Parameter) -> None:
-        """A backward pass has added to a gradient."""
-        if self._left[parameter] <= 0:
-            raise AssertionError(
-                "gradients were computed more than backward_passes_per_step times before step(); increase "
-                "backward_passes_per_step to add them up"
-            )
-        self._left[parameter] -= 1
-
-
 class _Pending:
     """A combination under way."""
 
@@ -155,7 +111,7 @@ class _Pending:
         self.finish = finish
 
 
-class _Reducing(_Waiting):
+class _Reducing(Waiting):
     """Combines gradients. Mixed with the class of the user's optimizer, which follows it in the order of methods."""
 
     def _begin(
@@ -169,6 +125,7 @@ class _Reducing(_Waiting):
         groups: int | Sequence[Sequence[Parameter]] | None,
         sparse_as_dense: bool,
         process_set: ProcessSet,
+        as_view: bool,
     ) -> None:
         self._names = {parameter: name for parameter, name in names.items() if parameter.requires_grad}
         self._compression = compression
@@ -177,11 +134,13 @@ class _Reducing(_Waiting):
         self._factors = factors
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
-        self._groups = _groups_of(list(self._names), groups)
+        self._wanted = groups
+        self._as_view = as_view and compression is Compression.none
+        self._laid_out: tuple[Communicator, int] | None = None
+        self._sparse: set[Parameter] = set()
         self._pending: list[_Pending] = []
         self._begun: set[Parameter] = set()
-        self._group_of = {parameter: number for number, group in enumerate(self._groups) for parameter in group}
-        self._ready: dict[int, int] = {}
+        self._use(given_groups(self._names, groups))
         self._begin_counting()
 
     def synchronize(self) -> None:
@@ -190,7 +149,7 @@ class _Reducing(_Waiting):
         if (self._process_set.size() or 1) > 1:
             self._start([parameter for parameter in self._names if parameter not in self._begun])
             pending, self._pending = self._pending, []
-            for one in pending:
+            for one in reversed(pending):  # the last is over last, as a rule; so this thread is woken but once
                 one.finish()
         self._start_over()
         self._combined = True
@@ -219,7 +178,8 @@ class _Reducing(_Waiting):
 
     def _start_over(self) -> None:
         self._begun = set()
-        self._ready = dict.fromkeys(range(len(self._groups)), 0)
+        for group in self._groups:
+            group.start_over()
         self._combined = False
         super()._start_over()
 
@@ -227,17 +187,44 @@ class _Reducing(_Waiting):
         super()._one_is_complete(parameter)
         if self._left[parameter] == 0:
             self._start([parameter])
+        elif parameter in self._group_of:
+            self._group_of[parameter].take_early(parameter)
 
     def _start(self, parameters: Sequence[Parameter]) -> None:
+        if self._as_view and not self._begun:
+            self._lay_out()
         for parameter in parameters:
             self._begun.add(parameter)
-            number = self._group_of.get(parameter)
-            if number is None:
+            group = self._group_of.get(parameter)
+            if group is None:
                 self._combine_one(parameter)
                 continue
-            self._ready[number] += 1
-            if self._ready[number] == len(self._groups[number]):
-                self._combine_group(number)
+            if group.slots:
+                self._put_into(group, parameter)
+            group.ready += 1
+            if group.ready == len(group.parameters):
+                self._combine_group(group)
+
+    def _use(self, groups: list[Group]) -> None:
+        self._groups = groups
+        self._group_of = {parameter: group for group in groups for parameter in group.parameters}
+
+    def _lay_out(self) -> None:
+        """Have gradients lie in windows, where they do not. All ranks come here when a step's first gradient is
+        complete, and have seen the same gradients be sparse."""
+        comm = communicator_of(self._process_set)
+        if self._laid_out == (comm, len(self._sparse)) or not comm.maps:
+            return
+        given = given_groups(self._names, self._wanted)
+        self._use(given)  # and so drop the memory that there was
+        apart = self._sparse.union(self._group_of)
+        free = {one: name for one, name in self._names.items() if one not in apart and can_lie(one)}
+        own = own_groups(free, min(GROUP_BYTES, comm.config.fusion_bytes))
+        able = [group for group in given if all(map(can_lie, group.parameters))]
+        with as_horovod():
+            if lay_out(comm, [*able, *own], self._names):
+                self._laid_out = comm, len(self._sparse)
+        self._use([*given, *(group for group in own if group.slots)])
 
     def _gradient(self, parameter: Parameter) -> torch.Tensor:
         if parameter.grad is None:
@@ -249,6 +236,7 @@ class _Reducing(_Waiting):
     def _combine_one(self, parameter: Parameter) -> None:
         gradient, name = self._gradient(parameter), self._names[parameter]
         if gradient.is_sparse:
+            self._sparse.add(parameter)
             wait = ops.sparse_allreduce_async(gradient, name, self._op, self._process_set)
 
             def replace() -> None:
@@ -265,15 +253,39 @@ class _Reducing(_Waiting):
 
         self._pending.append(_Pending([parameter], finish))
 
-    def _combine_group(self, number: int) -> None:
-        parameters = self._groups[number]
+    def _put_into(self, group: Group, parameter: Parameter) -> None:
+        """Bring a gradient to where the others of its group lie."""
+        gradient, slot = self._gradient(parameter), group.slots[parameter]
+        if not gradient.is_sparse:
+            if not slot.take(parameter, gradient):
+                group.outside.append(parameter)
+        elif group.given:
+            raise ValueError(_SPARSE)
+        else:  # it was dense, or missing, when that was laid out
+            slot.view().zero_()
+            self._combine_one(parameter)
+
+    def _combine_group(self, group: Group) -> None:
+        if group.slots:
+            handle = ops.combine_arrays_async(group.arrays, group.name, self._op, *self._factors, self._process_set)
+            self._pending.append(_Pending(group.parameters, lambda: self._finish_group(group, handle)))
+        else:
+            self._combine_given(group)
+
+    def _finish_group(self, group: Group, handle: Handle) -> None:
+        handle.synchronize()
+        for parameter in group.outside:
+            assert parameter.grad is not None
+            parameter.grad.detach().copy_(group.slots[parameter].view())
+
+    def _combine_given(self, group: Group) -> None:
+        parameters = group.parameters
         gradients = [self._gradient(parameter) for parameter in parameters]
         if any(gradient.is_sparse for gradient in gradients):
-            raise ValueError("groups: has a parameter with sparse gradients; leave it out, or give sparse_as_dense")
+            raise ValueError(_SPARSE)
         compressed = [self._compression.compress(gradient) for gradient in gradients]
-        name = f"{self._names[parameters[0]]}.group"
         smalls = [small for small, _ in compressed]
-        handle = ops.grouped_allreduce_async_(smalls, None, name, self._op, *self._factors, self._process_set)
+        handle = ops.grouped_allreduce_async_(smalls, None, group.name, self._op, *self._factors, self._process_set)
 
         def finish() -> None:
             handle.synchronize()
@@ -287,7 +299,7 @@ class _Reducing(_Waiting):
             gradient.copy_(self._compression.decompress(small, ctx))
 
 
-class _Adasum(_Waiting):
+class _Adasum(Waiting):
     """Steps on the own gradients, and combines by Adasum what the steps of all ranks have changed.
 
     As in Horovod that is once for `backward_passes_per_step` passes, or at `step` if that comes earlier. Horovod lets
@@ -340,21 +352,3 @@ class _Adasum(_Waiting):
     def _one_is_complete(self, parameter: Parameter) -> None:
         if not self._stepping:  # what the closure of a step computes is the step's own
             super()._one_is_complete(parameter)
-
-
-def _groups_of(
-    parameters: list[Parameter], groups: int | Sequence[Sequence[Parameter]] | None
-) -> list[list[Parameter]]:
-    if groups is None or groups == 0:
-        return []
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ValueError(f"groups={groups}: must be 0 or more")
-        return divided(parameters, groups)
-    chosen = [list(group) for group in groups]
-    counts = Counter(parameter for group in chosen for parameter in group)
-    if any(count > 1 for count in counts.values()):
-        raise ValueError("groups: a parameter is in more than one")
-    if not set(counts) <= set(parameters):
-        raise ValueError("groups: has a parameter that is not the optimizer's, or needs no gradient")
-    return chosen

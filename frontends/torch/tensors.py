@@ -56,11 +56,18 @@ def as_tensor(array: Any) -> torch.Tensor:
     """A tensor that shares a NumPy array's memory; a CUDA tensor is returned as it is."""
     if isinstance(array, torch.Tensor):
         return array
-    array = np.asarray(array)
-    if array.dtype in _BACK:
-        bits, kind = _BACK[array.dtype]
-        return torch.from_numpy(array.view(_numpy_of(bits))).view(kind)
-    return torch.from_numpy(array)
+    plain, kind = plain_array(np.asarray(array))
+    tensor = torch.from_numpy(plain)
+    return tensor if kind is None else tensor.view(kind)
+
+
+def plain_array(array: Any) -> tuple[Any, torch.dtype | None]:
+    """An array that `torch.from_numpy` takes, of the same memory; and the dtype as which to view the tensor, if that is
+    another."""
+    if array.dtype not in _BACK:
+        return array, None
+    bits, kind = _BACK[array.dtype]
+    return array.view(_numpy_of(bits)), kind
 
 
 def _numpy_of(bits: torch.dtype) -> np.dtype[Any]:

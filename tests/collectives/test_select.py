@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,22 @@ def test_there_is_always_a_choice_that_can_run(collective: str) -> None:
         choice = selector.choose(wanted)
         assert not obstacle(choice.algorithm, wanted)
         assert choice.segments >= 1
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce_scatter", "alltoall"])
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_in_windows_nothing_is_staged_but_what_is_small(collective: str, size: int) -> None:
+    selector = Selector(MODEL, Rules(), "x")
+    for nbytes, name in ((4, "direct"), (1 << 10, "direct"), (1 << 20, "windowed"), (1 << 26, "windowed")):
+        shared = demand(collective, size, nbytes, 1 << 20, windows=True)
+        assert selector.choose(shared).algorithm.name == name
+        assert selector.choose(replace(shared, windows=False)).algorithm.name != "windowed"
+
+
+def test_pieces_fill_the_stage_where_all_are_of_one_size() -> None:
+    selector = Selector(MODEL, Rules(), "x")
+    assert selector.choose(demand(size=2, nbytes=1 << 22, stage=1 << 20), "direct").segments == 8
+    assert selector.choose(demand(size=2, nbytes=(1 << 22) + 8, stage=1 << 20), "direct").segments == 9
 
 
 def test_reproducible_calls_have_a_choice_wherever_they_combine() -> None:

@@ -43,7 +43,8 @@ from transports.rendezvous.memory import MemoryStore
 from transports.rendezvous.once import decide, decided
 from transports.rendezvous.server import TcpStoreServer
 from transports.rendezvous.store import Store
-from transports.tcp.transport import TcpTransport, _purpose
+from transports.tcp.dialing import purpose
+from transports.tcp.transport import TcpTransport
 from transports.testing import run_processes
 
 THREADS = ["local", "tcp", "shm", "auto"]
@@ -592,8 +593,8 @@ def test_connection_meant_for_the_old_generation_is_refused() -> None:
 def knock(transport: object, group: Group) -> bool:
     """Whether rank 0 of a transport accepts a connection to rank 0 of a group: it proves that it is meant."""
     assert isinstance(transport, TcpTransport)
-    with socket.create_connection(transport._addresses[0], SECONDS) as link:
-        client = Client(SECRET, _purpose(group, 0))
+    with socket.create_connection(transport._dialing.addresses[0], SECONDS) as link:
+        client = Client(SECRET, purpose(group, 0))
         link.sendall(client.hello)
         challenge = b""
         while len(challenge) < CHALLENGE_BYTES:

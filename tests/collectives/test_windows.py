@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -197,16 +198,108 @@ def test_memory_is_released_when_all_ranks_have_dropped_it() -> None:
         world.run(rank)
 
 
+def test_what_was_found_of_an_array_is_not_believed_of_the_next_one_with_its_identity() -> None:
+    def rank(comm: Communicator) -> None:
+        shared, ids = comm.empty(1000), set()
+        for start in range(0, 1000, 100):
+            for _ in range(2):  # found out, and remembered
+                piece = shared[start : start + 100]
+                ids.add(id(piece))
+                places = comm._windows.places("allreduce", piece, piece)
+                assert places == ((1, 8 * start),) * 2
+                assert comm._windows.places("allreduce", piece, piece) == places
+                del piece
+        assert len(ids) < 10, "no identity was used again"
+
+    with world_of("local", 2) as world:
+        world.run(rank)
+
+
+def test_named_windows_are_made_in_any_order_and_released_by_themselves() -> None:
+    def rank(comm: Communicator) -> None:
+        made: dict[str, Any] = {}
+        names = "abc" if comm.rank else "cab"
+        with ThreadPoolExecutor(3) as threads:
+            for name in names:
+                threads.submit(lambda name=name: made.update({name: comm.empty(ord(name), name=name)}))
+            comm.empty(3)
+        for name in "abc":
+            x = made[name]
+            x[...] = comm.rank + 1
+            comm.allreduce_async(x, out=x, name="sum").wait()
+            np.testing.assert_array_equal(x, np.full(ord(name), 3.0))
+        calls = [plan.call for plan in comm._named.executor.planner._plans.values()]
+        assert {call.windows[0].window for call in calls if call.windows} == {-3, -2, -1}
+        del x
+        made.clear()
+        gc.collect()
+        comm.barrier()
+        comm.empty(3)
+        assert len(comm._windows._pieces) == 4, "what was made by name goes when something is made by name"
+        comm.empty(3, name="d")
+        assert len(comm._windows._pieces) == 2
+
+    with world_of("shm", 2) as world:
+        world.run(rank)
+
+
+def test_named_windows_of_different_shapes() -> None:
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(MismatchError, match=r"empty\(float64 \(11,\)\)"):
+            comm.empty(10 + comm.rank, name="a")
+        assert comm.empty(10, name="a").shape == (10,)
+
+    with world_of("local", 2) as world:
+        world.run(rank)
+
+
+@pytest.mark.parametrize("transport", SHARED)
+def test_who_has_joined_gives_zeros_where_the_others_have_their_arrays(transport: str) -> None:
+    def rank(comm: Communicator) -> None:
+        x, y = comm.empty(100_000), comm.empty(10)
+        x[...] = y[...] = comm.rank + 1
+        if comm.rank == 1:
+            del x
+            assert comm.join() in (0, 2)
+            return
+        comm.allreduce_async(x, out=x, name="x").wait()
+        np.testing.assert_array_equal(x, np.full(100_000, 4.0))
+        comm.allreduce_async(y, out=y, name="y").wait()
+        z, p = comm.allreduce_async(x, name="z"), np.ones(3)
+        np.testing.assert_array_equal(z.wait(), np.full(100_000, 8.0))
+        comm.grouped_allreduce_async([x, p, y], "average", out=[x, p, y], name="group").wait()
+        assert (x[0], p[0], y[0]) == pytest.approx((8 / 3, 2 / 3, 8 / 3))
+        comm.join()
+
+    with world_of(transport, 3) as world:
+        world.run(rank)
+
+
+def test_named_calls_must_agree_on_windows_and_nothing_else_is_lost() -> None:
+    def rank(comm: Communicator) -> None:
+        shared = comm.empty(1000)
+        x = shared if comm.rank else np.zeros(1000)
+        with pytest.raises(MismatchError, match=r"rank 1: allreduce\(float64 \(1000,\), op=sum, in windows 1\+0\)"):
+            comm.allreduce_async(x, out=x, name="x").wait()
+        comm.allreduce_async(shared, out=shared, name="x").wait()
+
+    with world_of("shm", 2) as world:
+        world.run(rank)
+
+
 def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     def rank(comm: Communicator) -> None:
         with pytest.raises(RendezvousError, match=r"no room for 80|could not make window"):
             comm.empty(10)
+        with pytest.raises(RendezvousError, match=r"no room for 80|could not make window"):
+            comm.empty(10, name="x")
         assert comm.allreduce(1) == comm.size
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with world_of("shm", 2) as world:
+        world.run(lambda comm: comm.barrier_async(name="the engine stages").wait())
         monkeypatch.setattr("transports.shm.segments.Segment.create", full)
         world.run(rank)
         monkeypatch.undo()

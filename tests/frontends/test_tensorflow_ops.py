@@ -209,6 +209,34 @@ def mistakes(rank: int, size: int) -> None:
     same(hvd.allreduce(tf.ones(2), op=hvd.Sum), np.full(2, size, np.float32))  # and all goes on
 
 
+def shapes(rank: int, size: int) -> None:
+    """Of tensors: known before the graph is run, known then, and not what the graph was told."""
+    x = np.arange(12, dtype=np.float32).reshape(2, 3, 2) + rank
+    total = sum(x - rank + peer for peer in range(size))
+    for signature in ([2, 3, 2], [None, 3, None], None):
+
+        @tf.function(input_signature=[tf.TensorSpec(signature, tf.float32)])
+        def reduced(x: Any) -> Any:
+            made, number = hvd.grouped_allreduce([x * 2, tf.reduce_sum(x) * 0 + 1], op=hvd.Sum)
+            return hvd.allreduce(x, op=hvd.Sum), made, number, hvd.broadcast(x[:, :0], 0)
+
+        for one, expected in zip(reduced(tf.constant(x)), (total, 2 * total, np.float32(size), x[:, :0]), strict=True):
+            same(one, expected)
+
+    @tf.function
+    def told(shape: list[int]) -> Any:
+        y = tf.numpy_function(lambda: x, [], tf.float32)
+        y.set_shape(shape)
+        return hvd.allreduce(y, op=hvd.Sum)
+
+    assert "tensor 0: has shape (2, 3, 2), in the graph (5,)" in raised(tf.errors.InvalidArgumentError, told, [5])
+    same(hvd.allreduce(tf.constant(x), op=hvd.Sum), total)
+
+
+def test_shapes_known_before_and_not(pool: Pools) -> None:
+    pool(2).run(in_world, shapes)
+
+
 def test_errors_keep_their_text(pool: Pools) -> None:
     pool(2).run(in_world, mistakes)
 

@@ -21,6 +21,7 @@ from tests.frontends.test_tensorflow_ops import in_world
 tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed: pip install 'ronde[tensorflow]'")
 
 import frontends.tensorflow as hvd  # noqa: E402
+from frontends.tensorflow import reducing  # noqa: E402
 
 Pools = Callable[[int], Pool]
 ROOT = Path(__file__).parents[2]
@@ -159,6 +160,35 @@ def test_weights_are_those_of_one_process(pool: Pools, way: Callable[..., None])
 
 def test_what_is_not_combined(pool: Pools) -> None:
     pool(3).run(in_world, parts_of_models)
+
+
+def in_groups(rank: int, size: int) -> None:
+    """Gradients travel in groups where cores are free meanwhile, else as one; groups that are asked for are made."""
+    variables = [tf.Variable(tf.fill([4, number + 1], 1.0 + rank), name=f"v{number}") for number in range(6)]
+
+    def gradients(**options: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(variable**2) for variable in variables])
+        return list(hvd.DistributedGradientTape(tape, **options).gradient(loss, variables))
+
+    for cores, options, calls in (
+        (2 * size, {}, 2),
+        (2 * size - 1, {}, 1),
+        (1, {"groups": 3}, 3),
+        (64, {"groups": 6}, 6),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reducing, "BUCKET", 128)
+            patch.setattr(os, "cpu_count", lambda cores=cores: cores)
+            compiled = tf.function(functools.partial(gradients, **options)).get_concrete_function()
+        kinds = [node.type for node in compiled.graph.get_operations()]
+        assert kinds.count("RondeCall") == calls, (cores, options)
+        for number, found in enumerate(compiled()):
+            np.testing.assert_allclose(found, np.full([4, number + 1], size + 1.0))
+
+
+def test_groups_are_for_hosts_with_free_cores(pool: Pools) -> None:
+    pool(2).run(in_world, in_groups)
 
 
 def batch_norm(rank: int, size: int) -> None:

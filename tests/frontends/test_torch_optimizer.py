@@ -12,6 +12,7 @@ from tests.frontends.pool import Pool
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ronde[torch]'")
 
+import collectives  # noqa: E402
 import frontends.torch as hvd  # noqa: E402
 from tests.frontends.test_torch_ops import in_world  # noqa: E402
 
@@ -195,6 +196,151 @@ def by_hand(rank: int, size: int) -> None:
 
 def test_synchronize_by_hand_and_mistakes(pool: Pools) -> None:
     pool(2).run(in_world, by_hand)
+
+
+class Mixed(torch.nn.Module):
+    """Parameters of three dtypes and one that is channels_last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = torch.nn.Linear(5, 4, dtype=torch.float64)
+        self.short = torch.nn.Linear(5, 4, dtype=torch.bfloat16)
+        self.images = torch.nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = self.wide(x.double()).sum() + self.short(x.bfloat16()).double().sum()
+        return flat + self.images(x[:, None, None, :].expand(-1, 2, 5, 5)).square().sum()
+
+
+def gradients_of(net: torch.nn.Module, optimizer: Any, x: torch.Tensor, set_to_none: bool = True) -> list[torch.Tensor]:
+    optimizer.zero_grad(set_to_none=set_to_none)
+    net(x).backward()
+    if hasattr(optimizer, "synchronize"):
+        optimizer.synchronize()
+    return [parameter.grad.detach().clone() for parameter in net.parameters()]
+
+
+def lying(rank: int, size: int, on: bool) -> int:
+    """Gradients of all kinds are right, and lie where they should; the number of groups that do."""
+    net, twin = Mixed(), Mixed()
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    twin.load_state_dict(net.state_dict())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), op=hvd.Sum, gradient_as_bucket_view=on
+    )
+    alone = torch.optim.SGD(twin.parameters(), lr=0.1)
+    where = []
+    for step in range(4):
+        shares = [torch.arange(10.0).reshape(2, 5) / 8 + step + peer for peer in range(size)]
+        found = gradients_of(net, optimizer, shares[rank], step < 2)
+        wanted = [gradients_of(twin, alone, share) for share in shares]
+        for mine, *theirs in zip(found, *wanted, strict=True):
+            assert torch.allclose(mine, sum(theirs[1:], theirs[0]), rtol=1e-2 if mine.dtype == torch.bfloat16 else 1e-5)
+        where.append([parameter.grad.data_ptr() for parameter in net.parameters()])
+        assert net.images.weight.grad.is_contiguous(memory_format=torch.channels_last)
+    assert (where[0] == where[1] == where[2]) or not (on and collectives.world().maps)
+    assert where[2] == where[3], "zeros were kept"
+    return len([group for group in optimizer._groups if group.slots])
+
+
+@pytest.mark.parametrize(("transport", "on", "wanted"), [("shm", True, 3), ("shm", False, 0), ("tcp", True, 0)])
+def test_gradients_lie_in_windows(pool: Pools, transport: str, on: bool, wanted: int) -> None:
+    assert pool(2).run(in_world, lying, on, transport=transport) == [wanted, wanted]
+
+
+def joined(rank: int, size: int) -> list[float]:
+    """Rank 1 has data for one step only, rank 0 for three."""
+    net = torch.nn.Linear(3, 1, bias=False)
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())
+    seen = []
+    for step in range(3 if rank == 0 else 1):
+        seen.append(gradients_of(net, optimizer, torch.full((1, 3), 2.0 + 2 * step))[0][0, 0].item())
+    assert hvd.join() == 0
+    return seen
+
+
+def late(rank: int, size: int) -> list[float]:
+    """Rank 1 joins before its first step."""
+    net = torch.nn.Linear(3, 1, bias=False)
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())
+    seen = []
+    for epoch in range(2):
+        for _ in range(2 if rank == 0 or epoch else 0):
+            seen.append(gradients_of(net, optimizer, torch.full((1, 3), 4.0))[0][0, 0].item())
+        hvd.join()
+    return seen
+
+
+def test_uneven_data_and_windows(pool: Pools) -> None:
+    assert pool(2).run(in_world, joined) == [[2.0, 2.0, 3.0], [2.0]]
+    assert pool(2).run(in_world, late) == [[2.0, 2.0, 4.0, 4.0], [4.0, 4.0]]
+
+
+def kept(rank: int, size: int) -> None:
+    """Gradients that somebody keeps, and those that are part of a graph."""
+    net = torch.nn.Linear(3, 1, bias=False)
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())
+    x = torch.full((1, 3), 1.0 + 2 * rank)
+    gradients_of(net, optimizer, x)
+    old = net.weight.grad[:, :1]
+    assert old.item() == 2.0
+    with pytest.warns(UserWarning, match=r"take gradient\.clone\(\)"):
+        gradients_of(net, optimizer, 3 * x)
+    assert old.item() == 6.0
+    optimizer.zero_grad()
+    (net(x) ** 2).sum().backward(create_graph=True)
+    optimizer.synchronize()
+    squares = hvd.allgather((2 * net(x) * x).detach())
+    assert torch.allclose(net.weight.grad, squares.mean(0, keepdim=True))
+    assert net.weight.grad.requires_grad
+
+
+def test_gradients_that_are_kept(pool: Pools) -> None:
+    pool(2).run(in_world, kept)
+
+
+def sometimes_sparse(rank: int, size: int) -> None:
+    """The first step knows of no sparse gradient: the embedding is not used in it."""
+    net = Sparse()
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    for used in (False, True, True, False):
+        optimizer.zero_grad()
+        x = torch.full((2, 6), 0.1 + rank)
+        (net(x) if used else net.layers(x)).sum().backward()
+        optimizer.step()
+        assert net.embedding.weight.grad.is_sparse == used
+        if used:
+            rows = net.embedding.weight.grad.coalesce().indices()[0].tolist()
+            assert rows == [1, 11]
+            assert net.embedding.weight.grad.to_dense()[1, 0] != 0
+        everywhere = hvd.allgather(net.layers[0].weight.grad[None])
+        assert torch.equal(everywhere[0], everywhere[-1])
+    assert "embedding.weight" not in repr([group.name for group in optimizer._groups])
+
+
+def test_gradients_that_turn_out_to_be_sparse(pool: Pools) -> None:
+    pool(2).run(in_world, sometimes_sparse)
+
+
+def unlike(rank: int, size: int) -> None:
+    """Ranks whose parameters have their elements in different orders."""
+    net = torch.nn.Conv2d(2, 3, 2)
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    if rank:
+        net = net.to(memory_format=torch.channels_last)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    optimizer.zero_grad()
+    net(torch.full((1, 2, 4, 4), 1.0 + rank)).sum().backward()
+    optimizer.step()
+    assert torch.equal(net.weight.grad, torch.full((3, 2, 2, 2), 9 * 1.5))
+
+
+def test_ranks_with_other_memory_formats_go_without(pool: Pools) -> None:
+    pool(2).run(in_world, unlike)
 
 
 def adasum(rank: int, size: int) -> list[Any]:

@@ -416,6 +416,26 @@ def test_spinning_is_for_processes_that_have_a_core_each(monkeypatch: pytest.Mon
     assert not make(groups(1)[0]).spins
 
 
+def test_a_wait_for_an_epoch_leaves_the_core_to_other_processes_before_it_drives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not make(groups(2)[0]).yields
+    assert make(groups(1)[0]).yields
+
+    def body(t: Any) -> None:
+        t.yields = True
+        made = t.expose("w", BOTH, 8, soon())
+        if t.rank == 0:
+            epochs = iter(range(1, 100))
+            with monkeypatch.context() as patch:
+                patch.setattr("transports.shm.window.yield_core", lambda: made.publish(next(epochs)))
+                patch.setattr(t.waiter, "wait", None)
+                made.wait(0, 3, soon())
+            assert next(epochs) == 4
+
+    on_ranks(make, body)
+
+
 def test_all_works_where_memory_is_weakly_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
     fences: deque[int] = deque()
 

@@ -168,7 +168,7 @@ class Waiter:
     def _yield(self) -> None:
         self.lock.release()
         try:
-            _yield_core()
+            yield_core()
         finally:
             self.lock.acquire()
 
@@ -209,7 +209,7 @@ class Waiter:
         self._engine.look()
 
 
-def _yield_core() -> None:
+def yield_core() -> None:
     """Let another thread or process have the core."""
     if hasattr(os, "sched_yield"):
         os.sched_yield()

@@ -1,0 +1,162 @@
+"""`jit` for programs that call Ronde, which JAX then dispatches as fast as programs that do not; and calls outside of
+programs, each of which is such a program.
+
+JAX dispatches a program with ordered effects in Python: some 15 us for each argument and result. A program of this
+`jit` has none. It takes the token that orders calls as an argument and gives the next one as a result, as any array,
+and within it the calls are ordered as always. The token is JAX's own, so programs of either kind run in one order.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+from jax._src import core, dispatch
+from jax.extend.core import Jaxpr, Primitive
+from jax.interpreters import mlir
+
+from frontends.jax.primitive import COLLECTIVE, EFFECT
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_enclosed: Final = Primitive("ronde_program")
+_enclosed.multiple_results = True
+_passing: Final = Primitive("ronde_token")
+
+
+def jit(
+    function: Callable[P, R],
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+) -> Callable[P, R]:
+    """`jax.jit`, for the outermost function of a training step: its calls take less time, above all with many arrays.
+
+    What it means is the same, also the order of calls, and what is raised. The options are those of jax.jit. Within
+    other transformations (`grad`, another `jit`) it is jax.jit.
+    """
+    options: dict[str, Any] = {
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+    }
+    plain = jax.jit(function, **options)
+
+    @functools.wraps(function)
+    def enclosing(*args: Any, ronde_token: jax.Array, **kwargs: Any) -> tuple[Any, Any]:
+        return _enclose(function, ronde_token, args, kwargs)
+
+    compiled = jax.jit(enclosing, **options)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if jax.config.jax_disable_jit or not core.trace_state_clean():
+            return plain(*args, **kwargs)  # type: ignore[no-any-return]
+        held = _held()
+        try:
+            token, result = compiled(*args, ronde_token=held, **kwargs)
+        except ValueError as error:  # the dispatch in C++ makes one of what a program has failed with, too
+            compiled.trace(*args, ronde_token=held, **kwargs)  # raises if it is the call that is wrong
+            raise jax.errors.JaxRuntimeError(str(error)) from error
+        _latest.token = core.Token(token)
+        dispatch.runtime_tokens.set_token_result(EFFECT, _latest.token)
+        return result  # type: ignore[no-any-return]
+
+    return call
+
+
+class _Latest(threading.local):
+    """The token that this thread's last program of `jit` has given."""
+
+    token: Any = None
+
+
+_latest: Final = _Latest()
+
+
+def _held() -> jax.Array:
+    """The token of this thread's last call, as an array."""
+    token = dispatch.runtime_tokens.current_tokens.get(EFFECT)
+    if token is not None and token is _latest.token:
+        return token._buf
+    return _converted()  # that of another program has a form in which it can be given to none of `jit`
+
+
+@functools.partial(jax.jit)
+def _converted() -> jax.Array:
+    """What is there when all is over that was called before."""
+    return _passing.bind()
+
+
+def _enclose(
+    function: Callable[..., Any], token: jax.Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[jax.Array, Any]:
+    """The next token, and what the function gives. Arguments that are no tracers are static."""
+    leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+    traced = [index for index, leaf in enumerate(leaves) if isinstance(leaf, core.Tracer)]
+
+    def of_arrays(*arrays: Any) -> Any:
+        filled = list(leaves)
+        for index, array in zip(traced, arrays, strict=True):
+            filled[index] = array
+        args, kwargs = jax.tree_util.tree_unflatten(tree, filled)
+        return function(*args, **kwargs)
+
+    given = [leaves[index] for index in traced]
+    program, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*given)
+    token, *results = _enclosed.bind(token, *program.consts, *given, program=program.jaxpr)
+    return token, jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shapes), results)
+
+
+def _trace(token: Any, *_: Any, program: Jaxpr) -> tuple[list[Any], set[Any]]:
+    return [token, *(variable.aval for variable in program.outvars)], set(program.effects) - {EFFECT}
+
+
+def _lower(ctx: Any, token: Any, *operands: Any, program: Jaxpr) -> Sequence[Any]:
+    """The program's calls, ordered among themselves; the program as a whole is by its arguments and results."""
+    results, tokens = mlir.jaxpr_subcomp(
+        ctx.module_context,
+        program,
+        ctx.name_stack,
+        mlir.TokenSet(dict(ctx.tokens_in.items()) | dict(mlir.TokenSet.create([EFFECT]).items())),
+        operands[: len(program.constvars)],
+        *operands[len(program.constvars) :],
+        dim_var_values=ctx.dim_var_values,
+        const_lowering=ctx.const_lowering,
+        outer_traceback=ctx.traceback,
+    )
+    ctx.set_tokens_out(mlir.TokenSet({effect: tokens.get(effect) for effect, _ in ctx.tokens_in.items()}))
+    return [token, *results]
+
+
+def _lower_passing(ctx: Any) -> Sequence[Any]:
+    ctx.set_tokens_out(ctx.tokens_in)
+    return [mlir.ir_constant(np.zeros(0, bool))]
+
+
+# calls outside of programs
+
+
+@functools.partial(jit, static_argnames=("request", "path", "in_place"))
+def _alone(*arrays: jax.Array, **how: Any) -> list[jax.Array]:
+    return list(COLLECTIVE.bind(*arrays, **how))
+
+
+def _run(*arrays: jax.Array, **how: Any) -> list[jax.Array]:
+    with jax.disable_jit(False):
+        return _alone(*arrays, **how)
+
+
+COLLECTIVE.def_impl(_run)
+_enclosed.def_effectful_abstract_eval(_trace)
+_passing.def_effectful_abstract_eval(lambda: (core.ShapedArray((0,), np.dtype(bool)), {EFFECT}))
+mlir.register_lowering(_enclosed, _lower, cacheable=False)
+mlir.register_lowering(_passing, _lower_passing, cacheable=False)
