@@ -158,6 +158,10 @@ class Mailbox:
         receive.done = True
         return True
 
+    def awaits(self, peer: int, tag: int) -> bool:
+        """True if a receive is posted for the next frame with this tag from a peer."""
+        return (peer, tag) in self._posted
+
     def takes(self, peer: int, tag: int, check: int, length: int, max_parked: int) -> bool:
         """Whether `arrive` may be called for a frame: a receive is posted for it, or there is room to park it, which
         is `max_parked` bytes and MAX_PARKED_FRAMES frames.

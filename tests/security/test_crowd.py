@@ -66,7 +66,7 @@ def test_a_member_that_was_cut_in_the_middle_connects_again(monkeypatch: pytest.
     monkeypatch.setattr(handshake, "CROWDED_SECONDS", 0.05)
     with ranks(2, Options(handshake_timeout=0.05)) as (a, b):
         going = b.isend(0, 1, memoryview(b"abc"))
-        wait_until(lambda: b._dials[0]._client is not None, drive=b)
+        wait_until(lambda: all(dial._client is not None for dial in b._dialing.dials), drive=b)
         before = a._listener._refusals
         wait_until(lambda: a._listener._refusals > before, drive=a)
         time.sleep(0.05)
@@ -85,7 +85,7 @@ def test_who_is_refused_at_once_does_not_try_again(monkeypatch: pytest.MonkeyPat
     with ranks(2) as (a, b):
         monkeypatch.setattr(a._listener, "_purpose", b"another one")
         going = b.isend(0, 1, memoryview(b"abc"))
-        wait_until(lambda: b._dials[0]._client is not None, drive=b)
+        wait_until(lambda: all(dial._client is not None for dial in b._dialing.dials), drive=b)
         wait_until(lambda: a._listener._refusals == 1, drive=a)
         with pytest.raises(ConnectError, match="it refused: it belongs to another job or generation"):
             going.wait(soon())

@@ -62,6 +62,7 @@ def test_the_limits_are_those_in_the_table() -> None:
     assert (
         f"{Options().max_parked_bytes >> 30} GiB together (`max_parked_bytes`), {matching.MAX_PARKED_FRAMES:,}" in early
     )
+    assert f"{frames.MAX_CONNECTIONS} from each rank" in row("connections for pieces of large messages")
     assert f"{packed.MAX_BYTES >> 20} MiB, {packed.MAX_ITEMS:,} items" in row("packed values")
     offers = row("offers of windows")
     assert f"{exposing.MAX_OFFER_BYTES >> 10} KiB each, {exposing.MAX_OFFERS} that" in offers

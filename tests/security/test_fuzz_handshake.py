@@ -81,7 +81,7 @@ def hang_up(sock: socket.socket, pieces: list[bytes]) -> None:
 HELLOS = st.one_of(
     st.binary(max_size=200),
     faulty(st.builds(lambda: auth.Client(SECRET, PURPOSE).hello)),
-    faulty(st.builds(lambda: auth.Client(SECRET, PURPOSE).hello + bytes(auth.PROOF_BYTES) + intro_frame(1))),
+    faulty(st.builds(lambda: auth.Client(SECRET, PURPOSE).hello + bytes(auth.PROOF_BYTES) + intro_frame(1, 0))),
 )
 
 
@@ -120,10 +120,10 @@ class Outcome:
     def __init__(self) -> None:
         self.told: list[RondeError | socket.socket] = []
 
-    def dialed(self, peer: int, sock: socket.socket) -> None:
+    def dialed(self, dial: Dial, sock: socket.socket) -> None:
         self.told.append(sock)
 
-    def dial_failed(self, peer: int, error: RondeError) -> None:
+    def dial_failed(self, dial: Dial, error: RondeError) -> None:
         self.told.append(error)
 
     @property
@@ -149,6 +149,7 @@ def dial(listener: socket.socket) -> RondeError | socket.socket:
             loop,
             rank=1,
             peer=0,
+            connection=0,
             address=listener.getsockname(),
             secret=SECRET,
             purpose=PURPOSE,

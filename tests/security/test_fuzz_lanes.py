@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.security.fuzz import cuts, faulty, fuzz, values, words
 from tests.transports.groups import groups, soon
+from tests.transports.tcp_ranks import member
 from transports.errors import (
     AbortedError,
     DeadlineExceeded,
@@ -26,8 +27,20 @@ from transports.errors import (
 from transports.packed import pack
 from transports.tcp import Options, TcpTransport
 from transports.tcp.addresses import exchange
-from transports.tcp.frames import ABORT, DATA, GOODBYE, HEADER, INTRO, MAX_CONTROL_BYTES, parse_abort, parse_intro
-from transports.tcp.lanes import Outgoing
+from transports.tcp.frames import (
+    ABORT,
+    DATA,
+    GOODBYE,
+    HEADER,
+    INTRO,
+    MAX_CONTROL_BYTES,
+    PIECE,
+    PIECE_BYTES,
+    SPREAD,
+    parse_abort,
+    parse_intro,
+)
+from transports.tcp.outgoing import Outgoing
 
 LIMIT = 1 << 12
 """What may be parked."""
@@ -69,7 +82,7 @@ streams = st.lists(frames, max_size=8).map(b"".join)
 @given(st.binary(min_size=HEADER.size, max_size=HEADER.size) | st.builds(header, words, words, st.just(INTRO), words))
 def test_an_introduction_is_a_rank_or_an_error(frame: bytes) -> None:
     with contextlib.suppress(TransportError):
-        assert parse_intro(frame) >= 0
+        assert min(parse_intro(frame)) >= 0
 
 
 @fuzz(60)
@@ -99,7 +112,7 @@ def beside(pieces: list[bytes], *, incoming: bool) -> Iterator[tuple[TcpTranspor
             near.setblocking(False)
             with transport._lock:
                 if incoming:
-                    assert transport.accepted(near, 1) is None
+                    assert transport.accepted(near, 1, 0) is None
                 else:
                     lane = transport._outgoing[1] = Outgoing(transport, transport._loop, 1)
                     lane.attach(near)
@@ -128,6 +141,42 @@ def test_a_member_says_anything(pieces: list[bytes], receives: list[tuple[int, i
                     request.wait(time.monotonic() + 0.01)
         except DeadlineExceeded:
             assert transport.failure is None
+        except RondeError as error:
+            assert transport.failure is not None
+            assert type(error) is type(transport.failure)  # noqa: PT017
+        assert transport._mailbox.parked_bytes <= LIMIT
+        assert all(len(lane._rest) <= max(LIMIT, MAX_CONTROL_BYTES) for lane in transport._lanes())
+
+
+serials = st.sampled_from([0, 1, 2]) | words
+places = st.sampled_from([0, 0, PIECE_BYTES]) | words
+announcements = st.builds(header, tags, st.just(0) | words, st.just(SPREAD), st.sampled_from([1, 50, LIMIT]) | words)
+pieces = st.builds(
+    lambda place, serial, body: header(place, serial, PIECE, len(body)) + body,
+    places,
+    serials,
+    st.sampled_from([bytes(1), bytes(50), bytes(LIMIT)]) | payloads,
+)
+main_streams = st.lists(announcements | announcements | frames, max_size=6).map(b"".join)
+piece_streams = st.lists(pieces | pieces | pieces | announcements | frames, max_size=6).map(b"".join)
+
+
+@fuzz(100)
+@given(
+    main_streams | faulty(main_streams),
+    st.lists(piece_streams | faulty(piece_streams), max_size=2),
+    st.lists(st.tuples(tags, st.sampled_from([1, 50, LIMIT])), max_size=4),
+)
+def test_a_member_says_anything_in_pieces(main: bytes, bearers: list[bytes], receives: list[tuple[int, int]]) -> None:
+    """The same where messages come over several connections."""
+    with beside([main], incoming=True) as (transport, _), contextlib.ExitStack() as opened:
+        try:
+            for connection, says in enumerate(bearers, 1):
+                opened.enter_context(member(transport, connection, says))
+            posted = [transport.irecv(1, tag, memoryview(bytearray(length))) for tag, length in receives]
+            for request in [*posted, transport.irecv(1, 2**50, memoryview(bytearray(1)))]:
+                with contextlib.suppress(DeadlineExceeded, MismatchError):
+                    request.wait(time.monotonic() + 0.005)
         except RondeError as error:
             assert transport.failure is not None
             assert type(error) is type(transport.failure)  # noqa: PT017

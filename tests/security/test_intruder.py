@@ -71,7 +71,7 @@ class Job:
     @property
     def listener(self) -> Address:
         """Where rank 0 listens."""
-        return self.transports[0]._addresses[0]
+        return self.transports[0]._dialing.addresses[0]
 
     def goes_on(self, rounds: int = 3) -> None:
         """Wait until every rank has done some more."""
@@ -96,7 +96,7 @@ class Job:
             transport = self.transports[rank] = TcpTransport(group, Options(handshake_timeout=HANDSHAKE))
             transport.open(soon())
             if self._recorder is not None and rank == 1:
-                transport._addresses[0] = self._recorder.between(transport._addresses[0])
+                transport._dialing.addresses[0] = self._recorder.between(transport._dialing.addresses[0])
             config = Config.load({"transport": "tcp", "timeout": 30.0}, environment={})
             with contextlib.closing(Communicator(transport, config)) as comm:
                 self._compute(comm, store)
@@ -266,13 +266,13 @@ def test_a_wrong_secret(job: Job, target: Target) -> None:
             say(sock, client.hello)
             challenge = sock.recv(auth.CHALLENGE_BYTES, socket.MSG_WAITALL)
             forged = auth._mac(secret, b"client", client._transcript + challenge[: auth.NONCE])
-            say(sock, forged + intro_frame(1))
+            say(sock, forged + intro_frame(1, 0))
             assert is_cut(sock) == b""
     job.goes_on()
 
 
 def test_garbage_after_a_valid_hello(job: Job, target: Target) -> None:
-    for garbage in (bytes(200), os.urandom(1 << 20), intro_frame(1) * 10):
+    for garbage in (bytes(200), os.urandom(1 << 20), intro_frame(1, 0) * 10):
         with target.connect() as sock:
             say(sock, target.greet().hello + garbage)
             assert len(is_cut(sock)) in (0, auth.CHALLENGE_BYTES)
@@ -284,7 +284,7 @@ def test_the_challenge_sent_back(job: Job, target: Target) -> None:
     with target.connect() as sock:
         say(sock, target.greet().hello)
         challenge = sock.recv(auth.CHALLENGE_BYTES, socket.MSG_WAITALL)
-        say(sock, challenge[auth.NONCE :] + intro_frame(1))
+        say(sock, challenge[auth.NONCE :] + intro_frame(1, 0))
         assert is_cut(sock) == b""
     job.goes_on()
 
@@ -372,7 +372,7 @@ def test_an_impostor_of_a_rank_that_is_there(job: Job) -> None:
             client = auth.Client(SECRET, purpose)
             say(sock, client.hello)
             proof = client.answer(sock.recv(auth.CHALLENGE_BYTES, socket.MSG_WAITALL))
-            say(sock, proof + intro_frame(rank) + HEADER.pack(0, 0, DATA, 8) + bytes(8))
+            say(sock, proof + intro_frame(rank, 0) + HEADER.pack(0, 0, DATA, 8) + bytes(8))
             assert is_cut(sock) == b""
     job.goes_on()
 

@@ -31,7 +31,7 @@ from transports.rendezvous import wire
 from transports.rendezvous.tcp import TcpStore, TcpStoreServer
 from transports.tcp import Options, TcpTransport
 from transports.tcp.frames import data_header
-from transports.tcp.lanes import Outgoing
+from transports.tcp.outgoing import Outgoing
 from transports.testing import check_transport
 from transports.tls import Tls, TlsSocket
 
@@ -51,17 +51,19 @@ def ranks(*certificates: Tls | None, options: Options | None = None) -> Iterator
 # The transport
 
 
-def test_the_transport_keeps_its_promises_under_tls(files: Files) -> None:
+@pytest.mark.parametrize("options", [Options(), Options(connections=3, spread_bytes=1)])
+def test_the_transport_keeps_its_promises_under_tls(files: Files, options: Options) -> None:
     tls = files.load()
-    check_transport(lambda group: TcpTransport(dataclasses.replace(group, tls=tls), Options()), sizes=(2, 3))
+    check_transport(lambda group: TcpTransport(dataclasses.replace(group, tls=tls), options), sizes=(2, 3))
 
 
 def test_everything_goes_under_tls(authority: Authority) -> None:
-    with ranks(authority.end().load(), authority.end().load()) as transports:
+    options = Options(connections=2, spread_bytes=1)
+    with ranks(authority.end().load(), authority.end().load(), options=options) as transports:
         link(transports)
+        every(transports, lambda t: wait_until(lambda: len(t._lanes()) == 6 and not t._dialing.dials, drive=t))
         for t in transports:
-            for lane in (t.lane_to(1 - t.rank), t.lane_from(1 - t.rank)):
-                assert lane is not None
+            for lane in t._lanes():
                 assert isinstance(lane.sock, TlsSocket)
                 assert lane.sock.version() == "TLSv1.3"
 
@@ -116,7 +118,7 @@ def test_what_was_read_is_seen_to_though_no_more_comes(files: Files) -> None:
         say(far, frames(*payloads))
         requests = [transport.irecv(1, tag, memoryview(bytearray(len(p)))) for tag, p in enumerate(payloads)]
         with transport._lock:
-            assert transport.accepted(near, 1) is None
+            assert transport.accepted(near, 1, 0) is None
         requests[-1].wait(time.monotonic() + 5)
 
 
@@ -128,7 +130,7 @@ def test_what_was_read_is_seen_to_when_its_place_is_known(files: Files) -> None:
     options = Options(max_parked_bytes=10, spin_us=0)
     with beside(files.load(), options) as (transport, near, far):
         with transport._lock:
-            assert transport.accepted(near, 1) is None
+            assert transport.accepted(near, 1, 0) is None
         say(far, stream)
         lane = transport._incoming[1]
 
@@ -275,7 +277,7 @@ def in_the_middle(target: tuple[str, int], evil: Tls | None) -> Iterator[tuple[s
 def test_a_relay_without_tls_is_not_noticed() -> None:
     """Why there is TLS: without it the proof of the secret says nothing of who passes the bytes on."""
     with ranks(None, None) as (a, b), in_the_middle(address_of(a), None) as relay:
-        b._addresses[0] = relay
+        b._dialing.addresses[0] = relay
         in_threads(lambda: send(b, 0, 1, b"abc"), lambda: recv(a, 1, 1, 3))
 
 
@@ -284,7 +286,7 @@ def test_a_relay_with_a_certificate_of_the_same_authority_is_refused(
 ) -> None:
     evil = authority.end().load()
     with ranks(authority.end().load(), authority.end().load()) as (a, b), in_the_middle(address_of(a), evil) as relay:
-        b._addresses[0] = relay
+        b._dialing.addresses[0] = relay
         raised, logged = refused([a, b], caplog)
     assert "it refused" in raised
     assert "asked for another job, generation or service" in logged

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,8 +55,33 @@ def link(transports: list[TcpTransport]) -> None:
     every(transports, link_one)
 
 
+@contextmanager
+def member(t: TcpTransport, connection: int, says: bytes) -> Iterator[socket.socket]:
+    """A connection of that number from rank 1, let in already: the other end of it, which says something and stays."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        far = socket.create_connection(listener.getsockname(), timeout=SECONDS)
+        near, _ = listener.accept()
+    near.setblocking(False)
+
+    def say() -> None:
+        with contextlib.suppress(OSError):  # it was hung up on
+            far.sendall(says)
+
+    saying = threading.Thread(target=say)
+    with far:
+        with t._lock:
+            assert t.accepted(near, 1, connection) is None
+        saying.start()
+        try:
+            yield far
+        finally:
+            with contextlib.suppress(OSError):
+                far.shutdown(socket.SHUT_RDWR)
+            saying.join()
+
+
 def address_of(transport: TcpTransport) -> tuple[str, int]:
-    return transport._addresses[transport.rank]
+    return transport._dialing.addresses[transport.rank]
 
 
 def briefly(seconds: float) -> float:

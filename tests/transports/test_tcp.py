@@ -335,6 +335,9 @@ def test_there_is_no_thread_and_an_abort_leaves_nothing_behind() -> None:
         {"handshake_timeout": 0},
         {"socket_buffer_bytes": -1},
         {"max_parked_bytes": -1},
+        {"connections": -2},
+        {"connections": 65},
+        {"spread_bytes": 0},
         {"spin_us": -2},
     ],
 )
@@ -387,3 +390,13 @@ def test_other_settings_work_too() -> None:
     assert tcp.usable() is None
     with ranks(2, Options(socket_buffer_bytes=65536, spin_us=0, interface="127.0.0.1", peer_timeout=1)) as transports:
         link(transports)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="this system does not let one choose")
+def test_connections_inside_a_host_are_not_paced() -> None:
+    with ranks(2) as transports:
+        link(transports)
+        for lane in [lane for t in transports for lane in t._lanes()]:
+            assert lane.sock is not None
+            chosen = lane.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert chosen.rstrip(b"\0") == b"reno"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import select
 import socket
 import threading
 import time
@@ -101,14 +102,14 @@ def test_a_member_that_was_away_too_long_connects_again() -> None:
         in_threads(receiver, sender)
 
 
-def intruder(target: TcpTransport, rank: int, *frames: bytes) -> socket.socket:
-    """A connection that knows the secret and says that it is `rank`."""
+def intruder(target: TcpTransport, rank: int, connection: int, *frames: bytes) -> socket.socket:
+    """A connection that knows the secret and says that it is `rank`, and its connection of this number."""
     sock = socket.create_connection(address_of(target), timeout=SECONDS)
     client = auth.Client(SECRET, b"ronde tcp lane to rank %d of %d, generation 0" % (target.rank, target.size))
     sock.sendall(client.hello)
-    wait_until(lambda: any(stranger._proving for stranger in target._listener._strangers), drive=target)
+    wait_until(lambda: bool(select.select([sock], [], [], 0)[0]), drive=target)
     challenge = sock.recv(auth.CHALLENGE_BYTES, socket.MSG_WAITALL)
-    sock.sendall(client.answer(challenge) + intro_frame(rank) + b"".join(frames))
+    sock.sendall(client.answer(challenge) + intro_frame(rank, connection) + b"".join(frames))
     return sock
 
 
@@ -117,7 +118,7 @@ def test_a_rank_that_cannot_be_is_refused(rank: int) -> None:
     with ranks(2) as (a, b):
         if rank == 1:
             link([a, b])
-        with intruder(a, rank) as sock:
+        with intruder(a, rank, 0) as sock:
             wait_until(lambda: not a._listener._strangers, drive=a)
             assert sock.recv(1) == b""
         assert a.failure is None
@@ -129,5 +130,5 @@ def test_a_rank_that_cannot_be_is_refused(rank: int) -> None:
 def test_nonsense_from_a_member_is_the_loss_of_it(frame: bytes) -> None:
     with ranks(2) as (a, _):
         late = a.irecv(1, 98, memoryview(bytearray(1)))
-        with intruder(a, 1, frame), pytest.raises(PeerLost, match=r"rank 0 lost rank 1 .*frame"):
+        with intruder(a, 1, 0, frame), pytest.raises(PeerLost, match=r"rank 0 lost rank 1 .*frame"):
             late.wait(soon())

@@ -3,9 +3,15 @@
 A lane carries frames in one direction: a header of 24 bytes (little-endian tag u64, check u32, kind u8, three zero
 bytes, length u64), then `length` bytes of payload.
 
-    INTRO     forward   the first frame, no payload: the tag is the rank of the sender
+    INTRO     forward   the first frame, no payload: the tag is the rank of the sender, the check the number of the
+                        connection: 0 for the lane of all messages, 1 to MAX_CONNECTIONS for those of pieces
     DATA      forward   tag, check and payload as given to isend
-    GOODBYE   forward   the sender closes; all it had to say has been said. It waits for the answer:
+    SPREAD    forward   the same of a large message, whose payload does not follow but comes in pieces
+    PIECE     forward   on a lane of pieces, the only data: the check is the number of the message, counted from 0
+                        modulo 2**32 in the order of their SPREAD frames; the tag is the place of the payload in it, a
+                        multiple of PIECE_BYTES; all pieces are so long but the last
+    GOODBYE   forward   the sender closes; all it had to say has been said, on lanes of pieces first. It waits for the
+                        answer:
               back      the receiver has read everything, or closes and reads no more
     ABORT     both      the payload is `errors.to_wire` of the cause in msgpack
 """
@@ -19,8 +25,12 @@ from transports.errors import RondeError, TransportError, from_wire, to_wire
 from transports.packed import pack, unpack
 
 HEADER: Final = struct.Struct("<QIB3xQ")
-DATA, INTRO, ABORT, GOODBYE = range(4)
+DATA, INTRO, ABORT, GOODBYE, SPREAD, PIECE = range(6)
 MAX_CONTROL_BYTES = 1 << 16
+MAX_CONNECTIONS: Final = 64
+"""Lanes of pieces between one sender and one receiver."""
+PIECE_BYTES: Final = 1 << 20
+SERIALS: Final = 1 << 32
 _MAX_FIELDS = 16
 
 GOODBYE_FRAME: Final = HEADER.pack(0, 0, GOODBYE, 0)
@@ -31,17 +41,27 @@ def data_header(tag: int, check: int, length: int) -> bytes:
     return HEADER.pack(tag, check, DATA, length)
 
 
-def intro_frame(rank: int) -> bytes:
+def spread_frame(tag: int, check: int, length: int) -> bytes:
+    """The SPREAD frame of a message whose payload comes in pieces."""
+    return HEADER.pack(tag, check, SPREAD, length)
+
+
+def piece_header(serial: int, offset: int, length: int) -> bytes:
+    """The header of a PIECE frame: `length` bytes from `offset` on, of the message with this number."""
+    return HEADER.pack(offset, serial, PIECE, length)
+
+
+def intro_frame(rank: int, connection: int) -> bytes:
     """The first frame of a lane that `rank` has opened."""
-    return HEADER.pack(rank, 0, INTRO, 0)
+    return HEADER.pack(rank, connection, INTRO, 0)
 
 
-def parse_intro(frame: bytes) -> int:
-    """The rank in an INTRO frame. Raises TransportError if it is another frame."""
-    rank, _, kind, length = HEADER.unpack(frame)
+def parse_intro(frame: bytes) -> tuple[int, int]:
+    """The rank and the number of the connection in an INTRO frame. Raises TransportError if it is another frame."""
+    rank, connection, kind, length = HEADER.unpack(frame)
     if kind != INTRO or length:
         raise TransportError(f"the first frame is of kind {kind} with {length} bytes, not an introduction")
-    return int(rank)
+    return rank, connection
 
 
 def abort_frame(cause: RondeError) -> bytes:

@@ -29,18 +29,19 @@ CROWDED_SECONDS: Final = 1.0
 class Caller(Protocol):
     """Who connects: told exactly one of the two outcomes of a Dial."""
 
-    def dialed(self, peer: int, sock: socket.socket) -> None:
+    def dialed(self, dial: Dial, sock: socket.socket) -> None:
         """The peer has proved itself and been told who calls. The socket is the caller's from now on."""
 
-    def dial_failed(self, peer: int, error: RondeError) -> None:
+    def dial_failed(self, dial: Dial, error: RondeError) -> None:
         """There will be no connection."""
 
 
 class Doorkeeper(Protocol):
     """Who accepts: told exactly one of the two outcomes of a Stranger."""
 
-    def introduced(self, stranger: Stranger, sock: socket.socket, rank: int) -> None:
-        """The stranger knows the secret and says that it is `rank`. The socket is the doorkeeper's from now on."""
+    def introduced(self, stranger: Stranger, sock: socket.socket, rank: int, connection: int) -> None:
+        """The stranger knows the secret and says that it is `rank`, and this its connection of that number. The socket
+        is the doorkeeper's from now on."""
 
     def refused(self, stranger: Stranger, error: Exception) -> None:
         """The stranger has been turned away."""
@@ -132,6 +133,7 @@ class Dial(_Shaking):
         *,
         rank: int,
         peer: int,
+        connection: int,
         address: tuple[str, int],
         secret: bytes,
         purpose: bytes,
@@ -143,6 +145,7 @@ class Dial(_Shaking):
         self.address = address
         self._caller = caller
         self._rank = rank
+        self._connection = connection
         self._options = options
         self._connecting = True
         self._client: auth.Client | None = None
@@ -207,8 +210,8 @@ class Dial(_Shaking):
             proof = self._client.answer(challenge)
             if self._receive(1) is not None:  # raises EOFError if it has hung up by now
                 raise ConnectError("it said more than belongs to the handshake")
-            self._send(proof + intro_frame(self._rank))
-            self._caller.dialed(self.peer, self._give_away())
+            self._send(proof + intro_frame(self._rank, self._connection))
+            self._caller.dialed(self, self._give_away())
 
     def _ended(self, error: ConnectError | OSError) -> None:
         if time.monotonic() - self._begun >= min(CROWDED_SECONDS, self._options.handshake_timeout):
@@ -227,7 +230,7 @@ class Dial(_Shaking):
         self.close()
         where = "{}, port {}".format(*self.address)
         kind = ConnectError if isinstance(error, ConnectError) else PeerLost
-        self._caller.dial_failed(self.peer, kind(f"{where}: {error}", rank=self._rank, peer=self.peer))
+        self._caller.dial_failed(self, kind(f"{where}: {error}", rank=self._rank, peer=self.peer))
 
 
 class Stranger(_Shaking):
@@ -308,5 +311,5 @@ class Stranger(_Shaking):
         answer = self._receive(auth.PROOF_BYTES + HEADER.size)
         if answer is not None:
             self._server.verify(answer[: auth.PROOF_BYTES])
-            rank = parse_intro(answer[auth.PROOF_BYTES :])
-            self._doorkeeper.introduced(self, self._give_away(), rank)
+            rank, connection = parse_intro(answer[auth.PROOF_BYTES :])
+            self._doorkeeper.introduced(self, self._give_away(), rank, connection)

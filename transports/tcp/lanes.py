@@ -1,28 +1,35 @@
-"""Lanes: connections after their handshake. Frames of data go one way; only GOODBYE and ABORT may come back."""
+"""Lanes: connections after their handshake. Frames of data go one way; only GOODBYE and ABORT may come back.
+
+`outgoing` has those to peers.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
-from collections import deque
 from typing import ClassVar, Final, Protocol
 
 from transports import tls
 from transports.errors import RondeError, TransportError
-from transports.matching import Landing
-from transports.tcp import sockets
-from transports.tcp.frames import ABORT, DATA, GOODBYE, GOODBYE_FRAME, HEADER, MAX_CONTROL_BYTES, parse_abort
-from transports.tcp.loop import READ, WRITE, Loop
+from transports.tcp.frames import ABORT, DATA, GOODBYE, HEADER, MAX_CONTROL_BYTES, SPREAD, parse_abort
+from transports.tcp.loop import READ, Loop
 from transports.tcp.silence import Silence
 
 _IN_BUFFER: Final = 1 << 14
-_BACK_BUFFER: Final = 1 << 9
 _READS_AT_ONCE: Final = 16
-_BUFFERS_AT_ONCE: Final = 64
-_JOIN_BELOW: Final = 1 << 12
 _HEADER_BYTES: Final = HEADER.size
 _unpack_from: Final = HEADER.unpack_from
+
+
+class Place(Protocol):
+    """Where a payload goes. Written as a whole into `view`, then finished."""
+
+    @property
+    def view(self) -> memoryview:
+        """As long as the payload."""
+
+    def finish(self) -> None:
+        """The payload is complete."""
 
 
 class Host(Protocol):
@@ -31,8 +38,8 @@ class Host(Protocol):
     def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
         """A whole frame has come; False if no receive was posted that it fits, and `arrive` must be asked."""
 
-    def arrive(self, peer: int, tag: int, check: int, length: int) -> Landing | None:
-        """A header of data has come: where its payload goes, or None to stop reading until `Incoming.resume`."""
+    def arrive(self, peer: int, tag: int, check: int, length: int) -> Place | None:
+        """A header of data has come: where its payload goes, or None to stop reading until `Lane.resume`."""
 
     def told(self, cause: RondeError) -> None:
         """A rank has aborted."""
@@ -44,10 +51,20 @@ class Host(Protocol):
         """The connection broke, or what came makes no sense. The lane is closed."""
 
 
-class Sending(Protocol):
-    """A send in flight."""
+class Announced(Protocol):
+    """Who is told of messages that come in pieces."""
 
-    done: bool
+    def expect(self, place: Place) -> None:
+        """The pieces of the next such message go there."""
+
+    def complete(self) -> None:
+        """Nothing more will come. Raises TransportError if pieces are missing."""
+
+    def pump(self) -> bool:
+        """Read what has come of them; True if anything had."""
+
+    def progress(self) -> str:
+        """What is arriving in pieces just now, for diagnosis; empty for nothing."""
 
 
 class _Control:
@@ -61,6 +78,18 @@ class _Control:
 
     def finish(self) -> None:
         self._lane.control(self._kind, self._payload)
+
+
+class _Nowhere:
+    """The place of an empty payload of which nobody needs to know."""
+
+    view = memoryview(bytearray())
+
+    def finish(self) -> None:
+        """There is nothing to do."""
+
+
+_NOWHERE: Final = _Nowhere()
 
 
 class Lane:
@@ -79,7 +108,7 @@ class Lane:
         self._buffer = bytearray(buffer_bytes)
         self._window = memoryview(self._buffer)
         self._end = 0
-        self._landing: Landing | _Control | None = None
+        self._landing: Place | None = None
         self._rest = memoryview(b"")
         self._held = False
 
@@ -177,6 +206,23 @@ class Lane:
             self._sock = None
         self._drop()
 
+    @property
+    def held(self) -> bool:
+        """True while the next frame has no place to go to."""
+        return self._held
+
+    def resume(self) -> None:
+        """There may be a place now."""
+        if not self._held:
+            return
+        self._held = False
+        self._loop.watch(self, READ)
+        try:
+            self._parse()
+        except TransportError as error:
+            self.fail(error)
+        self._look_again()
+
     def progress(self) -> str:
         """What is arriving just now, for diagnosis."""
         if self._held:
@@ -200,7 +246,7 @@ class Lane:
 
     def _parse(self) -> None:
         window, start, end = self._window, 0, self._end
-        landing: Landing | _Control | None
+        landing: Place | None
         while end - start >= _HEADER_BYTES and not self.closed:
             tag, check, kind, length = _unpack_from(window, start)
             if kind == self._data:
@@ -209,6 +255,9 @@ class Lane:
                     start = after
                     continue
                 landing = self._host.arrive(self.peer, tag, check, length)
+            elif kind == SPREAD:
+                landing = self._announced(tag, check, length)
+                length = 0
             else:
                 landing = self._begin_control(kind, length)
             if landing is None:
@@ -230,6 +279,11 @@ class Lane:
             window[:left] = window[start:end]
         self._end = left
 
+    def _announced(self, tag: int, check: int, length: int) -> Place | None:
+        """A message in pieces is to come: where the rest of its SPREAD frame goes, which is empty, or None as `arrive`
+        has it."""
+        raise TransportError("a message in pieces was announced on a connection for something else")
+
     def _begin_control(self, kind: int, length: int) -> _Control:
         if length > MAX_CONTROL_BYTES:
             raise TransportError(f"a control frame of kind {kind} with {length} bytes came")
@@ -237,130 +291,31 @@ class Lane:
 
 
 class Incoming(Lane):
-    """A lane from a peer, made when its handshake has ended."""
+    """The lane of all messages from a peer, made when its handshake has ended. Of those in pieces it brings only the
+    announcements, which put them in order with the others."""
 
     _data = DATA
 
-    def __init__(self, host: Host, loop: Loop, peer: int, sock: socket.socket) -> None:
+    def __init__(self, host: Host, loop: Loop, peer: int, sock: socket.socket, pieces: Announced) -> None:
         super().__init__(host, loop, peer, _IN_BUFFER)
+        self._pieces = pieces
         self.attach(sock)
 
-    @property
-    def held(self) -> bool:
-        """True while the next frame has no place to go to."""
-        return self._held
+    def pump_pieces(self) -> bool:
+        """`pump` for the lanes that bring pieces."""
+        return self._pieces.pump()
 
-    def resume(self) -> None:
-        """There may be a place now."""
-        if not self._held:
-            return
-        self._held = False
-        self._loop.watch(self, READ)
-        try:
-            self._parse()
-        except TransportError as error:
-            self.fail(error)
-        self._look_again()
+    def control(self, kind: int, payload: bytearray) -> None:
+        if kind == GOODBYE:
+            self._pieces.complete()
+        super().control(kind, payload)
 
+    def progress(self) -> str:
+        return self._pieces.progress() or super().progress()
 
-class _Piece:
-    """A buffer on its way out. `opens` is true if it is a frame's untouched header."""
-
-    __slots__ = ("opens", "sending", "view")
-
-    def __init__(self, view: memoryview, sending: Sending | None, opens: bool) -> None:
-        self.view = view
-        self.sending = sending
-        self.opens = opens
-
-
-class Outgoing(Lane):
-    """A lane to a peer. It takes frames from the start, and moves them once it has a socket."""
-
-    def __init__(self, host: Host, loop: Loop, peer: int) -> None:
-        super().__init__(host, loop, peer, _BACK_BUFFER)
-        self._queue: deque[_Piece] = deque()
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes that the system has not taken yet."""
-        return sum(len(piece.view) for piece in self._queue)
-
-    def attach(self, sock: socket.socket) -> None:
-        super().attach(sock)
-        self.flush()
-
-    def ready(self, events: int) -> None:
-        if events & WRITE:
-            self.flush()
-        if events & READ and not self.closed:
-            self.pump()
-
-    def push(self, header: bytes, payload: memoryview, sending: Sending) -> None:
-        """Send a frame: at once what the system takes, the rest when it can. `sending.done` tells the end of it."""
-        if self.closed:
-            return
-        sent = 0
-        if not self._queue and self._sock is not None:
-            try:
-                if len(payload) < _JOIN_BELOW:
-                    sent = self._sock.send(header + payload)
-                else:
-                    sent = sockets.send_vector(self._sock, (memoryview(header), payload))
-            except BlockingIOError:
-                sent = 0
-            except OSError as error:
-                self._broken(error)
-                return
-            if sent == HEADER.size + len(payload):
-                sending.done = True
-                return
-        self._queue.append(_Piece(memoryview(header), None, True))
-        self._queue.append(_Piece(payload, sending, False))
-        self._consume(sent)
-
-    def say_goodbye(self) -> None:
-        """After all that is queued, tell the peer that this was all."""
-        if not self.closed:
-            self._queue.append(_Piece(memoryview(GOODBYE_FRAME), None, True))
-            self.flush()
-
-    def flush(self) -> bool:
-        """Write what the system takes; True if it took anything."""
-        if self._sock is None or not self._queue or self.closed:
-            return False
-        try:
-            buffers = [piece.view for piece in itertools.islice(self._queue, _BUFFERS_AT_ONCE)]
-            sent = sockets.send_vector(self._sock, buffers)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            self._broken(error)
-            return True
-        self._consume(sent)
-        return sent > 0
-
-    def _consume(self, sent: int) -> None:
-        queue = self._queue
-        while queue and sent >= len(queue[0].view):
-            piece = queue.popleft()
-            sent -= len(piece.view)
-            if piece.sending is not None:
-                piece.sending.done = True
-        if sent:
-            queue[0].view = queue[0].view[sent:]
-            queue[0].opens = False
-        if self._sock is not None:
-            self._loop.watch(self, READ | WRITE if queue else READ)
-
-    def _broken(self, error: OSError) -> None:
-        # The reason may have come before the connection broke.
-        self.pump()
-        self.fail(error)
-
-    def _between_frames(self) -> bool:
-        return (not self._queue or self._queue[0].opens) and not tls.midway(self._sock)
-
-    def _drop(self) -> None:
-        super()._drop()
-        self._queue.clear()
+    def _announced(self, tag: int, check: int, length: int) -> Place | None:
+        place = self._host.arrive(self.peer, tag, check, length)
+        if place is None:
+            return None
+        self._pieces.expect(place)
+        return _NOWHERE

@@ -25,8 +25,9 @@ _BACKLOG: Final = 4096
 class Welcome(Protocol):
     """Who gets the connections that were let through."""
 
-    def accepted(self, sock: socket.socket, rank: int) -> str | None:
-        """Take the socket of a lane from `rank`, or say why not: then it is hung up on."""
+    def accepted(self, sock: socket.socket, rank: int, connection: int) -> str | None:
+        """Take the socket of a lane from `rank`, its connection of that number, or say why not: then it is hung up
+        on."""
 
 
 class Listener:
@@ -111,9 +112,9 @@ class Listener:
         if self._paused_until is not None and now >= self._paused_until:
             self._listen_again()
 
-    def introduced(self, stranger: Stranger, sock: socket.socket, rank: int) -> None:
+    def introduced(self, stranger: Stranger, sock: socket.socket, rank: int, connection: int) -> None:
         self._forget(stranger)
-        objection = self._host.accepted(sock, rank)
+        objection = self._host.accepted(sock, rank, connection)
         if objection is not None:
             sock.close()
             self._log(stranger, objection)

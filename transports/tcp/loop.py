@@ -146,12 +146,8 @@ class Loop:
 
     def glance(self, waiter: Waiter) -> None:
         """Make what progress is possible without waiting."""
-        try:
-            if waiter.poke():
-                self.interrupt()
-        except BaseException as error:
-            self._crashed(error)
-            raise
+        if self._poke(waiter):
+            self.interrupt()
         if not waiter.done and not self._driving:
             self._sweep(0)
 
@@ -181,36 +177,34 @@ class Loop:
 
     def _drive(self, waiter: Waiter, deadline: float) -> bool:
         now = time.monotonic()
-        # While something waits to be written, polling one connection would keep the peers waiting.
-        spin_until = now if self._writing else min(now + self._spin, deadline)
-        try:
-            while True:
-                if now >= self._sweep_at:
-                    self._sweep(0)
-                else:
-                    waiter.poke()
-                if waiter.done:
-                    return True
-                now = time.monotonic()
-                if now >= spin_until:
-                    break
-        except BaseException as error:
-            self._crashed(error)
-            raise
+        spin_until = now + self._spin
         while True:
-            if self.alarm:
-                waiter.assess()
-            self._sweep(max(0.0, min(deadline, self._tick_at) - now))
+            if self._writing or now >= self._sweep_at or now >= spin_until:
+                # While something waits to be written, polling one connection would keep the peers waiting.
+                asleep = now >= spin_until
+                moved = self._sweep(max(0.0, min(deadline, self._tick_at) - now) if asleep else 0)
+            else:
+                moved = self._poke(waiter)
             if waiter.done:
                 return True
             now = time.monotonic()
-            if now >= deadline:
+            if moved:  # more may follow at once
+                spin_until = now + self._spin
+            elif now >= spin_until or now >= deadline:
                 if self.alarm:
                     waiter.assess()
-                return False
+                if now >= deadline:
+                    return False
 
-    def _sweep(self, timeout: float) -> None:
-        """Wait for events for at most `timeout` seconds and deal with them all."""
+    def _poke(self, waiter: Waiter) -> bool:
+        try:
+            return waiter.poke()
+        except BaseException as error:
+            self._crashed(error)
+            raise
+
+    def _sweep(self, timeout: float) -> bool:
+        """Wait for events for at most `timeout` seconds and deal with them all; True if there were any."""
         selector = self._selector
         assert selector is not None
         if timeout > 0 and not self._unread:
@@ -241,6 +235,7 @@ class Loop:
             self._crashed(error)
             raise
         self._sweep_at = now + _SWEEP_EVERY
+        return bool(events)
 
 
 class Waker:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import Final
 
+from transports.base import Group
 from transports.errors import ConfigError
+from transports.tcp.frames import MAX_CONNECTIONS
 
-AUTOMATIC_SPIN = -1
+AUTOMATIC: Final = -1
+_SPIN: Final = 40e-6
+_CONNECTIONS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,10 @@ class Options:
     socket_buffer_bytes  size of each socket's send and receive buffer; 0 lets the system choose and adapt it
     max_parked_bytes     at least 0: payload that came before its receive was posted. A frame that would exceed it
                          stays in the network, and its sender waits, until its receive is posted or there is room
+    connections          connections to each peer that large messages are spread over, beside the one for all else, at
+                         most 64; 0 for none; -1 chooses: 4 to a rank on another host, none to one on the same. Each
+                         rank has its own setting, for what it sends
+    spread_bytes         at least 1: a message of this length or longer is spread
     spin_us              microseconds that a wait polls before it sleeps; -1 chooses: 40 if the host has a core for
                          each of its ranks, else 0
     """
@@ -31,7 +41,9 @@ class Options:
     handshake_timeout: float = 10.0
     socket_buffer_bytes: int = 0
     max_parked_bytes: int = 1 << 30
-    spin_us: int = AUTOMATIC_SPIN
+    connections: int = AUTOMATIC
+    spread_bytes: int = 1 << 20
+    spin_us: int = AUTOMATIC
 
     def __post_init__(self) -> None:
         _require(1 <= self.peer_timeout <= 86400, "peer_timeout", self.peer_timeout, "1 to 86400 seconds")
@@ -43,7 +55,31 @@ class Options:
             "0 to 2**31 - 1 bytes",
         )
         _require(self.max_parked_bytes >= 0, "max_parked_bytes", self.max_parked_bytes, "0 bytes or more")
-        _require(AUTOMATIC_SPIN <= self.spin_us <= 1_000_000, "spin_us", self.spin_us, "-1 to 1000000 microseconds")
+        _require(
+            AUTOMATIC <= self.connections <= MAX_CONNECTIONS,
+            "connections",
+            self.connections,
+            f"-1 to {MAX_CONNECTIONS}",
+        )
+        _require(self.spread_bytes >= 1, "spread_bytes", self.spread_bytes, "1 byte or more")
+        _require(AUTOMATIC <= self.spin_us <= 1_000_000, "spin_us", self.spin_us, "-1 to 1000000 microseconds")
+
+
+def spin_seconds(group: Group, options: Options) -> float:
+    """The seconds that a wait polls before it sleeps."""
+    if options.spin_us != AUTOMATIC:
+        return options.spin_us * 1e-6
+    own = group.members[group.rank].host
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _SPIN if cores >= sum(member.host == own for member in group.members) else 0.0
+
+
+def connections_to(group: Group, peer: int, options: Options) -> int:
+    """How many connections large messages to a peer are spread over."""
+    if options.connections != AUTOMATIC:
+        return options.connections
+    members = group.members
+    return 0 if members[peer].host == members[group.rank].host else _CONNECTIONS
 
 
 def _require(holds: bool, name: str, value: object, allowed: str) -> None:

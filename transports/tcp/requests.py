@@ -10,7 +10,7 @@ from transports.base import Request
 from transports.matching import Receive
 
 if TYPE_CHECKING:
-    from transports.tcp.lanes import Outgoing
+    from transports.tcp.outgoing import Outgoing
     from transports.tcp.transport import TcpTransport
 
 
@@ -67,7 +67,7 @@ class Receiving(Receive, Request):
 
     def poke(self) -> bool:
         lane = self._transport.lane_from(self.peer)
-        return lane is not None and lane.pump()
+        return lane is not None and (lane.pump() or lane.pump_pieces())
 
     def assess(self) -> None:
         self._transport.check(self.peer, receiving=True)

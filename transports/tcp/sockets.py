@@ -15,6 +15,7 @@ _KEEPINTVL = getattr(socket, "TCP_KEEPINTVL", None)
 _KEEPCNT = getattr(socket, "TCP_KEEPCNT", None)
 _RTO_MAX_MS = 44 if sys.platform == "linux" else None
 """TCP_RTO_MAX_MS, which Python does not name yet."""
+_CONGESTION = getattr(socket, "TCP_CONGESTION", None)
 _LONGEST_RTO = 120
 """Seconds: the system's own."""
 _HAS_SENDMSG = hasattr(socket.socket, "sendmsg")
@@ -91,6 +92,11 @@ def tune(sock: socket.socket, peer_timeout: float) -> None:
         # What got lost is repeated as often, so that a connection recovers soon after the network does.
         with contextlib.suppress(OSError):  # before Linux 6.15: then the pauses between repetitions go on doubling
             sock.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, min(pause, _LONGEST_RTO) * 1000)
+    if _CONGESTION is not None:
+        # Nothing is congested inside a host: what the system prefers may pace what is sent (BBR), and reno does not.
+        with contextlib.suppress(OSError):  # it was left out, or the other end is gone already
+            if sock.getsockname()[0] == sock.getpeername()[0]:
+                sock.setsockopt(socket.IPPROTO_TCP, _CONGESTION, b"reno")
 
 
 def send_vector(sock: socket.socket, buffers: Sequence[memoryview]) -> int:

@@ -1,13 +1,13 @@
 """The TCP transport.
 
 The ranks of a group are joined by lanes, connections that carry data in one direction: the sender connects to the
-receiver's listener when it first has something for it. `open` only makes the listener known. There is no thread:
-`loop` tells who moves the bytes, and by which rule of locking.
+receiver's listener when it first has something for it, and once more, several times, when that is first something
+large, which `spreading` cuts into pieces. `open` only makes the listener known. There is no thread: `loop` tells who
+moves the bytes, and by which rule of locking.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Sequence
@@ -17,16 +17,19 @@ from transports.base import Group, Request, Transport, check_arguments, check_vi
 from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.matching import Landing, Mailbox
 from transports.tcp import silence
-from transports.tcp.addresses import Address, exchange, own_address
+from transports.tcp.addresses import exchange, own_address
+from transports.tcp.dialing import Dialing, purpose
 from transports.tcp.frames import GOODBYE_FRAME, abort_frame, data_header
-from transports.tcp.handshake import Dial
-from transports.tcp.lanes import Incoming, Lane, Outgoing
+from transports.tcp.gathering import Gathering
+from transports.tcp.lanes import Incoming, Lane
 from transports.tcp.listener import Listener
 from transports.tcp.loop import Loop
-from transports.tcp.options import AUTOMATIC_SPIN, Options
+from transports.tcp.options import Options, connections_to, spin_seconds
+from transports.tcp.outgoing import Outgoing
+from transports.tcp.patience import Patience
 from transports.tcp.requests import AnyOf, Parting, Receiving, Send
+from transports.tcp.spreading import Spreading
 
-_SPIN: Final = 40e-6
 _GRACE: Final = 0.25
 """Seconds between the loss of a connection and the failure: the cause of it may be on its way by another lane."""
 _LOOK_EVERY: Final = 0.25
@@ -36,7 +39,8 @@ _ABSENT: Final = 0.2  # seconds that a peer is awaited before this rank connects
 class TcpTransport(Transport):
     """Bytes between ranks over TCP. See the module and `transports.base.Transport`.
 
-    It is also the `Host` of its lanes, handshakes and listener: their calls come with the lock held.
+    It is also the `Host` of its lanes, the `Seeker` of new ones and the `Welcome` of its listener: their calls come
+    with the lock held.
     """
 
     name = "tcp"
@@ -44,23 +48,26 @@ class TcpTransport(Transport):
     def __init__(self, group: Group, options: Options | None = None) -> None:
         super().__init__(group)
         self._options = options or Options()
-        self._loop = Loop(_spin_seconds(group, self._options), self._tick, self._crashed)
+        self._loop = Loop(spin_seconds(group, self._options), self._tick, self._crashed)
         self._lock = self._loop.lock
         self._mailbox = Mailbox(self.rank)
-        self._addresses: list[Address] = []
         self._listener = Listener(
             self,
             self._loop,
             secret=group.secret,
-            purpose=_purpose(group, self.rank),
+            purpose=purpose(group, self.rank),
             tls=group.tls,
             options=self._options,
         )
-        self._dials: dict[int, Dial] = {}
+        self._dialing = Dialing(self, self._loop, group, self._options)
         self._outgoing: dict[int, Outgoing] = {}
         self._incoming: dict[int, Incoming] = {}
+        self._spreadings: dict[int, Spreading] = {}
+        self._gatherings: dict[int, Gathering] = {}
+        self._spread_from = self._options.spread_bytes
         self._departed: set[int] = set()
         self._absent: dict[int, float] = {}
+        self._patience = Patience()
         self._suspicion: tuple[float, RondeError] | None = None
         self._look_at = 0.0
         self._opened = False
@@ -99,7 +106,7 @@ class TcpTransport(Transport):
                 host = own_address(self.group, self._options.interface)
                 address = host, self._listener.open(host)
         if self.size > 1:
-            self._addresses = exchange(self.group, address, deadline)
+            self._dialing.addresses = exchange(self.group, address, deadline)
         with self._lock:
             self._check_sound()
             self._refusal = None
@@ -120,7 +127,10 @@ class TcpTransport(Transport):
                 return send
             lane = self._outgoing.get(peer) or self._connect(peer)
             try:
-                lane.push(data_header(tag, check, len(view)), view, send)
+                if len(view) < self._spread_from:
+                    lane.push(data_header(tag, check, len(view)), view, send)
+                else:
+                    self._spreadings[peer].push(tag, check, view, send)
             except BaseException as error:
                 self._crashed(error)
                 raise
@@ -204,11 +214,13 @@ class TcpTransport(Transport):
     def arrive(self, peer: int, tag: int, check: int, length: int) -> Landing | None:
         mailbox = self._mailbox
         try:
-            if mailbox.takes(peer, tag, check, length, self._options.max_parked_bytes):
+            held = self._patience.holds(peer, length, mailbox.awaits(peer, tag))
+            if not held and mailbox.takes(peer, tag, check, length, self._options.max_parked_bytes):
                 return mailbox.arrive(peer, tag, check, length)
         except MismatchError as error:
             self._fail(error)
         self._holding = True
+        self._loop.hurry(self._patience.due)
         return None
 
     def told(self, cause: RondeError) -> None:
@@ -227,27 +239,24 @@ class TcpTransport(Transport):
         if self._incoming.get(lane.peer) is lane:
             del self._incoming[lane.peer]
         text = f"rank {self.rank} lost {self.group.describe(lane.peer)}: {error}"
-        self._suspect(PeerLost(text, rank=self.rank, peer=lane.peer), lane.peer)
+        self.unreachable(lane.peer, PeerLost(text, rank=self.rank, peer=lane.peer))
 
-    def dialed(self, peer: int, sock: socket.socket) -> None:
-        del self._dials[peer]
-        self._outgoing[peer].attach(sock)
+    def unreachable(self, peer: int, error: RondeError) -> None:
+        if self._suspicion is None and self._failure is None and not self._closing and peer not in self._departed:
+            self._suspicion = time.monotonic() + _GRACE, error
+            self._loop.hurry(self._suspicion[0])
 
-    def dial_failed(self, peer: int, error: RondeError) -> None:
-        self._dials.pop(peer, None)
-        self._outgoing[peer].release()
-        text = f"rank {self.rank} cannot connect to {self.group.describe(peer)} at {error.message}"
-        here, there = self.group.members[self.rank], self.group.members[peer]
-        if here.host != there.host and self._addresses[peer][0] == self._addresses[self.rank][0]:
-            text += "; this host has that address too: name the interface that joins the hosts (setting interface)"
-        self._suspect(type(error)(text, rank=self.rank, peer=peer), peer)
-
-    def accepted(self, sock: socket.socket, rank: int) -> str | None:
+    def accepted(self, sock: socket.socket, rank: int, connection: int) -> str | None:
         if not 0 <= rank < self.size or rank == self.rank:
             return f"it says that it is rank {rank}, of {self.size} ranks, to rank {self.rank}"
-        if rank in self._incoming or rank in self._departed:
+        if rank in self._departed or (rank in self._incoming and not connection):
             return f"it says that it is {self.group.describe(rank)}, which has connected before"
-        self._incoming[rank] = Incoming(self, self._loop, rank, sock)
+        gathering = self._gatherings.get(rank)
+        if gathering is None:
+            gathering = self._gatherings[rank] = Gathering(self, self._loop, rank)
+        if connection:
+            return gathering.accepted(sock, connection)
+        self._incoming[rank] = Incoming(self, self._loop, rank, sock, gathering)
         return None
 
     # The life of lanes, and its end.
@@ -264,21 +273,12 @@ class TcpTransport(Transport):
 
     def _connect(self, peer: int) -> Outgoing:
         lane = self._outgoing[peer] = Outgoing(self, self._loop, peer)
+        connections = connections_to(self.group, peer, self._options)
+        self._spreadings[peer] = Spreading(self, self._loop, lane, self._dialing.begin, connections)
         if peer in self._departed:
             lane.release()
-            return lane
-        dial = self._dials[peer] = Dial(
-            self,
-            self._loop,
-            rank=self.rank,
-            peer=peer,
-            address=self._addresses[peer],
-            secret=self.group.secret,
-            purpose=_purpose(self.group, peer),
-            tls=self.group.tls,
-            options=self._options,
-        )
-        dial.start()
+        else:
+            self._dialing.begin(lane, 0)
         return lane
 
     def _resume(self) -> None:
@@ -287,13 +287,10 @@ class TcpTransport(Transport):
             lane.resume()
         self._loop.interrupt()
 
-    def _suspect(self, error: RondeError, peer: int) -> None:
-        if self._suspicion is None and self._failure is None and not self._closing and peer not in self._departed:
-            self._suspicion = time.monotonic() + _GRACE, error
-            self._loop.hurry(self._suspicion[0])
-
     def _depart(self, peer: int) -> None:
         self._departed.add(peer)
+        if self._suspicion is not None and self._suspicion[1].peer == peer:  # this is why a connection ended
+            self._suspicion = None
         self._loop.alarm = True
 
     def _crashed(self, error: BaseException) -> None:
@@ -311,31 +308,37 @@ class TcpTransport(Transport):
         self._stop()
 
     def _lanes(self) -> list[Lane]:
-        return [*self._outgoing.values(), *self._incoming.values()]
+        lanes: list[Lane] = [*self._outgoing.values(), *self._incoming.values()]
+        for spreading in self._spreadings.values():
+            lanes += spreading.carriers
+        for gathering in self._gatherings.values():
+            lanes += gathering.bearers
+        return lanes
 
     def _stop(self) -> None:
         """Make no connections any more, and give all views of buffers back."""
-        for dial in self._dials.values():
-            dial.close()
-        self._dials.clear()
+        self._dialing.close()
         self._listener.close()
+        for gathering in self._gatherings.values():
+            gathering.forget()
         self._mailbox = Mailbox(self.rank)
         self._loop.interrupt()
 
     def _part(self, deadline: float) -> None:
         with self._lock:
-            lanes = list(self._outgoing.values())
-            for lane in lanes:
-                lane.say_goodbye()
-        self._loop.wait(Parting(self, lanes), deadline)  # lets go of the lock while it sleeps
+            for spreading in self._spreadings.values():
+                spreading.say_goodbye()
+            leaving = [lane for lane in self._lanes() if isinstance(lane, Outgoing)]
+        self._loop.wait(Parting(self, leaving), deadline)  # lets go of the lock while it sleeps
         with self._lock:
             if self._failure is not None:
                 return
-            for incoming in self._incoming.values():
-                incoming.farewell(GOODBYE_FRAME)
-            unsent = [lane for lane in lanes if lane.queued_bytes]
-        if unsent:
-            who = ", ".join(f"{lane.queued_bytes} bytes for {self.group.describe(lane.peer)}" for lane in unsent)
+            for other in self._lanes():
+                if not isinstance(other, Outgoing):
+                    other.farewell(GOODBYE_FRAME)
+            unsent = {peer: spreading.queued_bytes for peer, spreading in self._spreadings.items()}
+        if any(unsent.values()):
+            who = ", ".join(f"{unsent[peer]} bytes for {self.group.describe(peer)}" for peer in unsent if unsent[peer])
             raise DeadlineExceeded(f"{self._me} was closed before all was sent: {who}", rank=self.rank)
 
     def _release(self) -> None:
@@ -353,12 +356,14 @@ class TcpTransport(Transport):
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY
             self._look(now)
-        due = min(self._look_at, self._listener.due)
+        if now >= self._patience.due:
+            self._resume()
+        due = min(self._look_at, self._listener.due, self._patience.due)
         return due if self._suspicion is None or self._failure is not None else min(due, self._suspicion[0])
 
     def _look(self, now: float) -> None:
         members = self.group.members
-        lines: list[silence.Line] = [*self._lanes(), *self._dials.values()]
+        lines: list[silence.Line] = [*self._lanes(), *self._dialing.dials]
         silence.give_up(lines, lambda peer: members[peer].host, self._options.peer_timeout, now)
         if not self._closing:
             self._seek(now)
@@ -375,9 +380,8 @@ class TcpTransport(Transport):
         with self._lock:
             who, peer = self.group.describe(request.peer), request.peer
             if isinstance(request, Send):
-                lane = self._outgoing.get(peer)
-                queued = 0 if lane is None else lane.queued_bytes
-                state = "is not connected" if peer in self._dials else f"has yet to take {queued} queued bytes"
+                queued = self._spreadings[peer].queued_bytes if peer in self._spreadings else 0
+                state = "is not connected" if self._dialing.pending(peer) else f"has yet to take {queued} queued bytes"
                 return f"rank {self.rank} waited too long to send {request.nbytes} bytes to {who}, which {state}"
             incoming = self._incoming.get(peer)
             state = "it has not connected" if incoming is None else incoming.progress()
@@ -385,16 +389,3 @@ class TcpTransport(Transport):
                 f"rank {self.rank} waited too long for {request.nbytes} bytes with tag {request.tag:#x} from {who}: "
                 f"{state}"
             )
-
-
-def _purpose(group: Group, receiver: int) -> bytes:
-    """What a lane is for: a handshake recorded for another one is worthless."""
-    return b"ronde tcp lane to rank %d of %d, generation %d" % (receiver, group.size, group.generation)
-
-
-def _spin_seconds(group: Group, options: Options) -> float:
-    if options.spin_us != AUTOMATIC_SPIN:
-        return options.spin_us * 1e-6
-    own = group.members[group.rank].host
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return _SPIN if cores >= sum(member.host == own for member in group.members) else 0.0

@@ -1,0 +1,82 @@
+"""The connections that a rank is making, until they are lanes."""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+from transports.base import Group
+from transports.errors import RondeError
+from transports.tcp.addresses import Address
+from transports.tcp.handshake import Dial
+from transports.tcp.loop import Loop
+from transports.tcp.options import Options
+from transports.tcp.outgoing import Outgoing
+
+
+class Seeker(Protocol):
+    """Who wants the lanes."""
+
+    def unreachable(self, peer: int, error: RondeError) -> None:
+        """A connection cannot be made. Its lane was released."""
+
+
+class Dialing:
+    """Makes connections for lanes. `addresses` must be set before the first."""
+
+    def __init__(self, seeker: Seeker, loop: Loop, group: Group, options: Options) -> None:
+        self.addresses: list[Address] = []
+        self._seeker = seeker
+        self._loop = loop
+        self._group = group
+        self._options = options
+        self._lanes: dict[Dial, Outgoing] = {}
+
+    @property
+    def dials(self) -> list[Dial]:
+        """Those that are under way."""
+        return list(self._lanes)
+
+    def begin(self, lane: Outgoing, connection: int) -> None:
+        """Connect a lane to its peer, as the connection of that number between the two."""
+        dial = Dial(
+            self,
+            self._loop,
+            rank=self._group.rank,
+            peer=lane.peer,
+            connection=connection,
+            address=self.addresses[lane.peer],
+            secret=self._group.secret,
+            purpose=purpose(self._group, lane.peer),
+            tls=self._group.tls,
+            options=self._options,
+        )
+        self._lanes[dial] = lane
+        dial.start()
+
+    def pending(self, peer: int) -> bool:
+        """True while a connection to a peer is being made."""
+        return any(dial.peer == peer for dial in self._lanes)
+
+    def close(self) -> None:
+        """Give all of them up. Idempotent."""
+        for dial in self._lanes:
+            dial.close()
+        self._lanes.clear()
+
+    def dialed(self, dial: Dial, sock: socket.socket) -> None:
+        self._lanes.pop(dial).attach(sock)
+
+    def dial_failed(self, dial: Dial, error: RondeError) -> None:
+        self._lanes.pop(dial).release()
+        own, peer = self._group.rank, dial.peer
+        text = f"rank {own} cannot connect to {self._group.describe(peer)} at {error.message}"
+        here, there = self._group.members[own], self._group.members[peer]
+        if here.host != there.host and self.addresses[peer][0] == self.addresses[own][0]:
+            text += "; this host has that address too: name the interface that joins the hosts (setting interface)"
+        self._seeker.unreachable(peer, type(error)(text, rank=own, peer=peer))
+
+
+def purpose(group: Group, receiver: int) -> bytes:
+    """What a lane is for: a handshake recorded for another one is worthless."""
+    return b"ronde tcp lane to rank %d of %d, generation %d" % (receiver, group.size, group.generation)
