@@ -7,6 +7,7 @@ the first cause. Every rank has a bell there, by which its watchman (watch.py) i
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -69,6 +70,14 @@ class Alarm:
         if first:
             self._ring_others()
         return cause
+
+    def give_up(self, error: RondeError, text: str) -> RondeError:
+        """`settle` for an error of this rank's own, in what `text` tells; what to raise for it."""
+        own = error.within(text)
+        if isinstance(own, DeadlineExceeded):
+            own = self.explain(own)
+        cause = self.settle(own)
+        return copy.copy(own) if cause is own else cause.within(text)
 
     def heed(self) -> None:
         """Give up if another rank has."""

@@ -129,7 +129,7 @@ class Communicator(Prepared, Observable, Shrinkable, OnDevices):
         self.trace = Trace(f"of communicator {context}" if context else "")
         self.meter = Meter(self.trace)
         tag, geometry = context << 32, Geometry(self.rank, self.size, hosts=self._hosts)
-        self._windows = Windows(transport, ranks, tag)
+        self._windows = Windows(transport, family.alarm, ranks, tag)
         parts = geometry, selector, config, family.alarm, self.meter, self._windows
         self._jobs = Jobs(transport, ranks, tag, *parts)
         self._jobs.stage()

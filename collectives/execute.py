@@ -7,7 +7,6 @@ scratch memory and the staging window are shared by all its plans.
 from __future__ import annotations
 
 import contextvars
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -251,7 +250,11 @@ class Executor:
                 call()
         except RondeError as error:
             if plan.call.rest is not None and isinstance(error, MismatchError):
-                self._meet(plan, at)
+                try:
+                    for at in self._meet(plan):  # noqa: B007
+                        continue
+                except RondeError as lost:
+                    raise self._give_up(plan, at, lost) from None
                 tally.calls -= 1
                 return False
             raise self._give_up(plan, at, error) from None
@@ -261,15 +264,15 @@ class Executor:
             raise
         return True
 
-    def _meet(self, plan: Plan, at: int) -> None:
+    def _meet(self, plan: Plan) -> Iterator[int]:
         """Wait until all ranks have come to a call that ends before its time: until then they may still read what this
-        rank staged for the call before it, in the half that the next one will use."""
+        rank staged for the call before it, in the half that the next one will use. Gives the instruction of each wait
+        before it, since it is asked for where this rank is."""
         assert self._window is not None
-        try:
-            for index in range(len(self.ranks)):
-                self._window.wait(index, self._state.epoch + 1, self._state.deadline)
-        except RondeError as error:
-            raise self._give_up(plan, at, error) from None
+        waits = {step.peer: at for at, step in enumerate(plan.program.instructions) if step.kind is Kind.WAIT}
+        for index in range(len(self.ranks)):
+            yield waits.get(index, 0)
+            self._window.wait(index, self._state.epoch + 1, self._state.deadline)
 
     def _watched(self, plan: Plan, calls: Sequence[Callable[[], object]]) -> Iterator[Callable[[], object]]:
         """The calls, timed by the meter."""
@@ -277,12 +280,7 @@ class Executor:
 
     def _give_up(self, plan: Plan, at: int, error: RondeError) -> RondeError:
         """Give up because of an error in instruction `at`; what to raise for it."""
-        text = "in " + self.locate(plan, self.calls, at)
-        own = error.within(text)
-        if isinstance(own, DeadlineExceeded):
-            own = self.alarm.explain(own)
-        cause = self.alarm.settle(own)
-        failure = copy.copy(own) if cause is own else cause.within(text)
+        failure = self.alarm.give_up(error, "in " + self.locate(plan, self.calls, at))
         if isinstance(failure, MismatchError):
             return self._disagree(plan, self.calls, failure.message)
         if isinstance(failure, DeadlineExceeded) and self.stalled[0] == self.calls:

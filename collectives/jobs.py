@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from typing import Any
 
@@ -18,7 +17,7 @@ from collectives.execute import Executor
 from collectives.fusion import Buffer
 from collectives.meter import Meter
 from collectives.objects import ObjectJobs
-from collectives.plan import Planner
+from collectives.plan import Call, Planner
 from collectives.progress import Job
 from collectives.ready import Ready
 from collectives.reduction_jobs import ReductionJobs
@@ -51,8 +50,8 @@ class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
         self._windows = windows
         self._ranks = ranks
         self._key = f"stage/{tag:x}/{ranks[0]}"
-        share = functools.partial(windows.make_bytes, named=bool(label))
-        self.buffer = Buffer(None if windows.onesided is None else share)
+        self._label = label
+        self.buffer = Buffer(None if windows.onesided is None else self._share)
         super().__init__(geometry.rank, geometry.size, self.executor, selector, config)
 
     def stage(self) -> None:
@@ -63,16 +62,21 @@ class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
             nbytes = 2 * self._config.stage_bytes
             self.executor.use(onesided.expose(self._key, self._ranks, nbytes, deadline))
 
+    def _share(self, nbytes: int, deadline: float) -> Array:
+        """Memory in a window. The ranks meet before it is made: whoever does not come is missed in a collective, where
+        all know who waits for whom."""
+        self.executor.run(Call("barrier", np.dtype(np.uint8), (0,), within="making a window"), None, None, deadline)
+        return self._windows.make_bytes(nbytes, deadline, named=bool(self._label))
+
     def window(self, shape: tuple[int, ...], dtype: np.dtype[Any], timeout: float | None) -> Job[Array]:
         """A new array of zeros in a window of the named ones, after releasing those that nobody uses; see empty."""
         seconds = self.timeout(timeout)
 
         def make(peers: Peers) -> Array:
-            unused = np.array(self._windows.unused(named=True), np.int64)
-            if unused.size:
-                peers.allreduce(unused)
-                if self._windows.release((unused == peers.size).tolist(), named=True):
-                    self.executor.unbind()
+            unused = np.array([0, *self._windows.unused(named=True)], np.int64)
+            peers.allreduce(unused)
+            if self._windows.release((unused[1:] == peers.size).tolist(), named=True):
+                self.executor.unbind()
             return self._windows.make(shape, dtype, time.monotonic() + seconds, named=True)
 
         return self.compose(make, f"empty({dtype_name(dtype)} {shape})", timeout=timeout)

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from collectives.alarm import Alarm
 from collectives.algorithms import algorithms
 from collectives.buffers import Array
 from collectives.schedule import Buf
@@ -61,11 +62,12 @@ class _Piece:
 class Windows:
     """The windows of a communicator that arrays lie in."""
 
-    def __init__(self, transport: Transport, ranks: tuple[int, ...], tag: int) -> None:
+    def __init__(self, transport: Transport, alarm: Alarm, ranks: tuple[int, ...], tag: int) -> None:
         onesided = transport.ability(OneSided)
         able = onesided is not None and len(ranks) > 1 and onesided.reaches(ranks)
         self.onesided = onesided if able else None
         """What makes windows; None where the ranks cannot map each other's memory."""
+        self._alarm = alarm
         self._ranks = ranks
         self._key = f"array/{tag:x}/{ranks[0]}"
         self._made = {False: 0, True: 0}
@@ -93,8 +95,10 @@ class Windows:
             number = -self._made[True] if named else self._made[False]
         try:
             window = self.onesided.expose(f"{self._key}/{number}", self._ranks, nbytes, deadline)
-        except RondeError:
+        except RendezvousError:
             raise
+        except RondeError as error:
+            raise self._alarm.give_up(error, f"in empty({nbytes} bytes)") from None
         except OSError as error:
             raise RendezvousError(f"there is no room for {nbytes} bytes on each rank: {error}. {_ROOM}") from error
         root = np.frombuffer(window.view(window.index), np.uint8)

@@ -19,8 +19,10 @@ GROWING = {"worlds", "pool"}
 """The fixtures that keep what a test opens for the tests after it, and close it in the end."""
 
 
-def pytest_collection_finish() -> None:
-    """What the modules have imported stays; every look for leaks would search through all of it otherwise."""
+@pytest.fixture(autouse=True, scope="module")
+def what_there_is_stays() -> None:
+    """What was imported and kept before a module's tests is not theirs: every look for leaks would search through all
+    of it otherwise."""
     gc.collect()
     gc.freeze()
 

@@ -49,6 +49,13 @@ def test_a_case_can_be_repeated() -> None:
     assert done.stdout.count("passed threads/local/kill/3/1, noticed after") == 2
 
 
+@pytest.mark.parametrize("case", ["local/hang/4/678230", "shm/drop/5/680358", "local/kill/3/678561"])
+def test_cases_that_failed_once(case: str) -> None:
+    """A rank hung where all meet after an attempt in vain; ranks were missed while a window was made."""
+    done = chaos("case", f"threads/{case}", "--times", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_what_there_is_not_is_refused() -> None:
     assert "must be among" in chaos("campaign", "--only", "earthquake").stderr
     assert "must be bed/transport/fault/ranks/seed" in chaos("case", "kill").stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,9 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from collectives import Communicator, MismatchError, RendezvousError
+from collectives import AbortedError, Communicator, DeadlineExceeded, MismatchError, PeerLost, RendezvousError
 from collectives.algorithms import algorithms
 from tests.worlds import world_of
+from transports.local import LocalTransport
 
 SHARED = ["local", "shm", "auto"]
 DTYPES = [np.dtype(name) for name in ("float32", "int64", "bool", "complex64", "float16")] + [
@@ -302,6 +304,41 @@ def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
         world.run(lambda comm: comm.barrier_async(name="the engine stages").wait())
         monkeypatch.setattr("transports.shm.segments.Segment.create", full)
         world.run(rank)
+        monkeypatch.undo()
+
+
+def test_who_does_not_come_when_a_window_is_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both by those that meet before it, and by those that were lost to it in between."""
+    smalls = [np.ones(3), np.ones(4)]
+
+    def late(comm: Communicator) -> str:
+        if comm.rank == 1:
+            return ""
+        with pytest.raises(DeadlineExceeded) as caught:
+            comm.grouped_allreduce(smalls, timeout=0.1)
+        assert caught.value.peer == 1
+        return str(caught.value)
+
+    with world_of("local", 2) as world:
+        assert "[in barrier(" in world.run(late)[0]
+    gone = threading.Event()
+
+    def lost(comm: Communicator) -> str:
+        with pytest.raises((PeerLost, AbortedError)) as caught:
+            comm.grouped_allreduce(smalls)
+        return str(caught.value)
+
+    def expose(transport: LocalTransport, *_: object) -> None:
+        if transport.rank == 1:
+            gone.set()
+            raise PeerLost("rank 1 lost rank 0", rank=1, peer=0)
+        assert gone.wait(10)
+        raise AbortedError("rank 1 aborted", rank=1)
+
+    with world_of("local", 2) as world:
+        world.run(lambda comm: comm.barrier())
+        monkeypatch.setattr(LocalTransport, "expose", expose)
+        assert all("in empty(" in text for text in world.run(lost))
         monkeypatch.undo()
 
 

@@ -152,15 +152,18 @@ def test_the_loss_of_any_connection_is_that_of_the_peer(connection: int) -> None
 def test_what_was_sent_before_the_close_arrives() -> None:
     length = 20 << 20
     with ranks(2, ALL) as (a, b):
+        gone = threading.Event()
 
         def leave() -> None:
             outgoing = [a.isend(1, tag, memoryview(bytes([tag]) * length)) for tag in range(2)]
             a.close(soon())
+            gone.set()
             assert [request.test() for request in outgoing] == [True, True]
 
         def stay() -> None:
             for tag in range(2):
                 assert recv(b, 0, tag, length) == bytes([tag]) * length
+            wait_until(gone.is_set, drive=b)
 
         in_threads(leave, stay)
 
