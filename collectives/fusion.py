@@ -2,13 +2,12 @@
 
 All ranks run the same operations in the same order (negotiate.py) and so come to the same bundles. A bundle is loaded
 into one buffer, exchanged by one collective, and stored from it: each array is copied once each way, and scaled on the
-way. Where ranks can map each other's memory the buffer lies in a window, so that nothing is staged, and bundles are
-small enough to stay in the cache all the way.
+way. Where ranks can map each other's memory the buffer of named operations lies in a window, so that nothing is staged,
+and bundles are small enough to stay in the cache all the way.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -20,19 +19,16 @@ from collectives.buffers import Array
 from collectives.reducing import Reduction
 from collectives.reductions import ADASUM
 from collectives.terms import Terms
-from transports.errors import RendezvousError
 
 LARGEST: Final = 1 << 18
 """Bytes. Larger arrays go alone: two copies would cost more than the collective that they save."""
 CACHED: Final = 1 << 20
 """Bytes. More are not packed together where that is done in a window: they would leave the cache in between."""
-_WINDOW: Final = 2 * CACHED
+WINDOW: Final = 2 * CACHED
 """Halves may be accumulated in twice as many bytes."""
 _KINDS: Final = ("allreduce", "grouped_allreduce")
 _Kind = tuple[Any, ...]
 _NOTHING: Final = np.empty(0, np.uint8)
-
-log = logging.getLogger("ronde")
 
 
 class Part(NamedTuple):
@@ -96,26 +92,20 @@ def _arrays(terms: Terms) -> tuple[tuple[_Kind, int], ...]:
 class Buffer:
     """The memory that arrays are packed into, kept from one bundle to the next. All ranks take alike from theirs."""
 
-    def __init__(self, share: Callable[[int, float], Array] | None = None) -> None:
-        """`share(nbytes, deadline)` makes memory in a window, and raises RendezvousError on all ranks if there is no
-        room; None where there are no windows."""
-        self._share = share
-        self._window = _NOTHING
-        self._memory = _NOTHING
+    def __init__(self) -> None:
+        self._window = self._memory = _NOTHING
+
+    def share(self, window: Array) -> None:
+        """Use memory in a window, WINDOW bytes, for what fits."""
+        self._window = window
 
     def limit(self, fusion: int) -> int:
         """The most bytes that should be packed together, where `fusion` is the most that may be."""
-        return fusion if self._share is None else min(fusion, CACHED)
+        return min(fusion, CACHED) if self._window.nbytes else fusion
 
-    def take(self, size: int, dtype: np.dtype[Any], deadline: float) -> Array:
-        """`size` elements, with any contents. Raises RondeError."""
+    def take(self, size: int, dtype: np.dtype[Any]) -> Array:
+        """`size` elements, with any contents."""
         nbytes = size * dtype.itemsize
-        if self._share is not None and not self._window.nbytes and nbytes <= _WINDOW:
-            try:
-                self._window = self._share(_WINDOW, deadline)
-            except RendezvousError as error:
-                log.warning("small arrays are packed into private memory: %s", error)
-                self._share = None
         if nbytes <= self._window.nbytes:
             return self._window[:nbytes].view(dtype)
         if self._memory.nbytes < nbytes:
@@ -140,7 +130,7 @@ def reduce_together(parts: Sequence[Part], buffer: Buffer, deadline: float) -> N
 
 
 def _packed(reduction: Reduction, parts: Sequence[Part], buffer: Buffer, deadline: float) -> None:
-    work = buffer.take(sum(part.size for part in parts), reduction.dtype, deadline)
+    work = buffer.take(sum(part.size for part in parts), reduction.dtype)
     at = 0
     for part in parts:
         piece = work[at : at + part.size]

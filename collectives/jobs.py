@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -14,10 +15,10 @@ from collectives.composed import ComposedJobs, Peers
 from collectives.config import Config
 from collectives.device_jobs import DeviceAware, takes_devices
 from collectives.execute import Executor
-from collectives.fusion import Buffer
+from collectives.fusion import WINDOW, Buffer
 from collectives.meter import Meter
 from collectives.objects import ObjectJobs
-from collectives.plan import Call, Planner
+from collectives.plan import Planner
 from collectives.progress import Job
 from collectives.ready import Ready
 from collectives.reduction_jobs import ReductionJobs
@@ -25,6 +26,9 @@ from collectives.schedule import Geometry
 from collectives.select import Selector
 from collectives.windows import Places, Windows
 from transports.base import Transport
+from transports.errors import RendezvousError
+
+log = logging.getLogger("ronde")
 
 
 @takes_devices
@@ -50,8 +54,8 @@ class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
         self._windows = windows
         self._ranks = ranks
         self._key = f"stage/{tag:x}/{ranks[0]}"
-        self._label = label
-        self.buffer = Buffer(None if windows.onesided is None else self._share)
+        self._named = bool(label)
+        self.buffer = Buffer()
         super().__init__(geometry.rank, geometry.size, self.executor, selector, config)
 
     def stage(self) -> None:
@@ -61,12 +65,16 @@ class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
             deadline = time.monotonic() + self._config.connect_timeout
             nbytes = 2 * self._config.stage_bytes
             self.executor.use(onesided.expose(self._key, self._ranks, nbytes, deadline))
+            if self._named:
+                self._share_buffer(deadline)
 
-    def _share(self, nbytes: int, deadline: float) -> Array:
-        """Memory in a window. The ranks meet before it is made: whoever does not come is missed in a collective, where
-        all know who waits for whom."""
-        self.executor.run(Call("barrier", np.dtype(np.uint8), (0,), within="making a window"), None, None, deadline)
-        return self._windows.make_bytes(nbytes, deadline, named=bool(self._label))
+    def _share_buffer(self, deadline: float) -> None:
+        """Pack small arrays in a window. It is made now, as all ranks are here: where a rank does not come to such a
+        thing, the others cannot tell why."""
+        try:
+            self.buffer.share(self._windows.make_bytes(WINDOW, deadline, named=True))
+        except RendezvousError as error:
+            log.warning("small arrays are packed into private memory: %s", error)
 
     def window(self, shape: tuple[int, ...], dtype: np.dtype[Any], timeout: float | None) -> Job[Array]:
         """A new array of zeros in a window of the named ones, after releasing those that nobody uses; see empty."""

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.fusion import CACHED, LARGEST, Buffer, Place, bundles
+from collectives.fusion import CACHED, LARGEST, WINDOW, Buffer, Place, bundles
 from collectives.terms import Terms
-from tests.worlds import World, Worlds
+from collectives.windows import Windows
+from tests.worlds import World, Worlds, world_of
 from transports.errors import RendezvousError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -79,34 +80,45 @@ def test_bundles_are_as_full_as_they_may_be() -> None:
     assert [len(bundle) for bundle in bundles([small, halves] * 3, 1000)] == [3, 3]
 
 
+def calls(executor: Any) -> list[Any]:
+    """What an executor has planned."""
+    return [plan.call for plan in executor.planner._plans.values()]
+
+
 def test_the_buffer_is_kept() -> None:
     buffer = Buffer()
     assert buffer.limit(1 << 30) == 1 << 30
-    first = buffer.take(100, FLOAT32, 0.0)
-    assert np.shares_memory(first, buffer.take(50, np.dtype(np.float64), 0.0))
-    assert not np.shares_memory(first, larger := buffer.take(150, FLOAT32, 0.0))
-    assert np.shares_memory(larger, buffer.take(200, FLOAT32, 0.0)), "it grows by more than it must"
+    first = buffer.take(100, FLOAT32)
+    assert np.shares_memory(first, buffer.take(50, np.dtype(np.float64)))
+    assert not np.shares_memory(first, larger := buffer.take(150, FLOAT32))
+    assert np.shares_memory(larger, buffer.take(200, FLOAT32)), "it grows by more than it must"
 
 
 def test_the_buffer_lies_in_a_window() -> None:
-    made: list[Any] = []
-    buffer = Buffer(lambda nbytes, deadline: made.append(np.zeros(nbytes, np.uint8)) or made[-1])
+    buffer, window = Buffer(), np.zeros(WINDOW, np.uint8)
+    buffer.share(window)
     assert (buffer.limit(1 << 30), buffer.limit(10)) == (CACHED, 10)
-    first, second = buffer.take(100, FLOAT32, 0.0), buffer.take(CACHED // 2, FLOAT32, 0.0)
-    assert np.shares_memory(first, made[0])
-    assert np.shares_memory(second, made[0])
-    assert not np.shares_memory(buffer.take(CACHED, FLOAT32, 0.0), made[0]), "that is more than it has"
-    assert len(made) == 1
+    assert np.shares_memory(buffer.take(100, FLOAT32), window)
+    assert np.shares_memory(buffer.take(CACHED // 2, FLOAT32), window)
+    assert not np.shares_memory(buffer.take(CACHED, FLOAT32), window), "that is more than it has"
 
 
-def test_the_buffer_is_private_where_there_is_no_room() -> None:
-    def full(nbytes: int, deadline: float) -> Any:
+def test_the_buffer_is_private_where_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> Any:
         raise RendezvousError("no room")
 
-    buffer = Buffer(full)
-    assert buffer.take(100, FLOAT32, 0.0).shape == (100,)
-    assert buffer.limit(1 << 30) == 1 << 30
-    assert buffer.take(1000, FLOAT32, 0.0).shape == (1000,)
+    monkeypatch.setattr(Windows, "make_bytes", full)
+
+    def body(comm: Any) -> None:
+        works = [comm.allreduce_async(np.full(10, number), name=f"{number}") for number in range(5)]
+        assert [work.wait()[3] for work in works] == [2 * number for number in range(5)]
+        assert not any(call.windows for call in calls(comm._named.executor))
+
+    with world_of("local", 2) as world:
+        world.run(body)
+    assert "small arrays are packed into private memory: no room" in caplog.text
 
 
 @pytest.mark.parametrize("joins", [False, True])
@@ -119,16 +131,14 @@ def test_bundles_are_combined_in_windows(worlds: Worlds, transport: str, joins: 
         if not joins:
             for found in (comm.grouped_allreduce(arrays), comm.grouped_allreduce_async(arrays, name="g").wait()):
                 assert [one[7] for one in found] == [3 * number + 3 for number in range(12)]
-            assert len([call for call in calls(comm._executor) if call.windows]) == 2, "of 5 arrays, and of 2"
+            assert not any(call.windows for call in calls(comm._executor))
+            assert len([call for call in calls(comm._named.executor) if call.windows]) == 2, "of 5 arrays, and of 2"
         if comm.rank != 1 or not joins:
             works = [comm.allreduce_async(x, name=f"{number}") for number, x in enumerate(arrays)]
             wanted = [2 * number + 2 if joins else 3 * number + 3 for number in range(12)]
             assert [work.wait()[7] for work in works] == wanted
         comm.join()
         assert any(call.windows for call in calls(comm._named.executor))
-
-    def calls(executor: Any) -> list[Any]:
-        return [plan.call for plan in executor.planner._plans.values()]
 
     worlds.get(transport, 3).run(body)
 

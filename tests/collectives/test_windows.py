@@ -231,15 +231,15 @@ def test_named_windows_are_made_in_any_order_and_released_by_themselves() -> Non
             comm.allreduce_async(x, out=x, name="sum").wait()
             np.testing.assert_array_equal(x, np.full(ord(name), 3.0))
         calls = [plan.call for plan in comm._named.executor.planner._plans.values()]
-        assert {call.windows[0].window for call in calls if call.windows} == {-3, -2, -1}
+        assert {call.windows[0].window for call in calls if call.windows} == {-4, -3, -2}
         del x
         made.clear()
         gc.collect()
         comm.barrier()
         comm.empty(3)
-        assert len(comm._windows._pieces) == 4, "what was made by name goes when something is made by name"
+        assert len(comm._windows._pieces) == 5, "what was made by name goes when something is made by name"
         comm.empty(3, name="d")
-        assert len(comm._windows._pieces) == 2
+        assert len(comm._windows._pieces) == 3
 
     with world_of("shm", 2) as world:
         world.run(rank)
@@ -309,23 +309,22 @@ def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_does_not_come_when_a_window_is_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both by those that meet before it, and by those that were lost to it in between."""
-    smalls = [np.ones(3), np.ones(4)]
 
     def late(comm: Communicator) -> str:
         if comm.rank == 1:
             return ""
         with pytest.raises(DeadlineExceeded) as caught:
-            comm.grouped_allreduce(smalls, timeout=0.1)
+            comm.empty(3, timeout=0.1)
         assert caught.value.peer == 1
         return str(caught.value)
 
     with world_of("local", 2) as world:
-        assert "[in barrier(" in world.run(late)[0]
+        assert "[in allreduce(" in world.run(late)[0]
     gone = threading.Event()
 
     def lost(comm: Communicator) -> str:
         with pytest.raises((PeerLost, AbortedError)) as caught:
-            comm.grouped_allreduce(smalls)
+            comm.empty(3)
         return str(caught.value)
 
     def expose(transport: LocalTransport, *_: object) -> None:
@@ -338,7 +337,7 @@ def test_who_does_not_come_when_a_window_is_made_is_named(monkeypatch: pytest.Mo
     with world_of("local", 2) as world:
         world.run(lambda comm: comm.barrier())
         monkeypatch.setattr(LocalTransport, "expose", expose)
-        assert all("in empty(" in text for text in world.run(lost))
+        assert all("in empty(24 bytes)" in text for text in world.run(lost))
         monkeypatch.undo()
 
 
