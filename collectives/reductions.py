@@ -169,7 +169,7 @@ def divide(array: Array, size: int, out: Array) -> None:
     Small floats are divided in float32, integers in float64 and truncated toward zero.
     """
     dtype = array.dtype
-    if not size & (size - 1) and dtype.kind in "fc":  # the same bits, and quicker
+    if not size & (size - 1) and dtype.kind == "f":  # the same bits, and quicker
         np.multiply(array, dtype.type(1 / size), out)
         return
     if is_small_float(dtype):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from collectives import Communicator
 from collectives.algorithms import algorithms
 from collectives.patterns import canonical_tree
-from collectives.reductions import FLOAT32, UFUNCS, allowed_ops, is_small_float, kernel, one_element
+from collectives.reductions import FLOAT32, UFUNCS, allowed_ops, divide, is_small_float, kernel, one_element
 from tests.worlds import Worlds
 
 Array = np.ndarray[Any, Any]
@@ -138,6 +138,17 @@ def expected(parts: list[Array], op: str, before: float | None, after: float | N
         if after is not None:
             result = rounded(np.multiply, result, after)
         return result.astype(given)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_averages_are_quotients_also_of_special_numbers(dtype: np.dtype[Any], size: int) -> None:
+    sums = numbers(1000, dtype, 0, 0.3)
+    wanted = expected([sums] + [np.zeros_like(sums)] * (size - 1), "average", None, None)
+    with np.errstate(all="ignore"):
+        added = expected([sums] + [np.zeros_like(sums)] * (size - 1), "sum", None, None)
+        divide(added, size, added)
+    assert bits(with_one_nan(added)) == bits(with_one_nan(wanted))
 
 
 # Reproducible calls
