@@ -72,7 +72,7 @@ class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
         """Pack small arrays in a window. It is made now, as all ranks are here: where a rank does not come to such a
         thing, the others cannot tell why."""
         try:
-            self.buffer.share(self._windows.make_bytes(WINDOW, deadline, named=True))
+            self.buffer.share(self._windows.make((WINDOW,), np.dtype(np.uint8), deadline, named=True))
         except RendezvousError as error:
             log.warning("small arrays are packed into private memory: %s", error)
 

@@ -108,10 +108,6 @@ class Windows:
         array: Array = root.view(dtype).reshape(shape)
         return array
 
-    def make_bytes(self, nbytes: int, deadline: float, *, named: bool = False) -> Array:
-        """`make` of so many bytes."""
-        return self.make((nbytes,), np.dtype(np.uint8), deadline, named=named)
-
     def unused(self, *, named: bool = False) -> list[int]:
         """For each window, in an order that all ranks share, 1 if nothing on this rank looks at its array any more,
         else 0."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -69,7 +69,7 @@ class ObjectState:
         self.save()
 
 
-class VariablesState(ObjectState):
+class VariablesState(ObjectState, ABC):
     """ObjectState with a framework's variables. One that was not there at the last commit keeps its value."""
 
     @abstractmethod

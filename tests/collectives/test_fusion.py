@@ -109,7 +109,7 @@ def test_the_buffer_is_private_where_there_is_no_room(
     def full(*_: object, **__: object) -> Any:
         raise RendezvousError("no room")
 
-    monkeypatch.setattr(Windows, "make_bytes", full)
+    monkeypatch.setattr(Windows, "make", full)
 
     def body(comm: Any) -> None:
         works = [comm.allreduce_async(np.full(10, number), name=f"{number}") for number in range(5)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.transports.groups import groups, soon
+from tests.transports.groups import groups, recv, send, soon
 from transports import tcp
 from transports.errors import DeadlineExceeded
 from transports.tcp import Options, TcpTransport
@@ -78,6 +79,22 @@ def member(t: TcpTransport, connection: int, says: bytes) -> Iterator[socket.soc
             with contextlib.suppress(OSError):
                 far.shutdown(socket.SHUT_RDWR)
             saying.join()
+
+
+def arrives_posted_or_not(length: int, options: Options) -> None:
+    """Send `length` bytes twice, first to a receive that is posted later than the other."""
+    data = random.Random(length).randbytes(length)
+    with ranks(2, options) as (a, b):
+
+        def sender() -> None:
+            for tag in (1, 2):
+                send(a, 1, tag, data)
+
+        def receiver() -> None:
+            assert recv(b, 0, 2, length) == data
+            assert recv(b, 0, 1, length) == data
+
+        in_threads(sender, receiver)
 
 
 def address_of(transport: TcpTransport) -> tuple[str, int]:

@@ -17,6 +17,7 @@ from tests.transports.groups import group_of_processes, groups, recv, send, soon
 from tests.transports.tcp_ranks import (
     SECONDS,
     address_of,
+    arrives_posted_or_not,
     briefly,
     every,
     in_threads,
@@ -34,18 +35,7 @@ from transports.testing import Leaks, run_processes
 
 @pytest.mark.parametrize("length", [0, 1, 4095, 4096, 16384, 16361, 100_000, 3_000_000])
 def test_any_length_arrives_posted_or_not(length: int) -> None:
-    data = random.Random(length).randbytes(length)
-    with ranks(2) as (a, b):
-
-        def sender() -> None:
-            for tag in (1, 2):
-                send(a, 1, tag, data)
-
-        def receiver() -> None:
-            assert recv(b, 0, 2, length) == data
-            assert recv(b, 0, 1, length) == data
-
-        in_threads(sender, receiver)
+    arrives_posted_or_not(length, Options())
 
 
 def test_a_send_to_self_wakes_the_thread_that_waits() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,7 +10,16 @@ from collections.abc import Iterator
 import pytest
 
 from tests.transports.groups import backend_of, groups, recv, send, soon
-from tests.transports.tcp_ranks import briefly, every, in_threads, link, member, ranks, wait_until
+from tests.transports.tcp_ranks import (
+    arrives_posted_or_not,
+    briefly,
+    every,
+    in_threads,
+    link,
+    member,
+    ranks,
+    wait_until,
+)
 from tests.transports.test_tcp_strangers import intruder
 from transports.errors import AbortedError, DeadlineExceeded, PeerLost
 from transports.tcp import Options, TcpTransport
@@ -30,18 +38,7 @@ def test_the_contract_is_kept_when_everything_is_spread() -> None:
 @pytest.mark.parametrize("length", [1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, LENGTH, 20 << 20])
 @pytest.mark.parametrize("connections", [1, 4])
 def test_any_length_arrives_posted_or_not(length: int, connections: int) -> None:
-    data = random.Random(length).randbytes(length)
-    with ranks(2, Options(connections=connections, spread_bytes=1)) as (a, b):
-
-        def sender() -> None:
-            for tag in (1, 2):
-                send(a, 1, tag, data)
-
-        def receiver() -> None:
-            assert recv(b, 0, 2, length) == data
-            assert recv(b, 0, 1, length) == data
-
-        in_threads(sender, receiver)
+    arrives_posted_or_not(length, Options(connections=connections, spread_bytes=1))
 
 
 def test_large_and_small_messages_with_one_tag_stay_in_order() -> None:
