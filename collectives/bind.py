@@ -19,6 +19,7 @@ from collectives.reductions import kernel as kernel_for
 from collectives.schedule import Buf
 from collectives.windows import Places, Windows
 from transports.base import Request, Transport
+from transports.copying import Copying, store_array
 from transports.onesided import Window
 
 NO_DATA: Final = np.empty(0, np.uint8)
@@ -73,6 +74,7 @@ class Binder:
         self._ranks = ranks
         self._tag = tag
         self._run = run
+        self._copying = Copying(store_array)
 
     def bind(self, plan: Plan, scratch: Array, half: int) -> Bound:
         """The calls of a plan, with `scratch` (flat, of its dtype), for one half of the window."""
@@ -86,6 +88,14 @@ class Binder:
         match step.kind:
             case Kind.COPY:
                 dst, a = arrays.number(step.dst), arrays.number(step.a)
+                choice = self._copying.choice(arrays.nbytes(step.dst)) if arrays.shared(step.dst) else None
+                if choice is not None:
+
+                    def share() -> None:
+                        views = run.views
+                        choice.copy(views[dst], views[a])
+
+                    return share
 
                 def copy() -> None:
                     views = run.views
@@ -176,6 +186,16 @@ class _Arrays:
             number = self._numbers[span] = len(self.fixed)
             self.fixed.append(self._array(span, number))
         return number
+
+    def nbytes(self, span: Span | None) -> int:
+        """The size of what `span` names."""
+        return 0 if span is None else (span.stop - span.start) * self.dtype.itemsize
+
+    def shared(self, span: Span | None) -> bool:
+        """True for memory that other ranks map."""
+        if span is None or span.buf is Buf.SCRATCH:
+            return False
+        return span.buf is Buf.STAGE or (self._places is not None and self._places[span.buf is Buf.OUT] is not None)
 
     def _array(self, span: Span | None, number: int) -> Array:
         if span is None:

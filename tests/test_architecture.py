@@ -17,6 +17,7 @@ PACKAGES = ("transports", "collectives", "frontends")
 FOR_COLLECTIVES = (
     "auth",
     "base",
+    "copying",
     "errors",
     "interfaces",
     "liveness",

@@ -39,7 +39,6 @@ from transports.errors import (
 from transports.onesided import Window
 from transports.rendezvous.file import FileStore
 from transports.shm import Options, ShmTransport, doorbell, fence, ring, segments, window
-from transports.shm.copying import copy
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import barrier
 from transports.shm.ring import CONTROL_BYTES, Incoming, Outgoing, RingMemory
@@ -227,14 +226,6 @@ def test_a_ring_carries_frames_of_all_sizes_in_order(frames: list[tuple[int, boo
     assert [entry[:3] for entry in landed] == expected
     del outgoing, incoming
     segment.close()
-
-
-@pytest.mark.parametrize("length", [0, 1, 2047, 2048, 2049, 100_000, (1 << 20) + 1])
-def test_copies_are_exact(length: int) -> None:
-    source = random.Random(length).randbytes(length)
-    target = bytearray(length + 3)
-    copy(memoryview(target)[3:], memoryview(source))
-    assert target == bytes(3) + source
 
 
 def test_frames_much_larger_than_the_ring_pass_both_ways() -> None:
@@ -517,7 +508,7 @@ def test_an_interrupt_in_the_middle_of_a_copy_aborts(monkeypatch: pytest.MonkeyP
     def body(t: Any) -> None:
         if t.rank == 0:
             with monkeypatch.context() as patch:
-                patch.setattr(ring, "copy", interrupted)
+                patch.setattr(t._outgoing[1], "_copy", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     t.isend(1, 1, memoryview(b"abc"))
         with pytest.raises(AbortedError, match=r"rank 0 \(.*\) was interrupted while it moved bytes"):

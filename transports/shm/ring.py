@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from transports.copying import Copying, store_bytes
 from transports.errors import TransportError
-from transports.shm.copying import copy
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import WEAKLY_ORDERED, barrier
 
@@ -78,6 +78,7 @@ class _End:
         self._piece = min(_MAX_PIECE, self._capacity // 4)
         self._bell = bell
         self._asleep = bell.word
+        self._copy = Copying(store_bytes).copy
 
 
 class Outgoing(_End):
@@ -156,10 +157,10 @@ class Outgoing(_End):
         stop = at + len(payload)
         over = stop - self._capacity
         if over <= 0:
-            copy(self._data[at:stop], payload)
+            self._copy(self._data[at:stop], payload)
         else:
-            copy(self._data[at:], payload[:-over])
-            copy(self._data[:over], payload[-over:])
+            self._copy(self._data[at:], payload[:-over])
+            self._copy(self._data[:over], payload[-over:])
 
     def _room(self) -> int:
         self._limit = self._control[_READ] + self._capacity
@@ -249,10 +250,10 @@ class Incoming(_End):
         stop = at + len(target)
         over = stop - self._capacity
         if over <= 0:
-            copy(target, self._data[at:stop])
+            self._copy(target, self._data[at:stop])
         else:
-            copy(target[:-over], self._data[at:])
-            copy(target[-over:], self._data[:over])
+            self._copy(target[:-over], self._data[at:])
+            self._copy(target[-over:], self._data[:over])
 
     def _yield_room(self) -> None:
         """Let the sender use what was read."""
