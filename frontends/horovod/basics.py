@@ -11,7 +11,7 @@ import collectives
 from collectives import cross_rank, cross_size, is_initialized, local_rank, local_size, rank, shutdown, size
 from collectives.process_sets import ProcessSet, global_process_set
 from frontends.horovod.errors import as_horovod
-from frontends.horovod.names import communicator_of, full_name
+from frontends.horovod.names import communicator_of, full_name, number_anew
 from transports import registry
 
 __all__ = ["cross_rank", "cross_size", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size"]
@@ -57,8 +57,11 @@ def join(device: int = -1) -> int:
 
     Returns the last rank to join. `device` is there for Horovod's scripts and means nothing.
     """
+    comm = global_process_set.communicator
     with as_horovod():
-        return global_process_set.communicator.join()
+        last = comm.join()
+    number_anew(comm)
+    return last
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -31,6 +31,10 @@ class _Numbers:
             counts[kind] += 1
             return f"{kind}.noname.{counts[kind]}"
 
+    def begin_anew(self, communicator: Communicator) -> None:
+        with self._lock:
+            self._counts.pop(communicator, None)
+
 
 _numbers: Final = _Numbers()
 
@@ -44,6 +48,11 @@ def communicator_of(process_set: ProcessSet) -> Communicator:
 def full_name(communicator: Communicator, kind: str, name: str | None) -> str:
     """Operations of two kinds may have one name in Horovod."""
     return _numbers.name(communicator, kind) if name is None else f"{kind}.{name}"
+
+
+def number_anew(communicator: Communicator) -> None:
+    """Operations without a name are counted from 1 again: all ranks have joined, after unequally many."""
+    _numbers.begin_anew(communicator)
 
 
 def root_in(process_set: ProcessSet, root_rank: int) -> int:

@@ -43,6 +43,7 @@ from frontends.horovod.errors import HorovodInternalError
 from frontends.horovod.handles import poll, synchronize
 from frontends.horovod.names import Adasum, Average, Max, Min, Product, Sum
 from frontends.horovod.objects import allgather_object, broadcast_object
+from frontends.torch import elastic
 from frontends.torch.autograd import (
     allgather,
     allreduce,
@@ -111,6 +112,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -28,22 +28,25 @@ from collectives import Communicator, Config, connect
 from collectives import Work as Ours
 from collectives.compression import Compressor, State
 from frontends.torch import streams
+from frontends.torch.described import Described
 from frontends.torch.groups import (
     check_count,
+    check_lists,
     check_shares,
     combining,
     distribute,
-    equal_rows,
+    distribute_each,
     flat,
     joined,
     put,
+    rows,
     single,
     sparse,
 )
 from frontends.torch.stores import open_store
-from frontends.torch.tensors import as_array, as_tensor, writable_array
-from frontends.torch.works import Callers, Done, Finish, Work, raise_for_torch
-from frontends.torch_plugin import BACKEND, register
+from frontends.torch.tensors import as_array, writable_array
+from frontends.torch.works import Callers, Done, Finish, Work, eager, raise_for_torch
+from frontends.torch_plugin import register
 from transports.errors import RondeError
 from transports.rendezvous.bootstrap import join
 
@@ -68,53 +71,18 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup
         return ProcessGroup(communicator, store, resources.pop_all())
 
 
-class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
+@eager
+class ProcessGroup(Described):
     """A communicator as torch's process group."""
 
     def __init__(self, communicator: Communicator, store: Any, resources: contextlib.ExitStack) -> None:
         """`resources` are what the communicator needs, and are closed after it."""
-        super().__init__(communicator.rank, communicator.size)
+        super().__init__(communicator.rank, communicator.size, store)
         self.communicator = communicator
-        self._store = store
         self._resources = resources
-        self._name = ""
-        self._description = "undefined"
+        self._options: dict[str, float] = {}
         self._begun = 0
         self._callers = Callers()
-
-    # Who and where
-
-    def getBackendName(self) -> str:
-        """'ronde'."""
-        return BACKEND
-
-    name = getBackendName
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def getGroupName(self) -> str:
-        """The name that torch gave the group."""
-        return self._name
-
-    setGroupName = _set_group_name
-
-    @property
-    def group_name(self) -> str:
-        """The name that torch gave the group."""
-        return self._name
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
-
-    @property
-    def group_desc(self) -> str:
-        """The description that torch gave the group."""
-        return self._description
-
-    def get_group_store(self) -> Any:
-        """The store in which the group met."""
-        return self._store
 
     def _get_sequence_number_for_group(self) -> int:
         return self._begun
@@ -178,6 +146,15 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         given = as_array(single(input_tensors)).reshape(-1)
         return self._run("allgather", opts, outputs, distribute(outputs), given)
 
+    def allgather_coalesced(
+        self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Everybody's tensors, rank i's in the i-th list, as one operation."""
+        check_lists(output_lists, len(inputs), self.size(), "output_lists")
+        arrays = [as_array(given).reshape(-1) for given in inputs]
+        outputs = [output for outputs in output_lists for output in outputs]
+        return self._run("grouped_allgather", opts, outputs, distribute_each(zip(*output_lists, strict=True)), arrays)
+
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
         """Everybody's tensor, one after the other in `output`."""
         target = flat(output, "output")
@@ -191,11 +168,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         for output, given in zip(outputs, inputs, strict=True):
             check_shares(output, given, self.size(), "outputs")
         arrays = [as_array(given).reshape(-1) for given in inputs]
-
-        def finish(values: list[Any]) -> None:
-            for output, value in zip(outputs, values[0], strict=True):
-                put(as_tensor(value), output)
-
+        finish = distribute_each([output] for output in outputs)
         return self._run("grouped_allgather", opts, list(outputs), finish, arrays)
 
     def reduce_scatter(
@@ -251,12 +224,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> dist.Work:
         """Rows of `input`, by split sizes or equally, go to the ranks; rows of `output` come from them."""
-        rows = list(input_split_sizes) or equal_rows(input, self.size(), "input")
-        coming = list(output_split_sizes) or equal_rows(output, self.size(), "output")
-        if sum(coming) != output.shape[0]:
-            raise ValueError(f"output_split_sizes={coming}: must be {output.shape[0]} together, the rows of output")
+        going = rows(input, input_split_sizes, self.size(), "input")
+        rows(output, output_split_sizes, self.size(), "output")
         target = writable_array(output, "output")
-        return self._run("alltoall", opts, [output], None, as_array(input, "input"), rows, out=target)
+        return self._run("alltoall", opts, [output], None, as_array(input, "input"), going, out=target)
 
     def gather(
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any = None
@@ -319,6 +290,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # Life
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long operations that are begun from now on may take."""
+        self._options = {"timeout": timeout.total_seconds()}
+
     def shutdown(self) -> None:
         """Finish what was begun and close. Idempotent."""
         try:
@@ -355,7 +330,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._begun += 1
         method = getattr(self.communicator, collective)
         try:
-            values = [method(*args, **kwargs) for args, kwargs in calls]
+            values = [method(*args, **kwargs, **self._options) for args, kwargs in calls]
         except RondeError as error:
             raise_for_torch(error)
         if finish is not None:
@@ -379,19 +354,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._begun += 1
             place = (self._begun,)
         try:
-            works = [begin(*args, **kwargs) for args, kwargs in calls]
+            works = [begin(*args, **kwargs, **self._options) for args, kwargs in calls]
         except RondeError as error:
             raise_for_torch(error)
         return Work(works, results, finish, self._callers, place, source)
 
 
-def _hide_from_the_compiler() -> None:
-    """What torch.compiler.disable does, without the second that importing the compiler takes."""
-    for kind in (ProcessGroup, Work, Done):
-        for attribute in vars(kind).values():
-            if callable(attribute) and hasattr(attribute, "__code__"):
-                attribute._torchdynamo_disable = True
-
-
-_hide_from_the_compiler()
 register()

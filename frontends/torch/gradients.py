@@ -119,7 +119,7 @@ def given_groups(names: Mapping[Parameter, str], groups: int | Sequence[Sequence
     if any(count > 1 for count in counts.values()):
         raise ValueError("groups: a parameter is in more than one")
     if not set(counts) <= set(names):
-        raise ValueError("groups: has a parameter that is not the optimizer's, or needs no gradient")
+        raise ValueError("groups: has a parameter that is not the optimizer's")
     return [Group(group, f"{names[group[0]]}.group", given=True) for group in chosen if group]
 
 

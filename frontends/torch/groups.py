@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -48,16 +48,28 @@ def check_count(tensors: Sequence[torch.Tensor], size: int, name: str) -> None:
         raise ValueError(f"{name}: has {len(tensors)} tensors, must have {size}, one for each rank")
 
 
+def check_lists(lists: Sequence[Sequence[torch.Tensor]], count: int, size: int, name: str) -> None:
+    counts = [len(tensors) for tensors in lists]
+    if counts != [count] * size:
+        raise ValueError(f"{name}: are of lengths {counts}, must be {size}, one for each rank, of length {count}")
+
+
 def check_shares(whole: torch.Tensor, share: torch.Tensor, size: int, name: str) -> None:
     if whole.numel() != size * share.numel():
         raise ValueError(f"{name}: has {whole.numel()} elements, must have {size} times {share.numel()}")
+    if whole.dtype != share.dtype:
+        raise TypeError(f"{name}: has dtype {whole.dtype}, must have {share.dtype}, like what is to be its shares")
 
 
-def equal_rows(tensor: torch.Tensor, size: int, name: str) -> list[int]:
-    """Everybody's rows, where nothing was said of them."""
-    if tensor.ndim == 0 or tensor.shape[0] % size:
+def rows(tensor: torch.Tensor, sizes: Sequence[int], size: int, name: str) -> list[int]:
+    """How many rows of a tensor are each rank's: what `sizes` say, or else equally many."""
+    if tensor.ndim == 0 or (not sizes and tensor.shape[0] % size):
         raise ValueError(f"{name}: shape {tuple(tensor.shape)} has no first dimension that {size} ranks share equally")
-    return [tensor.shape[0] // size] * size
+    given = list(sizes) or [tensor.shape[0] // size] * size
+    if len(given) != size or min(given) < 0 or sum(given) != tensor.shape[0]:
+        whole = f"{tensor.shape[0]} together, the rows of {name}"
+        raise ValueError(f"{name}_split_sizes={given}: must be {size} numbers, one for each rank, >= 0 and {whole}")
+    return given
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> Any:
@@ -77,6 +89,17 @@ def distribute(outputs: Sequence[torch.Tensor]) -> Callable[[list[Any]], None]:
             raise ValueError(f"output tensors: have {sum(counts)} elements together, and {whole.numel()} came")
         for output, piece in zip(outputs, whole.split(counts), strict=True):
             put(piece, output)
+
+    return finish
+
+
+def distribute_each(outputs: Iterable[Sequence[torch.Tensor]]) -> Callable[[list[Any]], None]:
+    """`distribute` for every result of a grouped operation."""
+    each = [distribute(some) for some in outputs]
+
+    def finish(values: list[Any]) -> None:
+        for part, value in zip(each, values[0], strict=True):
+            part([value])
 
     return finish
 

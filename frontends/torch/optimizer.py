@@ -49,7 +49,8 @@ def DistributedOptimizer(
                                `step` raises AssertionError
     op                         Average, Sum, Min, Max, Product; Adasum combines the steps rather than the gradients
     gradient_predivide_factor  Average divides by it before the sum and by size / it after
-    groups                     lists of parameters that travel together, or how many such groups to make
+    groups                     lists of parameters that travel together, or how many such groups to make; those that
+                               need no gradient are left out
     num_groups                 the same, as an int; deprecated
     sparse_as_dense            make sparse gradients dense before they are combined
     gradient_as_bucket_view    gradients lie in memory that all ranks map, where there is such, and are combined where
@@ -68,7 +69,8 @@ def DistributedOptimizer(
     base = _Adasum if op == Adasum else _Reducing
     kind = type(type(optimizer).__name__, (base, type(optimizer)), {})
     distributed: Any = object.__new__(kind)
-    distributed.__dict__.update(optimizer.__dict__)
+    # a scheduler that was made before has put a `step` there, which is that of the plain optimizer
+    distributed.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     distributed._begin(
         names=names,
         compression=compression,
@@ -134,19 +136,19 @@ class _Reducing(Waiting):
         self._factors = factors
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
-        self._wanted = groups
+        self._wanted = groups if groups is None or isinstance(groups, int) else self._moving(groups, names)
         self._as_view = as_view and compression is Compression.none
         self._laid_out: tuple[Communicator, int] | None = None
         self._sparse: set[Parameter] = set()
         self._pending: list[_Pending] = []
         self._begun: set[Parameter] = set()
-        self._use(given_groups(self._names, groups))
+        self._use(given_groups(self._names, self._wanted))
         self._begin_counting()
 
     def synchronize(self) -> None:
         """Wait until all gradients are combined, after starting those whose parameters took no part in the backward
         pass: other ranks may have used them. Raises HorovodInternalError if an operation failed."""
-        if (self._process_set.size() or 1) > 1:
+        if self._pending or not self._alone:
             self._start([parameter for parameter in self._names if parameter not in self._begun])
             pending, self._pending = self._pending, []
             for one in reversed(pending):  # the last is over last, as a rule; so this thread is woken but once
@@ -208,6 +210,11 @@ class _Reducing(Waiting):
     def _use(self, groups: list[Group]) -> None:
         self._groups = groups
         self._group_of = {parameter: group for group in groups for parameter in group.parameters}
+
+    def _moving(self, groups: Iterable[Iterable[Parameter]], names: Iterable[Parameter]) -> list[list[Parameter]]:
+        """The groups without what needs no gradient."""
+        frozen = {parameter for parameter in names if parameter not in self._names}
+        return [[parameter for parameter in group if parameter not in frozen] for group in groups]
 
     def _lay_out(self) -> None:
         """Have gradients lie in windows, where they do not. All ranks come here when a step's first gradient is
@@ -328,10 +335,8 @@ class _Adasum(Waiting):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step, and combine what that has changed."""
-        if (self._process_set.size() or 1) == 1:
-            return super().step(closure)  # type: ignore[misc]
         with torch.no_grad():
-            before = {parameter: parameter.detach().clone() for parameter in self._names}
+            before = {} if self._alone else {parameter: parameter.detach().clone() for parameter in self._names}
         self._stepping = True
         try:
             loss = super().step(closure)  # type: ignore[misc]
@@ -340,9 +345,9 @@ class _Adasum(Waiting):
             self._start_over()
         with torch.no_grad():
             begun = []
-            for parameter, name in self._names.items():
-                small, ctx = self._compression.compress(parameter - before[parameter])
-                handle = ops.allreduce_async_(small, None, name, Adasum, 1.0, 1.0, self._process_set)
+            for parameter, old in before.items():
+                small, ctx = self._compression.compress(parameter - old)
+                handle = ops.allreduce_async_(small, None, self._names[parameter], Adasum, 1.0, 1.0, self._process_set)
                 begun.append((parameter, handle, ctx))
             for parameter, handle, ctx in begun:
                 change = self._compression.decompress(handle.synchronize(), ctx)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import collectives
 from collectives.process_sets import ProcessSet
 from frontends.torch.gradients import Parameter
 
@@ -19,10 +20,16 @@ class Waiting:
     _combined = False
     _combines_in_step = True
 
+    @property
+    def _alone(self) -> bool:
+        """True if there is nobody to combine with: ranks may have been lost, or this one is not in the process set.
+        Raises RuntimeError while there is no world, ValueError for a set that was not added."""
+        return collectives.rank() not in (self._process_set.ranks or ()) or self._process_set.communicator.size == 1
+
     def _begin_counting(self) -> None:
         """Have every parameter's gradient counted, if there is anybody to combine it with."""
         self._start_over()
-        if (self._process_set.size() or 1) > 1:
+        if not self._alone:
             for parameter in self._names:
                 parameter.register_post_accumulate_grad_hook(self._one_is_complete)
 

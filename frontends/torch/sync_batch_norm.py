@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.names import Sum
+from frontends.horovod.names import Sum, communicator_of
 from frontends.torch import ops
 
 
@@ -37,7 +37,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise a batch; collective in training."""
         self._check_input_dim(input)
-        if not (self.training or not self.track_running_stats) or (self._process_set.size() or 1) == 1:
+        if not (self.training or not self.track_running_stats) or communicator_of(self._process_set).size == 1:
             return super().forward(input)
         factor = 0.0 if self.momentum is None else self.momentum
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:

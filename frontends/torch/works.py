@@ -21,6 +21,15 @@ from transports.errors import DeadlineExceeded, RondeError
 Finish = Callable[[list[Any]], object]
 
 
+def eager(kind: type) -> type:
+    """What torch.compiler.disable does, for all methods of a class, and without the second that importing the compiler
+    takes."""
+    for attribute in vars(kind).values():
+        if callable(attribute) and hasattr(attribute, "__code__"):
+            attribute._torchdynamo_disable = True
+    return kind
+
+
 class Callers:
     """Threads that run the callbacks of futures, and whose callback a thread is in.
 
@@ -100,6 +109,7 @@ class Future(torch.futures.Future):  # type: ignore[misc]
         return following
 
 
+@eager
 class Work(dist.Work):  # type: ignore[misc]
     """One or more operations of the runtime as one of torch's.
 
@@ -187,7 +197,7 @@ class Work(dist.Work):  # type: ignore[misc]
             if self._future is None:
                 self._future = Future(self._callers, _Inside(self._place), self._devices)
                 if self._over.is_set():
-                    self._callers.submit(len(self._place) - 1, self._settle)
+                    self._settle()  # nobody can have given it a callback
             return self._future
 
     def _one_is_over(self, work: Ours[Any]) -> None:
@@ -219,6 +229,7 @@ class Work(dist.Work):  # type: ignore[misc]
             self._future.set_exception(dist.DistBackendError(str(self._error)))
 
 
+@eager
 class Done(dist.Work):  # type: ignore[misc]
     """An operation that was over when it was returned, because nobody asked for it to be asynchronous."""
 

@@ -378,6 +378,95 @@ def test_coalesced_operations(pool: Pools, meeting: str) -> None:
     pool(2).run(coalesced, meeting)
 
 
+def coalesced_lists(path: str) -> None:
+    with group(path) as (rank, size):
+        lists = [[torch.zeros(2, 3), torch.zeros(4), torch.zeros(0)] for _ in range(size)]
+        given = [torch.full((3, 2), rank + 0.5).t(), torch.full((4,), float(rank)), torch.zeros(0)]
+        with pytest.warns(FutureWarning, match="all_gather_coalesced"):
+            dist.all_gather_coalesced(lists, given)
+        for peer, (first, second, _) in enumerate(lists):
+            assert torch.equal(first, torch.full((2, 3), peer + 0.5))
+            assert torch.equal(second, torch.full((4,), float(peer)))
+
+
+def test_lists_of_tensors_are_gathered_as_one_operation(pool: Pools, meeting: str) -> None:
+    pool(2).run(coalesced_lists, meeting)
+
+
+def finished_futures(path: str) -> None:
+    with group(path) as (_, size):
+        for _ in range(50):
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            work.wait()
+            future = work.get_future()
+            assert future.done()
+            assert future.value()[0].item() == size
+
+
+def test_the_future_of_what_is_over_is_done(pool: Pools, meeting: str) -> None:
+    pool(2).run(finished_futures, meeting)
+
+
+def asked_of_groups(path: str, checkpoint: str) -> None:
+    """What torch's own code asks a group for besides collectives."""
+    import torch.distributed.checkpoint as checkpoints
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with group(path) as (rank, size):
+        net = model()
+        fully_shard(net, mesh=init_device_mesh("cpu", (size,)))
+        whole = {name: 2 * value for name, value in model().state_dict().items()} if rank == 0 else {}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(net, whole, options=options)
+        for mine, other in zip(net.parameters(), model().parameters(), strict=True):
+            assert torch.equal(mine.full_tensor(), 2 * other)
+        checkpoints.async_save(net.state_dict(), checkpoint_id=checkpoint).result()
+        assert (Path(checkpoint) / ".metadata").exists()
+
+
+def test_state_dicts_from_one_rank_and_checkpoints_aside(pool: Pools, meeting: str, tmp_path: Path) -> None:
+    pool(2).run(asked_of_groups, meeting, str(tmp_path))
+
+
+def with_a_device(path: str) -> None:
+    import frontends.torch.distributed  # noqa: F401
+
+    rank, size = int(os.environ["RONDE_RANK"]), int(os.environ["RONDE_SIZE"])
+    with pytest.MonkeyPatch.context() as patch:  # torch takes no device_id where it finds no accelerator
+        patch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda"))
+        patch.setattr(torch.accelerator, "device_count", lambda: size)
+        device = torch.device("cuda", rank)
+        dist.init_process_group("ronde", init_method=path, rank=rank, world_size=size, device_id=device)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == size
+    dist.destroy_process_group()
+
+
+def test_a_group_may_be_made_with_a_device(pool: Pools, meeting: str) -> None:
+    pool(2).run(with_a_device, meeting)
+
+
+def timeouts(path: str) -> None:
+    with group(path) as (rank, size):
+        brief, x = dist.new_group(), torch.ones(1)
+        brief.set_timeout(timedelta(seconds=0.5))
+        dist.all_reduce(x, group=brief)
+        assert x.item() == size
+        if rank == 0:
+            with pytest.raises(dist.DistBackendError, match="rank 0 waited too long for rank 1"):
+                dist.all_reduce(x, group=brief)
+            with pytest.raises(dist.DistBackendError):
+                dist.all_reduce(x, group=brief, async_op=True).wait()
+        dist.barrier()
+
+
+def test_the_timeout_of_a_group_can_be_changed(pool: Pools, meeting: str) -> None:
+    pool(2).run(timeouts, meeting)
+
+
 def disagree(path: str) -> str:
     with group(path) as (rank, _):
         with pytest.raises(dist.DistBackendError) as caught:
@@ -391,6 +480,14 @@ def bad_arguments(path: str) -> None:
             dist.all_gather([torch.ones(2)] * 3, torch.ones(2))
         with pytest.raises(ValueError, match="first dimension"):
             dist.all_to_all_single(torch.ones(3), torch.ones(3))
+        with pytest.raises(ValueError, match=r"output_split_sizes=\[3\]: must be 2 numbers"):
+            dist.all_to_all_single(torch.ones(3), torch.ones(3), [3], [2, 1])
+        with pytest.raises(ValueError, match=r"input_split_sizes=\[-1, 4\]: must be .* 3 together"):
+            dist.all_to_all_single(torch.ones(3), torch.ones(3), [2, 1], [-1, 4])
+        with pytest.raises(TypeError, match=r"input: has dtype torch.float64, must have torch.float32"):
+            dist.reduce_scatter_single(torch.ones(2), torch.ones(2 * size, dtype=torch.float64))
+        with pytest.raises(ValueError, match=r"output_lists: are of lengths \[1, 2\], must be 2"):
+            dist.group.WORLD.allgather_coalesced([[torch.ones(1)], [torch.ones(1)] * 2], [torch.ones(1)])
         with pytest.raises(TypeError, match="dense"):
             dist.broadcast(torch.ones(3).to_sparse(), 0)
         with pytest.raises(NotImplementedError, match="src=None"):

@@ -74,7 +74,14 @@ def committing(rank: int, size: int) -> None:
     assert (state.epoch, state.history) == (1, ["one"])
     assert torch.equal(net.weight, kept)
     assert not optimizer.state_dict()["state"]
+    state.model = torch.nn.Linear(2, 2)
+    state.restore()
+    assert state.model is net, "that was not committed"
+    state.model = torch.nn.Linear(2, 2)
     state.sync()
+    state.restore()
+    assert state.model is not net
+    assert len(set(map(str, hvd.allgather_object(state.model.weight.tolist())))) == 1
     assert sampler.processed_indices == set(range(2 * size)), sampler.processed_indices
 
 
@@ -86,16 +93,16 @@ SCRIPT = """
 import os, sys
 import torch
 import frontends.torch as hvd
-from frontends.torch import elastic
 hvd.init()
 born = hvd.rank()
 net = torch.nn.Linear(2, 1)
-optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
-state = elastic.TorchState(net, optimizer, step=0)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters(), op=getattr(hvd, sys.argv[1]))
+state = hvd.elastic.TorchState(net, optimizer, step=0)
 sizes = []
 state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
 
-@elastic.run
+@hvd.elastic.run
 def train(state):
     while state.step < 6:
         if born == 1 and state.step == 3:
@@ -113,14 +120,27 @@ hvd.shutdown()
 """
 
 
-def test_the_others_go_on_without_a_lost_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "op"), [(3, "Average"), (2, "Average"), (2, "Adasum")])
+def test_the_others_go_on_without_a_lost_rank(tmp_path: Path, size: int, op: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "collectives.launch.cli", "run", "-np", "3", "--keep-going", "--timeout", "80"]
+    command = [
+        sys.executable,
+        "-m",
+        "collectives.launch.cli",
+        "run",
+        "-np",
+        str(size),
+        "--keep-going",
+        "--timeout",
+        "80",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, str(script)], env=environment, capture_output=True, text=True, timeout=100, check=False
+        [*command, str(script), op], env=environment, capture_output=True, text=True, timeout=100, check=False
     )
-    for born in (0, 2):
-        assert f"rank {born} done at 6 of 2, resets [2], same True" in done.stdout, done.stdout + done.stderr
+    for born in range(0, size, 2):
+        assert f"rank {born} done at 6 of {size - 1}, resets [{size - 1}], same True" in done.stdout, (
+            done.stdout + done.stderr
+        )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -38,7 +38,6 @@ def test_the_frontend_brings_little_to_a_program_that_has_torch() -> None:
     others = {name for name in foreign if not name.lstrip("_").startswith("cython_")}  # those are msgpack's
     assert others <= {"collectives", "frontends", "transports", "ml_dtypes", "msgpack", "numpy"}
     assert "frontends.torch.distributed" not in found
-    assert "frontends.torch.elastic" not in found
     assert not [name for name in found if name.startswith(("transports.tcp", "transports.shm", "transports.nccl"))]
 
 

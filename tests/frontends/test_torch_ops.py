@@ -219,7 +219,10 @@ def uneven(rank: int, size: int) -> int:
         result = hvd.allreduce(torch.ones(2), name=f"step.{step}")
         present = sum(1 for peer in range(size) if step < 3 + peer)
         assert torch.allclose(result, torch.full((2,), present / size))
-    return hvd.join()
+        hvd.allreduce(torch.ones(2))
+    last = hvd.join()
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [size, size], "those without a name are counted anew"
+    return last
 
 
 def test_join_with_uneven_data(pool: Pools) -> None:

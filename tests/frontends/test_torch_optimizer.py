@@ -198,6 +198,53 @@ def test_synchronize_by_hand_and_mistakes(pool: Pools) -> None:
     pool(2).run(in_world, by_hand)
 
 
+def with_a_scheduler(rank: int, _: int) -> None:
+    net = Plain()
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    plain = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+    optimizer = hvd.DistributedOptimizer(plain, net.named_parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        net(torch.ones(2, 6) * (rank + step)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1 / 8
+    assert len(set(map(str, hvd.allgather_object([one.tolist() for one in net.parameters()])))) == 1
+
+
+def test_a_scheduler_that_was_made_for_the_plain_optimizer(pool: Pools) -> None:
+    pool(2).run(in_world, with_a_scheduler)
+
+
+def in_a_set(rank: int, _: int) -> list[float]:
+    pair = hvd.add_process_set([0, 2])
+    layer = torch.nn.Linear(1, 1)
+    frozen = torch.nn.Linear(1, 1).requires_grad_(False)
+    with torch.no_grad():
+        layer.weight.zero_()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([*frozen.parameters(), *layer.parameters()], lr=1.0),
+        process_set=pair,
+        groups=[[*frozen.parameters(), layer.weight], [layer.bias]],
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        layer(torch.full((1, 1), 2.0**rank)).sum().backward()
+        optimizer.step()
+    assert frozen.weight.grad is None
+    return [layer.weight.item()]
+
+
+def test_a_rank_outside_of_the_process_set_steps_by_itself(pool: Pools) -> None:
+    assert pool(3).run(in_world, in_a_set) == [[-5.0], [-4.0], [-5.0]]
+
+
+def test_an_optimizer_needs_a_world() -> None:
+    with pytest.raises(RuntimeError, match="no world"):
+        hvd.DistributedOptimizer(torch.optim.SGD(Plain().parameters(), lr=0.1))
+
+
 class Mixed(torch.nn.Module):
     """Parameters of three dtypes and one that is channels_last."""
 

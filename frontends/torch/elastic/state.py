@@ -20,7 +20,8 @@ run = recovering()
 class TorchState(ObjectState):
     """ObjectState with a model, an optimizer and samplers: `TorchState(model, optimizer, epoch=0, batch=0)`.
 
-    Of several models, optimizers and samplers give each by a name; they are known by their types.
+    Of several models, optimizers and samplers give each by a name; they are known by their types. Another one may take
+    the place of one of them: `state.optimizer = ...`.
     """
 
     def __init__(
@@ -28,31 +29,32 @@ class TorchState(ObjectState):
     ) -> None:
         named = {"model": model, "optimizer": optimizer, **values}
         handled = (torch.nn.Module, torch.optim.Optimizer, ElasticSampler)
-        self._objects = {name: value for name, value in named.items() if isinstance(value, handled)}
-        for name, value in self._objects.items():
-            setattr(self, name, value)
-        super().__init__(**{name: value for name, value in values.items() if name not in self._objects})
+        self._handled = [name for name, value in named.items() if isinstance(value, handled)]
+        for name in self._handled:
+            setattr(self, name, named[name])
+        super().__init__(**{name: value for name, value in values.items() if name not in self._handled})
 
     def reset(self) -> None:
         """Divide what is left of the epoch anew."""
-        for value in self._objects.values():
+        for _, value in self._objects():
             if isinstance(value, ElasticSampler):
                 value.reset()
 
     def save(self) -> None:
         """Remember everything as it is, in this process."""
         super().save()
-        self._states = {name: copy.deepcopy(value.state_dict()) for name, value in self._objects.items()}
+        self._states = [(name, value, copy.deepcopy(value.state_dict())) for name, value in self._objects()]
 
     def restore(self) -> None:
         """Go back to what was saved last."""
         super().restore()
-        for name, value in self._objects.items():
-            value.load_state_dict(copy.deepcopy(self._states[name]))
+        for name, value, state in self._states:
+            setattr(self, name, value)
+            value.load_state_dict(copy.deepcopy(state))
 
     def sync(self) -> None:
         """Give all ranks what the first one has; samplers take together what all ranks have processed."""
-        for value in self._objects.values():
+        for _, value in self._objects():
             if isinstance(value, torch.nn.Module):
                 broadcast_parameters(value.state_dict(), 0)
             elif isinstance(value, torch.optim.Optimizer):
@@ -62,3 +64,6 @@ class TorchState(ObjectState):
                     value.record_indices(set(state["processed_indices"]))
                 value.reset()
         super().sync()
+
+    def _objects(self) -> list[tuple[str, Any]]:
+        return [(name, getattr(self, name)) for name in self._handled]

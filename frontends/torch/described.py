@@ -1,0 +1,71 @@
+"""What torch asks of any process group besides collectives: names, devices, abilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from frontends.torch.works import eager
+from frontends.torch_plugin import BACKEND
+
+
+@eager
+class Described(dist.ProcessGroup):  # type: ignore[misc]
+    """A process group that is its own backend, for the CPU and for CUDA devices alike."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_time_estimate = False
+
+    def __init__(self, rank: int, size: int, store: Any) -> None:
+        """`store` is torch's, in which the group met."""
+        super().__init__(rank, size)
+        self._store = store
+        self._name = ""
+        self._description = "undefined"
+
+    def getBackendName(self) -> str:
+        """'ronde'."""
+        return BACKEND
+
+    name = getBackendName
+
+    def _get_backend(self, device: torch.device) -> Described:
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """False: torch allocates."""
+        return False
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """The name that torch gave the group."""
+        return self._name
+
+    setGroupName = _set_group_name
+
+    @property
+    def group_name(self) -> str:
+        """The name that torch gave the group."""
+        return self._name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    @property
+    def group_desc(self) -> str:
+        """The description that torch gave the group."""
+        return self._description
+
+    def get_group_store(self) -> Any:
+        """The store in which the group met."""
+        return self._store
