@@ -159,8 +159,10 @@ class _Settings:
     """The ids of the variables whose gradients stay in their rank."""
 
     def alone(self) -> bool:
-        """True where there is nothing to combine. Raises RuntimeError before `init`."""
-        return size() == 1 or self.process_set.size() == 1
+        """True where there is nothing to combine: one rank, or one that is not of the process set. Raises RuntimeError
+        before `init`."""
+        members = self.process_set.size()
+        return size() == 1 or members == 1 or (members is not None and not self.process_set.included())
 
     def combine(self, backend: Backend, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients over all ranks, in order; None stays None."""

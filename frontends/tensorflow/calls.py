@@ -15,7 +15,7 @@ import numpy as np
 
 from collectives import Communicator, Work
 from collectives.process_sets import ProcessSet
-from frontends.horovod.names import Average, full_name, root_in
+from frontends.horovod.names import Average, full_name, number_anew, root_in
 from frontends.tensorflow.kernel import Begin, Execution, register
 
 Start = Callable[[], Work[Any]]
@@ -160,15 +160,17 @@ def _alltoall(call: Call, execution: Execution) -> tuple[list[Start], Finish]:
     comm = call.communicator
     given, name = execution.inputs(), full_name(comm, "alltoall", call.name)
     array = given[0]
-    if len(given) == 1:
-        target = execution.output(0, array.shape, array.dtype)
-        return [lambda: comm.alltoall_async(array, out=target, name=name)], _nothing
-    splits = given[1].tolist()
+    if len(given) > 1:
+        splits = given[1].tolist()
+    elif array.ndim and array.shape[0] % comm.size == 0:
+        splits = [array.shape[0] // comm.size] * comm.size
+    else:
+        raise ValueError(f"tensor: its shape, {array.shape}, cannot be cut into {comm.size} equal parts; give splits")
 
     def finish(results: list[Any]) -> None:
         came, received = results[0]
         np.copyto(execution.output(0, came.shape, came.dtype), came)
-        np.copyto(execution.output(1, received.shape, given[1].dtype), received, casting="same_kind")
+        np.copyto(execution.output(1, received.shape, np.dtype(np.int32)), received, casting="same_kind")
 
     return [lambda: comm.alltoall_async(array, splits, return_splits=True, name=name)], finish
 
@@ -197,7 +199,11 @@ def _number(execution: Execution, value: int) -> None:
 
 
 def _join(call: Call, execution: Execution) -> tuple[list[Start], Finish]:
-    return [call.communicator.join_async], lambda results: _number(execution, results[0])
+    def finish(results: list[Any]) -> None:
+        number_anew(call.communicator)
+        _number(execution, results[0])
+
+    return [call.communicator.join_async], finish
 
 
 def _known(find: Callable[[Call], int]) -> Callable[[Call, Execution], tuple[list[Start], Finish]]:

@@ -96,10 +96,9 @@ def _through_broadcast(call: Call, _: Any, results: list[Any], gradients: Sequen
 
 
 def _through_alltoall(call: Call, tensors: list[Any], results: list[Any], gradients: Sequence[Any]) -> list[Any]:
-    gradient = _dense(gradients[:1], results[:1])
-    if len(tensors) == 1:
-        return run(call, gradient)
-    return [run(call, [*gradient, results[1]])[0], None]
+    gradient = _dense(gradients[:1], results[:1])[0]
+    back = run(call, [gradient, results[1]], [gradient.dtype, tf.int32])[0]
+    return [tf.ensure_shape(back, tensors[0].shape), *[None] * (len(tensors) - 1)]
 
 
 def _through_reducescatter(call: Call, tensors: list[Any], results: list[Any], gradients: Sequence[Any]) -> list[Any]:

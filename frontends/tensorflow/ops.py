@@ -181,18 +181,16 @@ def alltoall(
 ) -> Any:
     """Send parts of `tensor`, cut along the first dimension, to all ranks; what came, in rank order.
 
-    splits   rows for each rank, equal parts by default. If they are given, the result is a pair: the tensor, and how
-             many rows came from each rank, an int32 tensor. Bad splits are bad arguments
+    splits   rows for each rank, by default equal parts of what this rank has. If they are given, the result is a pair:
+             the tensor, and how many rows came from each rank, an int32 tensor. Bad splits are bad arguments
     """
     given = [tf.convert_to_tensor(tensor)]
-    call = Call("alltoall", name, ranks_of(process_set))
-    if splits is None:
-        (result,) = _scoped(call, given, ignore_name_scope)
-    else:
+    if splits is not None:
         given.append(tf.cast(splits, tf.int32))
-        result, received = _scoped(call, given, ignore_name_scope)
-    if not tf.executing_eagerly() and given[0].shape.rank is not None:
-        result.set_shape(given[0].shape if splits is None else [None, *given[0].shape[1:]])
+    call, kinds = Call("alltoall", name, ranks_of(process_set)), [given[0].dtype, tf.int32]
+    result, received = _scoped(call, given, ignore_name_scope, kinds)
+    if not tf.executing_eagerly() and given[0].shape.rank:
+        result.set_shape([None, *given[0].shape[1:]])
     return result if splits is None else (result, received)
 
 
@@ -209,7 +207,7 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
     """Combine a tensor over the ranks and give each its rows, larger parts first. Average and Sum only."""
-    how = op, name, process_set, ignore_name_scope, prescale_factor, postscale_factor
+    how = op, process_set, prescale_factor, postscale_factor, ignore_name_scope, name
     return grouped_reducescatter([tensor], device_dense, compression, *how)[0]
 
 
@@ -219,11 +217,11 @@ def grouped_reducescatter(
     device_dense: str = "",
     compression: type[Compressor] = Compression.none,
     op: str = Average,
-    name: str | None = None,
     process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
 ) -> list[tf.Tensor]:
     """reducescatter of several tensors."""
     if op not in (Average, Sum):
@@ -284,12 +282,14 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
     return run(Call("local_size", name), [], [tf.int32])[0]
 
 
-def _scoped(call: Call, tensors: Sequence[tf.Tensor], ignore: bool) -> list[Any]:
+def _scoped(
+    call: Call, tensors: Sequence[tf.Tensor], ignore: bool, kinds: Sequence[tf.DType] | None = None
+) -> list[Any]:
     """Results of a call whose name is to be as it is, or within the scope that the graph is being made in."""
     if ignore and not tf.executing_eagerly():
         with tf.name_scope("/"):
-            return run(call, tensors)
-    return run(call, tensors)
+            return run(call, tensors, kinds)
+    return run(call, tensors, kinds)
 
 
 def _ranks_by(process_set_id: int) -> tuple[int, ...] | None:

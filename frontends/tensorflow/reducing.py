@@ -56,23 +56,24 @@ class Reducer:
 
     @property
     def trivial(self) -> bool:
-        """True if there is one rank: gradients are what they are."""
-        return (self._process_set.size() or 1) == 1
+        """True if there is one rank, or this one is not of the process set: gradients are what they are."""
+        return (self._process_set.size() or 1) == 1 or self._process_set.included() is False
 
     def register_local_source(self, source: Any) -> None:
         """The gradient of a variable is this rank's own: it is not combined."""
         self._local.add(_key(source))
 
-    def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+    def reduce(self, gradients: Sequence[Any], sources: Sequence[Any], generic_names: bool = False) -> list[Any]:
         """The combined gradients of `sources`; None stays None.
 
-        They find each other by the names of their sources, so that ranks may have them in different orders. In a
-        graph a group travels as soon as its gradients are there; in eager mode, where they all are, in one.
+        They find each other by the names of their sources, so that ranks may have them in different orders; with
+        `generic_names` by their places. In a graph a group travels as soon as its gradients are there; in eager mode,
+        where they all are, in one.
         """
         results = list(gradients)
         if self.trivial:
             return results
-        names = source_names(sources)
+        names = [f"grad_{index}" for index in range(len(sources))] if generic_names else source_names(sources)
         combined = []
         for index, (gradient, source) in enumerate(zip(gradients, sources, strict=True)):
             if gradient is None:

@@ -24,10 +24,16 @@ class _DistributedTape:
         self._reducer.register_local_source(source)
 
     @as_it_is
-    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **options: Any) -> Any:
-        """As tf.GradientTape's, then combined over the ranks. Raises as allreduce."""
+    def gradient(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False, **options: Any
+    ) -> Any:
+        """As tf.GradientTape's, then combined over the ranks. Raises as allreduce.
+
+        use_generic_names   gradients find each other by their places in `sources`: for ranks whose variables have other
+                            names, say because only some have made another model before
+        """
         gradients = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
-        flat = self._reducer.reduce(tf.nest.flatten(gradients), tf.nest.flatten(sources))
+        flat = self._reducer.reduce(tf.nest.flatten(gradients), tf.nest.flatten(sources), use_generic_names)
         return tf.nest.pack_sequence_as(gradients, flat)
 
 

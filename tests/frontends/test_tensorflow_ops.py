@@ -84,6 +84,9 @@ def all_operations(rank: int, size: int) -> None:
         sequence = tf.constant(np.arange(2 * size, dtype=kind))
         for found in both(hvd.alltoall, sequence):
             same(found, np.tile(part, size).astype(kind))
+        counts = np.arange(1, size + 1)
+        for found in both(hvd.alltoall, tf.constant(np.full((size * (rank + 1), 2), rank, kind))):
+            same(found, np.repeat(np.arange(size), counts)[:, None].repeat(2, 1).astype(kind))
         for found in both(lambda x: hvd.reducescatter(x, op=hvd.Sum), sequence):
             same(found, (part * size).astype(kind))
     same(hvd.allreduce(tf.constant([True, rank == 0]), op=hvd.Max), [True, True])
@@ -100,6 +103,9 @@ def all_operations(rank: int, size: int) -> None:
             same(found, np.array([1, 2], np.float32) * total)
     parts = hvd.grouped_reducescatter([tf.ones([size + 1]), tf.ones([size, 2])])
     assert [part.shape for part in parts] == [(2 if rank == 0 else 1,), (1, 2)]
+    none, everyone = hvd.Compression.none, hvd.global_process_set
+    (part,) = hvd.grouped_reducescatter([tf.ones([size])], "", none, hvd.Sum, everyone, 0.5, 3.0)
+    same(part, np.full(1, 1.5 * size, np.float32))
     splits = [1] * (size - 1) + [1 + rank]
     expected = [1 + peer if rank == size - 1 else 1 for peer in range(size)]
     for came, counts in in_both_modes(lambda x: hvd.alltoall(x, splits), tf.fill([size + rank, 2], float(rank))):
@@ -154,6 +160,7 @@ def all_gradients(rank: int, size: int) -> None:
     check(lambda x: hvd.broadcast(x, 1), (3,), mean if rank == 1 else mean * 0)
     check(hvd.alltoall, (size, 3), rows)
     check(lambda x: hvd.alltoall(x, [1] * size)[0], (size, 3), rows)
+    check(hvd.alltoall, (size * (rank + 1), 3), np.repeat(rows, rank + 1, 0))
     check(hvd.reducescatter, (size, 3), rows)
     check(lambda x: hvd.reducescatter(x, op=hvd.Sum), (size, 3), rows * size)
     x = tf.constant([2.0])
@@ -199,6 +206,8 @@ def mistakes(rank: int, size: int) -> None:
     assert f"splits={bad}" in raised(ValueError, hvd.alltoall, tf.zeros([4]), bad)
     graph = tf.function(lambda: hvd.alltoall(tf.zeros([4]), bad))
     assert f"splits={bad}" in raised(tf.errors.InvalidArgumentError, graph)
+    assert "equal parts" in raised(ValueError, hvd.alltoall, tf.zeros([size + 1]))
+    assert "equal parts" in raised(tf.errors.InvalidArgumentError, tf.function(hvd.alltoall), tf.zeros([size + 1]))
     assert "root_rank=9" in raised(ValueError, hvd.broadcast, tf.zeros(1), 9)
     assert "op='mean'" in raised(ValueError, lambda: hvd.allreduce(tf.zeros(1), op="mean"))
     assert "string" in raised(TypeError, hvd.allreduce, tf.constant("text"))

@@ -152,6 +152,20 @@ def parts_of_models(rank: int, size: int) -> None:
     assert found["none"] is None
 
 
+def other_names(rank: int, size: int) -> None:
+    """Variables that are called differently on each rank, as after a model that only one of them has made."""
+    variables = [tf.Variable([1.0], name=f"weight_{index + rank}") for index in range(2)]
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = variables[0] * (rank + 1.0) + variables[1] * (10.0 * rank)
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, variables, use_generic_names=True)
+
+    total = size * (size + 1) / 2
+    for found in (step(), tf.function(step)()):
+        assert [float(one[0]) for one in found] == [total, 10 * (total - size)]
+
+
 @pytest.mark.parametrize("way", [by_tape, by_session, by_eager_optimizer])
 def test_weights_are_those_of_one_process(pool: Pools, way: Callable[..., None]) -> None:
     pool(2).run(in_world, way)
@@ -160,6 +174,31 @@ def test_weights_are_those_of_one_process(pool: Pools, way: Callable[..., None])
 
 def test_what_is_not_combined(pool: Pools) -> None:
     pool(3).run(in_world, parts_of_models)
+
+
+def test_variables_of_other_names(pool: Pools) -> None:
+    pool(2).run(in_world, other_names)
+
+
+def outside_of_the_set(rank: int, size: int) -> None:
+    """Ranks that are not of the process set keep their own gradients."""
+    import keras
+
+    some = hvd.add_process_set([0, 2])
+    expected = 1.0 if some.included() else float(rank)
+    variable = tf.Variable([0.0])
+    with tf.GradientTape() as tape:
+        loss = variable * float(rank)
+    (found,) = hvd.DistributedGradientTape(tape, process_set=some).gradient(loss, [variable])
+    assert found.numpy().tolist() == [expected]
+    plain = keras.optimizers.SGD(1.0)
+    optimizer = hvd.DistributedOptimizer(plain, process_set=some)
+    optimizer.apply_gradients([(tf.constant([float(rank)]), variable)])
+    assert variable.numpy().tolist() == [-expected]
+
+
+def test_ranks_outside_of_the_process_set(pool: Pools) -> None:
+    pool(3).run(in_world, outside_of_the_set)
 
 
 def in_groups(rank: int, size: int) -> None:
