@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from collectives import Communicator
+from collectives import Communicator, rank
 from collectives.process_sets import ProcessSet
 
 Average: Final = "average"
@@ -43,6 +43,12 @@ def communicator_of(process_set: ProcessSet) -> Communicator:
     if not isinstance(process_set, ProcessSet):
         raise TypeError(f"process_set={process_set!r}: must be a ProcessSet")
     return process_set.communicator
+
+
+def alone_in(process_set: ProcessSet) -> bool:
+    """True if this rank has nobody to combine with: it is the only one, or not of the process set. Raises RuntimeError
+    while there is no world, ValueError for a set that was not added."""
+    return rank() not in (process_set.ranks or ()) or process_set.communicator.size == 1
 
 
 def full_name(communicator: Communicator, kind: str, name: str | None) -> str:

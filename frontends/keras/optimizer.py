@@ -16,9 +16,8 @@ from typing import Any, TypeAlias
 import keras
 
 from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.basics import size
 from frontends.horovod.gradients import predivided
-from frontends.horovod.names import Average, Sum
+from frontends.horovod.names import Average, Sum, alone_in
 from frontends.keras.backends import Backend, Way, chosen
 from frontends.keras.compression import Compression, Compressor
 
@@ -159,10 +158,8 @@ class _Settings:
     """The ids of the variables whose gradients stay in their rank."""
 
     def alone(self) -> bool:
-        """True where there is nothing to combine: one rank, or one that is not of the process set. Raises RuntimeError
-        before `init`."""
-        members = self.process_set.size()
-        return size() == 1 or members == 1 or (members is not None and not self.process_set.included())
+        """True where there is nothing to combine. Raises as `alone_in`."""
+        return alone_in(self.process_set)
 
     def combine(self, backend: Backend, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients over all ranks, in order; None stays None."""

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from collectives.process_sets import ProcessSet
 from frontends.horovod.gradients import divided, predivided
+from frontends.horovod.names import alone_in
 from frontends.tensorflow import ops
 from frontends.tensorflow.compression import Compressor
 
@@ -56,8 +57,8 @@ class Reducer:
 
     @property
     def trivial(self) -> bool:
-        """True if there is one rank, or this one is not of the process set: gradients are what they are."""
-        return (self._process_set.size() or 1) == 1 or self._process_set.included() is False
+        """True if gradients are what they are. Raises as `alone_in`."""
+        return alone_in(self._process_set)
 
     def register_local_source(self, source: Any) -> None:
         """The gradient of a variable is this rank's own: it is not combined."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import collectives
 from collectives.process_sets import ProcessSet
+from frontends.horovod.names import alone_in
 from frontends.torch.gradients import Parameter
 
 
@@ -22,9 +22,7 @@ class Waiting:
 
     @property
     def _alone(self) -> bool:
-        """True if there is nobody to combine with: ranks may have been lost, or this one is not in the process set.
-        Raises RuntimeError while there is no world, ValueError for a set that was not added."""
-        return collectives.rank() not in (self._process_set.ranks or ()) or self._process_set.communicator.size == 1
+        return alone_in(self._process_set)
 
     def _begin_counting(self) -> None:
         """Have every parameter's gradient counted, if there is anybody to combine it with."""
