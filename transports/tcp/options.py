@@ -11,7 +11,7 @@ from transports.errors import ConfigError
 from transports.tcp.frames import MAX_CONNECTIONS
 
 AUTOMATIC: Final = -1
-_SPIN: Final = 40e-6
+_SPIN: Final = 500e-6
 _CONNECTIONS: Final = 4
 
 
@@ -32,7 +32,7 @@ class Options:
                          most 64; 0 for none; -1 chooses: 4 to a rank on another host, none to one on the same. Each
                          rank has its own setting, for what it sends
     spread_bytes         at least 1: a message of this length or longer is spread
-    spin_us              microseconds that a wait polls before it sleeps; -1 chooses: 40 if the host has a core for
+    spin_us              microseconds that a wait polls before it sleeps; -1 chooses: 500 if the host has a core for
                          each of its ranks, else 0
     """
 

@@ -32,8 +32,10 @@ from transports.tcp.spreading import Spreading
 
 _GRACE: Final = 0.25
 """Seconds between the loss of a connection and the failure: the cause of it may be on its way by another lane."""
-_LOOK_EVERY: Final = 0.25
-_ABSENT: Final = 0.2  # seconds that a peer is awaited before this rank connects to it by itself
+_LOOK_EVERY: Final = 0.15
+"""Seconds. Two of them pass until a peer that never connected is called; with the grace, and the moment in which ranks
+agree on a cause, that must stay below the second in which a lost rank is to be named."""
+_ABSENT: Final = 0.1  # seconds that a peer is awaited before this rank connects to it by itself
 
 
 class TcpTransport(Transport):
