@@ -1,7 +1,7 @@
 # make demo    train a network on 4 processes          make bench   time collectives (ARGS="allgather -np 4")
 # make test    all checks and tests (ARGS="-k name")   make lint    the checks alone
 # make clean   remove the virtual environment and what tools left behind
-# make compare time Ronde beside Open MPI, MPICH and gloo, for a quarter of an hour (ARGS="allreduce -np 2 --max 1M")
+# make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
 # make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)
 #
 # Each works on its own on a machine with Python 3.11 or newer. PYTHON=/path/to/python chooses the interpreter.

@@ -3,7 +3,7 @@
     python benchmarks/compare.py                                  all collectives on two ranks over shared memory
     python benchmarks/compare.py allreduce --windows              on arrays that its ranks share (peers': private)
     python benchmarks/compare.py allreduce -np 2 --link tcp --max 1M
-    python benchmarks/compare.py --series benchmarks/results      the tables of docs/performance.md (about 15 minutes)
+    python benchmarks/compare.py --series benchmarks/results      the tables of docs/performance.md (3 to 15 minutes)
 
 Every contender is a job of its own, started by its own launcher, that stays alive and blocked until it is its turn. For
 each collective and size the contenders take turns, in changing order, `--rounds` times. A turn is some batches of calls

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn, Protocol, TypeGuard
 
 from collectives.launch.blame import is_consequence
 
@@ -77,9 +77,14 @@ def load(rank: int, data: bytes) -> Outcome:
         outcome = pickle.loads(data)
     except Exception as error:  # noqa: BLE001  unpickling runs code of the object, which may raise anything
         return Failure(rank, RuntimeError(f"the result of rank {rank} cannot be unpickled: {error!r}"))
-    if not isinstance(outcome, Outcome) or outcome.rank != rank:
+    if not _complete(outcome) or outcome.rank != rank:
         return Failure(rank, RuntimeError(f"the result of rank {rank} cannot be unpickled: it is no outcome of it"))
     return outcome
+
+
+def _complete(outcome: object) -> TypeGuard[Outcome]:
+    """True for an outcome with all its fields: unpickling makes objects without asking what they lack."""
+    return isinstance(outcome, Outcome) and vars(outcome).keys() == {field.name for field in fields(outcome)}
 
 
 class Ranks(Protocol):

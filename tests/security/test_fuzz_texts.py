@@ -348,7 +348,8 @@ def test_an_outcome_is_anything(data: bytes) -> None:
 
 
 def test_the_outcome_of_another_rank_is_a_failure() -> None:
-    for value in (Success(2, "value"), "no outcome", None):
+    unfinished = object.__new__(Success)
+    for value in (Success(2, "value"), unfinished, "no outcome", None):
         outcome = load(1, pickle.dumps(value))
         assert isinstance(outcome, Failure)
         assert outcome.rank == 1
