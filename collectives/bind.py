@@ -17,7 +17,7 @@ from collectives.program import Instruction, Kind, Span
 from collectives.reductions import Kernel, divide, one_element
 from collectives.reductions import kernel as kernel_for
 from collectives.schedule import Buf
-from collectives.windows import Places, Windows
+from collectives.windows import Place, Places, Windows
 from transports.base import Request, Transport
 from transports.copying import Copying, store_array
 from transports.onesided import Window
@@ -158,7 +158,7 @@ class Binder:
 
     def peers(self, span: Span, places: Places | None, dtype: np.dtype[Any]) -> Array:
         """A piece of a peer's IN or OUT, which lies in a window."""
-        place = None if places is None else places[span.buf is Buf.OUT]
+        place = _place(span, places)
         assert place is not None
         size = dtype.itemsize
         view: Array = self._windows.part(place, span.rank, span.start * size, span.stop * size).view(dtype)
@@ -195,7 +195,7 @@ class _Arrays:
         """True for memory that other ranks map."""
         if span is None or span.buf is Buf.SCRATCH:
             return False
-        return span.buf is Buf.STAGE or (self._places is not None and self._places[span.buf is Buf.OUT] is not None)
+        return span.buf is Buf.STAGE or _place(span, self._places) is not None
 
     def _array(self, span: Span | None, number: int) -> Array:
         if span is None:
@@ -208,6 +208,11 @@ class _Arrays:
             return self._binder.peers(span, self._places, self.dtype)
         self.given.append((number, span.buf is Buf.OUT, span.start, span.stop))
         return NO_DATA
+
+
+def _place(span: Span, places: Places | None) -> Place | None:
+    """Where the IN or OUT that `span` is of lies in a window; None if it does not."""
+    return None if places is None else places[span.buf is Buf.OUT]
 
 
 def _may_be_one_in_place(step: Instruction) -> bool:

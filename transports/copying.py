@@ -72,16 +72,24 @@ class Copying:
     """Copies by a kernel for each size class. `store` is the one that memcpy is tried against."""
 
     def __init__(self, store: Kernel, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._choices = {bits: Choice(store, clock) for bits in range(TRIED_FROM.bit_length(), TRIED_UPTO.bit_length())}
+        self._store = store
+        self._clock = clock
+        self._choices: dict[int, Choice] = {}
 
     def choice(self, nbytes: int) -> Choice | None:
         """What to copy so many bytes by; None if nothing but `assign` is worth a trial."""
-        return self._choices.get((nbytes - 1).bit_length())
+        if not TRIED_FROM < nbytes <= TRIED_UPTO:
+            return None
+        size_class = (nbytes - 1).bit_length()
+        choice = self._choices.get(size_class)
+        if choice is None:
+            choice = self._choices[size_class] = Choice(self._store, self._clock)
+        return choice
 
     def copy(self, target: memoryview, source: memoryview) -> None:
         """Copy bytes between views of equal length, format 'B'."""
-        choice = self._choices.get((len(source) - 1).bit_length())
+        choice = self.choice(len(source))
         if choice is None:
-            target[:] = source
+            assign(target, source)
         else:
             choice.copy(target, source)

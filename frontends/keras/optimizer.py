@@ -157,14 +157,10 @@ class _Settings:
     local: set[int] = field(default_factory=set)
     """The ids of the variables whose gradients stay in their rank."""
 
-    def alone(self) -> bool:
-        """True where there is nothing to combine. Raises as `alone_in`."""
-        return alone_in(self.process_set)
-
     def combine(self, backend: Backend, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients over all ranks, in order; None stays None."""
         result = list(gradients)
-        if self.alone():
+        if alone_in(self.process_set):
             return result
         chosen, contexts, tensors = [], [], []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):

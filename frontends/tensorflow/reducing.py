@@ -55,11 +55,6 @@ class Reducer:
         self._scale_local = scale_local_gradients
         self._local: set[Any] = set()
 
-    @property
-    def trivial(self) -> bool:
-        """True if gradients are what they are. Raises as `alone_in`."""
-        return alone_in(self._process_set)
-
     def register_local_source(self, source: Any) -> None:
         """The gradient of a variable is this rank's own: it is not combined."""
         self._local.add(_key(source))
@@ -72,7 +67,7 @@ class Reducer:
         where they all are, in one.
         """
         results = list(gradients)
-        if self.trivial:
+        if alone_in(self._process_set):
             return results
         names = [f"grad_{index}" for index in range(len(sources))] if generic_names else source_names(sources)
         combined = []
