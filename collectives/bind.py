@@ -19,7 +19,7 @@ from collectives.reductions import kernel as kernel_for
 from collectives.schedule import Buf
 from collectives.windows import Place, Places, Windows
 from transports.base import Request, Transport
-from transports.copying import Copying, store_array
+from transports.copying import Choice, Copying, store_array
 from transports.onesided import Window
 
 NO_DATA: Final = np.empty(0, np.uint8)
@@ -41,18 +41,24 @@ class Run:
 class Bound:
     """A plan's instructions as calls.
 
-    fixed  arrays that the calls use, by number; those of the caller are filled in by `views`
-    given  which these are: (number, whether it is the target, start, stop); stop is -1 for all of it
+    fixed   arrays that the calls use, by number; those of the caller are filled in by `views`
+    given   which these are: (number, whether it is the target, start, stop); stop is -1 for all of it
+    staged  which lie in the staging window: (number, span)
     """
 
-    __slots__ = ("calls", "fixed", "given")
+    __slots__ = ("calls", "fixed", "given", "staged")
 
     def __init__(
-        self, calls: list[Callable[[], object]], fixed: list[Array], given: list[tuple[int, bool, int, int]]
+        self,
+        calls: list[Callable[[], object]],
+        fixed: list[Array],
+        given: list[tuple[int, bool, int, int]],
+        staged: list[tuple[int, Span]],
     ) -> None:
         self.calls = calls
         self.fixed = fixed
         self.given = given
+        self.staged = staged
 
     def views(self, source: Array, target: Array) -> list[Array]:
         """The arrays of a run from flat `source` into flat `target`."""
@@ -76,26 +82,33 @@ class Binder:
         self._run = run
         self._copying = Copying(store_array)
 
-    def bind(self, plan: Plan, scratch: Array, half: int) -> Bound:
-        """The calls of a plan, with `scratch` (flat, of its dtype), for one half of the window."""
-        arrays = _Arrays(self, plan, scratch, 0 if self.window is None else half * (self.window.nbytes // 2))
+    def bind(self, plan: Plan, scratch: Array) -> Bound:
+        """The calls of a plan, with `scratch` (flat, of its dtype), for its first turn."""
+        arrays = _Arrays(self, plan, scratch)
         combine = None if plan.call.op is None else kernel_for(plan.call.op, plan.call.dtype)
         calls = [self._bind(step, arrays, combine) for step in plan.program.instructions]
-        return Bound(calls, arrays.fixed, arrays.given)
+        return Bound(calls, arrays.fixed, arrays.given, arrays.staged)
+
+    def moved(self, first: Bound, plan: Plan, turn: int) -> Bound:
+        """What has been bound for the first turn, for another one."""
+        fixed = first.fixed.copy()
+        for number, span in first.staged:
+            fixed[number] = self.staged(span, plan, turn)
+        return Bound(first.calls, fixed, first.given, first.staged)
 
     def _bind(self, step: Instruction, arrays: _Arrays, combine: Kernel | None) -> Callable[[], object]:
         run, request = self._run, step.request
         match step.kind:
             case Kind.COPY:
                 dst, a = arrays.number(step.dst), arrays.number(step.a)
-                choice = self._copying.choice(arrays.nbytes(step.dst)) if arrays.shared(step.dst) else None
+                choice = arrays.choice(self._copying, step)
                 if choice is not None:
 
-                    def share() -> None:
+                    def across() -> None:
                         views = run.views
                         choice.copy(views[dst], views[a])
 
-                    return share
+                    return across
 
                 def copy() -> None:
                     views = run.views
@@ -148,11 +161,13 @@ class Binder:
             return lambda: wait(index, run.epoch + 1, run.deadline, run.check)
         return lambda: wait(index, run.epoch + phase, run.deadline)
 
-    def staged(self, span: Span, offset: int, dtype: np.dtype[Any]) -> Array:
-        """A piece of the window; `offset` is where the half begins."""
+    def staged(self, span: Span, plan: Plan, turn: int) -> Array:
+        """A piece of the window."""
         assert self.window is not None
         index = self.window.index if span.rank < 0 else span.rank
         part = np.frombuffer(self.window.view(index), np.uint8)
+        offset = turn % 2 * (self.window.nbytes // 2) + turn // 2 * plan.stride
+        dtype = plan.call.dtype
         view: Array = part[offset + span.start * dtype.itemsize : offset + span.stop * dtype.itemsize].view(dtype)
         return view
 
@@ -168,15 +183,16 @@ class Binder:
 class _Arrays:
     """Numbers the arrays that a plan's calls use, each once."""
 
-    def __init__(self, binder: Binder, plan: Plan, scratch: Array, offset: int) -> None:
+    def __init__(self, binder: Binder, plan: Plan, scratch: Array) -> None:
         self.fixed: list[Array] = []
         self.given: list[tuple[int, bool, int, int]] = []
+        self.staged: list[tuple[int, Span]] = []
         self._binder = binder
+        self._plan = plan
         self.dtype = plan.call.dtype
         self.averages = plan.averages
         self._places = plan.call.windows
         self._scratch = scratch
-        self._offset = offset
         self._numbers: dict[Span | None, int] = {}
 
     def number(self, span: Span | None) -> int:
@@ -187,21 +203,25 @@ class _Arrays:
             self.fixed.append(self._array(span, number))
         return number
 
-    def nbytes(self, span: Span | None) -> int:
-        """The size of what `span` names."""
-        return 0 if span is None else (span.stop - span.start) * self.dtype.itemsize
+    def choice(self, copying: Copying, step: Instruction) -> Choice | None:
+        """What to copy by, to and from memory that other ranks map; None if there is no choice."""
+        a, dst = step.a, step.dst
+        assert a is not None
+        assert dst is not None
+        if not (self._shared(dst) or self._shared(a)):
+            return None
+        return copying.choice((dst.stop - dst.start) * self.dtype.itemsize, self._plan.nbytes, a.rank >= 0)
 
-    def shared(self, span: Span | None) -> bool:
+    def _shared(self, span: Span) -> bool:
         """True for memory that other ranks map."""
-        if span is None or span.buf is Buf.SCRATCH:
-            return False
-        return span.buf is Buf.STAGE or _place(span, self._places) is not None
+        return span.buf is Buf.STAGE or (span.buf is not Buf.SCRATCH and _place(span, self._places) is not None)
 
     def _array(self, span: Span | None, number: int) -> Array:
         if span is None:
             return NO_DATA
         if span.buf is Buf.STAGE:
-            return self._binder.staged(span, self._offset, self.dtype)
+            self.staged.append((number, span))
+            return self._binder.staged(span, self._plan, 0)
         if span.buf is Buf.SCRATCH:
             return self._scratch[span.start : span.stop]
         if span.rank >= 0:

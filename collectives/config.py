@@ -39,7 +39,8 @@ class Settings:
     connect_timeout  seconds for the ranks to find and reach each other in `init`
     reproducible     the default of the `reproducible` argument
     rules            path of a rule table (TOML) that overrides the choice of algorithms
-    stage_bytes      bytes of shared staging memory per rank and communicator (twice that is allocated)
+    stage_bytes      bytes of shared staging memory per rank and communicator (twice that is allocated); 0: 2 MiB, where
+                     the communicator has more than 4 ranks 1 MiB
     fusion_bytes     the most bytes of small arrays that travel as one, in grouped and named allreduces; 0: none do. For
                      named ones rank 0's counts. Where ranks map each other's memory it is 1 MiB at most
     heartbeat        seconds without a sign of life after which the ranks of another host are lost; 0: never. A rank
@@ -56,7 +57,7 @@ class Settings:
     connect_timeout: float = 60.0
     reproducible: bool = False
     rules: str = ""
-    stage_bytes: int = 1 << 20
+    stage_bytes: int = 0
     fusion_bytes: int = 64 << 20
     heartbeat: float = 5.0
     stall: float = 30.0
@@ -80,8 +81,8 @@ class Settings:
         if any(files.values()) and not all(files.values()):
             absent = ", ".join(name for name, path in files.items() if not path)
             raise ConfigError(f"{absent}: is needed too; tls_certificate, tls_key and tls_ca are set together")
-        if self.stage_bytes < 4096 or self.stage_bytes % 64:
-            raise ConfigError(f"stage_bytes={self.stage_bytes}: must be a multiple of 64 and at least 4096")
+        if self.stage_bytes and (self.stage_bytes < 4096 or self.stage_bytes % 64):
+            raise ConfigError(f"stage_bytes={self.stage_bytes}: must be a multiple of 64 and at least 4096, or 0")
         if self.fusion_bytes < 0:
             raise ConfigError(f"fusion_bytes={self.fusion_bytes}: must be 0 (nothing travels together) or more bytes")
         if self.transport not in registry.names():

@@ -33,7 +33,8 @@ _WAITING = {Kind.SEND: "to send to", Kind.RECV: "to receive from", Kind.WAIT: "f
 WOVEN_BYTES = 1 << 15
 """Calls on no more are never woven: among them are those by which ranks agree on sizes."""
 _MAX_BOUND = 1 << 16
-"""Instructions that are kept bound, of all plans together; some 300 bytes each."""
+"""Instructions that are kept bound, and arrays of them in further places of the window, of all plans together; some 300
+bytes each."""
 Weave = Callable[[Plan, list[Callable[[], object]], Array, Array], Sequence[Callable[[], object]]]
 """What puts copies between the calls of a plan, one for each instruction; its arrays are the source and the target."""
 
@@ -172,13 +173,13 @@ class Executor:
         return result if self._perform(ready.plan, *flattened(ready, x, result), deadline) else None
 
     def again(self, plan: Plan, runs: dict[int, _Seen], source: Array, target: Array, deadline: float) -> None:
-        """Run a plan on arrays that it may have been run on before: `runs` keeps, by half of the window, what it was
-        bound to. Raises as `run` does."""
-        half = self._begin(plan, deadline)
-        bound: Bound = plan.bound.get(half) or self._bind(plan, half)
-        seen = runs.get(half)
+        """Run a plan on arrays that it may have been run on before; `runs` keeps, by its turn, what it was bound to.
+        Raises as `run` does."""
+        turn = self._begin(plan, deadline)
+        bound: Bound = plan.bound.get(turn) or self._bind(plan, turn)
+        seen = runs.get(turn)
         if seen is None or seen.bound is not bound:
-            seen = runs[half] = _Seen(bound, bound.views(source, target))
+            seen = runs[turn] = _Seen(bound, bound.views(source, target))
         self._state.views = seen.views
         try:
             self._execute(plan, bound.calls)
@@ -192,7 +193,7 @@ class Executor:
         self._execute(plan, bind(self._state.check))
 
     def _begin(self, plan: Plan, deadline: float) -> int:
-        """Set the state for the next call; which half of the window it uses. Raises the transport's failure."""
+        """Set the state for the next call; which turn of the plan it is. Raises the transport's failure."""
         failure = self._transport.failure
         if failure is not None:
             if isinstance(failure, MismatchError):
@@ -207,7 +208,7 @@ class Executor:
         state.epoch = calls * _EPOCHS_PER_CALL
         if plan.program.phases:
             self._staged_calls += 1
-            return self._staged_calls & 1
+            return self._staged_calls % plan.turns
         if self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
             self._window.publish(state.epoch + 1, state.check)
         return 0
@@ -228,8 +229,8 @@ class Executor:
 
     def _perform(self, plan: Plan, source: Array, target: Array, deadline: float) -> bool:
         """Run a plan; False if it was an attempt in vain."""
-        half = self._begin(plan, deadline)
-        bound: Bound = plan.bound.get(half) or self._bind(plan, half)
+        turn = self._begin(plan, deadline)
+        bound: Bound = plan.bound.get(turn) or self._bind(plan, turn)
         self._state.views = bound.views(source, target)
         calls: Sequence[Callable[[], object]] = bound.calls
         if self.weave is not None and source.nbytes + target.nbytes > WOVEN_BYTES:
@@ -294,17 +295,28 @@ class Executor:
             self._table = mismatch(store, self.key, self.rank, len(self.ranks), said, detail)
         return MismatchError(self._table.message, rank=self._table.rank)
 
-    def _bind(self, plan: Plan, half: int) -> Bound:
-        count = len(plan.program.instructions)
+    def _bind(self, plan: Plan, turn: int) -> Bound:
+        first: Bound = plan.bound.get(0) or self._bind_first(plan)
+        if not turn:
+            return first
+        self._keep(len(first.staged))
+        bound = plan.bound[turn] = self._binder.moved(first, plan, turn)
+        return bound
+
+    def _bind_first(self, plan: Plan) -> Bound:
+        self._keep(len(plan.program.instructions))
+        nbytes = plan.program.scratch * plan.call.dtype.itemsize
+        if self._scratch.nbytes < nbytes:
+            self._scratch = np.empty(max(nbytes, 2 * self._scratch.nbytes), np.uint8)
+        bound = plan.bound[0] = self._binder.bind(plan, self._scratch[:nbytes].view(plan.call.dtype))
+        return bound
+
+    def _keep(self, count: int) -> None:
+        """So much more is about to be kept bound."""
         self._kept += count
         if self._kept > _MAX_BOUND:
             self.unbind()
             self._kept = count
-        nbytes = plan.program.scratch * plan.call.dtype.itemsize
-        if self._scratch.nbytes < nbytes:
-            self._scratch = np.empty(max(nbytes, 2 * self._scratch.nbytes), np.uint8)
-        bound = plan.bound[half] = self._binder.bind(plan, self._scratch[:nbytes].view(plan.call.dtype), half)
-        return bound
 
 
 def flattened(ready: Ready, x: Array, out: Array) -> tuple[Array, Array]:

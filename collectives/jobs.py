@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from transports.errors import RendezvousError
 
 log = logging.getLogger("ronde")
 
+_STAGE_BYTES: Final = 2 << 20
+"""Room for two pieces of 1 MiB, by which large arrays are moved fastest. Of many ranks each has half of that."""
+
 
 @takes_devices
 class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
@@ -49,7 +52,8 @@ class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
         label: str = "",
     ) -> None:
         """`tag` is that of its frames; `label`, of jobs that are named, tells its tracks in a timeline from others."""
-        planner = Planner(geometry, selector, config.stage_bytes if windows.onesided else 0, meter, label)
+        self._stage_bytes = config.stage_bytes or (_STAGE_BYTES if len(ranks) <= 4 else _STAGE_BYTES // 2)
+        planner = Planner(geometry, selector, self._stage_bytes if windows.onesided else 0, meter, label)
         self.executor = Executor(transport, ranks, tag, planner, alarm, windows)
         self._windows = windows
         self._ranks = ranks
@@ -63,8 +67,7 @@ class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
         onesided = self._windows.onesided
         if onesided is not None:
             deadline = time.monotonic() + self._config.connect_timeout
-            nbytes = 2 * self._config.stage_bytes
-            self.executor.use(onesided.expose(self._key, self._ranks, nbytes, deadline))
+            self.executor.use(onesided.expose(self._key, self._ranks, 2 * self._stage_bytes, deadline))
             if self._named:
                 self._share_buffer(deadline)
 

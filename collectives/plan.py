@@ -19,6 +19,12 @@ from collectives.specs import SPECS
 from collectives.windows import Places
 
 _CACHED_PLANS = 256
+_PAGE = 4096
+_STAYS = 1 << 14
+"""Bytes that are always staged at the same place."""
+_ROUND_BYTES = 4 << 20
+"""What the stages of all ranks hold together that calls go through in turn: see Plan.turns. More than two cores keep in
+their own caches, less than they share."""
 
 
 class Call(NamedTuple):
@@ -78,7 +84,10 @@ class Plan:
     nbytes  how large the arrays are, as nccl-tests says it: all parts together; for alltoall, what a rank gives
     check   32 bits that differ between calls which do not fit together; every frame carries them
     tally   what the meter counts
-    bound   what the executor keeps for it: its instructions bound to memory, by half of the window
+    turns   how many places in the window its calls use in turn: those of even number lie in one half, the others in the
+            other, `stride` bytes from each other. Memory that another core has just read is slow to be written: it goes
+            two to five times as fast where that core has read so much since that its own cache has lost it
+    bound   what the executor keeps for it: its instructions bound to memory, by turn
     """
 
     call: Call
@@ -87,6 +96,8 @@ class Plan:
     program: Program
     nbytes: int
     check: int
+    turns: int = 2
+    stride: int = 0
     tally: Tally = field(default_factory=Tally, compare=False)
     bound: dict[int, Any] = field(default_factory=dict, compare=False)
 
@@ -168,7 +179,10 @@ class Planner:
         check = zlib.crc32(repr((agreed, algorithm.name, choice.segments)).encode())
         row = geometry.rank * size
         nbytes = (sum(known[row : row + size]) if call.collective == "alltoall" else total) * itemsize
-        plan = Plan(call, algorithm, geometry, program, nbytes, check)
+        stride = algorithm.staged(size, choice.segments) * -(-max(blocks) // choice.segments) * itemsize
+        stride = -(-stride // _PAGE) * _PAGE
+        places = min(self._stage_bytes, _ROUND_BYTES // 2 // size) // stride if stride > _STAYS else 1
+        plan = Plan(call, algorithm, geometry, program, nbytes, check, 2 * max(1, places), stride)
         self.meter.follow(plan)
         return plan
 

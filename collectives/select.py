@@ -133,7 +133,7 @@ def _fewest_segments(algorithm: Algorithm, demand: Demand) -> int:
     """Segments without which the pieces would not fit into the stage."""
     if not algorithm.onesided:
         return 1
-    slots = algorithm.slots(demand.geometry.size)
+    slots = algorithm.staged(demand.geometry.size, 2 if algorithm.segmented else 1)
     if not slots:
         return 1
     slot = demand.stage_bytes // slots

@@ -121,7 +121,7 @@ class _Machine:
         self.onesided = algorithm.onesided
         self.finishes = algorithm.finishes
         self.timed = self.onesided or algorithm.collective == "barrier"
-        self.window = algorithm.slots(size) * lowered.layouts[0].largest
+        self.window = algorithm.staged(size, lowered.geometry.segments) * lowered.layouts[0].largest
         self.tree = canonical_tree(size) if algorithm.tree_order else None
         self.expressions = Expressions(size, self.total, calls) if spec.reduces else None
         self.results: dict[int, int] = {}

@@ -54,7 +54,7 @@ def _combine(g: Geometry, s: int) -> Iterator[Step]:
     tree_order=True,
     finishes=True,
     onesided=True,
-    slots=lambda size: 2,
+    slots=lambda size: 1,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
     """Every rank combines all contributions itself. Copies N, combines (p - 1) N.
@@ -140,7 +140,7 @@ def _from_root(g: Geometry, blocks: Callable[[int], int], copies: int) -> Iterat
     cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, 0, 2 if g.size > 1 else 1),
     segmented=True,
     onesided=True,
-    slots=lambda size: 2,
+    slots=lambda size: 1,
 )
 def broadcast(g: Geometry) -> Iterator[Step]:
     """The root copies segments to STAGE and everybody else from there. Copies 2 N at the root."""
@@ -154,7 +154,7 @@ def broadcast(g: Geometry) -> Iterator[Step]:
     cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, 0, 1 + 1 / g.size / g.segments),
     segmented=True,
     onesided=True,
-    slots=lambda size: 2 * size,
+    slots=lambda size: size,
 )
 def scatter(g: Geometry) -> Iterator[Step]:
     """The root copies everybody's segments to STAGE, everybody takes its own."""
@@ -168,7 +168,7 @@ def scatter(g: Geometry) -> Iterator[Step]:
     cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, 0, 1 + 1 / g.size / g.segments),
     segmented=True,
     onesided=True,
-    slots=lambda size: 2,
+    slots=lambda size: 1,
 )
 def gather(g: Geometry) -> Iterator[Step]:
     """Everybody copies its block to STAGE in segments, the root from there.
@@ -237,7 +237,7 @@ def _to_everybody(
     cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, 0, 1 + 1 / g.size),
     segmented=True,
     onesided=True,
-    slots=lambda size: 2,
+    slots=lambda size: 1,
 )
 def allgather(g: Geometry) -> Iterator[Step]:
     """Every rank stages its block and copies the others'. Copies (p + 1) / p N per rank."""
@@ -252,7 +252,7 @@ def allgather(g: Geometry) -> Iterator[Step]:
     segmented=True,
     uniform=True,
     onesided=True,
-    slots=lambda size: 2 * (size - 1),
+    slots=lambda size: size - 1,
 )
 def alltoall(g: Geometry) -> Iterator[Step]:
     """Every rank stages its row and copies its column. Copies (2 p - 1) / p rows. Blocks must be equal, because all

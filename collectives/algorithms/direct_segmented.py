@@ -96,7 +96,7 @@ def _two_steps(g: Geometry, collects: bool, shared: bool) -> Iterator[Step]:
     tree_order=True,
     finishes=True,
     onesided=True,
-    slots=lambda size: 2 * size,
+    slots=lambda size: size,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
     """Reduce-scatter and allgather by reading. Per rank: stages (p - 1) / p N, combines (p - 1) / p N, copies N."""
@@ -112,7 +112,7 @@ def allreduce(g: Geometry) -> Iterator[Step]:
     tree_order=True,
     finishes=True,
     onesided=True,
-    slots=lambda size: 2 * size,
+    slots=lambda size: size,
 )
 def reduce(g: Geometry) -> Iterator[Step]:
     """Every rank combines its share, the root collects them."""
@@ -128,7 +128,7 @@ def reduce(g: Geometry) -> Iterator[Step]:
     tree_order=True,
     finishes=True,
     onesided=True,
-    slots=lambda size: 2 * (size - 1),
+    slots=lambda size: size - 1,
 )
 def reduce_scatter(g: Geometry) -> Iterator[Step]:
     """Every rank stages what the others combine, and combines its block. Who has signalled segment s has read segment

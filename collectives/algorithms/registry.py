@@ -47,7 +47,7 @@ class Algorithm:
     onesided   it needs a window that all ranks of the communicator map
     multihost  it needs `Geometry.hosts` and is only sensible when they span several hosts
     windows    which of IN and OUT must lie in windows themselves, on all ranks
-    slots      STAGE slots that it uses, each of the size of the largest chunk: what it needs of a window's half
+    slots      STAGE slots that a segment takes, each of the size of the largest chunk; see `staged`
     native     it is not Ronde's, but the transport's own: one NATIVE step, about which nothing can be proved here
     """
 
@@ -66,6 +66,10 @@ class Algorithm:
     windows: tuple[Buf, ...] = ()
     slots: Callable[[int], int] = lambda size: 0
     native: bool = False
+
+    def staged(self, size: int, segments: int) -> int:
+        """Slots that so many segments need of a window's half: they use two sets in turn."""
+        return self.slots(size) * min(segments, 2)
 
 
 _ALGORITHMS: dict[str, dict[str, Algorithm]] = {}

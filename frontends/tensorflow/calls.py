@@ -16,6 +16,7 @@ import numpy as np
 from collectives import Communicator, Work
 from collectives.process_sets import ProcessSet
 from frontends.horovod.names import Average, full_name, number_anew, root_in
+from frontends.horovod.splits import rows_for
 from frontends.tensorflow.kernel import Begin, Execution, register
 
 Start = Callable[[], Work[Any]]
@@ -160,12 +161,7 @@ def _alltoall(call: Call, execution: Execution) -> tuple[list[Start], Finish]:
     comm = call.communicator
     given, name = execution.inputs(), full_name(comm, "alltoall", call.name)
     array = given[0]
-    if len(given) > 1:
-        splits = given[1].tolist()
-    elif array.ndim and array.shape[0] % comm.size == 0:
-        splits = [array.shape[0] // comm.size] * comm.size
-    else:
-        raise ValueError(f"tensor: its shape, {array.shape}, cannot be cut into {comm.size} equal parts; give splits")
+    splits = rows_for(array.shape, given[1].tolist() if len(given) > 1 else None, comm.size)
 
     def finish(results: list[Any]) -> None:
         came, received = results[0]

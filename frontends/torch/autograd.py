@@ -14,6 +14,7 @@ import torch
 
 from collectives.process_sets import ProcessSet, global_process_set
 from frontends.horovod.names import Average, Sum, choose_op, root_in
+from frontends.horovod.splits import rows_for
 from frontends.torch import ops
 from frontends.torch.compression import Compression, Compressor
 
@@ -81,7 +82,7 @@ class _Alltoall(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
         ctx.process_set = process_set
         if splits is None:
-            splits = [tensor.shape[0] // (process_set.size() or 1)] * (process_set.size() or 1)
+            splits = rows_for(tensor.shape, None, process_set.size() or 1)
         result, received = ops.alltoall_async(tensor, splits, name, process_set).synchronize()
         ctx.received = received
         ctx.mark_non_differentiable(received)
@@ -180,7 +181,6 @@ def alltoall(
     splits   rows for each rank, equal parts by default. If they are given, the result is a pair: the tensor, and how
              many rows came from each rank. Raises ValueError if they do not fit
     """
-    ops.check_splits(tensor, splits, process_set)
     result, received = _Alltoall.apply(tensor, splits, name, process_set)
     return result if splits is None else (result, received)
 

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from collectives import Communicator, Config, connect
 from collectives import Work as Ours
 from collectives.compression import Compressor, State
+from frontends.horovod.splits import rows_for
 from frontends.torch import streams
 from frontends.torch.described import Described
 from frontends.torch.groups import (
@@ -39,7 +40,6 @@ from frontends.torch.groups import (
     flat,
     joined,
     put,
-    rows,
     single,
     sparse,
 )
@@ -224,8 +224,8 @@ class ProcessGroup(Described):
         opts: Any = None,
     ) -> dist.Work:
         """Rows of `input`, by split sizes or equally, go to the ranks; rows of `output` come from them."""
-        going = rows(input, input_split_sizes, self.size(), "input")
-        rows(output, output_split_sizes, self.size(), "output")
+        going = rows_for(input.shape, input_split_sizes or None, self.size(), "input", "input_split_sizes")
+        rows_for(output.shape, output_split_sizes or None, self.size(), "output", "output_split_sizes")
         target = writable_array(output, "output")
         return self._run("alltoall", opts, [output], None, as_array(input, "input"), going, out=target)
 

@@ -61,17 +61,6 @@ def check_shares(whole: torch.Tensor, share: torch.Tensor, size: int, name: str)
         raise TypeError(f"{name}: has dtype {whole.dtype}, must have {share.dtype}, like what is to be its shares")
 
 
-def rows(tensor: torch.Tensor, sizes: Sequence[int], size: int, name: str) -> list[int]:
-    """How many rows of a tensor are each rank's: what `sizes` say, or else equally many."""
-    if tensor.ndim == 0 or (not sizes and tensor.shape[0] % size):
-        raise ValueError(f"{name}: shape {tuple(tensor.shape)} has no first dimension that {size} ranks share equally")
-    given = list(sizes) or [tensor.shape[0] // size] * size
-    if len(given) != size or min(given) < 0 or sum(given) != tensor.shape[0]:
-        whole = f"{tensor.shape[0]} together, the rows of {name}"
-        raise ValueError(f"{name}_split_sizes={given}: must be {size} numbers, one for each rank, >= 0 and {whole}")
-    return given
-
-
 def joined(tensors: Sequence[torch.Tensor]) -> Any:
     """The elements of several tensors, one after the other, in new memory."""
     return as_array(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))

@@ -17,6 +17,7 @@ from collectives.process_sets import ProcessSet, global_process_set
 from frontends.horovod.errors import as_horovod
 from frontends.horovod.handles import Handle, Handles
 from frontends.horovod.names import Average, Sum, choose_op, communicator_of, full_name, root_in
+from frontends.horovod.splits import rows_for
 from frontends.torch.tensors import as_array, as_tensor, writable_array
 
 
@@ -295,30 +296,17 @@ def alltoall_async(
     `synchronize` gives the tensor of what came; with splits, that and how many rows came from each rank.
     Raises ValueError for splits that do not fit.
     """
-    check_splits(tensor, splits, process_set)
     comm = communicator_of(process_set)
+    # always with splits: ranks may have different numbers of rows
+    given = rows_for(tensor.shape, splits.tolist() if isinstance(splits, torch.Tensor) else splits, comm.size)
     source, label = as_array(tensor), full_name(comm, "alltoall", name)
-    if splits is None:
-        return _start(lambda: comm.alltoall_async(source, name=label), as_tensor)
-    given = splits.tolist() if isinstance(splits, torch.Tensor) else list(splits)
     kind = splits.dtype if isinstance(splits, torch.Tensor) else torch.int32
-    return _start(
-        lambda: comm.alltoall_async(source, given, return_splits=True, name=label),
-        lambda both: (as_tensor(both[0]), torch.from_numpy(np.asarray(both[1])).to(kind)),
-    )
 
+    def finish(both: Any) -> Any:
+        came = as_tensor(both[0])
+        return came if splits is None else (came, torch.from_numpy(np.asarray(both[1])).to(kind))
 
-def check_splits(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None, process_set: ProcessSet) -> None:
-    """Raises ValueError for what cannot be divided so."""
-    size = communicator_of(process_set).size
-    rows = tensor.shape[0] if tensor.ndim else 0
-    if splits is None:
-        if not tensor.ndim or rows % size:
-            raise ValueError(f"tensor: its first dimension, {rows}, is not divisible by {size} ranks; give splits")
-        return
-    given = splits.tolist() if isinstance(splits, torch.Tensor) else list(splits)
-    if len(given) != size or min(given) < 0 or sum(given) != rows:
-        raise ValueError(f"splits={given}: must be {size} numbers, 0 or more, and {rows} together")
+    return _start(lambda: comm.alltoall_async(source, given, return_splits=True, name=label), finish)
 
 
 # reducescatter

@@ -73,6 +73,10 @@ def all_forms(rank: int, size: int) -> None:
         assert kept.sum() == 0
         came = hvd.alltoall(torch.arange(2 * size).to(dtype))
         assert torch.equal(came, torch.arange(2 * rank, 2 * rank + 2).repeat(size).to(dtype))
+        uneven = torch.arange(size * (rank + 1)).to(dtype)
+        came = hvd.synchronize(hvd.alltoall_async(uneven))
+        assert torch.equal(came, hvd.alltoall(uneven))
+        assert came.numel() == size * (size + 1) // 2
         came, counts = hvd.alltoall(torch.full((size + rank,), rank).to(dtype), [1] * (size - 1) + [1 + rank])
         expected = [1 + peer if rank == size - 1 else 1 for peer in range(size)]
         assert counts.tolist() == expected
@@ -163,8 +167,11 @@ def mistakes(rank: int, size: int) -> None:
     for splits in ([1], [1, 1, 1], [3, -1], [5, 5]):
         with pytest.raises(ValueError, match="splits"):
             hvd.alltoall(torch.ones(2), splits)
-    with pytest.raises(ValueError, match="divisible"):
-        hvd.alltoall(torch.ones(3))
+    for alltoall in (hvd.alltoall, hvd.alltoall_async):
+        with pytest.raises(ValueError, match=r"tensor: its shape, \(3,\), has no first dimension that 2 ranks"):
+            alltoall(torch.ones(3))
+        with pytest.raises(ValueError, match=r"tensor: its shape, \(\),"):
+            alltoall(torch.tensor(1.0), [1, 1])
     with pytest.raises(ValueError, match="root_rank=7"):
         hvd.broadcast(torch.ones(2), 7)
     with pytest.raises(ValueError, match="op='median'"):
