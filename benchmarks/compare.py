@@ -47,6 +47,7 @@ TURN_LIMIT = 120.0
 TURN_SECONDS = 0.02
 """What a turn should last."""
 MAX_BATCHES = 20
+WARM_UPS = 4
 OURS = "ronde"
 
 
@@ -202,12 +203,13 @@ def measure(jobs: Sequence[Job], collective: str, size: int, rounds: int) -> Lin
     plan: dict[str, tuple[int, int]] = {}
     wrong = 0
     for job in jobs:
-        job.turn(min(longest, 3), 1)
-        seconds, bad = job.turn(min(longest, 10), 2)
-        calls = max(1, min(longest, int(TURN_SECONDS / seconds)))
-        batches = max(1, min(MAX_BATCHES, int(TURN_SECONDS / (calls * seconds))))
+        calls, batches = min(longest, 3), 1
+        for _ in range(WARM_UPS):  # the first calls are slow, and say little of how many there is time for
+            seconds, bad = job.turn(calls, batches)
+            calls = max(1, min(longest, int(TURN_SECONDS / seconds)))
+            batches = max(1, min(MAX_BATCHES, int(TURN_SECONDS / (calls * seconds))))
+            wrong += bad
         plan[job.name] = calls, batches
-        wrong += bad
     # The same calls for all, so that refilled arrays are equally warm in the caches.
     calls = min(calls for calls, _ in plan.values())
     times: dict[str, list[float]] = {job.name: [] for job in jobs}
