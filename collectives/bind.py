@@ -13,7 +13,7 @@ import numpy as np
 
 from collectives.buffers import Array, as_bytes
 from collectives.plan import Plan
-from collectives.program import Instruction, Kind, Span
+from collectives.program import Instruction, Kind, Span, is_peers
 from collectives.reductions import Kernel, divide, one_element
 from collectives.reductions import kernel as kernel_for
 from collectives.schedule import Buf
@@ -99,6 +99,8 @@ class Binder:
     def _bind(self, step: Instruction, arrays: _Arrays, combine: Kernel | None) -> Callable[[], object]:
         run, request = self._run, step.request
         match step.kind:
+            case Kind.COPY if arrays.lends and is_peers(step.a):
+                return self._read(step, arrays)
             case Kind.COPY:
                 dst, a = arrays.number(step.dst), arrays.number(step.a)
                 choice = arrays.choice(self._copying, step)
@@ -155,11 +157,34 @@ class Binder:
         assert window is not None
         if step.kind is Kind.SIGNAL:
             publish = window.publish
+            if phase == 1 and arrays.lends:
+                return self._lend(arrays)
             return lambda: publish(run.epoch + phase, run.check)
         index, wait = step.peer, window.wait
         if phase == 1:
             return lambda: wait(index, run.epoch + 1, run.deadline, run.check)
         return lambda: wait(index, run.epoch + phase, run.deadline)
+
+    def _lend(self, arrays: _Arrays) -> Callable[[], object]:
+        """The first signal of a call in which peers read IN and OUT where they lie."""
+        assert self.window is not None
+        run, lend, publish = self._run, self.window.lend, self.window.publish
+        source, target = arrays.whole(False), arrays.whole(True)
+
+        def begin() -> None:
+            views = run.views
+            lend(as_bytes(views[source]), as_bytes(views[target]))
+            publish(run.epoch + 1, run.check)
+
+        return begin
+
+    def _read(self, step: Instruction, arrays: _Arrays) -> Callable[[], object]:
+        """A copy from what a peer lends."""
+        assert self.window is not None
+        assert step.a is not None
+        run, read, dst = self._run, self.window.read, arrays.number(step.dst)
+        peer, piece, offset = step.a.rank, int(step.a.buf is Buf.OUT), step.a.start * arrays.dtype.itemsize
+        return lambda: read(peer, piece, offset, as_bytes(run.views[dst]))
 
     def staged(self, span: Span, plan: Plan, turn: int) -> Array:
         """A piece of the window."""
@@ -191,6 +216,7 @@ class _Arrays:
         self._plan = plan
         self.dtype = plan.call.dtype
         self.averages = plan.averages
+        self.lends = plan.algorithm.lends
         self._places = plan.call.windows
         self._scratch = scratch
         self._numbers: dict[Span | None, int] = {}
@@ -201,6 +227,13 @@ class _Arrays:
         if number is None:
             number = self._numbers[span] = len(self.fixed)
             self.fixed.append(self._array(span, number))
+        return number
+
+    def whole(self, target: bool) -> int:
+        """The number of all of IN or OUT."""
+        number = len(self.fixed)
+        self.fixed.append(NO_DATA)
+        self.given.append((number, target, 0, -1))
         return number
 
     def choice(self, copying: Copying, step: Instruction) -> Choice | None:

@@ -7,6 +7,7 @@ scratch memory and the staging window are shared by all its plans.
 from __future__ import annotations
 
 import contextvars
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 from collectives.alarm import Alarm
 from collectives.bind import NO_DATA, Binder, Bound, Run
 from collectives.buffers import Array
+from collectives.contest import Alike, Contest
 from collectives.mismatch import mismatch
 from collectives.plan import Call, Plan, Planner
 from collectives.program import Instruction, Kind
@@ -76,6 +78,7 @@ class Executor:
         self._windows = windows
         self._binder = Binder(transport, ranks, tag, self._state, windows)
         self._kept = 0
+        self._contests: dict[Alike, Contest] = {}
         self._table: MismatchError | None = None
         self._recent: list[Plan | None] = [None] * _KEPT
         self.calls = 0
@@ -172,9 +175,32 @@ class Executor:
         result = np.empty(ready.shape, x.dtype) if out is None else out
         return result if self._perform(ready.plan, *flattened(ready, x, result), deadline) else None
 
+    def _race(self, plan: Plan, run: Callable[[Plan], bool], deadline: float) -> bool:
+        """Run a plan or its rival, whichever has the turn; what that returns."""
+        kind = Alike(plan.call.collective, plan.nbytes.bit_length())
+        contest = self._contests.get(kind)
+        if contest is None:
+            contest = self._contests[kind] = Contest()
+        assert plan.rival is not None
+        began = time.perf_counter()
+        if not run(plan.rival if contest.turn else plan):
+            return False
+        contest.ran(time.perf_counter() - began)
+        if not contest.settled:
+            call = Call("allreduce", contest.times.dtype, (2,), "min", alias=0, within=plan.call.describe())
+            self.run(call, contest.times, contest.times, deadline)
+            contest.settle()
+        return True
+
     def again(self, plan: Plan, runs: dict[int, _Seen], source: Array, target: Array, deadline: float) -> None:
         """Run a plan on arrays that it may have been run on before; `runs` keeps, by its turn, what it was bound to.
         Raises as `run` does."""
+        if plan.rival is not None:
+            self._race(plan, lambda chosen: self._again(chosen, runs, source, target, deadline), deadline)
+        else:
+            self._again(plan, runs, source, target, deadline)
+
+    def _again(self, plan: Plan, runs: dict[int, _Seen], source: Array, target: Array, deadline: float) -> bool:
         turn = self._begin(plan, deadline)
         bound: Bound = plan.bound.get(turn) or self._bind(plan, turn)
         seen = runs.get(turn)
@@ -182,7 +208,7 @@ class Executor:
             seen = runs[turn] = _Seen(bound, bound.views(source, target))
         self._state.views = seen.views
         try:
-            self._execute(plan, bound.calls)
+            return self._execute(plan, bound.calls)
         finally:
             self._state.views = []
 
@@ -228,7 +254,12 @@ class Executor:
             self._window = self._binder.window = None
 
     def _perform(self, plan: Plan, source: Array, target: Array, deadline: float) -> bool:
-        """Run a plan; False if it was an attempt in vain."""
+        """Run a plan or its rival; False if it was an attempt in vain."""
+        if plan.rival is not None:
+            return self._race(plan, lambda chosen: self._run(chosen, source, target, deadline), deadline)
+        return self._run(plan, source, target, deadline)
+
+    def _run(self, plan: Plan, source: Array, target: Array, deadline: float) -> bool:
         turn = self._begin(plan, deadline)
         bound: Bound = plan.bound.get(turn) or self._bind(plan, turn)
         self._state.views = bound.views(source, target)

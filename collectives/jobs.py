@@ -16,6 +16,7 @@ from collectives.config import Config
 from collectives.device_jobs import DeviceAware, takes_devices
 from collectives.execute import Executor
 from collectives.fusion import WINDOW, Buffer
+from collectives.lending import can_lend
 from collectives.meter import Meter
 from collectives.objects import ObjectJobs
 from collectives.plan import Planner
@@ -67,7 +68,9 @@ class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
         onesided = self._windows.onesided
         if onesided is not None:
             deadline = time.monotonic() + self._config.connect_timeout
-            self.executor.use(onesided.expose(self._key, self._ranks, 2 * self._stage_bytes, deadline))
+            window = onesided.expose(self._key, self._ranks, 2 * self._stage_bytes, deadline)
+            self.executor.use(window)
+            self.executor.planner.lends = can_lend(window, deadline)
             if self._named:
                 self._share_buffer(deadline)
 

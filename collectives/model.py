@@ -14,17 +14,18 @@ from collectives.schedule import Geometry
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Costs in seconds: per message (alpha), per byte sent (beta), combined (gamma) and copied (copy), and per signal
-    that one-sided algorithms wait for (signal).
+    """Costs in seconds: per message (alpha), per byte sent (beta), combined (gamma), copied (copy), and copied by the
+    kernel out of another process (read), and per signal that one-sided algorithms wait for (signal).
 
-    alpha and beta are those between ranks of one host; inter_alpha and inter_beta those across hosts. gamma, copy and
-    signal are those of two ranks on two cores of an AMD Zen 4.
+    alpha and beta are those between ranks of one host; inter_alpha and inter_beta those across hosts. gamma, copy,
+    read and signal are those of two ranks on two cores of an AMD Zen 4.
     """
 
     alpha: float = 20e-6
     beta: float = 0.8e-9
     gamma: float = 0.04e-9
     copy: float = 0.06e-9
+    read: float = 0.1e-9
     signal: float = 3e-6
     inter_alpha: float = 50e-6
     inter_beta: float = 0.9e-9
@@ -48,8 +49,9 @@ def predict(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model)
     if algorithm.onesided:
         alpha = model.signal
     rounds, sent = cost.rounds - cost.local_rounds, cost.sent - cost.local_sent
+    copied = cost.copied * model.copy + cost.read * model.read
     return (
         rounds * alpha
         + cost.local_rounds * model.alpha
-        + nbytes * (sent * beta + cost.local_sent * model.beta + cost.reduced * model.gamma + cost.copied * model.copy)
+        + nbytes * (sent * beta + cost.local_sent * model.beta + cost.reduced * model.gamma + copied)
     )

@@ -268,7 +268,7 @@ def _terms(kind: str, array: Array, shape: tuple[int, ...], root: int | None, al
 
 def _even(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Call:
     """An allgather of parts that all have this shape, or nothing happens."""
-    return Call("allgather", dtype, (math.prod(shape),), algorithm="direct", rest=shape[1:])
+    return Call("allgather", dtype, (math.prod(shape),), rest=shape[1:])
 
 
 def row_and_column(rank: int, given: tuple[int, ...], coming: tuple[int, ...]) -> tuple[int, ...]:

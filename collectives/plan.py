@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from collectives.algorithms import Algorithm
 from collectives.meter import Meter, Tally
 from collectives.program import Program, lay_out, lower, split_evenly
 from collectives.schedule import Geometry
-from collectives.select import Demand, Selector
+from collectives.select import Choice, Demand, Selector
 from collectives.specs import SPECS
 from collectives.windows import Places
 
@@ -56,8 +56,7 @@ class Call(NamedTuple):
 
     def placed(self, places: Places) -> Call:
         """The same call on arrays that lie in windows."""
-        hopeful = self.rest is not None  # then the algorithm is one that ends without effect
-        return self._replace(windows=places, algorithm="windowed" if hopeful else self.algorithm)
+        return self._replace(windows=places)
 
     def describe(self) -> str:
         """'allreduce(float32, 1000 elements, op=sum)', for messages."""
@@ -88,6 +87,7 @@ class Plan:
             other, `stride` bytes from each other. Memory that another core has just read is slow to be written: it goes
             two to five times as fast where that core has read so much since that its own cache has lost it
     bound   what the executor keeps for it: its instructions bound to memory, by turn
+    rival   another plan of the call, if which is faster is found out by trial
     """
 
     call: Call
@@ -100,6 +100,7 @@ class Plan:
     stride: int = 0
     tally: Tally = field(default_factory=Tally, compare=False)
     bound: dict[int, Any] = field(default_factory=dict, compare=False)
+    rival: Plan | None = None
 
     @property
     def averages(self) -> bool:
@@ -128,6 +129,8 @@ class Planner:
         self._stage_bytes = stage_bytes
         self._obstacle = obstacle
         self._plans: dict[Call, Plan] = {}
+        self.lends = False
+        """Whether the ranks may read each other's private memory: to be set before anything is planned."""
 
     def for_devices(self, obstacle: Callable[[Call], str]) -> Planner:
         """A planner for arrays on devices, which no window holds; `obstacle` as above."""
@@ -141,6 +144,8 @@ class Planner:
         """Let all plans forget the memory that they are bound to."""
         for plan in self._plans.values():
             plan.bound.clear()
+            if plan.rival is not None:
+                plan.rival.bound.clear()
 
     def plan(self, call: Call) -> Plan:
         """The plan of a call, made on its first occurrence. Raises ValueError for an unusable `algorithm`."""
@@ -165,24 +170,37 @@ class Planner:
             not call.uneven and len(set(known)) == 1,
             call.reproducible,
             call.windows is not None,
+            self.lends,
+            call.rest is not None,
         )
         if self._obstacle is not None:
             demand = dataclasses.replace(demand, native=self._obstacle(call))
         if call.uneven:  # this rank knows its own parts only; the choice must not depend on them
             demand = dataclasses.replace(demand, nbytes=0, block=0)
-        choice = self._selector.choose(demand, call.algorithm)
-        algorithm = choice.algorithm
+        choice, other = self._selector.contenders(demand, call.algorithm)
+        rival = None if other is None else self._lower(call, demand, known, other)
+        return self._lower(call, demand, known, choice, rival)
+
+    def _lower(
+        self, call: Call, demand: Demand, known: Sequence[int], choice: Choice, rival: Plan | None = None
+    ) -> Plan:
+        """The plan for what has been chosen."""
+        spec, algorithm = SPECS[call.collective], choice.algorithm
+        size, itemsize = self._geometry.size, call.dtype.itemsize
         geometry = dataclasses.replace(demand.geometry, segments=choice.segments)
         blocks = known if spec.by_rank else split_evenly(call.blocks[0], algorithm.blocks(size))
-        program = lower(algorithm.generate(geometry), lay_out(spec, geometry, blocks, alias=call.alias))
+        program = lower(
+            algorithm.generate(geometry), lay_out(spec, geometry, blocks, alias=call.alias, alike=not algorithm.lends)
+        )
         agreed = call._replace(alias=None, blocks=() if call.uneven else call.blocks)
         check = zlib.crc32(repr((agreed, algorithm.name, choice.segments)).encode())
         row = geometry.rank * size
-        nbytes = (sum(known[row : row + size]) if call.collective == "alltoall" else total) * itemsize
+        counts = known[row : row + size] if call.collective == "alltoall" else known
+        nbytes = sum(count for count in counts if count > 0) * itemsize
         stride = algorithm.staged(size, choice.segments) * -(-max(blocks) // choice.segments) * itemsize
         stride = -(-stride // _PAGE) * _PAGE
         places = min(self._stage_bytes, _ROUND_BYTES // 2 // size) // stride if stride > _STAYS else 1
-        plan = Plan(call, algorithm, geometry, program, nbytes, check, 2 * max(1, places), stride)
+        plan = Plan(call, algorithm, geometry, program, nbytes, check, 2 * max(1, places), stride, rival=rival)
         self.meter.follow(plan)
         return plan
 

@@ -70,6 +70,7 @@ class Layout:
     largest  elements of the largest chunk on any rank: the size of a slot
     inputs   chunk -> offset in IN, outputs likewise in OUT
     alias    where IN lies inside OUT (element offset), None when they are separate memory
+    alike    whether that is so on all ranks; else a peer's IN is told from its OUT, whatever it is on this one
     held     rank -> its `inputs` and `outputs`, for what is read and written in peers' buffers
     """
 
@@ -79,6 +80,7 @@ class Layout:
     outputs: dict[int, int]
     alias: int | None
     held: Callable[[int], tuple[dict[int, int], dict[int, int]]]
+    alike: bool = True
 
 
 _KINDS: Final = tuple(Kind)
@@ -90,6 +92,11 @@ _ALL_OF_STAGE: Final = Span(Buf.STAGE, 0, 1 << 62)
 _Pending: TypeAlias = tuple[int, int, int, Instruction]
 
 
+def is_peers(span: Span | None) -> bool:
+    """True for a piece of a peer's IN or OUT."""
+    return span is not None and span.rank >= 0 and span.buf is not Buf.STAGE
+
+
 def split_evenly(count: int, parts: int) -> list[int]:
     """`count` as `parts` sizes that differ by at most one, larger ones first."""
     base, extra = divmod(count, parts)
@@ -97,7 +104,13 @@ def split_evenly(count: int, parts: int) -> list[int]:
 
 
 def lay_out(
-    spec: Spec, geometry: Geometry, blocks: Sequence[int], *, alias: int | None = None, largest: int | None = None
+    spec: Spec,
+    geometry: Geometry,
+    blocks: Sequence[int],
+    *,
+    alias: int | None = None,
+    largest: int | None = None,
+    alike: bool = True,
 ) -> Layout:
     """The layout for blocks of the given sizes (elements, -1 for unknown), each cut into `geometry.segments` chunks.
 
@@ -121,7 +134,7 @@ def lay_out(
         where = rank, geometry.size, geometry.root, len(blocks)
         return offsets(spec.inputs(*where)), offsets(spec.outputs(*where))
 
-    return Layout(tuple(sizes), -(-max(top, 0) // segments), *held(geometry.rank), alias, held)
+    return Layout(tuple(sizes), -(-max(top, 0) // segments), *held(geometry.rank), alias, held, alike)
 
 
 class _Lowering:
@@ -138,6 +151,7 @@ class _Lowering:
         self.inputs = layout.inputs
         self.outputs = layout.outputs
         self.alias = layout.alias
+        self.alike = layout.alike
         self.held = cache(layout.held)
         self.instructions: list[Instruction] = []
         self.receiving: list[list[_Pending]] = [[] for _ in Buf]
@@ -169,7 +183,7 @@ class _Lowering:
                 self.scratch = top
             return _new(Span, (buf, start, start + length, rank))
         inputs, outputs = (self.inputs, self.outputs) if rank < 0 else self.held(rank)
-        if buf is _IN and rank >= 0 and self.alias is not None:
+        if buf is _IN and rank >= 0 and self.alias is not None and self.alike:
             buf = _OUT  # in place, a chunk stands in IN where it stands in OUT
         table = inputs if buf is _IN else outputs
         last = chunk + width - 1
@@ -178,7 +192,7 @@ class _Lowering:
         start = table[chunk]
         if width > 1 and table[last] + self.sizes[last] != start + length:
             raise ValueError(f"{ref}: these chunks are not adjacent in {buf.name}")
-        if buf is _IN and self.alias is not None:
+        if buf is _IN and self.alias is not None and rank < 0:
             buf, start = _OUT, start + self.alias
         return _new(Span, (buf, start, start + length, rank))
 

@@ -9,13 +9,15 @@ from typing import Final
 from collectives.algorithms import Algorithm, algorithms
 from collectives.config import Config
 from collectives.model import Model, predict
-from collectives.rules import MAX_SEGMENTS, Rules
+from collectives.rules import MAX_SEGMENTS, Rule, Rules
 from collectives.schedule import Geometry
 from collectives.specs import SPECS
 from transports.base import Transport
 
 _SEGMENT_BYTES: Final = (1 << 16, 1 << 18, 1 << 20)
 """Sizes of segments that are tried."""
+_CONTESTED_BYTES: Final = 1 << 18
+"""Bytes from which one copy of the kernel's may be faster than two by way of a stage."""
 _ROUNDING: Final = 32
 """Bytes by which the largest piece may exceed an even share: one element of the largest dtype."""
 
@@ -30,6 +32,8 @@ class Demand:
     uniform      all blocks have the same size
     reproducible only algorithms that combine in the canonical order will do
     windows      the arrays lie in windows
+    lends        the ranks may read each other's private memory
+    hopeful      the call must end without effect where the ranks' blocks are not what was hoped
     native       why the transport's native collectives cannot do it; empty if they can
     """
 
@@ -41,6 +45,8 @@ class Demand:
     uniform: bool = True
     reproducible: bool = False
     windows: bool = False
+    lends: bool = False
+    hopeful: bool = False
     native: str = "it is for arrays on GPUs, where the transport has collectives of its own"
 
 
@@ -75,8 +81,24 @@ class Selector:
             names = ", ".join(algorithms(collective, native=True))
             raise ValueError(f"algorithm={algorithm!r}: for {collective} it must be one of {names}")
 
+    def contenders(self, demand: Demand, algorithm: str | None = None) -> tuple[Choice, Choice | None]:
+        """What `choose` would; and for a large call by way of a stage one that has the kernel copy from rank to rank.
+        Which of them is faster no model knows: both are to be tried."""
+        choice = self.choose(demand, algorithm)
+        free = algorithm is None and self._ruled(demand) is None
+        staged = choice.algorithm.onesided and not choice.algorithm.windows
+        if not (free and staged) or demand.nbytes < _CONTESTED_BYTES:
+            return choice, None
+        able = [
+            self._best(known, demand)
+            for known in algorithms(demand.collective).values()
+            if known.lends and known.finishes == choice.algorithm.finishes and not obstacle(known, demand)
+        ]
+        return choice, min(able, key=lambda found: found.seconds, default=None)
+
     def choose(self, demand: Demand, algorithm: str | None = None) -> Choice:
-        """The cheapest way to meet the demand, or the way that the caller or a rule insists on.
+        """The cheapest way to meet the demand, or the way that the caller or a rule insists on. It takes one that needs
+        lent memory only if they do.
 
         Raises ValueError if `algorithm` cannot meet it.
         """
@@ -87,17 +109,24 @@ class Selector:
             if reason:
                 raise ValueError(f"algorithm={algorithm!r}: {reason}")
             return self._best(known[algorithm], demand)
+        rule = self._ruled(demand)
+        if rule is not None:
+            return self._best(known[rule.algorithm], demand, rule.segments)
+        able = [candidate for candidate in known.values() if not candidate.lends and not obstacle(candidate, demand)]
+        choices = [self._best(candidate, demand) for candidate in able]
+        return min(choices, key=lambda choice: (not choice.algorithm.native, choice.seconds))
+
+    def _ruled(self, demand: Demand) -> Rule | None:
+        """The first rule for a demand whose algorithm can meet it."""
         for rule in self._rules:
             fits = (
                 rule.collective == demand.collective
                 and rule.min_bytes <= demand.nbytes <= rule.max_bytes
                 and rule.min_ranks <= demand.geometry.size <= rule.max_ranks
             )
-            if fits and not obstacle(known[rule.algorithm], demand):
-                return self._best(known[rule.algorithm], demand, rule.segments)
-        able = [candidate for candidate in known.values() if not obstacle(candidate, demand)]
-        choices = [self._best(candidate, demand) for candidate in able]
-        return min(choices, key=lambda choice: (not choice.algorithm.native, choice.seconds))
+            if fits and not obstacle(algorithms(demand.collective, native=True)[rule.algorithm], demand):
+                return rule
+        return None
 
     def _best(self, algorithm: Algorithm, demand: Demand, segments: int = 0) -> Choice:
         wanted = [segments] if segments else _segmentings(algorithm, demand)
@@ -118,6 +147,10 @@ def obstacle(algorithm: Algorithm, demand: Demand) -> str:
             return "it needs one-sided windows that all ranks map, and there are none here"
         if not algorithm.segmented and _fewest_segments(algorithm, demand) > 1:
             return f"it needs more staging memory than the {demand.stage_bytes} bytes of the setting stage_bytes"
+    elif demand.hopeful:
+        return "it has an effect on the other ranks even if their parts are of other sizes"
+    if algorithm.lends and not demand.lends:
+        return "it needs ranks that may read each other's memory, which the system does not allow here, or knows no way"
     if algorithm.windows and not demand.windows:
         return "it needs arrays that lie in windows: see Communicator.empty"
     if algorithm.multihost and len(set(demand.geometry.hosts)) < 2:
@@ -155,6 +188,6 @@ def _segmentings(algorithm: Algorithm, demand: Demand) -> list[int]:
     if not algorithm.segmented:
         return [1]
     block = _block_bytes(algorithm, demand)
-    if algorithm.windows:  # nobody waits for a segment; it is to stay in the cache
+    if algorithm.exposed:  # nobody waits for a segment; it is to stay in the cache
         return [min(MAX_SEGMENTS, -(-block // _SEGMENT_BYTES[1])) or 1]
     return sorted({1, *(min(MAX_SEGMENTS, -(-block // size)) for size in _SEGMENT_BYTES if block > size)})

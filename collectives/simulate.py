@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from collectives.algorithms.registry import Algorithm
-from collectives.lowered import ProofError, count_blocks, lower_ranks
+from collectives.lowered import Lowered, ProofError, count_blocks, lower_ranks
 from collectives.model import Model
-from collectives.program import Instruction, Kind, Span, split_evenly
-from collectives.schedule import Geometry
+from collectives.program import Instruction, Kind, Span, is_peers, split_evenly
 from collectives.specs import SPECS
 
 
@@ -78,7 +77,7 @@ def simulate(
         sizes *= size
     lowered = lower_ranks(algorithm, size, root=root, segments=segments, hosts=hosts, sizes=sizes)
     clocks = [_Clock(rank, program.instructions) for rank, program in enumerate(lowered.programs)]
-    return _Simulation(clocks, lowered.geometry, model, str(lowered)).run()
+    return _Simulation(clocks, lowered, model).run()
 
 
 class _Clock:
@@ -105,11 +104,12 @@ class _Clock:
 class _Simulation:
     """Events in order of time: a rank that goes on (it may run ahead until it must wait), a message that may start."""
 
-    def __init__(self, clocks: list[_Clock], geometry: Geometry, model: Model, name: str) -> None:
+    def __init__(self, clocks: list[_Clock], lowered: Lowered, model: Model) -> None:
         self.clocks = clocks
-        self.geometry = geometry
+        self.geometry = lowered.geometry
         self.model = model
-        self.name = name
+        self.name = str(lowered)
+        self.lends = lowered.algorithm.lends
         self.order = count()
         self.events: list[tuple[float, int, int, tuple[_Clock, Instruction, _Clock, Instruction] | _Clock]] = []
         self.posted: dict[tuple[int, int], deque[tuple[Instruction, float]]] = {}
@@ -159,6 +159,8 @@ class _Simulation:
                     clock.wait_until(clock.done[step.request])
                 case Kind.COPY | Kind.REDUCE:
                     rate = self.model.copy if step.kind is Kind.COPY else self.model.gamma
+                    if self.lends and is_peers(step.a):
+                        rate = self.model.read
                     duration = rate * _length(step.dst)
                     self.activity.append(Activity(clock.rank, step.kind, step.label, clock.now, clock.now + duration))
                     clock.now += duration

@@ -118,7 +118,7 @@ class Weaver:
         """See execute.Weave."""
         mirror, steps = self._mirror, plan.program.instructions
         brings, takes = _same(source, mirror.host), self._target is not None and _same(target, mirror.host)
-        if self._fetched or not (brings or takes):
+        if self._fetched or plan.algorithm.lends or not (brings or takes):  # what is lent is read as a whole
             self.gather()
             return calls
         self._fetched = True

@@ -132,7 +132,7 @@ class _Machine:
         self.held = self.find_elements()
         memories: list[Memory] = []
         for number, program in enumerate(lowered.programs):
-            memories.append(Memory(number, memories, size, program.scratch, self.window, algorithm.windows))
+            memories.append(Memory(number, memories, size, program.scratch, self.window, algorithm.exposed))
         self.ranks = [_Rank(n, program, memories[n]) for n, program in enumerate(lowered.programs)]
         self.unmatched: dict[int, list[_Request]] = {}
         self.ready = self.ranks[::-1]

@@ -27,8 +27,9 @@ from transports import registry
 from transports.base import FIRST_SLICE, LAST_SLICE, Group, LinkCost, Member, Request, Transport, check_arguments
 from transports.child import Child
 from transports.errors import ClosedError, ConfigError, ConnectError, DeadlineExceeded, RondeError
+from transports.host_windows import HostWindows
 from transports.native import NativeCollectives
-from transports.onesided import OneSided, Window
+from transports.onesided import OneSided
 from transports.settings import pairs
 
 A = TypeVar("A")
@@ -132,7 +133,7 @@ class AutoTransport(Transport):
         self._route = [nearest[rank] for rank in everyone]
         if inside:
             windows = self._children[0].transport.ability(OneSided)
-            self._onesided = None if windows is None else _HostWindows(self, self._children[0], windows)
+            self._onesided = None if windows is None else HostWindows(self, self._children[0], windows)
 
     def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
         if self._sole is not None:
@@ -243,6 +244,22 @@ class AutoTransport(Transport):
         failure = child.transport.failure
         return child.outward(error) if failure is None else self.adopt(child, failure)
 
+    def wait_in_slices(self, child: Child, wait: Callable[[float], None], deadline: float) -> None:
+        """Call a wait of an inner transport, `wait(deadline)`, by the rule of the module."""
+        pause = FIRST_SLICE
+        while True:
+            end = min(deadline, time.monotonic() + pause)
+            try:
+                wait(end)
+                return
+            except DeadlineExceeded as error:
+                if end == deadline or child.transport.failure is not None:
+                    raise self.translate(child, error) from None
+            except RondeError as error:
+                raise self.translate(child, error) from None
+            self.drive(child)
+            pause = min(2 * pause, LAST_SLICE)
+
     def _child_to(self, peer: int, tag: int, check: int) -> Child:
         check_arguments(self, peer, tag, check)
         if self._closed or not self._route:
@@ -326,67 +343,4 @@ class _AutoRequest(Request):
         return False
 
     def wait(self, deadline: float) -> None:
-        _wait_in_slices(self._auto, self.child, self.inner.wait, deadline)
-
-
-def _wait_in_slices(auto: AutoTransport, child: Child, wait: Callable[[float], None], deadline: float) -> None:
-    """Call `wait(deadline)` by the rule of the module."""
-    pause = FIRST_SLICE
-    while True:
-        end = min(deadline, time.monotonic() + pause)
-        try:
-            wait(end)
-            return
-        except DeadlineExceeded as error:
-            if end == deadline or child.transport.failure is not None:
-                raise auto.translate(child, error) from None
-        except RondeError as error:
-            raise auto.translate(child, error) from None
-        auto.drive(child)
-        pause = min(2 * pause, LAST_SLICE)
-
-
-class _HostWindows(OneSided):
-    """The windows of the transport inside the host, by the group's ranks."""
-
-    def __init__(self, auto: AutoTransport, child: Child, inner: OneSided) -> None:
-        self._auto = auto
-        self._child = child
-        self._inner = inner
-
-    def reaches(self, ranks: tuple[int, ...]) -> bool:
-        place = self._child.place
-        return all(rank in place for rank in ranks) and self._inner.reaches(tuple(place[rank] for rank in ranks))
-
-    def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> Window:
-        if not self.reaches(ranks):
-            raise ValueError(f"ranks={ranks!r}: must be among {self._child.ranks}, the ranks of one host")
-        try:
-            places = tuple(self._child.place[rank] for rank in ranks)
-            return _HostWindow(self._auto, self._child, self._inner.expose(key, places, nbytes, deadline), ranks)
-        except RondeError as error:
-            raise self._auto.translate(self._child, error) from None
-
-
-class _HostWindow(Window):
-    """A window of the inner transport, whose waits mind the other ones."""
-
-    def __init__(self, auto: AutoTransport, child: Child, inner: Window, ranks: tuple[int, ...]) -> None:
-        self._auto = auto
-        self._child = child
-        self._inner = inner
-        self.ranks = ranks
-        self.index = inner.index
-        self.nbytes = inner.nbytes
-
-    def view(self, index: int) -> memoryview:
-        return self._inner.view(index)
-
-    def publish(self, epoch: int, check: int = 0) -> None:
-        self._inner.publish(epoch, check)
-
-    def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
-        _wait_in_slices(self._auto, self._child, lambda end: self._inner.wait(index, epoch, end, check), deadline)
-
-    def close(self) -> None:
-        self._inner.close()
+        self._auto.wait_in_slices(self.child, self.inner.wait, deadline)

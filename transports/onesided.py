@@ -42,6 +42,17 @@ class Window(ABC):
         """
 
     @abstractmethod
+    def lend(self, *views: memoryview) -> None:
+        """From the next `publish` on, let the others `read` these bytes, two pieces at most, which lie anywhere in this
+        rank's memory and stay there until all who read them have said that they are done. Replaces what was lent."""
+
+    @abstractmethod
+    def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
+        """Fill `target` with what position `index` lends, from byte `offset` of a piece on, after an epoch that it has
+        published since. Raises PeerLost if that memory cannot be read, since the system does not allow it or the peer
+        is gone, or the transport's first failure; then `target` may hold anything."""
+
+    @abstractmethod
     def close(self) -> None:
         """Release the mapping. Views become invalid. Idempotent, not collective."""
 

@@ -19,6 +19,7 @@ from collectives.algorithms import (
     recursive_doubling,
     ring,
     scatter_allgather,
+    single_copy,
     tree,
     windowed,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "recursive_doubling",
     "ring",
     "scatter_allgather",
+    "single_copy",
     "tree",
     "windowed",
 ]

@@ -21,6 +21,7 @@ class Cost(NamedTuple):
     copied        bytes copied locally by the busiest rank, in units of N
     local_rounds  of `rounds`, those that an algorithm which knows the hosts keeps inside one
     local_sent    of `sent`, likewise
+    read          bytes that the kernel copies out of peers' private memory, in units of N
 
     N is the size of all blocks together (alltoall: of one rank's row).
     """
@@ -31,6 +32,7 @@ class Cost(NamedTuple):
     copied: float = 0.0
     local_rounds: float = 0.0
     local_sent: float = 0.0
+    read: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Algorithm:
     onesided   it needs a window that all ranks of the communicator map
     multihost  it needs `Geometry.hosts` and is only sensible when they span several hosts
     windows    which of IN and OUT must lie in windows themselves, on all ranks
+    lends      peers read IN and OUT where they lie, in private memory
     slots      STAGE slots that a segment takes, each of the size of the largest chunk; see `staged`
     native     it is not Ronde's, but the transport's own: one NATIVE step, about which nothing can be proved here
     """
@@ -64,8 +67,14 @@ class Algorithm:
     onesided: bool = False
     multihost: bool = False
     windows: tuple[Buf, ...] = ()
+    lends: bool = False
     slots: Callable[[int], int] = lambda size: 0
     native: bool = False
+
+    @property
+    def exposed(self) -> tuple[Buf, ...]:
+        """Which of IN and OUT peers may touch."""
+        return (Buf.IN, Buf.OUT) if self.lends else self.windows
 
     def staged(self, size: int, segments: int) -> int:
         """Slots that so many segments need of a window's half: they use two sets in turn."""
@@ -89,6 +98,7 @@ def algorithm(
     onesided: bool = False,
     multihost: bool = False,
     windows: tuple[Buf, ...] = (),
+    lends: bool = False,
     slots: Callable[[int], int] = lambda size: 0,
     native: bool = False,
 ) -> Callable[[Generator], Generator]:
@@ -112,6 +122,7 @@ def algorithm(
             onesided,
             multihost,
             windows,
+            lends,
             slots,
             native,
         )

@@ -522,12 +522,16 @@ def rank_that_may_die(rank: int, directory: str) -> list[str]:
     store = FileStore(f"{directory}/store")
     group = group_of_processes(rank, 3, store)
     options = Options(directory=f"{directory}/memory")
-    ways = ["frame", "frame of another", "epoch", "window"]
+    ways = ["frame", "frame of another", "epoch", "window", "lent memory"]
     made = {}
     for way in ways:
         t = shm.create(dataclasses.replace(group, store=group.store.prefixed(way)), options)
         t.open(soon())
         made[way] = t, t.expose("w", (0, 1, 2), 8, soon())
+    lent, (t, w) = bytes(1 << 20), made["lent memory"]
+    w.lend(memoryview(lent))
+    w.publish(1)
+    w.wait(1, 1, soon())
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     texts = []
@@ -547,6 +551,9 @@ def wait_in_vain(t: ShmTransport, made: Window, way: str) -> None:
         recv(t, 2 - t.rank, 1, 4)
     elif way == "epoch":
         made.wait(1, 1, soon())
+    elif way == "lent memory":
+        while True:
+            made.read(1, 0, 0, memoryview(bytearray(1 << 20)))
     else:
         t.expose("v", (0, 1, 2), 8, soon())
 

@@ -26,6 +26,7 @@ class _Part:
         offset = -memory.ctypes.data % ALIGNMENT
         self.memory = memory[offset : offset + nbytes]
         self.epoch = 0
+        self.lent: tuple[memoryview, ...] = ()
         self.checks: list[tuple[int, int]] = [(0, 0)] * KEPT_CHECKS
 
 
@@ -93,6 +94,16 @@ class LocalWindow(Window):
                     rank=transport.rank,
                     peer=peer,
                 )
+
+    def lend(self, *views: memoryview) -> None:
+        self._check_open()
+        self._parts[self.index].lent = views
+
+    def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
+        self._check_open()
+        target[:] = self._parts[index].lent[piece][offset : offset + len(target)]
+        with self._transport.news:
+            self._transport.check_sound()  # a peer that has failed need not keep what it lent
 
     def close(self) -> None:
         with self._transport.news:

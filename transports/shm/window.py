@@ -1,7 +1,7 @@
 """Windows in shared memory.
 
-    controls   per rank 256 bytes: its epoch and whether it has attached; on another line whether anybody sleeps who
-               waits for it; on two more the last 8 epochs, each with its check
+    controls   per rank 256 bytes: its epoch, whether it has attached, and the addresses of what it lends; on another
+               line whether anybody sleeps who waits for it; on two more the last 8 epochs, each with its check
     parts      per rank, each on pages of its own
 
 To publish is three stores and a look at one word; to wait for what is there already is one load. Neither takes a lock.
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from transports.base import MAX_CHECK
-from transports.errors import ClosedError, DeadlineExceeded, MismatchError
+from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost
 from transports.onesided import Window
-from transports.shm import requests
+from transports.shm import remote, requests
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import WEAKLY_ORDERED, barrier
 from transports.shm.segments import Segment
@@ -36,6 +36,7 @@ transport, which takes several times as long."""
 # Indices of 64-bit words in a rank's control.
 _EPOCH: Final = 0
 _ATTACHED: Final = 1
+_LENT: Final = 2
 _ASKED: Final = 8
 _CHECKS: Final = 16
 _KEPT: Final = 8
@@ -65,6 +66,7 @@ class ShmWindow(Window):
         self.segment = segment
         self._host = host
         self._bells = host.bells_of(ranks)
+        self._pids = [host.group.members[rank].pid for rank in ranks]
         self._glances = range(_GLANCES if host.spins else 0)
         self._yields = range(_YIELDS if host.yields else 0)
         self._published = 0
@@ -111,6 +113,26 @@ class ShmWindow(Window):
             # The publisher writes a slot's epoch first: the check that was read before it is the one of that epoch.
             if control[slot + 1] != check or WEAKLY_ORDERED or control[slot] != epoch:
                 self._compare(index, epoch, check)
+
+    def lend(self, *views: memoryview) -> None:
+        for word, view in enumerate(views, _LENT):
+            self._own[word] = remote.address(view)
+
+    def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
+        problem: OSError | None = None
+        try:
+            remote.copy_from(self._pids[index], self._controls[index][_LENT + piece] + offset, target)
+        except OSError as error:
+            problem = error
+        barrier()
+        with self._host.waiter.lock:
+            self._host.check_sound()  # a peer that has failed need not keep what it lent
+            if self.closed:
+                raise self._closed_error()
+        if problem is not None:
+            rank, peer = self._host.rank, self.ranks[index]
+            who = self._host.group.describe(peer)
+            raise PeerLost(f"rank {rank} lost {who}: its memory cannot be read: {problem}", rank=rank, peer=peer)
 
     def close(self) -> None:
         with self._host.waiter.lock:

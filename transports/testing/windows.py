@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from transports.errors import AbortedError, DeadlineExceeded, MismatchError, RendezvousError, RondeError
+from transports.errors import AbortedError, DeadlineExceeded, MismatchError, PeerLost, RendezvousError, RondeError
 from transports.onesided import OneSided, Window
 from transports.testing.bench import SOON, Bench, error_of, pattern, require
 from transports.testing.kit import Check
@@ -106,6 +106,46 @@ def an_abort_ends_a_wait_for_an_epoch(bench: Bench, window: Window) -> None:
     require("no more epochs" in str(error), f"the cause of the abort became: {error}")
 
 
+@_with_window
+def what_is_lent_can_be_read_or_nobody_can(bench: Bench, window: Window) -> None:
+    """Two pieces of any memory of a rank, until it lends others; PeerLost where the system does not allow it."""
+    able = True
+    for number in range(5):
+        pieces = [bytearray(pattern(bench.rank, piece, 0, number, NBYTES)) for piece in range(2)]
+        window.lend(*map(memoryview, pieces))  # type: ignore[arg-type]
+        window.publish(2 * number + 1)
+        for index in range(bench.size):
+            window.wait(index, 2 * number + 1, bench.deadline)
+            for piece, offset, length in ((0, 0, NBYTES), (1, 0, 0), (1, 4097, 70_001), (0, NBYTES - 1, 1)):
+                found = bytearray(length)
+                try:
+                    window.read(index, piece, offset, memoryview(found))
+                except PeerLost:
+                    able = False
+                right = pattern(index, piece, 0, number, NBYTES)[offset : offset + length]
+                require(not able or found == right, f"piece {piece} of rank {index} is not what it lends")
+        window.publish(2 * number + 2)
+        for index in range(bench.size):
+            window.wait(index, 2 * number + 2, bench.deadline)
+    require(bench.transport.failure is None, f"reading made the transport fail: {bench.transport.failure}")
+
+
+@_with_window
+def a_read_after_an_abort_raises_its_cause(bench: Bench, window: Window) -> None:
+    """What a rank lent need not be there any more when it has failed."""
+    kept = bytearray(1000)
+    window.lend(memoryview(kept))
+    window.publish(1)
+    for index in range(bench.size):
+        window.wait(index, 1, bench.deadline)
+    bench.sync()
+    if bench.rank == bench.size - 1:
+        bench.transport.abort(AbortedError("nothing is lent any more", rank=bench.rank))
+    error_of(lambda: window.wait((window.index + 1) % bench.size, 2, bench.deadline), AbortedError)
+    error = error_of(lambda: window.read(0, 0, 0, memoryview(bytearray(1000))), AbortedError)
+    require("nothing is lent" in str(error), f"the cause of the abort became: {error}")
+
+
 def some_ranks_may_have_a_window_of_their_own(bench: Bench) -> None:
     """Positions count within `ranks`, which are ranks of the transport's group."""
     for ranks in (tuple(range(0, bench.size, 2)), (bench.size - 1, 0)):
@@ -156,6 +196,8 @@ CHECKS: Final = (
     Check(another_check_is_refused),
     Check(a_wait_for_an_epoch_ends_at_its_deadline, every_size=False, least=2),
     Check(an_abort_ends_a_wait_for_an_epoch, every_size=False, least=2, ends=True),
+    Check(what_is_lent_can_be_read_or_nobody_can),
+    Check(a_read_after_an_abort_raises_its_cause, every_size=False, least=2, ends=True),
     Check(some_ranks_may_have_a_window_of_their_own, least=2),
     Check(a_rank_that_does_not_come_to_a_window_is_named, every_size=False, least=2, ends=True),
     Check(closing_the_transport_closes_its_windows, every_size=False, ends=True),

@@ -1,0 +1,67 @@
+"""The windows that the automatic transport (auto.py) has of the transport inside a host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transports.errors import RondeError
+from transports.onesided import OneSided, Window
+
+if TYPE_CHECKING:
+    from transports.auto import AutoTransport
+    from transports.child import Child
+
+
+class HostWindows(OneSided):
+    """The windows of the transport inside the host, by the group's ranks."""
+
+    def __init__(self, auto: AutoTransport, child: Child, inner: OneSided) -> None:
+        self._auto = auto
+        self._child = child
+        self._inner = inner
+
+    def reaches(self, ranks: tuple[int, ...]) -> bool:
+        place = self._child.place
+        return all(rank in place for rank in ranks) and self._inner.reaches(tuple(place[rank] for rank in ranks))
+
+    def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> Window:
+        if not self.reaches(ranks):
+            raise ValueError(f"ranks={ranks!r}: must be among {self._child.ranks}, the ranks of one host")
+        try:
+            places = tuple(self._child.place[rank] for rank in ranks)
+            return HostWindow(self._auto, self._child, self._inner.expose(key, places, nbytes, deadline), ranks)
+        except RondeError as error:
+            raise self._auto.translate(self._child, error) from None
+
+
+class HostWindow(Window):
+    """A window of the inner transport, whose waits mind the other ones."""
+
+    def __init__(self, auto: AutoTransport, child: Child, inner: Window, ranks: tuple[int, ...]) -> None:
+        self._auto = auto
+        self._child = child
+        self._inner = inner
+        self.ranks = ranks
+        self.index = inner.index
+        self.nbytes = inner.nbytes
+
+    def view(self, index: int) -> memoryview:
+        return self._inner.view(index)
+
+    def publish(self, epoch: int, check: int = 0) -> None:
+        self._inner.publish(epoch, check)
+
+    def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
+        self._auto.wait_in_slices(self._child, lambda end: self._inner.wait(index, epoch, end, check), deadline)
+
+    def lend(self, *views: memoryview) -> None:
+        self._inner.lend(*views)
+
+    def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
+        try:
+            self._inner.read(index, piece, offset, target)
+        except RondeError as error:
+            raise self._auto.translate(self._child, error) from None
+
+    def close(self) -> None:
+        self._inner.close()
