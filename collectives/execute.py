@@ -176,14 +176,13 @@ class Executor:
         return result if self._perform(ready.plan, *flattened(ready, x, result), deadline) else None
 
     def _race(self, plan: Plan, run: Callable[[Plan], bool], deadline: float) -> bool:
-        """Run a plan or its rival, whichever has the turn; what that returns."""
+        """Run one of a plan's rivals, whichever has the turn; what that returns."""
         kind = Alike(plan.call.collective, plan.nbytes.bit_length())
         contest = self._contests.get(kind)
         if contest is None:
             contest = self._contests[kind] = Contest()
-        assert plan.rival is not None
         began = time.perf_counter()
-        if not run(plan.rival if contest.turn else plan):
+        if not run(plan.rivals[contest.turn]):
             return False
         contest.ran(time.perf_counter() - began)
         if not contest.settled:
@@ -192,15 +191,11 @@ class Executor:
             contest.settle()
         return True
 
-    def again(self, plan: Plan, runs: dict[int, _Seen], source: Array, target: Array, deadline: float) -> None:
+    def again(self, plan: Plan, runs: dict[int, _Seen], source: Array, target: Array, deadline: float) -> bool:
         """Run a plan on arrays that it may have been run on before; `runs` keeps, by its turn, what it was bound to.
         Raises as `run` does."""
-        if plan.rival is not None:
-            self._race(plan, lambda chosen: self._again(chosen, runs, source, target, deadline), deadline)
-        else:
-            self._again(plan, runs, source, target, deadline)
-
-    def _again(self, plan: Plan, runs: dict[int, _Seen], source: Array, target: Array, deadline: float) -> bool:
+        if plan.rivals:
+            return self._race(plan, lambda chosen: self.again(chosen, runs, source, target, deadline), deadline)
         turn = self._begin(plan, deadline)
         bound: Bound = plan.bound.get(turn) or self._bind(plan, turn)
         seen = runs.get(turn)
@@ -254,12 +249,9 @@ class Executor:
             self._window = self._binder.window = None
 
     def _perform(self, plan: Plan, source: Array, target: Array, deadline: float) -> bool:
-        """Run a plan or its rival; False if it was an attempt in vain."""
-        if plan.rival is not None:
-            return self._race(plan, lambda chosen: self._run(chosen, source, target, deadline), deadline)
-        return self._run(plan, source, target, deadline)
-
-    def _run(self, plan: Plan, source: Array, target: Array, deadline: float) -> bool:
+        """Run a plan; False if it was an attempt in vain."""
+        if plan.rivals:
+            return self._race(plan, lambda chosen: self._perform(chosen, source, target, deadline), deadline)
         turn = self._begin(plan, deadline)
         bound: Bound = plan.bound.get(turn) or self._bind(plan, turn)
         self._state.views = bound.views(source, target)

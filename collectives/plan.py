@@ -87,7 +87,7 @@ class Plan:
             other, `stride` bytes from each other. Memory that another core has just read is slow to be written: it goes
             two to five times as fast where that core has read so much since that its own cache has lost it
     bound   what the executor keeps for it: its instructions bound to memory, by turn
-    rival   another plan of the call, if which is faster is found out by trial
+    rivals  itself and another plan of the call, if which is faster is found out by trial; then they are run, not this
     """
 
     call: Call
@@ -100,7 +100,7 @@ class Plan:
     stride: int = 0
     tally: Tally = field(default_factory=Tally, compare=False)
     bound: dict[int, Any] = field(default_factory=dict, compare=False)
-    rival: Plan | None = None
+    rivals: tuple[Plan, ...] = ()
 
     @property
     def averages(self) -> bool:
@@ -143,9 +143,8 @@ class Planner:
     def unbind(self) -> None:
         """Let all plans forget the memory that they are bound to."""
         for plan in self._plans.values():
-            plan.bound.clear()
-            if plan.rival is not None:
-                plan.rival.bound.clear()
+            for bound in (plan, *plan.rivals):
+                bound.bound.clear()
 
     def plan(self, call: Call) -> Plan:
         """The plan of a call, made on its first occurrence. Raises ValueError for an unusable `algorithm`."""
@@ -178,12 +177,12 @@ class Planner:
         if call.uneven:  # this rank knows its own parts only; the choice must not depend on them
             demand = dataclasses.replace(demand, nbytes=0, block=0)
         choice, other = self._selector.contenders(demand, call.algorithm)
-        rival = None if other is None else self._lower(call, demand, known, other)
-        return self._lower(call, demand, known, choice, rival)
+        plan = self._lower(call, demand, known, choice)
+        if other is None:
+            return plan
+        return dataclasses.replace(plan, rivals=(plan, self._lower(call, demand, known, other)))
 
-    def _lower(
-        self, call: Call, demand: Demand, known: Sequence[int], choice: Choice, rival: Plan | None = None
-    ) -> Plan:
+    def _lower(self, call: Call, demand: Demand, known: Sequence[int], choice: Choice) -> Plan:
         """The plan for what has been chosen."""
         spec, algorithm = SPECS[call.collective], choice.algorithm
         size, itemsize = self._geometry.size, call.dtype.itemsize
@@ -200,7 +199,7 @@ class Planner:
         stride = algorithm.staged(size, choice.segments) * -(-max(blocks) // choice.segments) * itemsize
         stride = -(-stride // _PAGE) * _PAGE
         places = min(self._stage_bytes, _ROUND_BYTES // 2 // size) // stride if stride > _STAYS else 1
-        plan = Plan(call, algorithm, geometry, program, nbytes, check, 2 * max(1, places), stride, rival=rival)
+        plan = Plan(call, algorithm, geometry, program, nbytes, check, 2 * max(1, places), stride)
         self.meter.follow(plan)
         return plan
 
