@@ -16,7 +16,6 @@ from collectives.config import Config
 from collectives.device_jobs import DeviceAware, takes_devices
 from collectives.execute import Executor
 from collectives.fusion import WINDOW, Buffer
-from collectives.lending import can_lend
 from collectives.meter import Meter
 from collectives.objects import ObjectJobs
 from collectives.plan import Planner
@@ -70,7 +69,7 @@ class Jobs(ReductionJobs, ObjectJobs, ComposedJobs, DeviceAware):
             deadline = time.monotonic() + self._config.connect_timeout
             window = onesided.expose(self._key, self._ranks, 2 * self._stage_bytes, deadline)
             self.executor.use(window)
-            self.executor.planner.lends = can_lend(window, deadline)
+            self.executor.planner.lends = window.can_lend(deadline)
             if self._named:
                 self._share_buffer(deadline)
 

@@ -6,7 +6,15 @@ part directly. This is all that a shared-memory collective needs: no message, no
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
+from typing import Final
+
+from transports.errors import PeerLost
+
+_PROBE_BYTES: Final = 32
+_PROBED: Final = 2
+"""The last epoch of `can_lend`."""
 
 
 class Window(ABC):
@@ -55,6 +63,35 @@ class Window(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the mapping. Views become invalid. Idempotent, not collective."""
+
+    def can_lend(self, deadline: float) -> bool:
+        """Whether every rank can `read` what every other one lends, found out by trying; the same answer on all.
+        Collective, before anything else is done with the window, of 33 bytes at least: it uses the first ones and the
+        first two epochs. Raises what `wait` does."""
+        peers = [index for index in range(len(self.ranks)) if index != self.index]
+        probe = memoryview(secrets.token_bytes(_PROBE_BYTES))
+        own = self.view(self.index)
+        own[:_PROBE_BYTES] = probe
+        self.lend(probe)
+        self.publish(_PROBED - 1)
+        able = True
+        for index in peers:
+            self.wait(index, _PROBED - 1, deadline)
+            able = able and self._reads_probe(index)
+        own[_PROBE_BYTES] = able
+        self.publish(_PROBED)
+        for index in peers:
+            self.wait(index, _PROBED, deadline)
+        return all(self.view(index)[_PROBE_BYTES] for index in range(len(self.ranks)))
+
+    def _reads_probe(self, index: int) -> bool:
+        """Whether what a position lends can be read, and is that: its process may have another number here."""
+        found = bytearray(_PROBE_BYTES)
+        try:
+            self.read(index, 0, 0, memoryview(found))
+        except PeerLost:
+            return False
+        return found == self.view(index)[:_PROBE_BYTES]
 
 
 class OneSided(ABC):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +12,8 @@ import collectives as ronde
 from collectives import Communicator
 from collectives.algorithms import algorithms
 from collectives.contest import MAX_STAY, MIN_STAY, Contest
-from collectives.lending import can_lend
 from tests.worlds import world_of
+from transports.onesided import Window
 
 LENDING = sorted(
     (collective, name)
@@ -124,27 +123,32 @@ def test_a_system_that_does_not_allow_it_is_found_out(monkeypatch: pytest.Monkey
 def test_one_rank_that_cannot_read_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if what it reads is another process's memory, as where ranks count processes differently."""
 
-    class Window:
+    class Elsewhere(Window):
+        """The window of rank 0, whose peer tells and lends these bytes, and says this of what it could read itself."""
+
         ranks, index, nbytes = (0, 1), 0, 100
 
-        def __init__(self, told: bytes, read: bytes, fine: int) -> None:
+        def __init__(self, told: bytes, lent: bytes, fine: int) -> None:
             self.parts = [bytearray(100), bytearray(told.ljust(32, b"\0") + bytes([fine])).ljust(100, b"\0")]
-            self.there = read
+            self.lent = lent.ljust(32, b"\0")
 
         def view(self, index: int) -> memoryview:
             return memoryview(self.parts[index])
 
         def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
-            target[:] = self.there.ljust(32, b"\0")
+            target[:] = self.lent
 
-        def nothing(self, *_: Any) -> None:
-            return None
+        def publish(self, epoch: int, check: int = 0) -> None: ...
 
-        lend = publish = wait = nothing
+        def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None: ...
 
-    assert can_lend(Window(b"probe", b"probe", 1), 0.0)  # type: ignore[arg-type]
-    assert not can_lend(Window(b"probe", b"other", 1), 0.0)  # type: ignore[arg-type]
-    assert not can_lend(Window(b"probe", b"probe", 0), 0.0)  # type: ignore[arg-type]
+        def lend(self, *views: memoryview) -> None: ...
+
+        def close(self) -> None: ...
+
+    assert Elsewhere(b"probe", b"probe", 1).can_lend(0.0)
+    assert not Elsewhere(b"probe", b"other", 1).can_lend(0.0)
+    assert not Elsewhere(b"probe", b"probe", 0).can_lend(0.0)
 
 
 def test_the_faster_one_stays_for_a_while() -> None:

@@ -234,6 +234,9 @@ class _FaultyWindow(Window):
     def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
         self._inner.read(index, piece, offset, target)
 
+    def can_lend(self, deadline: float) -> bool:
+        return self._inner.can_lend(deadline)  # what goes wrong is counted from the first call on
+
     def close(self) -> None:
         self._inner.close()
 
