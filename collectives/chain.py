@@ -39,6 +39,11 @@ class Chain(NamedTuple):
         return f"rank {self.ranks[0]} {', which '.join([*others, self.end])}"
 
 
+def _progress(wait: Wait) -> tuple[int, bool, int]:
+    """How far a rank has come: who waits for a message has not begun the collective after those that it has done."""
+    return wait.done, wait.number > 0, wait.step
+
+
 def trace(rank: int, wait: Wait, ask: Callable[[int], Sequence[Wait] | None]) -> Chain:
     """The chain that begins with `wait` of `rank`. `ask` tells what a rank waits for in the calls that it is in;
     nothing if it is in none, None if it does not answer."""
@@ -60,7 +65,7 @@ def trace(rank: int, wait: Wait, ask: Callable[[int], Sequence[Wait] | None]) ->
             where = f"call {wait.number}" if wait.number else "a message"
             return Chain(ranks, f"is done with call {before.number} and in {where}", rank)
         if rank in waits:
-            behind = min(ranks[ranks.index(rank) : -1], key=lambda member: (waits[member].done, waits[member].step))
-            return Chain(ranks, "was named before", waits[behind].peer or 0)
+            behind = min((waits[member] for member in ranks[ranks.index(rank) : -1]), key=_progress)
+            return Chain(ranks, "was named before", behind.peer or 0)
         waits[rank] = wait
     return Chain(ranks, "waits for nobody", rank)

@@ -68,6 +68,16 @@ def chain(answers: Mapping[int, Sequence[Wait] | None]) -> tuple[str, int]:
             3,
         ),
         (
+            {0: [Wait("world", 0, 6, 9, 1)], 1: waits(2, step=1), 2: [Wait("world", 0, 6, 8, 0)]},
+            "rank 0 waits for rank 1, which waits for rank 2, which waits for rank 0, which was named before",
+            0,
+        ),
+        (
+            {0: [Wait("world", 0, 6, 9, 1)], 1: waits(2, step=1), 2: waits(0, step=2)},
+            "rank 0 waits for rank 1, which waits for rank 2, which waits for rank 0, which was named before",
+            1,
+        ),
+        (
             {0: waits(1), 1: [*waits(3, key="group"), *waits(2)], 2: waits(3, key="group"), 3: []},
             "rank 0 waits for rank 1, which waits for rank 2, which waits for rank 3, which is in no call",
             3,
