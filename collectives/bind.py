@@ -42,7 +42,7 @@ class Bound:
     """A plan's instructions as calls.
 
     fixed   arrays that the calls use, by number; those of the caller are filled in by `views`
-    given   which these are: (number, whether it is the target, start, stop); stop is -1 for all of it
+    given   which these are: (number, whether it is the target, start, stop)
     staged  which lie in the staging window: (number, span)
     """
 
@@ -64,8 +64,7 @@ class Bound:
         """The arrays of a run from flat `source` into flat `target`."""
         views = self.fixed.copy()
         for number, is_target, start, stop in self.given:
-            whole = target if is_target else source
-            views[number] = whole if stop < 0 else whole[start:stop]
+            views[number] = (target if is_target else source)[start:stop]
         return views
 
 
@@ -157,26 +156,11 @@ class Binder:
         assert window is not None
         if step.kind is Kind.SIGNAL:
             publish = window.publish
-            if phase == 1 and arrays.lends:
-                return self._lend(arrays)
             return lambda: publish(run.epoch + phase, run.check)
         index, wait = step.peer, window.wait
         if phase == 1:
             return lambda: wait(index, run.epoch + 1, run.deadline, run.check)
         return lambda: wait(index, run.epoch + phase, run.deadline)
-
-    def _lend(self, arrays: _Arrays) -> Callable[[], object]:
-        """The first signal of a call in which peers read IN and OUT where they lie."""
-        assert self.window is not None
-        run, lend, publish = self._run, self.window.lend, self.window.publish
-        source, target = arrays.whole(False), arrays.whole(True)
-
-        def begin() -> None:
-            views = run.views
-            lend(as_bytes(views[source]), as_bytes(views[target]))
-            publish(run.epoch + 1, run.check)
-
-        return begin
 
     def _read(self, step: Instruction, arrays: _Arrays) -> Callable[[], object]:
         """A copy from what a peer lends."""
@@ -227,13 +211,6 @@ class _Arrays:
         if number is None:
             number = self._numbers[span] = len(self.fixed)
             self.fixed.append(self._array(span, number))
-        return number
-
-    def whole(self, target: bool) -> int:
-        """The number of all of IN or OUT."""
-        number = len(self.fixed)
-        self.fixed.append(NO_DATA)
-        self.given.append((number, target, 0, -1))
         return number
 
     def choice(self, copying: Copying, step: Instruction) -> Choice | None:

@@ -15,8 +15,8 @@ import numpy as np
 
 from collectives.alarm import Alarm
 from collectives.bind import NO_DATA, Binder, Bound, Run
-from collectives.buffers import Array
-from collectives.contest import Alike, Contest
+from collectives.buffers import Array, as_bytes
+from collectives.contest import Contest
 from collectives.mismatch import mismatch
 from collectives.plan import Call, Plan, Planner
 from collectives.program import Instruction, Kind
@@ -78,7 +78,6 @@ class Executor:
         self._windows = windows
         self._binder = Binder(transport, ranks, tag, self._state, windows)
         self._kept = 0
-        self._contests: dict[Alike, Contest] = {}
         self._table: MismatchError | None = None
         self._recent: list[Plan | None] = [None] * _KEPT
         self.calls = 0
@@ -175,27 +174,32 @@ class Executor:
         result = np.empty(ready.shape, x.dtype) if out is None else out
         return result if self._perform(ready.plan, *flattened(ready, x, result), deadline) else None
 
-    def _race(self, plan: Plan, run: Callable[[Plan], bool], deadline: float) -> bool:
-        """Run one of a plan's rivals, whichever has the turn; what that returns."""
-        kind = Alike(plan.call.collective, plan.nbytes.bit_length())
-        contest = self._contests.get(kind)
-        if contest is None:
-            contest = self._contests[kind] = Contest()
+    def _race(self, plan: Plan, contest: Contest, run: Callable[..., bool], *arrays: Any) -> bool:
+        """`run` the one of a plan's rivals that has the turn, on `arrays`, the last of which is the deadline; what that
+        returns. It counts if it ended well, which all ranks know."""
+        if contest.stay:
+            if not run(plan.rivals[contest.winner], *arrays):
+                return False
+            contest.stay -= 1
+            return True
+        chosen = plan.rivals[contest.turn]
         began = time.perf_counter()
-        if not run(plan.rivals[contest.turn]):
+        if not run(chosen, *arrays):
             return False
-        contest.ran(time.perf_counter() - began)
-        if not contest.settled:
+        contest.tried(time.perf_counter() - began, chosen.turns)
+        if contest.over:
             call = Call("allreduce", contest.times.dtype, (2,), "min", alias=0, within=plan.call.describe())
-            self.run(call, contest.times, contest.times, deadline)
+            self.run(call, contest.times, contest.times, arrays[-1])
             contest.settle()
         return True
 
     def again(self, plan: Plan, runs: dict[int, _Seen], source: Array, target: Array, deadline: float) -> bool:
         """Run a plan on arrays that it may have been run on before; `runs` keeps, by its turn, what it was bound to.
         Raises as `run` does."""
-        if plan.rivals:
-            return self._race(plan, lambda chosen: self.again(chosen, runs, source, target, deadline), deadline)
+        if plan.contest is not None:
+            return self._race(plan, plan.contest, self.again, runs, source, target, deadline)
+        if plan.algorithm.lends:
+            return self._perform(plan, source, target, deadline)
         turn = self._begin(plan, deadline)
         bound: Bound = plan.bound.get(turn) or self._bind(plan, turn)
         seen = runs.get(turn)
@@ -250,18 +254,32 @@ class Executor:
 
     def _perform(self, plan: Plan, source: Array, target: Array, deadline: float) -> bool:
         """Run a plan; False if it was an attempt in vain."""
-        if plan.rivals:
-            return self._race(plan, lambda chosen: self._perform(chosen, source, target, deadline), deadline)
+        if plan.contest is not None:
+            return self._race(plan, plan.contest, self._perform, source, target, deadline)
         turn = self._begin(plan, deadline)
         bound: Bound = plan.bound.get(turn) or self._bind(plan, turn)
-        self._state.views = bound.views(source, target)
         calls: Sequence[Callable[[], object]] = bound.calls
         if self.weave is not None and source.nbytes + target.nbytes > WOVEN_BYTES:
             calls = self.weave(plan, bound.calls, source, target)
+        given, taken = self._lend(plan, source, target) if plan.algorithm.lends else (source, target)
+        self._state.views = bound.views(given, taken)
         try:
-            return self._execute(plan, calls)
+            done = self._execute(plan, calls)
+            if done and taken is not target:
+                np.copyto(target, taken)
+            return done
         finally:
             self._state.views = []  # the caller's arrays are the caller's
+
+    def _lend(self, plan: Plan, source: Array, target: Array) -> tuple[Array, Array]:
+        """Lend the arrays of a plan to the other ranks, or copies of them where that cannot be; what was lent."""
+        assert self._window is not None
+        if self._window.lend(as_bytes(source), as_bytes(target)):
+            return source, target
+        taken, start = target.copy(), plan.call.alias
+        given = source.copy() if start is None else taken[start : start + source.size]
+        self._window.lend(as_bytes(given), as_bytes(taken))
+        return given, taken
 
     def _execute(self, plan: Plan, calls: Sequence[Callable[[], object]]) -> bool:
         if plan.program.requests:

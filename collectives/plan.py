@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.algorithms import Algorithm
+from collectives.contest import Alike, Contest
 from collectives.meter import Meter, Tally
 from collectives.program import Program, lay_out, lower, split_evenly
 from collectives.schedule import Geometry
@@ -88,6 +89,7 @@ class Plan:
             two to five times as fast where that core has read so much since that its own cache has lost it
     bound   what the executor keeps for it: its instructions bound to memory, by turn
     rivals  itself and another plan of the call, if which is faster is found out by trial; then they are run, not this
+    contest which of them has the turn: one for all calls of its kind
     """
 
     call: Call
@@ -101,6 +103,7 @@ class Plan:
     tally: Tally = field(default_factory=Tally, compare=False)
     bound: dict[int, Any] = field(default_factory=dict, compare=False)
     rivals: tuple[Plan, ...] = ()
+    contest: Contest | None = field(default=None, compare=False)
 
     @property
     def averages(self) -> bool:
@@ -129,6 +132,7 @@ class Planner:
         self._stage_bytes = stage_bytes
         self._obstacle = obstacle
         self._plans: dict[Call, Plan] = {}
+        self._contests: dict[Alike, Contest] = {}
         self.lends = False
         """Whether the ranks may read each other's private memory: to be set before anything is planned."""
 
@@ -180,7 +184,8 @@ class Planner:
         plan = self._lower(call, demand, known, choice)
         if other is None:
             return plan
-        return dataclasses.replace(plan, rivals=(plan, self._lower(call, demand, known, other)))
+        contest = self._contests.setdefault(Alike(call.collective, plan.nbytes.bit_length()), Contest())
+        return dataclasses.replace(plan, rivals=(plan, self._lower(call, demand, known, other)), contest=contest)
 
     def _lower(self, call: Call, demand: Demand, known: Sequence[int], choice: Choice) -> Plan:
         """The plan for what has been chosen."""

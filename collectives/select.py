@@ -16,7 +16,7 @@ from transports.base import Transport
 
 _SEGMENT_BYTES: Final = (1 << 16, 1 << 18, 1 << 20)
 """Sizes of segments that are tried."""
-_CONTESTED_BYTES: Final = 1 << 18
+_CONTESTED_BYTES: Final = 1 << 16
 """Bytes from which one copy of the kernel's may be faster than two by way of a stage."""
 _ROUNDING: Final = 32
 """Bytes by which the largest piece may exceed an even share: one element of the largest dtype."""

@@ -54,8 +54,8 @@ class HostWindow(Window):
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
         self._auto.wait_in_slices(self._child, lambda end: self._inner.wait(index, epoch, end, check), deadline)
 
-    def lend(self, *views: memoryview) -> None:
-        self._inner.lend(*views)
+    def lend(self, *views: memoryview) -> bool:
+        return self._inner.lend(*views)
 
     def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
         try:

@@ -50,9 +50,12 @@ class Window(ABC):
         """
 
     @abstractmethod
-    def lend(self, *views: memoryview) -> None:
+    def lend(self, *views: memoryview) -> bool:
         """From the next `publish` on, let the others `read` these bytes, two pieces at most, which lie anywhere in this
-        rank's memory and stay there until all who read them have said that they are done. Replaces what was lent."""
+        rank's memory and stay there until all who read them have said that they are done. Replaces what was lent.
+
+        False if nobody will be able to read them although the ranks `can_lend`: the kernel does not read all memory for
+        others, such as that of some devices. Then lend a copy."""
 
     @abstractmethod
     def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:

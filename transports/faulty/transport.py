@@ -228,8 +228,8 @@ class _FaultyWindow(Window):
         if "delay" in faults:
             self._transport.linger(time.monotonic() + faults["delay"].seconds, deadline, self.ranks[index])
 
-    def lend(self, *views: memoryview) -> None:
-        self._inner.lend(*views)
+    def lend(self, *views: memoryview) -> bool:
+        return self._inner.lend(*views)
 
     def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
         self._inner.read(index, piece, offset, target)

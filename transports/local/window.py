@@ -95,9 +95,9 @@ class LocalWindow(Window):
                     peer=peer,
                 )
 
-    def lend(self, *views: memoryview) -> None:
-        self._check_open()
+    def lend(self, *views: memoryview) -> bool:
         self._parts[self.index].lent = views
+        return True
 
     def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
         self._check_open()

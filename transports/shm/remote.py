@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from functools import cache
+from collections.abc import Iterable
+from functools import cache, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +41,27 @@ def copy_from(pid: int, start: int, target: memoryview) -> None:
             code = ctypes.get_errno() if got < 0 else errno.EFAULT
             raise OSError(code, os.strerror(code))
         done += got
+
+
+def readable(spans: Iterable[tuple[int, int]]) -> bool:
+    """Whether another process that may read this one's memory could read all of these (start, length): the kernel does
+    not read all memory for others, such as that of some devices. Tries the first and the last byte of each."""
+    here, there, count = _ends(*spans)
+    try:
+        got: int = _function()(os.getpid(), here, 1, there, count, 0)
+    except OSError:
+        return False
+    return got == count
+
+
+@lru_cache(64)
+def _ends(*spans: tuple[int, int]) -> tuple[Any, Any, int]:
+    """Where to read the first and the last byte of each span from, and where to: iovecs, and how many ends."""
+    ends = [end for start, length in spans for end in (start, start + length - 1)]
+    kept = (ctypes.c_char * (len(ends) + 1))()
+    here, there = _Span(ctypes.addressof(kept), len(ends)), (_Span * len(ends))(*(_Span(end, 1) for end in ends))
+    here.kept = kept
+    return ctypes.byref(here), ctypes.byref(there), len(ends)
 
 
 @cache

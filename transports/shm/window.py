@@ -114,9 +114,11 @@ class ShmWindow(Window):
             if control[slot + 1] != check or WEAKLY_ORDERED or control[slot] != epoch:
                 self._compare(index, epoch, check)
 
-    def lend(self, *views: memoryview) -> None:
-        for word, view in enumerate(views, _LENT):
-            self._own[word] = remote.address(view)
+    def lend(self, *views: memoryview) -> bool:
+        starts = [remote.address(view) for view in views]
+        for word, start in enumerate(starts, _LENT):
+            self._own[word] = start
+        return remote.readable({(start, len(view)) for start, view in zip(starts, views, strict=True) if len(view)})
 
     def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
         problem: OSError | None = None

@@ -109,10 +109,10 @@ def an_abort_ends_a_wait_for_an_epoch(bench: Bench, window: Window) -> None:
 @_with_window
 def what_is_lent_can_be_read_or_nobody_can(bench: Bench, window: Window) -> None:
     """Two pieces of any memory of a rank, until it lends others; PeerLost where the system does not allow it."""
-    able = True
+    able = lent = True
     for number in range(5):
         pieces = [bytearray(pattern(bench.rank, piece, 0, number, NBYTES)) for piece in range(2)]
-        window.lend(*map(memoryview, pieces))  # type: ignore[arg-type]
+        lent = window.lend(*map(memoryview, pieces)) and lent  # type: ignore[arg-type]
         window.publish(2 * number + 1)
         for index in range(bench.size):
             window.wait(index, 2 * number + 1, bench.deadline)
@@ -127,6 +127,7 @@ def what_is_lent_can_be_read_or_nobody_can(bench: Bench, window: Window) -> None
         window.publish(2 * number + 2)
         for index in range(bench.size):
             window.wait(index, 2 * number + 2, bench.deadline)
+    require(lent or not able, "lend says that nobody can read what was read")
     require(bench.transport.failure is None, f"reading made the transport fail: {bench.transport.failure}")
 
 
