@@ -1,79 +1,44 @@
-"""The shared-memory transport: rings, windows, sleep, deaths. What every transport promises is in test_conformance."""
+"""The shared-memory transport: settings, sleep, deaths. What every transport promises is in test_conformance."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
 import os
-import random
 import signal
 import stat
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.transports.groups import group_of_processes, groups, on_ranks, recv, send, soon
+from tests.transports.shm_ranks import BOTH, SECONDS, await_sleep, briefly, make, small_rings
 from transports import shm
-from transports.base import Group
 from transports.errors import (
     AbortedError,
     ClosedError,
     ConfigError,
     ConnectError,
     DeadlineExceeded,
-    MismatchError,
     PeerLost,
     RendezvousError,
     RondeError,
 )
 from transports.onesided import Window
 from transports.rendezvous.file import FileStore
-from transports.shm import Options, ShmTransport, doorbell, fence, ring, segments, window
+from transports.shm import Options, ShmTransport, doorbell, fence, ring, window
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import barrier
-from transports.shm.ring import CONTROL_BYTES, Incoming, Outgoing, RingMemory
 from transports.shm.segments import Segment
 from transports.testing import check_transport, run_processes, run_threads
 
 pytestmark = pytest.mark.skipif(shm.usable() is not None, reason=str(shm.usable()))
-
-BOTH = (0, 1)
-SECONDS = 40.0
-
-
-def make(group: Group) -> ShmTransport:
-    return shm.create(group, Options())
-
-
-def small_rings(group: Group) -> ShmTransport:
-    return shm.create(group, Options(ring_bytes=1024))
-
-
-def briefly(seconds: float) -> float:
-    return time.monotonic() + seconds
-
-
-def sleeps(t: ShmTransport, peer: int) -> bool:
-    return bool(t.bells_of((peer,))[0].word[0])
-
-
-def await_sleep(t: Any, peer: int) -> None:
-    """Wait until a rank sleeps at its doorbell."""
-    end = soon()
-    while not sleeps(t, peer):
-        assert time.monotonic() < end, f"rank {peer} never slept"
-        time.sleep(0.0005)
-
 
 # Settings and opening
 
@@ -176,130 +141,6 @@ def test_who_comes_after_all_was_given_up_hears_so() -> None:
         with pytest.raises(RondeError):
             t.isend(0, 1, memoryview(b""))
         t.close(soon())
-
-
-# Rings
-
-
-def ends(segment: Segment, capacity: int, arrive: ring.Arrive) -> tuple[Outgoing, Incoming]:
-    memory, bell = segment.memory, Doorbell(segment.memory, 0)
-    words, data = memory[128 : 128 + CONTROL_BYTES].cast("Q"), memory[128 + CONTROL_BYTES :][:capacity]
-    return Outgoing(RingMemory(words, data), bell), Incoming(RingMemory(words, data), bell, arrive)
-
-
-class Landed:
-    def __init__(self, nbytes: int) -> None:
-        self.payload = bytearray(nbytes)
-        self.view = memoryview(self.payload)
-        self.finished = False
-
-    def finish(self) -> None:
-        self.finished = True
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([0, 1, 31, 32, 33, 250, 256, 257, 1000, 1024, 5000]), st.booleans()), max_size=40
-    )
-)
-def test_a_ring_carries_frames_of_all_sizes_in_order(frames: list[tuple[int, bool]]) -> None:
-    landed: list[tuple[int, int, int, Landed]] = []
-
-    def arrive(kind: int, tag: int, check: int, length: int) -> Landed:
-        landed.append((kind, tag, check, Landed(length)))
-        return landed[-1][3]
-
-    segment = Segment.create(128 + CONTROL_BYTES + 1024)
-    segment.unlink()
-    outgoing, incoming = ends(segment, 1024, arrive)
-    rng = random.Random(len(frames))
-    payloads = [rng.randbytes(length) for length, _ in frames]
-    for number, (payload, (_, drained)) in enumerate(zip(payloads, frames, strict=True)):
-        outgoing.send(number % 2, 2**64 - 1 - number, 2**32 - 1 - number, memoryview(payload))
-        if drained:
-            incoming.drain()
-    while outgoing.queued or not incoming.empty:
-        assert incoming.drain() | outgoing.push()
-    assert all(entry[3].finished for entry in landed)
-    assert [bytes(entry[3].payload) for entry in landed] == payloads
-    expected = [(number % 2, 2**64 - 1 - number, 2**32 - 1 - number) for number in range(len(frames))]
-    assert [entry[:3] for entry in landed] == expected
-    del outgoing, incoming
-    segment.close()
-
-
-def test_frames_much_larger_than_the_ring_pass_both_ways() -> None:
-    data = [random.Random(rank).randbytes(300_001) for rank in range(3)]
-
-    def body(t: Any) -> None:
-        buffers = [bytearray(300_001) for _ in range(3)]
-        coming = [t.irecv(peer, 1, memoryview(buffers[peer])) for peer in range(3)]
-        going = [t.isend(peer, 1, memoryview(data[t.rank])) for peer in range(3)]
-        for request in going + coming:
-            request.wait(soon())
-        assert buffers == data
-
-    on_ranks(small_rings, body, 3)
-
-
-def test_a_frame_over_the_limit_stays_in_the_ring_until_it_is_asked_for() -> None:
-    def body(t: Any) -> None:
-        if t.rank == 0:
-            going = [t.isend(1, tag, memoryview(bytes([tag]) * 600)) for tag in (1, 2, 3)]
-            for request in going:
-                request.wait(soon())
-        else:
-            with pytest.raises(DeadlineExceeded):
-                t.irecv(1, 9, memoryview(bytearray())).wait(briefly(0.02))
-            assert t._mailbox.parked_bytes == 600
-            assert [recv(t, 0, tag, 600) for tag in (1, 2, 3)] == [bytes([tag]) * 600 for tag in (1, 2, 3)]
-
-    on_ranks(lambda group: shm.create(group, Options(max_parked_bytes=1000)), body)
-
-
-def test_a_deadline_of_a_send_tells_who_does_not_read() -> None:
-    def body(t: Any) -> None:
-        if t.rank == 0:
-            sending = t.isend(1, 1, memoryview(bytes(100_000)))
-            with pytest.raises(DeadlineExceeded, match=r"send 100000 bytes with tag 0x1 to rank 1"):
-                sending.wait(briefly(0.01))
-            send(t, 0, 2, b"")
-            recv(t, 0, 2, 0)
-            ready.set()
-            sending.wait(soon())
-        else:
-            assert ready.wait(SECONDS)
-            assert recv(t, 0, 1, 100_000) == bytes(100_000)
-
-    ready = threading.Event()
-    on_ranks(small_rings, body)
-
-
-def test_close_names_the_ranks_that_did_not_take_all() -> None:
-    def body(t: Any) -> None:
-        if t.rank == 0:
-            t.isend(1, 1, memoryview(bytes(100_000)))
-            with pytest.raises(DeadlineExceeded, match=r"before rank 1 .* had taken all"):
-                t.close(briefly(0.01))
-            closed.set()
-        assert closed.wait(SECONDS)
-
-    closed = threading.Event()
-    on_ranks(small_rings, body)
-
-
-def test_frames_for_a_rank_that_has_closed_hold_nobody_up() -> None:
-    def body(t: Any) -> None:
-        if t.rank == 1:
-            t.close(soon())
-            closed.set()
-        else:
-            assert closed.wait(SECONDS)
-            t.isend(1, 1, memoryview(bytes(100_000)))
-            t.close(soon())
-
-    closed = threading.Event()
-    on_ranks(small_rings, body)
 
 
 # Waiting
@@ -565,149 +406,3 @@ def test_a_killed_process_is_missed_and_leaves_nothing(tmp_path: Path) -> None:
     for rank in (0, 2):
         assert all("lost rank 1 (localhost, pid" in text for text in texts[rank]), texts[rank]
     assert not list((tmp_path / "memory").iterdir())
-
-
-# Windows
-
-
-def test_windows_name_bad_arguments() -> None:
-    def body(t: Any) -> None:
-        with pytest.raises(ValueError, match=r"ranks=\(0, 2\): must be distinct ranks, 0 to 1"):
-            t.expose("w", (0, 2), 8, soon())
-        with pytest.raises(ValueError, match="nbytes=-1: must be 0 or more"):
-            t.expose("w", BOTH, -1, soon())
-        made = t.expose("w", BOTH, 0, soon())
-        assert len(made.view(1)) == 0
-        with pytest.raises(ValueError, match="key='w': was used before"):
-            t.expose("w", BOTH, 0, soon())
-        made.publish(5)
-        for epoch, check, text in (
-            (5, 0, "epoch=5: must be greater than 5"),
-            (6, 1 << 32, "check="),
-            (6, -1, "check="),
-        ):
-            with pytest.raises(ValueError, match=text):
-                made.publish(epoch, check)
-        with pytest.raises(ValueError, match="index=2: must be"):
-            made.view(2)
-        made.close()
-        refused: list[Callable[[], object]] = [
-            lambda: made.publish(9),
-            lambda: made.view(0),
-            lambda: made.wait(0, 9, soon()),
-        ]
-        for call in refused:
-            with pytest.raises(ClosedError, match="window was closed"):
-                call()
-
-    on_ranks(make, body)
-
-
-def test_ranks_at_odds_about_a_window_hear_so() -> None:
-    def body(t: Any) -> None:
-        with pytest.raises(MismatchError, match="another rank for"):
-            t.expose("w", BOTH if t.rank == 0 else (1, 0), 8, soon())
-        if t.rank == 1:
-            with pytest.raises(
-                MismatchError, match=r"rank 1 asks for 9 bytes among ranks \(0, 1\), another rank for 8"
-            ):
-                t.expose("v", BOTH, 9, soon())
-        else:
-            with pytest.raises(DeadlineExceeded, match=r"rank 1 .* did not come to window 'v'"):
-                t.expose("v", BOTH, 8, briefly(0.1))
-        gate.wait(SECONDS)  # a rank that leaves early is another error
-
-    gate = threading.Barrier(2)
-    on_ranks(make, body)
-
-
-def test_a_check_is_compared_as_long_as_it_is_kept() -> None:
-    def body(t: Any) -> None:
-        made = t.expose("w", (0,), 8, soon()) if t.rank == 0 else None
-        if made is not None:
-            made.publish(8, 0xFFFFFFFF)
-            made.publish(10, 3)
-            made.wait(0, 8, soon(), 0xFFFFFFFF)
-            made.wait(0, 10, soon(), 3)
-            with pytest.raises(MismatchError, match=r"published check 0x00000003 with epoch 10 .* check 0x00000004"):
-                made.wait(0, 10, soon(), 4)
-            with pytest.raises(MismatchError, match="published nothing with epoch 9"):
-                made.wait(0, 9, soon(), 0)
-            made.publish(16, 5)
-            made.wait(0, 8, soon(), 77)  # overwritten
-            made.publish(1000)
-            made.wait(0, 9, soon(), 77)  # too long ago
-            made.wait(0, 10, soon())
-
-    on_ranks(make, body)
-
-
-def test_an_array_outlives_its_window() -> None:
-    def body(t: Any) -> None:
-        made = t.expose("w", BOTH, 4096, soon())
-        array = np.frombuffer(made.view(made.index), np.int64)
-        array[:] = 42
-        made.close()
-        t.close(soon())
-        assert array.sum() == 512 * 42
-
-    on_ranks(make, body)
-
-
-def test_a_peer_that_closes_is_missed_by_who_waits_for_its_epoch() -> None:
-    def body(t: Any) -> None:
-        made = t.expose("w", BOTH, 8, soon())
-        if t.rank == 0:
-            made.publish(1)
-            await_sleep(t, 1)
-            t.close(soon())
-        else:
-            made.wait(0, 1, soon())
-            with pytest.raises(PeerLost, match=r"rank 0 .* closed its transport while rank 1 was waiting for it"):
-                made.wait(0, 2, soon())
-
-    on_ranks(make, body)
-
-
-def rank_that_exchanges_patterns(rank: int, directory: str, rounds: int) -> None:
-    store = FileStore(directory)
-    t = make(group_of_processes(rank, 2, store))
-    t.open(soon())
-    made = t.expose("w", BOTH, 2 * 256 * 8, soon())
-    parts = [np.frombuffer(made.view(index), np.int64).reshape(2, 256) for index in BOTH]
-    peer, end = 1 - rank, soon()
-    for number in range(1, rounds + 1):
-        half = number % 2
-        parts[rank][half] = number * (rank + 1)
-        made.publish(number, number)
-        made.wait(peer, number, end, number)
-        assert (parts[peer][half] == number * (peer + 1)).all(), f"round {number}"
-    del parts
-    t.close(soon())
-    store.close()
-
-
-def test_what_processes_publish_is_complete_in_every_round(tmp_path: Path) -> None:
-    run_processes(rank_that_exchanges_patterns, 2, str(tmp_path), 10_000, timeout=SECONDS)
-
-
-def test_the_frames_of_offers_are_not_for_users() -> None:
-    def body(t: Any) -> None:
-        going = t.isend(1 - t.rank, 0, memoryview(b"user"))
-        made = t.expose("w", BOTH, 8, soon())
-        assert recv(t, 1 - t.rank, 0, 4) == b"user"
-        going.wait(soon())
-        made.close()
-
-    on_ranks(make, body)
-
-
-def test_reserving_without_fallocate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    segment = Segment.create((1 << 20) + 5, str(tmp_path))
-    assert os.stat(segment.path).st_blocks * 512 >= 1 << 20
-    assert not any(segment.memory)
-    segment.unlink()
-    segment.close()
-    monkeypatch.setattr(os.path, "isdir", lambda path: False)
-    assert segments.default_directory() != segments.SHARED_DIRECTORY

@@ -1,0 +1,166 @@
+"""Windows in shared memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.transports.groups import group_of_processes, on_ranks, recv, soon
+from tests.transports.shm_ranks import BOTH, SECONDS, await_sleep, briefly, make
+from transports import shm
+from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost
+from transports.rendezvous.file import FileStore
+from transports.shm import segments
+from transports.shm.segments import Segment
+from transports.testing import run_processes
+
+pytestmark = pytest.mark.skipif(shm.usable() is not None, reason=str(shm.usable()))
+
+
+def test_windows_name_bad_arguments() -> None:
+    def body(t: Any) -> None:
+        with pytest.raises(ValueError, match=r"ranks=\(0, 2\): must be distinct ranks, 0 to 1"):
+            t.expose("w", (0, 2), 8, soon())
+        with pytest.raises(ValueError, match="nbytes=-1: must be 0 or more"):
+            t.expose("w", BOTH, -1, soon())
+        made = t.expose("w", BOTH, 0, soon())
+        assert len(made.view(1)) == 0
+        with pytest.raises(ValueError, match="key='w': was used before"):
+            t.expose("w", BOTH, 0, soon())
+        made.publish(5)
+        for epoch, check, text in (
+            (5, 0, "epoch=5: must be greater than 5"),
+            (6, 1 << 32, "check="),
+            (6, -1, "check="),
+        ):
+            with pytest.raises(ValueError, match=text):
+                made.publish(epoch, check)
+        with pytest.raises(ValueError, match="index=2: must be"):
+            made.view(2)
+        made.close()
+        refused: list[Callable[[], object]] = [
+            lambda: made.publish(9),
+            lambda: made.view(0),
+            lambda: made.wait(0, 9, soon()),
+        ]
+        for call in refused:
+            with pytest.raises(ClosedError, match="window was closed"):
+                call()
+
+    on_ranks(make, body)
+
+
+def test_ranks_at_odds_about_a_window_hear_so() -> None:
+    def body(t: Any) -> None:
+        with pytest.raises(MismatchError, match="another rank for"):
+            t.expose("w", BOTH if t.rank == 0 else (1, 0), 8, soon())
+        if t.rank == 1:
+            with pytest.raises(
+                MismatchError, match=r"rank 1 asks for 9 bytes among ranks \(0, 1\), another rank for 8"
+            ):
+                t.expose("v", BOTH, 9, soon())
+        else:
+            with pytest.raises(DeadlineExceeded, match=r"rank 1 .* did not come to window 'v'"):
+                t.expose("v", BOTH, 8, briefly(0.1))
+        gate.wait(SECONDS)  # a rank that leaves early is another error
+
+    gate = threading.Barrier(2)
+    on_ranks(make, body)
+
+
+def test_a_check_is_compared_as_long_as_it_is_kept() -> None:
+    def body(t: Any) -> None:
+        made = t.expose("w", (0,), 8, soon()) if t.rank == 0 else None
+        if made is not None:
+            made.publish(8, 0xFFFFFFFF)
+            made.publish(10, 3)
+            made.wait(0, 8, soon(), 0xFFFFFFFF)
+            made.wait(0, 10, soon(), 3)
+            with pytest.raises(MismatchError, match=r"published check 0x00000003 with epoch 10 .* check 0x00000004"):
+                made.wait(0, 10, soon(), 4)
+            with pytest.raises(MismatchError, match="published nothing with epoch 9"):
+                made.wait(0, 9, soon(), 0)
+            made.publish(16, 5)
+            made.wait(0, 8, soon(), 77)  # overwritten
+            made.publish(1000)
+            made.wait(0, 9, soon(), 77)  # too long ago
+            made.wait(0, 10, soon())
+
+    on_ranks(make, body)
+
+
+def test_an_array_outlives_its_window() -> None:
+    def body(t: Any) -> None:
+        made = t.expose("w", BOTH, 4096, soon())
+        array = np.frombuffer(made.view(made.index), np.int64)
+        array[:] = 42
+        made.close()
+        t.close(soon())
+        assert array.sum() == 512 * 42
+
+    on_ranks(make, body)
+
+
+def test_a_peer_that_closes_is_missed_by_who_waits_for_its_epoch() -> None:
+    def body(t: Any) -> None:
+        made = t.expose("w", BOTH, 8, soon())
+        if t.rank == 0:
+            made.publish(1)
+            await_sleep(t, 1)
+            t.close(soon())
+        else:
+            made.wait(0, 1, soon())
+            with pytest.raises(PeerLost, match=r"rank 0 .* closed its transport while rank 1 was waiting for it"):
+                made.wait(0, 2, soon())
+
+    on_ranks(make, body)
+
+
+def rank_that_exchanges_patterns(rank: int, directory: str, rounds: int) -> None:
+    store = FileStore(directory)
+    t = make(group_of_processes(rank, 2, store))
+    t.open(soon())
+    made = t.expose("w", BOTH, 2 * 256 * 8, soon())
+    parts = [np.frombuffer(made.view(index), np.int64).reshape(2, 256) for index in BOTH]
+    peer, end = 1 - rank, soon()
+    for number in range(1, rounds + 1):
+        half = number % 2
+        parts[rank][half] = number * (rank + 1)
+        made.publish(number, number)
+        made.wait(peer, number, end, number)
+        assert (parts[peer][half] == number * (peer + 1)).all(), f"round {number}"
+    del parts
+    t.close(soon())
+    store.close()
+
+
+def test_what_processes_publish_is_complete_in_every_round(tmp_path: Path) -> None:
+    run_processes(rank_that_exchanges_patterns, 2, str(tmp_path), 10_000, timeout=SECONDS)
+
+
+def test_the_frames_of_offers_are_not_for_users() -> None:
+    def body(t: Any) -> None:
+        going = t.isend(1 - t.rank, 0, memoryview(b"user"))
+        made = t.expose("w", BOTH, 8, soon())
+        assert recv(t, 1 - t.rank, 0, 4) == b"user"
+        going.wait(soon())
+        made.close()
+
+    on_ranks(make, body)
+
+
+def test_reserving_without_fallocate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    segment = Segment.create((1 << 20) + 5, str(tmp_path))
+    assert os.stat(segment.path).st_blocks * 512 >= 1 << 20
+    assert not any(segment.memory)
+    segment.unlink()
+    segment.close()
+    monkeypatch.setattr(os.path, "isdir", lambda path: False)
+    assert segments.default_directory() != segments.SHARED_DIRECTORY
