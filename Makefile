@@ -4,12 +4,14 @@
 # make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
 # make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)
 #
-# Each works on its own on a machine with Python 3.11 or newer. PYTHON=/path/to/python chooses the interpreter.
+# Each works on its own on a machine with Python 3.11 or newer. PYTHON=/path/to/python chooses the interpreter; JOBS=1
+# runs one test at a time, not two.
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 ARGS ?=
+JOBS ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
@@ -17,7 +19,7 @@ FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 .PHONY: help demo test lint bench compare chaos clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
 
 demo: $(VENV)/.demo
 	@echo "== training on 4 ranks: ronde run -np 4 python examples/train_digits.py"
@@ -25,7 +27,7 @@ demo: $(VENV)/.demo
 
 test: lint
 	@echo "== pytest"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.test
 	@echo "== ruff"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from collectives import Communicator
 from collectives.algorithms import algorithms
 from collectives.patterns import canonical_tree
-from collectives.reductions import FLOAT32, UFUNCS, allowed_ops, divide, is_small_float, kernel, one_element
+from collectives.reductions import FLOAT16, FLOAT32, UFUNCS, allowed_ops, divide, is_small_float, kernel, one_element
 from tests.worlds import Worlds
 
 Array = np.ndarray[Any, Any]
@@ -125,7 +125,7 @@ def expected(parts: list[Array], op: str, before: float | None, after: float | N
         result, (a, b) = np.empty(parts[0].shape, dtype), map(value, node)
         if dtype.kind == "c" and op == "prod":
             result.real, result.imag = a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real
-        elif is_small_float(dtype):
+        elif is_small_float(dtype) and dtype != FLOAT16:  # for that NumPy knows itself; zeros' signs depend on it
             result[...] = UFUNCS[op](a.astype(FLOAT32), b.astype(FLOAT32)).astype(dtype)
         else:
             result[...] = UFUNCS[op](a, b)

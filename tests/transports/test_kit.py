@@ -486,6 +486,14 @@ def test_leaks_finds_processes(quick: Leaks) -> None:
             process.wait()
 
 
+def test_what_comes_and_goes_meanwhile_is_somebody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([set[str](), {"file 1"}, {"file 2"}])
+    leaks = Leaks(settle=20.0)
+    monkeypatch.setattr(leaks, "_inventory", lambda: next(seen))
+    with leaks:
+        pass
+
+
 def test_what_settles_is_no_leak() -> None:
     with Leaks():
         threading.Thread(target=time.sleep, args=(0.05,)).start()

@@ -48,8 +48,10 @@ class Leaks:
         deadline = time.monotonic() + self._settle
         for thread in self._new_threads():
             thread.join(max(0.0, deadline - time.monotonic()))
-        while (left := self._inventory() - self._before) and time.monotonic() < deadline:
+        left = self._inventory() - self._before
+        while left and time.monotonic() < deadline:
             time.sleep(SETTLE_PAUSE)  # descriptors, files and processes of others announce their end nowhere
+            left &= self._inventory()  # what comes later is somebody else's
         return [f"thread {thread.name!r}" for thread in self._new_threads()] + sorted(left)
 
     def _new_threads(self) -> list[threading.Thread]:
