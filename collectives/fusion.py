@@ -81,7 +81,7 @@ def bundles(operations: Sequence[Terms], limit: int) -> list[list[Place]]:
     return result
 
 
-@lru_cache(8192)
+@lru_cache(1024)
 def _arrays(terms: Terms) -> tuple[tuple[_Kind, int], ...]:
     """Of every array: what those have in common that may be packed together, and its bytes."""
     kind = terms.op, terms.prescale, terms.postscale, terms.algorithm, terms.reproducible
