@@ -64,7 +64,8 @@ class Bound:
         """The arrays of a run from flat `source` into flat `target`."""
         views = self.fixed.copy()
         for number, is_target, start, stop in self.given:
-            views[number] = (target if is_target else source)[start:stop]
+            array = target if is_target else source
+            views[number] = array if stop - start == len(array) else array[start:stop]
         return views
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -41,11 +41,9 @@ Weave = Callable[[Plan, list[Callable[[], object]], Array, Array], Sequence[Call
 """What puts copies between the calls of a plan, one for each instruction; its arrays are the source and the target."""
 
 
-class _Seen(NamedTuple):
-    """What a plan was bound to, with the arrays of a call."""
-
-    bound: Bound
-    views: list[Array]
+Runs = dict[int, tuple[Bound, list[Array]]]
+"""What a plan was bound to and the arrays of its calls, by its turn, where these are always the same."""
+_NO_VIEWS: list[Array] = []
 
 
 class Executor:
@@ -135,17 +133,17 @@ class Executor:
         transport and is raised, with what was going on, as MismatchError or a TransportError.
         """
         plan = self._planner.plan(self._placed(call, source, target))
-        self._perform(plan, NO_DATA if source is None else source, NO_DATA if target is None else target, deadline)
+        self.perform(plan, NO_DATA if source is None else source, NO_DATA if target is None else target, deadline)
         return plan
 
     def attempt(self, call: Call, source: Array, target: Array, deadline: float) -> bool:
         """`run` for a call with `rest`, which needs a window: False if another rank's call is not the same, with
         nothing lost but the contents of `target`. All ranks get the same answer."""
-        return self._perform(self._planner.plan(self._placed(call, source, target)), source, target, deadline)
+        return self.perform(self._planner.plan(self._placed(call, source, target)), source, target, deadline)
 
     def places(self, collective: str, source: Array | None, target: Array | None) -> Places | None:
         """Where the arrays of a call lie, if they lie in windows."""
-        return self._windows.places(collective, source, target) if self._windows else None
+        return self._windows.places(collective, source, target) if self._windows.pieces else None
 
     def lying(self, place: Place, size: int, dtype: np.dtype[Any]) -> Array:
         """This rank's elements from a place in a window on."""
@@ -172,71 +170,119 @@ class Executor:
         Does what `run` does, or `attempt`: then it may return None. Raises as `run` does.
         """
         result = np.empty(ready.shape, x.dtype) if out is None else out
-        return result if self._perform(ready.plan, *flattened(ready, x, result), deadline) else None
+        source, target = (x, result) if ready.flat else flattened(ready, x, result)
+        return result if self.perform(ready.plan, source, target, deadline) else None
 
-    def _race(self, plan: Plan, contest: Contest, run: Callable[..., bool], *arrays: Any) -> bool:
-        """`run` the one of a plan's rivals that has the turn, on `arrays`, the last of which is the deadline; what that
-        returns. It counts if it ended well, which all ranks know."""
+    def _race(self, plan: Plan, contest: Contest, source: Array, target: Array, deadline: float, runs: Any) -> bool:
+        """`perform` with the one of a plan's rivals that has the turn. It counts if it ended well, which all ranks
+        know."""
         if contest.stay:
-            if not run(plan.rivals[contest.winner], *arrays):
+            if not self.perform(plan.rivals[contest.winner], source, target, deadline, runs):
                 return False
             contest.stay -= 1
             return True
         chosen = plan.rivals[contest.turn]
         began = time.perf_counter()
-        if not run(chosen, *arrays):
+        if not self.perform(chosen, source, target, deadline, runs):
             return False
         contest.tried(time.perf_counter() - began, chosen.turns)
         if contest.over:
             call = Call("allreduce", contest.times.dtype, (2,), "min", alias=0, within=plan.call.describe())
-            self.run(call, contest.times, contest.times, arrays[-1])
+            self.run(call, contest.times, contest.times, deadline)
             contest.settle()
         return True
-
-    def again(self, plan: Plan, runs: dict[int, _Seen], source: Array, target: Array, deadline: float) -> bool:
-        """Run a plan on arrays that it may have been run on before; `runs` keeps, by its turn, what it was bound to.
-        Raises as `run` does."""
-        if plan.contest is not None:
-            return self._race(plan, plan.contest, self.again, runs, source, target, deadline)
-        if plan.algorithm.lends:
-            return self._perform(plan, source, target, deadline)
-        turn = self._begin(plan, deadline)
-        bound: Bound = plan.bound.get(turn) or self._bind(plan, turn)
-        seen = runs.get(turn)
-        if seen is None or seen.bound is not bound:
-            seen = runs[turn] = _Seen(bound, bound.views(source, target))
-        self._state.views = seen.views
-        try:
-            return self._execute(plan, bound.calls)
-        finally:
-            self._state.views = []
 
     def follow(self, plan: Plan, bind: Callable[[int], Sequence[Callable[[], object]]], deadline: float) -> None:
         """Run a plan that is bound elsewhere as this communicator's next call: `bind(check)` gives its instructions as
         calls, in order. Raises as `run` does."""
-        self._begin(plan, deadline)
-        self._execute(plan, bind(self._state.check))
+        self.perform(plan, NO_DATA, NO_DATA, deadline, bind=bind)
 
-    def _begin(self, plan: Plan, deadline: float) -> int:
-        """Set the state for the next call; which turn of the plan it is. Raises the transport's failure."""
-        failure = self._transport.failure
-        if failure is not None:
-            if isinstance(failure, MismatchError):
-                raise self._disagree(plan, self.calls + 1, failure.message)
-            raise self.alarm.settle(failure).within(f"in {plan.call.describe()}")
-        calls = self.calls + 1
-        self._recent[calls % _KEPT] = plan
-        self.calls = calls
+    def perform(
+        self,
+        plan: Plan,
+        source: Array,
+        target: Array,
+        deadline: float,
+        runs: Runs | None = None,
+        bind: Callable[[int], Sequence[Callable[[], object]]] | None = None,
+    ) -> bool:
+        """Run a plan from flat `source` into flat `target`; False if it was an attempt in vain. Raises as `run` does.
+
+        runs   given if the plan is run again and again on the same arrays; keeps what depends on them
+        bind   as in `follow`
+
+        What every small call does is written out here: to call another function for a part of it takes as long as the
+        part does.
+        """
+        if plan.contest is not None:
+            return self._race(plan, plan.contest, source, target, deadline, runs)
+        if self._transport.failure is not None:
+            raise self._failed(plan, self._transport.failure)
         state = self._state
-        state.check = (plan.check + calls * 0x9E3779B1) & 0xFFFFFFFF
+        number = self.calls + 1
+        self._recent[number % _KEPT] = plan
+        self.calls = number
+        state.check = check = (plan.check + number * 0x9E3779B1) & 0xFFFFFFFF
         state.deadline = deadline
-        state.epoch = calls * _EPOCHS_PER_CALL
-        if plan.program.phases:
-            self._staged_calls += 1
-            return self._staged_calls % plan.turns
-        if self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
-            self._window.publish(state.epoch + 1, state.check)
-        return 0
+        state.epoch = number * _EPOCHS_PER_CALL
+        turn, program = 0, plan.program
+        if program.phases:
+            self._staged_calls = staged = self._staged_calls + 1
+            turn = staged % plan.turns
+        elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
+            self._window.publish(state.epoch + 1, check)
+        taken = target
+        calls: Sequence[Callable[[], object]]
+        if bind is not None:
+            calls = bind(check)
+        else:
+            bound: Bound = plan.bound.get(turn) or self._bind(plan, turn)
+            calls = bound.calls
+            if self.weave is not None and source.nbytes + target.nbytes > WOVEN_BYTES:
+                calls = self.weave(plan, calls, source, target)
+            if plan.algorithm.lends:
+                source, taken = self._lend(plan, source, target)
+                runs = None
+            seen = None if runs is None else runs.get(turn)
+            if seen is not None and seen[0] is bound:
+                state.views = seen[1]
+            else:
+                state.views = bound.views(source, taken)
+                if runs is not None:
+                    runs[turn] = bound, state.views
+        if program.requests:
+            state.requests = [None] * program.requests
+        tally = plan.tally
+        tally.calls += 1
+        at = 0
+        try:
+            for at, call in enumerate(calls if tally.calls < tally.next else self._watched(plan, calls)):  # noqa: B007
+                call()
+        except RondeError as error:
+            if plan.call.rest is None or not isinstance(error, MismatchError):
+                raise self._give_up(plan, at, error) from None
+            try:
+                for at in self._meet(plan):  # noqa: B007
+                    continue
+            except RondeError as lost:
+                raise self._give_up(plan, at, lost) from None
+            tally.calls -= 1
+            return False
+        except BaseException as error:  # an interrupt in the middle leaves the others waiting: tell them
+            rank = self._transport.rank
+            self.abort(AbortedError(f"rank {rank} left {plan.call.describe()}: {error!r}", rank=rank))
+            raise
+        finally:
+            state.views = _NO_VIEWS  # the caller's arrays are the caller's
+        if taken is not target:
+            np.copyto(target, taken)
+        return True
+
+    def _failed(self, plan: Plan, failure: RondeError) -> RondeError:
+        """What to raise for a call that would begin after the transport has failed."""
+        if isinstance(failure, MismatchError):
+            return self._disagree(plan, self.calls + 1, failure.message)
+        return self.alarm.settle(failure).within(f"in {plan.call.describe()}")
 
     def use(self, window: Window) -> None:
         """Take the staging window, which it will close: two halves, used in turn by one-sided programs. To be called
@@ -252,25 +298,6 @@ class Executor:
             self._window.close()
             self._window = self._binder.window = None
 
-    def _perform(self, plan: Plan, source: Array, target: Array, deadline: float) -> bool:
-        """Run a plan; False if it was an attempt in vain."""
-        if plan.contest is not None:
-            return self._race(plan, plan.contest, self._perform, source, target, deadline)
-        turn = self._begin(plan, deadline)
-        bound: Bound = plan.bound.get(turn) or self._bind(plan, turn)
-        calls: Sequence[Callable[[], object]] = bound.calls
-        if self.weave is not None and source.nbytes + target.nbytes > WOVEN_BYTES:
-            calls = self.weave(plan, bound.calls, source, target)
-        given, taken = self._lend(plan, source, target) if plan.algorithm.lends else (source, target)
-        self._state.views = bound.views(given, taken)
-        try:
-            done = self._execute(plan, calls)
-            if done and taken is not target:
-                np.copyto(target, taken)
-            return done
-        finally:
-            self._state.views = []  # the caller's arrays are the caller's
-
     def _lend(self, plan: Plan, source: Array, target: Array) -> tuple[Array, Array]:
         """Lend the arrays of a plan to the other ranks, or copies of them where that cannot be; what was lent."""
         assert self._window is not None
@@ -280,31 +307,6 @@ class Executor:
         given = source.copy() if start is None else taken[start : start + source.size]
         self._window.lend(as_bytes(given), as_bytes(taken))
         return given, taken
-
-    def _execute(self, plan: Plan, calls: Sequence[Callable[[], object]]) -> bool:
-        if plan.program.requests:
-            self._state.requests = [None] * plan.program.requests
-        tally = plan.tally
-        tally.calls += 1
-        at = 0
-        try:
-            for at, call in enumerate(calls if tally.calls < tally.next else self._watched(plan, calls)):  # noqa: B007
-                call()
-        except RondeError as error:
-            if plan.call.rest is not None and isinstance(error, MismatchError):
-                try:
-                    for at in self._meet(plan):  # noqa: B007
-                        continue
-                except RondeError as lost:
-                    raise self._give_up(plan, at, lost) from None
-                tally.calls -= 1
-                return False
-            raise self._give_up(plan, at, error) from None
-        except BaseException as error:  # an interrupt in the middle leaves the others waiting: tell them
-            rank = self._transport.rank
-            self.abort(AbortedError(f"rank {rank} left {plan.call.describe()}: {error!r}", rank=rank))
-            raise
-        return True
 
     def _meet(self, plan: Plan) -> Iterator[int]:
         """Wait until all ranks have come to a call that ends before its time: until then they may still read what this

@@ -52,7 +52,7 @@ class Persistent:
         executor = self._executor
         try:
             deadline = time.monotonic() + self._timeout
-            executor.quiet.run(executor.again, self._plan, self._runs, self._source, self._target, deadline)
+            executor.quiet.run(executor.perform, self._plan, self._source, self._target, deadline, self._runs)
         finally:
             self._stream.end()
         return self._out

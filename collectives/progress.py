@@ -189,7 +189,7 @@ class Stream:
 
     def begin(self) -> bool:
         """Take the turn if nothing is before the caller; then `end` must follow. False if it has to queue."""
-        return not (self._queue or self._closed) and self._turn.acquire(blocking=False)
+        return not (self._queue or self._closed) and self._turn.acquire(False)
 
     def submit(self, job: Job[T]) -> Work[T]:
         """Queue a job; its timeout counts from when it begins."""

@@ -23,11 +23,13 @@ class Ready(NamedTuple):
 
     shape   of the result
     reads   this rank's `x` goes in
+    flat    it does, and both `x` and the result have one dimension
     """
 
     plan: Plan
     shape: tuple[int, ...]
     reads: bool = True
+    flat: bool = False
 
 
 Prepare = Callable[[str, Array, Any, bool, Places | None], Ready | None]
@@ -53,7 +55,7 @@ class ReadyCalls:
         flags = x.flags
         if not flags.c_contiguous or (in_place and not flags.writeable):
             return None
-        places = self._windows.places(collective, x, out) if self._windows else None
+        places = self._windows.places(collective, x, out) if self._windows.pieces else None
         try:
             ready = self._known[collective, argument, in_place, x.dtype, x.shape, places]
         except (KeyError, TypeError):  # TypeError: an argument that cannot be hashed, for the jobs to complain of
@@ -65,6 +67,8 @@ class ReadyCalls:
     def _make(self, collective: str, x: Array, argument: Any, in_place: bool, places: Places | None) -> Ready | None:
         try:
             ready = self._prepare(collective, x, argument, in_place, places)
+            if ready is not None:
+                ready = ready._replace(flat=ready.reads and x.ndim == len(ready.shape) == 1)
             key = collective, argument, in_place, x.dtype, x.shape, places
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()

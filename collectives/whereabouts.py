@@ -63,7 +63,9 @@ def stack_of(thread: int) -> str:
 # The arguments are the variables of the method that is under way; what it has not set yet has a default here.
 
 
-def _in_collective(self: Executor, plan: Plan, at: int = 0, **_: object) -> list[Place]:
+def _in_collective(self: Executor, plan: Plan, at: int | None = None, **_: object) -> list[Place]:
+    if at is None:
+        return []
     return [Place(self, self.calls, at, self.locate(plan, self.calls, at), self.ranks, self.awaits(plan, at))]
 
 
@@ -78,6 +80,6 @@ def _in_message(
 
 
 _LOOKS: Final[Mapping[CodeType, Callable[..., list[Place]]]] = {
-    Executor._execute.__code__: _in_collective,
+    Executor.perform.__code__: _in_collective,
     Message.wait.__code__: _in_message,
 }

@@ -72,15 +72,12 @@ class Windows:
         self._key = f"array/{tag:x}/{ranks[0]}"
         self._made = {False: 0, True: 0}
         self._lock = threading.Lock()
-        self._pieces: dict[int, _Piece] = {}
+        self.pieces: dict[int, _Piece] = {}
+        """By number; empty where no array lies in a window."""
         self._numbers: dict[int, int] = {}
         """id of a root -> the number of its window. Other arrays may have the id when the root is gone."""
         self._found: dict[int, tuple[weakref.ref[Array], Place]] = {}
         """id of an array -> where it lies, since it takes long to ask NumPy for an address. Likewise."""
-
-    def __bool__(self) -> bool:
-        """True if there are any."""
-        return bool(self._pieces)
 
     def make(self, shape: tuple[int, ...], dtype: np.dtype[Any], deadline: float, *, named: bool = False) -> Array:
         """A new array of zeros in a window, or plain memory where there can be none. Collective.
@@ -103,8 +100,8 @@ class Windows:
             raise RendezvousError(f"there is no room for {nbytes} bytes on each rank: {error}. {_ROOM}") from error
         root = np.frombuffer(window.view(window.index), np.uint8)
         with self._lock:
-            self._pieces[number] = _Piece(window, root)
-            self._numbers = {id(piece.root()): key for key, piece in self._pieces.items()}
+            self.pieces[number] = _Piece(window, root)
+            self._numbers = {id(piece.root()): key for key, piece in self.pieces.items()}
         array: Array = root.view(dtype).reshape(shape)
         return array
 
@@ -112,13 +109,13 @@ class Windows:
         """For each window, in an order that all ranks share, 1 if nothing on this rank looks at its array any more,
         else 0."""
         with self._lock:
-            return [int(self._pieces[number].root() is None) for number in self._numbers_of(named)]
+            return [int(self.pieces[number].root() is None) for number in self._numbers_of(named)]
 
     def release(self, flags: Sequence[int], *, named: bool = False) -> bool:
         """Close the windows that are flagged, in the order of `unused`. True if there were any. Collective."""
         with self._lock:
             found = [number for number, flag in zip(self._numbers_of(named), flags, strict=True) if flag]
-            pieces = [self._pieces.pop(number) for number in found]
+            pieces = [self.pieces.pop(number) for number in found]
         for piece in pieces:
             piece.window.close()
         return bool(found)
@@ -138,14 +135,14 @@ class Windows:
 
     def part(self, place: Place, index: int, start: int, stop: int) -> Array:
         """Bytes start..stop from a place on, of the array of position `index` in the communicator."""
-        memory = np.frombuffer(self._pieces[place.window].window.view(index), np.uint8)
+        memory = np.frombuffer(self.pieces[place.window].window.view(index), np.uint8)
         piece: Array = memory[place.offset + start : place.offset + stop]
         return piece
 
     def own(self, place: Place, nbytes: int) -> Array:
         """This rank's bytes from a place on, as a piece of the array there, even if that has been dropped."""
         with self._lock:
-            piece = self._pieces[place.window]
+            piece = self.pieces[place.window]
             root = piece.root()
             if root is None:
                 root = np.frombuffer(piece.window.view(piece.window.index), np.uint8)
@@ -156,14 +153,14 @@ class Windows:
 
     def close(self) -> None:
         """Release all. Arrays that are still looked at keep their memory."""
-        for piece in self._pieces.values():
+        for piece in self.pieces.values():
             piece.window.close()
-        self._pieces.clear()
+        self.pieces.clear()
         self._numbers.clear()
         self._found.clear()
 
     def _numbers_of(self, named: bool) -> list[int]:
-        return sorted(number for number in self._pieces if (number < 0) == named)
+        return sorted(number for number in self.pieces if (number < 0) == named)
 
     def _find(self, array: Array | None) -> Place | None:
         found = self._found.get(id(array))
@@ -171,7 +168,7 @@ class Windows:
             return found[1]
         root = None if array is None else array.base
         number = None if root is None else self._numbers.get(id(root))
-        piece = None if number is None else self._pieces.get(number)
+        piece = None if number is None else self.pieces.get(number)
         if number is None or piece is None or piece.root() is not root or array is None:
             return None
         place = Place(number, _address(array) - piece.address)
