@@ -61,7 +61,7 @@ class Window(ABC):
     def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
         """Fill `target` with what position `index` lends, from byte `offset` of a piece on, after an epoch that it has
         published since. Raises PeerLost if that memory cannot be read, since the system does not allow it or the peer
-        is gone, or the transport's first failure; then `target` may hold anything."""
+        is gone or has closed, or the transport's first failure; then `target` may hold anything."""
 
     @abstractmethod
     def close(self) -> None:

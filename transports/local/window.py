@@ -103,7 +103,7 @@ class LocalWindow(Window):
         self._check_open()
         target[:] = self._parts[index].lent[piece][offset : offset + len(target)]
         with self._transport.news:
-            self._transport.check_sound()  # a peer that has failed need not keep what it lent
+            self._transport.check_peer(self.ranks[index])  # one that has failed or closed need not keep what it lent
 
     def close(self) -> None:
         with self._transport.news:

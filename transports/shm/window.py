@@ -54,6 +54,9 @@ class Host(requests.Host, Protocol):
     def bells_of(self, ranks: Sequence[int]) -> list[Doorbell]:
         """The doorbells of ranks."""
 
+    def departed(self, peer: int) -> bool:
+        """True if a peer has closed its transport."""
+
 
 class ShmWindow(Window):
     """One rank's mapping of a window. See the module."""
@@ -121,20 +124,21 @@ class ShmWindow(Window):
         return remote.readable({(start, len(view)) for start, view in zip(starts, views, strict=True) if len(view)})
 
     def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
-        problem: OSError | None = None
+        problem = ""
         try:
             remote.copy_from(self._pids[index], self._controls[index][_LENT + piece] + offset, target)
         except OSError as error:
-            problem = error
+            problem = f"its memory cannot be read: {error}"
         barrier()
+        rank, peer = self._host.rank, self.ranks[index]
         with self._host.waiter.lock:
             self._host.check_sound()  # a peer that has failed need not keep what it lent
             if self.closed:
                 raise self._closed_error()
-        if problem is not None:
-            rank, peer = self._host.rank, self.ranks[index]
-            who = self._host.group.describe(peer)
-            raise PeerLost(f"rank {rank} lost {who}: its memory cannot be read: {problem}", rank=rank, peer=peer)
+            if self._host.departed(peer):  # nor one that has closed
+                problem = "it closed its transport while its memory was read"
+        if problem:
+            raise PeerLost(f"rank {rank} lost {self._host.group.describe(peer)}: {problem}", rank=rank, peer=peer)
 
     def close(self) -> None:
         with self._host.waiter.lock:

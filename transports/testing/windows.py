@@ -147,6 +147,26 @@ def a_read_after_an_abort_raises_its_cause(bench: Bench, window: Window) -> None
     require("nothing is lent" in str(error), f"the cause of the abort became: {error}")
 
 
+@_with_window
+def a_read_from_a_rank_that_has_closed_raises(bench: Bench, window: Window) -> None:
+    """Before anybody else has noticed: what it lent may be used for something else already."""
+    kept = bytearray(1000)
+    window.lend(memoryview(kept))
+    window.publish(1)
+    last = bench.size - 1
+    for index in range(bench.size):
+        window.wait(index, 1, bench.deadline)
+    store, key = bench.transport.group.store, f"{bench.name}/closed"
+    if bench.rank == last:
+        bench.transport.close(bench.deadline)
+        store.set(key, b"")
+    else:
+        store.get(key, bench.deadline)
+        error = error_of(lambda: window.read(last, 0, 0, memoryview(bytearray(1000))), PeerLost)
+        lost = getattr(error, "peer", None)
+        require(lost == last, f"rank {lost} is said to be lost, not rank {last}")
+
+
 def some_ranks_may_have_a_window_of_their_own(bench: Bench) -> None:
     """Positions count within `ranks`, which are ranks of the transport's group."""
     for ranks in (tuple(range(0, bench.size, 2)), (bench.size - 1, 0)):
@@ -199,6 +219,7 @@ CHECKS: Final = (
     Check(an_abort_ends_a_wait_for_an_epoch, every_size=False, least=2, ends=True),
     Check(what_is_lent_can_be_read_or_nobody_can),
     Check(a_read_after_an_abort_raises_its_cause, every_size=False, least=2, ends=True),
+    Check(a_read_from_a_rank_that_has_closed_raises, every_size=False, least=2, ends=True),
     Check(some_ranks_may_have_a_window_of_their_own, least=2),
     Check(a_rank_that_does_not_come_to_a_window_is_named, every_size=False, least=2, ends=True),
     Check(closing_the_transport_closes_its_windows, every_size=False, ends=True),
