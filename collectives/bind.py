@@ -1,175 +1,63 @@
-"""Program -> calls: an instruction becomes a call without arguments, once for a plan and for every later run of it.
+"""Program -> functions: the text of each instruction, and the memory that it works on.
 
-What never changes (the stage, scratch, peers, tags, kernels) is bound then. The caller's arrays change from run to
-run: the calls find them, cut as each instruction needs it, in the list `views` of the Run that goes on.
+What never changes (the stage, scratch, peers, tags, kernels) is bound once for a plan and every later run of it. The
+caller's arrays and what else changes from run to run are the arguments of the functions; see parts.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from collectives.buffers import Array, as_bytes
+from collectives.parts import Draft, Part, Writer
 from collectives.plan import Plan
 from collectives.program import Instruction, Kind, Span, is_peers
 from collectives.reductions import Kernel, divide, one_element
 from collectives.reductions import kernel as kernel_for
 from collectives.schedule import Buf
 from collectives.windows import Place, Places, Windows
-from transports.base import Request, Transport
+from transports.base import Transport
 from transports.copying import Choice, Copying, store_array
 from transports.onesided import Window
 
 NO_DATA: Final = np.empty(0, np.uint8)
 
 
-class Run:
-    """The run that goes on: what changes from call to call."""
+class Bound(NamedTuple):
+    """A plan's instructions, or one turn's: functions to be called one after the other, and what they are made of."""
 
-    __slots__ = ("check", "deadline", "epoch", "requests", "views")
-
-    def __init__(self) -> None:
-        self.check = 0
-        self.deadline = 0.0
-        self.epoch = 0
-        self.requests: list[Request | None] = []
-        self.views: list[Array] = []
-
-
-class Bound:
-    """A plan's instructions as calls.
-
-    fixed   arrays that the calls use, by number; those of the caller are filled in by `views`
-    given   which these are: (number, whether it is the target, start, stop)
-    staged  which lie in the staging window: (number, span)
-    """
-
-    __slots__ = ("calls", "fixed", "given", "staged")
-
-    def __init__(
-        self,
-        calls: list[Callable[[], object]],
-        fixed: list[Array],
-        given: list[tuple[int, bool, int, int]],
-        staged: list[tuple[int, Span]],
-    ) -> None:
-        self.calls = calls
-        self.fixed = fixed
-        self.given = given
-        self.staged = staged
-
-    def views(self, source: Array, target: Array) -> list[Array]:
-        """The arrays of a run from flat `source` into flat `target`."""
-        views = self.fixed.copy()
-        for number, is_target, start, stop in self.given:
-            array = target if is_target else source
-            views[number] = array if stop - start == len(array) else array[start:stop]
-        return views
+    parts: tuple[Part, ...]
+    drafts: tuple[Draft, ...]
 
 
 class Binder:
     """Binds plans to a communicator's transport, window and memory."""
 
-    def __init__(self, transport: Transport, ranks: tuple[int, ...], tag: int, run: Run, windows: Windows) -> None:
+    def __init__(self, transport: Transport, ranks: tuple[int, ...], tag: int, windows: Windows) -> None:
         self.window: Window | None = None
         """The staging window, once there is one: two halves."""
+        self.ranks = ranks
+        self.tag = tag
+        self.transport = transport
+        self.copying = Copying(store_array)
         self._windows = windows
-        self._transport = transport
-        self._ranks = ranks
-        self._tag = tag
-        self._run = run
-        self._copying = Copying(store_array)
 
-    def bind(self, plan: Plan, scratch: Array) -> Bound:
-        """The calls of a plan, with `scratch` (flat, of its dtype), for its first turn."""
-        arrays = _Arrays(self, plan, scratch)
-        combine = None if plan.call.op is None else kernel_for(plan.call.op, plan.call.dtype)
-        calls = [self._bind(step, arrays, combine) for step in plan.program.instructions]
-        return Bound(calls, arrays.fixed, arrays.given, arrays.staged)
+    def bind(self, plan: Plan, scratch: Array, sizes: tuple[int, int], together: bool) -> Bound:
+        """A plan bound for its first turn: as one function if `together`, else as one for each instruction.
+
+        scratch  flat, of the plan's dtype
+        sizes    of the flat arrays that it is run with, source and target
+        """
+        steps = plan.program.instructions
+        text = _Text(self, plan, scratch, sizes)
+        return _bound([text.draft(group) for group in ([steps] if together and steps else [[step] for step in steps])])
 
     def moved(self, first: Bound, plan: Plan, turn: int) -> Bound:
         """What has been bound for the first turn, for another one."""
-        fixed = first.fixed.copy()
-        for number, span in first.staged:
-            fixed[number] = self.staged(span, plan, turn)
-        return Bound(first.calls, fixed, first.given, first.staged)
-
-    def _bind(self, step: Instruction, arrays: _Arrays, combine: Kernel | None) -> Callable[[], object]:
-        run, request = self._run, step.request
-        match step.kind:
-            case Kind.COPY if arrays.lends and is_peers(step.a):
-                return self._read(step, arrays)
-            case Kind.COPY:
-                dst, a = arrays.number(step.dst), arrays.number(step.a)
-                choice = arrays.choice(self._copying, step)
-                if choice is not None:
-
-                    def across() -> None:
-                        views = run.views
-                        choice.copy(views[dst], views[a])
-
-                    return across
-
-                def copy() -> None:
-                    views = run.views
-                    views[dst][...] = views[a]
-
-                return copy
-            case Kind.REDUCE:
-                dst, a, b = arrays.number(step.dst), arrays.number(step.a), arrays.number(step.b)
-                assert combine is not None
-                kernel = one_element(combine, arrays.dtype) if _may_be_one_in_place(step) else combine
-
-                def reduce() -> None:
-                    views = run.views
-                    kernel(views[a], views[b], views[dst])
-
-                if not (arrays.averages and step.phase):
-                    return reduce
-                size = len(self._ranks)
-
-                def average() -> None:
-                    views = run.views
-                    target = views[dst]
-                    kernel(views[a], views[b], target)
-                    divide(target, size, target)
-
-                return average
-            case Kind.SEND | Kind.RECV:
-                peer, tag = self._ranks[step.peer], self._tag
-                sends = step.kind is Kind.SEND
-                number = arrays.number(step.a if sends else step.dst)
-                begin = self._transport.isend if sends else self._transport.irecv
-
-                def exchange() -> None:
-                    run.requests[request] = begin(peer, tag, as_bytes(run.views[number]), run.check)
-
-                return exchange
-            case Kind.AWAIT:
-
-                def complete() -> None:
-                    run.requests[request].wait(run.deadline)  # type: ignore[union-attr]
-
-                return complete
-        window, phase = self.window, step.phase
-        assert window is not None
-        if step.kind is Kind.SIGNAL:
-            publish = window.publish
-            return lambda: publish(run.epoch + phase, run.check)
-        index, wait = step.peer, window.wait
-        if phase == 1:
-            return lambda: wait(index, run.epoch + 1, run.deadline, run.check)
-        return lambda: wait(index, run.epoch + phase, run.deadline)
-
-    def _read(self, step: Instruction, arrays: _Arrays) -> Callable[[], object]:
-        """A copy from what a peer lends."""
-        assert self.window is not None
-        assert step.a is not None
-        run, read, dst = self._run, self.window.read, arrays.number(step.dst)
-        peer, piece, offset = step.a.rank, int(step.a.buf is Buf.OUT), step.a.start * arrays.dtype.itemsize
-        return lambda: read(peer, piece, offset, as_bytes(run.views[dst]))
+        return _bound([draft.moved(lambda span: self.staged(span, plan, turn)) for draft in first.drafts])
 
     def staged(self, span: Span, plan: Plan, turn: int) -> Array:
         """A piece of the window."""
@@ -190,55 +78,117 @@ class Binder:
         return view
 
 
-class _Arrays:
-    """Numbers the arrays that a plan's calls use, each once."""
+class _Text:
+    """Writes the instructions of one plan."""
 
-    def __init__(self, binder: Binder, plan: Plan, scratch: Array) -> None:
-        self.fixed: list[Array] = []
-        self.given: list[tuple[int, bool, int, int]] = []
-        self.staged: list[tuple[int, Span]] = []
+    def __init__(self, binder: Binder, plan: Plan, scratch: Array, sizes: tuple[int, int]) -> None:
         self._binder = binder
         self._plan = plan
-        self.dtype = plan.call.dtype
-        self.averages = plan.averages
-        self.lends = plan.algorithm.lends
+        self._dtype = plan.call.dtype
         self._places = plan.call.windows
         self._scratch = scratch
-        self._numbers: dict[Span | None, int] = {}
+        self._sizes = sizes
+        self._combine = None if plan.call.op is None else kernel_for(plan.call.op, plan.call.dtype)
+        self._arrays: dict[Span | None, Array] = {None: NO_DATA}
+        self._copied: tuple[Span | None, Span | None] = None, None
+        """What was staged last, and where it is then; until anything else may have changed."""
+        self._writer = Writer()
 
-    def number(self, span: Span | None) -> int:
-        """The number of the array for `span`; None is an empty one."""
-        number = self._numbers.get(span)
-        if number is None:
-            number = self._numbers[span] = len(self.fixed)
-            self.fixed.append(self._array(span, number))
-        return number
+    def draft(self, steps: Sequence[Instruction]) -> Draft:
+        """Some instructions as one part."""
+        self._writer = Writer()
+        for step in steps:
+            self._writer.step(*self._statements(step))
+            if step.kind is Kind.COPY and step.dst is not None and step.dst.buf is Buf.STAGE:
+                self._copied = step.a, step.dst
+            elif step.kind not in (Kind.SIGNAL, Kind.WAIT):
+                self._copied = None, None
+        return self._writer.draft()
 
-    def choice(self, copying: Copying, step: Instruction) -> Choice | None:
+    def _statements(self, step: Instruction) -> list[str]:
+        name, binder = self._writer.name, self._binder
+        match step.kind:
+            case Kind.COPY if self._plan.algorithm.lends and is_peers(step.a):
+                return [self._read(step)]
+            case Kind.COPY:
+                target, a = self._array(step.dst), self._array(step.a)
+                choice = self._choice(step)
+                return [f"{target}[...] = {a}" if choice is None else f"{name(choice)}.copy({target}, {a})"]
+            case Kind.REDUCE:
+                return self._reduce(step)
+            case Kind.SEND | Kind.RECV:
+                sends = step.kind is Kind.SEND
+                begin = name(binder.transport.isend if sends else binder.transport.irecv)
+                data = f"{name(as_bytes)}({self._array(step.a if sends else step.dst)})"
+                peer, tag = name(binder.ranks[step.peer]), name(binder.tag)
+                return [f"requests[{name(step.request)}] = {begin}({peer}, {tag}, {data}, check)"]
+            case Kind.AWAIT:
+                return [f"requests[{name(step.request)}].wait(deadline)"]
+        window = binder.window
+        assert window is not None
+        epoch = f"epoch + {name(step.phase)}"
+        if step.kind is Kind.SIGNAL:
+            return [f"{name(window.publish)}({epoch}, check)"]
+        checked = ", check" if step.phase == 1 else ""
+        return [f"{name(window.wait)}({name(step.peer)}, {epoch}, deadline{checked})"]
+
+    def _reduce(self, step: Instruction) -> list[str]:
+        name = self._writer.name
+        combine, target = self._combine, self._array(step.dst)
+        assert combine is not None
+        if _may_be_one_in_place(step):  # it is not, if what was staged is taken from there
+            known, staged = self._copied
+            step = step._replace(a=staged if step.a == known else step.a, b=staged if step.b == known else step.b)
+        kernel: Kernel = one_element(combine, self._dtype) if _may_be_one_in_place(step) else combine
+        statements = [f"{name(kernel)}({self._array(step.a)}, {self._array(step.b)}, {target})"]
+        if self._plan.averages and step.phase:
+            statements.append(f"{name(divide)}({target}, {name(len(self._binder.ranks))}, {target})")
+        return statements
+
+    def _read(self, step: Instruction) -> str:
+        """A copy from what a peer lends."""
+        name, window, span = self._writer.name, self._binder.window, step.a
+        assert window is not None
+        assert span is not None
+        piece, offset = name(int(span.buf is Buf.OUT)), name(span.start * self._dtype.itemsize)
+        data = f"{name(as_bytes)}({self._array(step.dst)})"
+        return f"{name(window.read)}({name(span.rank)}, {piece}, {offset}, {data})"
+
+    def _choice(self, step: Instruction) -> Choice | None:
         """What to copy by, to and from memory that other ranks map; None if there is no choice."""
         a, dst = step.a, step.dst
         assert a is not None
         assert dst is not None
         if not (self._shared(dst) or self._shared(a)):
             return None
-        return copying.choice((dst.stop - dst.start) * self.dtype.itemsize, self._plan.nbytes, a.rank >= 0)
+        nbytes = (dst.stop - dst.start) * self._dtype.itemsize
+        return self._binder.copying.choice(nbytes, self._plan.nbytes, a.rank >= 0)
 
     def _shared(self, span: Span) -> bool:
         """True for memory that other ranks map."""
         return span.buf is Buf.STAGE or (span.buf is not Buf.SCRATCH and _place(span, self._places) is not None)
 
-    def _array(self, span: Span | None, number: int) -> Array:
-        if span is None:
-            return NO_DATA
+    def _array(self, span: Span | None) -> str:
+        """The array for `span`; None is an empty one."""
+        if span is not None and span.rank < 0 and span.buf in (Buf.IN, Buf.OUT):
+            whole, size = ("source", "target")[span.buf is Buf.OUT], self._sizes[span.buf is Buf.OUT]
+            return whole if span.stop - span.start == size else self._writer.piece(whole, span.start, span.stop)
+        array = self._arrays.get(span)
+        if array is None:
+            assert span is not None
+            array = self._arrays[span] = self._made(span)
+        return self._writer.name(array, span if span is not None and span.buf is Buf.STAGE else None)
+
+    def _made(self, span: Span) -> Array:
         if span.buf is Buf.STAGE:
-            self.staged.append((number, span))
             return self._binder.staged(span, self._plan, 0)
         if span.buf is Buf.SCRATCH:
             return self._scratch[span.start : span.stop]
-        if span.rank >= 0:
-            return self._binder.peers(span, self._places, self.dtype)
-        self.given.append((number, span.buf is Buf.OUT, span.start, span.stop))
-        return NO_DATA
+        return self._binder.peers(span, self._places, self._dtype)
+
+
+def _bound(drafts: Sequence[Draft]) -> Bound:
+    return Bound(tuple(draft.part() for draft in drafts), tuple(drafts))
 
 
 def _place(span: Span, places: Places | None) -> Place | None:

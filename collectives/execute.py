@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 
 from collectives.alarm import Alarm
-from collectives.bind import NO_DATA, Binder, Bound, Run
+from collectives.bind import NO_DATA, Binder, Bound
 from collectives.buffers import Array, as_bytes
 from collectives.contest import Contest
 from collectives.mismatch import mismatch
+from collectives.parts import Part, step_of
 from collectives.plan import Call, Plan, Planner
 from collectives.program import Instruction, Kind
 from collectives.ready import Ready
 from collectives.windows import Place, Places, Windows
-from transports.base import Transport
+from transports.base import Request, Transport
 from transports.errors import AbortedError, DeadlineExceeded, MismatchError, RondeError
 from transports.native import NativeCollectives
 from transports.onesided import Window
@@ -35,15 +36,15 @@ _WAITING = {Kind.SEND: "to send to", Kind.RECV: "to receive from", Kind.WAIT: "f
 WOVEN_BYTES = 1 << 15
 """Calls on no more are never woven: among them are those by which ranks agree on sizes."""
 _MAX_BOUND = 1 << 16
-"""Instructions that are kept bound, and arrays of them in further places of the window, of all plans together; some 300
-bytes each."""
-Weave = Callable[[Plan, list[Callable[[], object]], Array, Array], Sequence[Callable[[], object]]]
-"""What puts copies between the calls of a plan, one for each instruction; its arrays are the source and the target."""
-
-
-Runs = dict[int, tuple[Bound, list[Array]]]
-"""What a plan was bound to and the arrays of its calls, by its turn, where these are always the same."""
-_NO_VIEWS: list[Array] = []
+"""Instructions that are kept bound, in all places of the window and of all plans together; some 500 bytes each."""
+_TOGETHER = 32
+"""Programs of no more instructions are run as one function. To compile it takes 20 us for each, once for all programs
+of the same steps; larger ones differ more from each other, and their steps take longer than to call them."""
+Bind = Callable[[int], Sequence[Callable[[], object]]]
+"""Check -> the instructions of a plan as calls, one for each."""
+_NO_REQUESTS: list[Request | None] = []
+Weave = Callable[[Plan, Sequence[Part], Array, Array], Sequence[Part]]
+"""What puts copies between the instructions of a plan, each a part; its arrays are the source and the target."""
 
 
 class Executor:
@@ -72,9 +73,8 @@ class Executor:
         self._scratch = NO_DATA
         self._window: Window | None = None
         self._staged_calls = 0
-        self._state = Run()
         self._windows = windows
-        self._binder = Binder(transport, ranks, tag, self._state, windows)
+        self._binder = Binder(transport, ranks, tag, windows)
         self._kept = 0
         self._table: MismatchError | None = None
         self._recent: list[Plan | None] = [None] * _KEPT
@@ -173,17 +173,17 @@ class Executor:
         source, target = (x, result) if ready.flat else flattened(ready, x, result)
         return result if self.perform(ready.plan, source, target, deadline) else None
 
-    def _race(self, plan: Plan, contest: Contest, source: Array, target: Array, deadline: float, runs: Any) -> bool:
+    def _race(self, plan: Plan, contest: Contest, source: Array, target: Array, deadline: float) -> bool:
         """`perform` with the one of a plan's rivals that has the turn. It counts if it ended well, which all ranks
         know."""
         if contest.stay:
-            if not self.perform(plan.rivals[contest.winner], source, target, deadline, runs):
+            if not self.perform(plan.rivals[contest.winner], source, target, deadline):
                 return False
             contest.stay -= 1
             return True
         chosen = plan.rivals[contest.turn]
         began = time.perf_counter()
-        if not self.perform(chosen, source, target, deadline, runs):
+        if not self.perform(chosen, source, target, deadline):
             return False
         contest.tried(time.perf_counter() - began, chosen.turns)
         if contest.over:
@@ -192,10 +192,9 @@ class Executor:
             contest.settle()
         return True
 
-    def follow(self, plan: Plan, bind: Callable[[int], Sequence[Callable[[], object]]], deadline: float) -> None:
-        """Run a plan that is bound elsewhere as this communicator's next call: `bind(check)` gives its instructions as
-        calls, in order. Raises as `run` does."""
-        self.perform(plan, NO_DATA, NO_DATA, deadline, bind=bind)
+    def follow(self, plan: Plan, bind: Bind, deadline: float) -> None:
+        """Run a plan that is bound elsewhere as this communicator's next call. Raises as `run` does."""
+        self.perform(plan, NO_DATA, NO_DATA, deadline, bind)
 
     def perform(
         self,
@@ -203,66 +202,50 @@ class Executor:
         source: Array,
         target: Array,
         deadline: float,
-        runs: Runs | None = None,
-        bind: Callable[[int], Sequence[Callable[[], object]]] | None = None,
+        bind: Bind | None = None,
     ) -> bool:
         """Run a plan from flat `source` into flat `target`; False if it was an attempt in vain. Raises as `run` does.
 
-        runs   given if the plan is run again and again on the same arrays; keeps what depends on them
         bind   as in `follow`
 
         What every small call does is written out here: to call another function for a part of it takes as long as the
         part does.
         """
         if plan.contest is not None:
-            return self._race(plan, plan.contest, source, target, deadline, runs)
+            return self._race(plan, plan.contest, source, target, deadline)
         if self._transport.failure is not None:
             raise self._failed(plan, self._transport.failure)
-        state = self._state
-        number = self.calls + 1
+        self.calls = number = self.calls + 1
         self._recent[number % _KEPT] = plan
-        self.calls = number
-        state.check = check = (plan.check + number * 0x9E3779B1) & 0xFFFFFFFF
-        state.deadline = deadline
-        state.epoch = number * _EPOCHS_PER_CALL
+        check, epoch = (plan.check + number * 0x9E3779B1) & 0xFFFFFFFF, number * _EPOCHS_PER_CALL
         turn, program = 0, plan.program
         if program.phases:
             self._staged_calls = staged = self._staged_calls + 1
             turn = staged % plan.turns
         elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
-            self._window.publish(state.epoch + 1, check)
-        taken = target
-        calls: Sequence[Callable[[], object]]
-        if bind is not None:
-            calls = bind(check)
-        else:
-            bound: Bound = plan.bound.get(turn) or self._bind(plan, turn)
-            calls = bound.calls
-            if self.weave is not None and source.nbytes + target.nbytes > WOVEN_BYTES:
-                calls = self.weave(plan, calls, source, target)
-            if plan.algorithm.lends:
-                source, taken = self._lend(plan, source, target)
-                runs = None
-            seen = None if runs is None else runs.get(turn)
-            if seen is not None and seen[0] is bound:
-                state.views = seen[1]
-            else:
-                state.views = bound.views(source, taken)
-                if runs is not None:
-                    runs[turn] = bound, state.views
+            self._window.publish(epoch + 1, check)
+        given, taken = self._lend(plan, source, target) if plan.algorithm.lends else (source, target)
+        requests = _NO_REQUESTS
         if program.requests:
-            state.requests = [None] * program.requests
+            requests = [None] * program.requests
         tally = plan.tally
         tally.calls += 1
+        parts: Sequence[Part]
+        if tally.calls < tally.next and self.weave is None and bind is None:
+            bound: Bound = plan.bound.get(turn) or self._bind(plan, turn, given, taken)
+            parts = bound.parts
+        else:
+            parts = self._apart(plan, turn, given, taken, None if bind is None else bind(check))
         at = 0
         try:
-            for at, call in enumerate(calls if tally.calls < tally.next else self._watched(plan, calls)):  # noqa: B007
-                call()
+            for at, part in enumerate(parts if tally.calls < tally.next else self._watched(plan, parts)):  # noqa: B007
+                part(given, taken, epoch, check, deadline, requests)
         except RondeError as error:
+            at += step_of(error.__traceback__)
             if plan.call.rest is None or not isinstance(error, MismatchError):
                 raise self._give_up(plan, at, error) from None
             try:
-                for at in self._meet(plan):  # noqa: B007
+                for at in self._meet(plan, epoch + 1, deadline):  # noqa: B007
                     continue
             except RondeError as lost:
                 raise self._give_up(plan, at, lost) from None
@@ -272,8 +255,6 @@ class Executor:
             rank = self._transport.rank
             self.abort(AbortedError(f"rank {rank} left {plan.call.describe()}: {error!r}", rank=rank))
             raise
-        finally:
-            state.views = _NO_VIEWS  # the caller's arrays are the caller's
         if taken is not target:
             np.copyto(target, taken)
         return True
@@ -308,19 +289,31 @@ class Executor:
         self._window.lend(as_bytes(given), as_bytes(taken))
         return given, taken
 
-    def _meet(self, plan: Plan) -> Iterator[int]:
-        """Wait until all ranks have come to a call that ends before its time: until then they may still read what this
-        rank staged for the call before it, in the half that the next one will use. Gives the instruction of each wait
-        before it, since it is asked for where this rank is."""
+    def _meet(self, plan: Plan, epoch: int, deadline: float) -> Iterator[int]:
+        """Wait until all ranks have come to a call that ends before its time, and so published `epoch`: until then they
+        may still read what this rank staged for the call before it, in the half that the next one will use. Gives the
+        instruction of each wait before it, since it is asked for where this rank is."""
         assert self._window is not None
         waits = {step.peer: at for at, step in enumerate(plan.program.instructions) if step.kind is Kind.WAIT}
         for index in range(len(self.ranks)):
             yield waits.get(index, 0)
-            self._window.wait(index, self._state.epoch + 1, self._state.deadline)
+            self._window.wait(index, epoch, deadline)
 
-    def _watched(self, plan: Plan, calls: Sequence[Callable[[], object]]) -> Iterator[Callable[[], object]]:
-        """The calls, timed by the meter."""
-        return self.meter.watch(plan, self.calls, self.ranks, self._planner.label, calls)
+    def _apart(
+        self, plan: Plan, turn: int, source: Array, target: Array, calls: Sequence[Callable[[], object]] | None
+    ) -> Sequence[Part]:
+        """The instructions of a plan each by itself, or `calls` if it is bound elsewhere; with what is to be done
+        between them."""
+        if calls is not None:
+            return [_part_of(call) for call in calls]
+        parts = self._bind(plan, turn, source, target, together=False).parts
+        if self.weave is not None and source.nbytes + target.nbytes > WOVEN_BYTES:
+            return self.weave(plan, parts, source, target)
+        return parts
+
+    def _watched(self, plan: Plan, parts: Sequence[Part]) -> Iterator[Part]:
+        """The instructions, timed by the meter."""
+        return self.meter.watch(plan, self.calls, self.ranks, self._planner.label, parts)
 
     def _give_up(self, plan: Plan, at: int, error: RondeError) -> RondeError:
         """Give up because of an error in instruction `at`; what to raise for it."""
@@ -338,21 +331,28 @@ class Executor:
             self._table = mismatch(store, self.key, self.rank, len(self.ranks), said, detail)
         return MismatchError(self._table.message, rank=self._table.rank)
 
-    def _bind(self, plan: Plan, turn: int) -> Bound:
-        first: Bound = plan.bound.get(0) or self._bind_first(plan)
-        if not turn:
-            return first
-        self._keep(len(first.staged))
-        bound = plan.bound[turn] = self._binder.moved(first, plan, turn)
+    def _bind(self, plan: Plan, turn: int, source: Array, target: Array, together: bool = True) -> Bound:
+        """The plan bound for a turn, to be run from flat `source` into `target`: as few functions if `together`, else
+        as one for each instruction."""
+        count = len(plan.program.instructions)
+        together = together and count <= _TOGETHER
+        kept = plan.bound if together or count > _TOGETHER else plan.apart
+        bound: Bound | None = kept.get(turn)
+        if bound is None:
+            self._keep(count)
+            if turn:
+                first = self._bind(plan, 0, source, target, together)
+                bound = self._binder.moved(first, plan, turn)
+            else:
+                bound = self._binder.bind(plan, self._scratch_for(plan), (len(source), len(target)), together)
+            kept[turn] = bound
         return bound
 
-    def _bind_first(self, plan: Plan) -> Bound:
-        self._keep(len(plan.program.instructions))
+    def _scratch_for(self, plan: Plan) -> Array:
         nbytes = plan.program.scratch * plan.call.dtype.itemsize
         if self._scratch.nbytes < nbytes:
             self._scratch = np.empty(max(nbytes, 2 * self._scratch.nbytes), np.uint8)
-        bound = plan.bound[0] = self._binder.bind(plan, self._scratch[:nbytes].view(plan.call.dtype))
-        return bound
+        return self._scratch[:nbytes].view(plan.call.dtype)
 
     def _keep(self, count: int) -> None:
         """So much more is about to be kept bound."""
@@ -360,6 +360,11 @@ class Executor:
         if self._kept > _MAX_BOUND:
             self.unbind()
             self._kept = count
+
+
+def _part_of(call: Callable[[], object]) -> Part:
+    """A call that needs nothing of what parts are given."""
+    return lambda *_: call()
 
 
 def flattened(ready: Ready, x: Array, out: Array) -> tuple[Array, Array]:

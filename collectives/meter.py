@@ -13,13 +13,14 @@ import random
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from collectives.program import Instruction, Kind
 from collectives.trace import Trace, now
 
 if TYPE_CHECKING:
+    from collectives.parts import Part
     from collectives.plan import Plan
 
 _RARE: Final = 256
@@ -108,9 +109,9 @@ class Meter:
             self._bury()
 
     def watch(
-        self, plan: Plan, number: int, ranks: tuple[int, ...], label: str, calls: Iterable[Callable[[], object]]
-    ) -> Iterator[Callable[[], object]]:
-        """The calls of a plan, which are timed while they are taken from here.
+        self, plan: Plan, number: int, ranks: tuple[int, ...], label: str, parts: Iterable[Part]
+    ) -> Iterator[Part]:
+        """The instructions of a plan, which are timed while they are taken from here.
 
         number, ranks, label   the call's number, and the executor's ranks and label
         """
@@ -118,8 +119,8 @@ class Meter:
         step = None
         start = began = now()
         try:
-            for step, call in zip(plan.program.instructions, calls, strict=True):
-                yield call
+            for step, part in zip(plan.program.instructions, parts, strict=True):
+                yield part
                 ended = now()
                 steps.append((step, began, ended))
                 began = ended

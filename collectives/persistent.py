@@ -17,7 +17,7 @@ from collectives.ready import Ready
 class Persistent:
     """A call that `Communicator.plan` has made, for any number of runs. It keeps its arrays alive."""
 
-    __slots__ = ("_executor", "_make", "_out", "_plan", "_runs", "_source", "_stream", "_target", "_timeout")
+    __slots__ = ("_executor", "_make", "_out", "_plan", "_source", "_stream", "_target", "_timeout")
 
     def __init__(
         self,
@@ -40,7 +40,6 @@ class Persistent:
         self._target: Array = NO_DATA
         if ready is not None:
             self._source, self._target = flattened(ready, x, out)
-        self._runs: dict[int, Any] = {}
 
     def run(self) -> Any:
         """Run it now, and return what the plain call would: `out`, if that was given. Collective.
@@ -52,7 +51,7 @@ class Persistent:
         executor = self._executor
         try:
             deadline = time.monotonic() + self._timeout
-            executor.quiet.run(executor.perform, self._plan, self._source, self._target, deadline, self._runs)
+            executor.quiet.run(executor.perform, self._plan, self._source, self._target, deadline)
         finally:
             self._stream.end()
         return self._out

@@ -17,6 +17,7 @@ import numpy as np
 
 from collectives.buffers import Array, Target, as_numpy
 from collectives.devices import Place, check_out, cuda, is_device_array, wait_until_done
+from collectives.parts import Part
 from collectives.plan import Plan
 from collectives.program import Instruction, Kind, Span
 from collectives.schedule import Buf
@@ -112,15 +113,13 @@ class Weaver:
         self._fetched = False
         self._unwritten: Sequence[int] | None = None
 
-    def weave(
-        self, plan: Plan, calls: list[Callable[[], object]], source: Array, target: Array
-    ) -> Sequence[Callable[[], object]]:
+    def weave(self, plan: Plan, parts: Sequence[Part], source: Array, target: Array) -> Sequence[Part]:
         """See execute.Weave."""
         mirror, steps = self._mirror, plan.program.instructions
         brings, takes = _same(source, mirror.host), self._target is not None and _same(target, mirror.host)
         if self._fetched or plan.algorithm.lends or not (brings or takes):  # what is lent is read as a whole
             self.gather()
-            return calls
+            return parts
         self._fetched = True
         touched: list[list[int]] = [[] for _ in steps]
         if brings:
@@ -132,8 +131,8 @@ class Weaver:
             covered = {number for numbers in written.values() for number in numbers}
             self._unwritten = [number for number in range(len(mirror.segments)) if number not in covered]
         return [
-            self._step(call, numbers, written.get(at, ()))
-            for at, (call, numbers) in enumerate(zip(calls, touched, strict=True))
+            self._step(part, numbers, written.get(at, ()))
+            for at, (part, numbers) in enumerate(zip(parts, touched, strict=True))
         ]
 
     def gather(self) -> None:
@@ -155,15 +154,15 @@ class Weaver:
             piece = slice(*self._mirror.segments[number])
             np.copyto(self._target[piece], self._mirror.array[piece])
 
-    def _step(self, call: Callable[[], object], before: Sequence[int], behind: Sequence[int]) -> Callable[[], object]:
-        """`call`, a wait before it and copies behind it."""
+    def _step(self, part: Part, before: Sequence[int], behind: Sequence[int]) -> Part:
+        """`part`, a wait before it and copies behind it."""
         if not before and not behind:
-            return call
+            return part
         mirror, deadline, attend = self._mirror, self._deadline, self._attend
 
-        def step() -> None:
+        def step(*run: Any) -> None:
             mirror.arrive(before, deadline, attend)
-            call()
+            part(*run)
             mirror.push(behind, self._target, self._place)
 
         return step

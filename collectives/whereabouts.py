@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from collectives.alarm import Alarm
 from collectives.execute import Executor
+from collectives.parts import step_at
 from collectives.plan import Plan
 from collectives.point_to_point import Message
 from transports.base import Request
@@ -44,10 +45,13 @@ def places(alarm: Alarm) -> list[Place]:
     found = []
     for innermost in sys._current_frames().values():
         frame: FrameType | None = innermost
+        step = 0
         while frame is not None:
             look = _LOOKS.get(frame.f_code)
             if look is not None:
-                found += look(**frame.f_locals)
+                found += look(step, **frame.f_locals)
+                step = 0
+            step = step_at(frame.f_code, frame.f_lineno) or step
             frame = frame.f_back
     return [place for place in found if place.executor.alarm is alarm]
 
@@ -60,17 +64,19 @@ def stack_of(thread: int) -> str:
     return "".join(traceback.format_stack(frame, limit=_LONGEST_STACK))
 
 
-# The arguments are the variables of the method that is under way; what it has not set yet has a default here.
+# The arguments are the step of the part that it runs, and the variables of the method that is under way; what it has
+# not set yet has a default here.
 
 
-def _in_collective(self: Executor, plan: Plan, at: int | None = None, **_: object) -> list[Place]:
+def _in_collective(step: int, /, self: Executor, plan: Plan, at: int | None = None, **_: object) -> list[Place]:
     if at is None:
         return []
+    at += step
     return [Place(self, self.calls, at, self.locate(plan, self.calls, at), self.ranks, self.awaits(plan, at))]
 
 
 def _in_message(
-    self: Message, request: Request | None = None, doing: str = "", rank: int = 0, **_: object
+    _step: int, /, self: Message, request: Request | None = None, doing: str = "", rank: int = 0, **_: object
 ) -> list[Place]:
     if not doing:
         return []

@@ -108,13 +108,14 @@ def test_a_plan_goes_through_all_its_places() -> None:
         for _ in range(80):
             comm.allreduce(x)
         plan = next(plan for plan in comm._executor.planner._plans.values() if plan.call.blocks == (1 << 14,))
-        assert set(plan.bound) == set(range(plan.turns))
-        starts = {
-            plan.bound[turn].fixed[number].ctypes.data for turn in plan.bound for number, _ in plan.bound[turn].staged
-        }
+        kept = {**plan.apart, **plan.bound}  # apart is what was timed
+        assert set(kept) == set(range(plan.turns))
+        drafts = [draft for bound in kept.values() for draft in bound.drafts]
+        starts = {draft.values[number].ctypes.data for draft in drafts for number, _ in draft.staged}
         assert len(starts) == 2 * plan.turns  # the own stage and the other rank's
         comm._executor.unbind()
         assert not plan.bound
+        assert not plan.apart
         assert (comm.allreduce(x) == 2).all()
 
     with world_of("local", 2) as world:

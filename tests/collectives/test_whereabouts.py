@@ -5,15 +5,21 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 
 from collectives import Communicator
+from collectives.bind import Bound
 from collectives.contest import Contest
+from collectives.parts import Writer
 from collectives.whereabouts import Place, places
 from tests.worlds import world_of
+from transports.errors import DeadlineExceeded
 
 
 def test_a_call_is_at_one_place_also_where_two_plans_compete() -> None:
-    def rank(comm: Communicator) -> tuple[list[list[Place]], int]:
+    """And at the step of the function that it runs its steps by."""
+
+    def rank(comm: Communicator) -> list[list[Place]]:
         executor, x = comm._executor, np.ones(8)
         found: list[list[Place]] = []
         comm.allreduce(x)
@@ -21,14 +27,41 @@ def test_a_call_is_at_one_place_also_where_two_plans_compete() -> None:
         assert ready is not None
         plan = ready.plan
         rivals = dataclasses.replace(plan, rivals=(plan, plan), contest=Contest())
-        calls = plan.bound[0].calls
-        last = calls.pop()
-        calls.append(lambda: (found.append(places(executor.alarm)), last()))
+        writer = Writer()
+        look = writer.name(lambda: found.append(places(executor.alarm)))
+        for _ in range(2):
+            writer.step(f"{look}()")
+        for turn in range(plan.turns):
+            plan.bound[turn] = Bound((writer.draft().part(),), ())
+        plan.tally.next = 1 << 60  # no call is timed, which is done step by step
         executor.repeat(ready, x, None, 1e9)
         executor.repeat(ready._replace(plan=rivals), x, None, 1e9)
-        return found, len(calls) - 1
+        comm.barrier()
+        return found
 
-    with world_of("local", 1) as world:
-        ((found, at),) = world.run(rank)
-    assert [[(place.number, place.step) for place in asked] for asked in found] == [[(2, at)], [(3, at)]]
-    assert "allreduce(float64, 8 elements, op=sum), call 3" in found[1][0].text
+    with world_of("local", 2) as world:
+        found, _ = world.run(rank)
+    mine = [[(place.number, place.step) for place in asked if place.executor.rank == 0] for asked in found]
+    assert mine == [[(2, 0)], [(2, 1)], [(3, 0)], [(3, 1)]]
+    first, second = found[2][0].text, found[3][0].text
+    assert "allreduce(float64, 8 elements, op=sum), call 3" in first
+    assert first != second
+
+
+def test_an_error_tells_the_step_of_the_function_that_it_comes_from() -> None:
+    def rank(comm: Communicator) -> str:
+        x = np.ones(8)
+        for _ in range(4):
+            comm.allreduce(x)
+        plan = next(iter(comm._executor.planner._plans.values()))
+        plan.tally.next = 1 << 60
+        if comm.rank:
+            return ""
+        with pytest.raises(DeadlineExceeded) as caught:
+            comm.allreduce(x)
+        return str(caught.value)
+
+    with world_of("local", 2, timeout=0.3) as world:
+        text, _ = world.run(rank)
+    assert "allreduce(float64, 8 elements, op=sum), call 5" in text
+    assert "rank 0 waits for rank 1" in text
