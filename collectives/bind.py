@@ -151,8 +151,7 @@ class _Text:
         assert window is not None
         assert span is not None
         piece, offset = name(int(span.buf is Buf.OUT)), name(span.start * self._dtype.itemsize)
-        data = f"{name(as_bytes)}({self._array(step.dst)})"
-        return f"{name(window.read)}({name(span.rank)}, {piece}, {offset}, {data})"
+        return f"{name(window.read)}({name(span.rank)}, {piece}, {offset}, {self._array(step.dst)})"
 
     def _choice(self, step: Instruction) -> Choice | None:
         """What to copy by, to and from memory that other ranks map; None if there is no choice."""

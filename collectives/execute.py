@@ -15,7 +15,7 @@ import numpy as np
 
 from collectives.alarm import Alarm
 from collectives.bind import NO_DATA, Binder, Bound
-from collectives.buffers import Array, as_bytes
+from collectives.buffers import Array
 from collectives.contest import Contest
 from collectives.mismatch import mismatch
 from collectives.parts import Part, step_of
@@ -282,11 +282,11 @@ class Executor:
     def _lend(self, plan: Plan, source: Array, target: Array) -> tuple[Array, Array]:
         """Lend the arrays of a plan to the other ranks, or copies of them where that cannot be; what was lent."""
         assert self._window is not None
-        if self._window.lend(as_bytes(source), as_bytes(target)):
+        if self._window.lend(source, target):
             return source, target
         taken, start = target.copy(), plan.call.alias
         given = source.copy() if start is None else taken[start : start + source.size]
-        self._window.lend(as_bytes(given), as_bytes(taken))
+        self._window.lend(given, taken)
         return given, taken
 
     def _meet(self, plan: Plan, epoch: int, deadline: float) -> Iterator[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from transports.errors import RondeError
-from transports.onesided import OneSided, Window
+from transports.onesided import Memory, OneSided, Window
 
 if TYPE_CHECKING:
     from transports.auto import AutoTransport
@@ -54,10 +54,10 @@ class HostWindow(Window):
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
         self._auto.wait_in_slices(self._child, lambda end: self._inner.wait(index, epoch, end, check), deadline)
 
-    def lend(self, *views: memoryview) -> bool:
-        return self._inner.lend(*views)
+    def lend(self, *pieces: Memory) -> bool:
+        return self._inner.lend(*pieces)
 
-    def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
+    def read(self, index: int, piece: int, offset: int, target: Memory) -> None:
         try:
             self._inner.read(index, piece, offset, target)
         except RondeError as error:

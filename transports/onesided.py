@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from transports.errors import PeerLost
 
+Memory = memoryview | np.ndarray[Any, Any]
+"""Bytes: a view of format 'B', or a flat, contiguous array."""
 _PROBE_BYTES: Final = 32
 _PROBED: Final = 2
 """The last epoch of `can_lend`."""
@@ -50,7 +54,7 @@ class Window(ABC):
         """
 
     @abstractmethod
-    def lend(self, *views: memoryview) -> bool:
+    def lend(self, *pieces: Memory) -> bool:
         """From the next `publish` on, let the others `read` these bytes, two pieces at most, which lie anywhere in this
         rank's memory and stay there until all who read them have said that they are done. Replaces what was lent.
 
@@ -58,7 +62,7 @@ class Window(ABC):
         others, such as that of some devices. Then lend a copy."""
 
     @abstractmethod
-    def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
+    def read(self, index: int, piece: int, offset: int, target: Memory) -> None:
         """Fill `target` with what position `index` lends, from byte `offset` of a piece on, after an epoch that it has
         published since. Raises PeerLost if that memory cannot be read, since the system does not allow it or the peer
         is gone or has closed, or the transport's first failure; then `target` may hold anything."""

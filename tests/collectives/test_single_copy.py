@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from collectives import Communicator
 from collectives.algorithms import algorithms
 from collectives.contest import COST, COUNTED, MAX_STAY, MIN_STAY, Contest
 from tests.worlds import world_of
-from transports.onesided import Window
+from transports.onesided import Memory, Window
 from transports.shm import remote
 
 LENDING = sorted(
@@ -168,7 +169,7 @@ def unreadable() -> memoryview:
 
 def test_what_cannot_be_lent_is_told() -> None:
     def readable(*views: memoryview) -> bool:
-        return remote.readable({(remote.address(view), len(view)) for view in views if len(view)})
+        return remote.readable(views)
 
     fine, page = memoryview(bytearray(100)), unreadable()
     assert readable(fine)
@@ -178,6 +179,24 @@ def test_what_cannot_be_lent_is_told() -> None:
     assert not readable(fine, page)
     with pytest.raises(OSError, match="Bad address"):
         remote.copy_from(os.getpid(), remote.address(page), memoryview(bytearray(10)))
+
+
+def test_what_numpy_allocates_need_not_be_tried() -> None:
+    x = np.zeros((3, 4))
+    assert all(remote.on_heap(memory) for memory in (x, x.reshape(-1), x.reshape(-1)[2:][1:]))
+    others: list[Memory] = [np.frombuffer(bytearray(10), np.uint8), memoryview(bytearray(10)), memoryview(x)]
+    assert not any(remote.on_heap(memory) for memory in others)
+    assert not remote.on_heap(np.frombuffer(unreadable(), np.uint8)[5:])
+
+
+def test_addresses_of_all_kinds_of_memory() -> None:
+    for memory in (np.zeros(3), np.zeros(3, ml_dtypes.bfloat16), memoryview(bytearray(3)), np.zeros(0)):
+        array = np.asarray(memory)
+        assert remote.address(memory) == array.ctypes.data
+        array.flags.writeable = False
+        assert remote.address(array) == array.ctypes.data
+    text = memoryview(b"abc")
+    assert remote.address(text) == np.frombuffer(text, np.uint8).ctypes.data
 
 
 @pytest.mark.parametrize("transport", ["shm", "auto"])
@@ -201,7 +220,8 @@ def test_copies_are_lent_of_what_cannot_be(transport: str) -> None:
 @pytest.mark.parametrize("in_place", [True, False])
 def test_copies_take_the_place_of_arrays(monkeypatch: pytest.MonkeyPatch, in_place: bool) -> None:
     """Also where a result is read by others, in the calls of every kind; and nothing is taken that has failed."""
-    monkeypatch.setattr("transports.shm.remote.readable", lambda spans: False)
+    monkeypatch.setattr("transports.shm.remote.on_heap", lambda memory: False)
+    monkeypatch.setattr("transports.shm.remote.readable", lambda pieces: False)
 
     def body(comm: Communicator) -> None:
         x = np.arange(1000.0) + comm.rank

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from transports.base import LinkCost, Request, Transport, check_arguments
 from transports.errors import DeadlineExceeded, RondeError
 from transports.faulty.rules import Action, Operation, Rule
-from transports.onesided import OneSided, Window
+from transports.onesided import Memory, OneSided, Window
 from transports.pulse import Pulse
 
 A = TypeVar("A")
@@ -228,10 +228,10 @@ class _FaultyWindow(Window):
         if "delay" in faults:
             self._transport.linger(time.monotonic() + faults["delay"].seconds, deadline, self.ranks[index])
 
-    def lend(self, *views: memoryview) -> bool:
-        return self._inner.lend(*views)
+    def lend(self, *pieces: Memory) -> bool:
+        return self._inner.lend(*pieces)
 
-    def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
+    def read(self, index: int, piece: int, offset: int, target: Memory) -> None:
         self._inner.read(index, piece, offset, target)
 
     def can_lend(self, deadline: float) -> bool:

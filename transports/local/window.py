@@ -6,10 +6,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from transports.base import MAX_CHECK
 from transports.errors import ClosedError, DeadlineExceeded, MismatchError
-from transports.onesided import Window
+from transports.onesided import Memory, Window
 
 if TYPE_CHECKING:
     from transports.local.transport import LocalTransport
@@ -26,7 +27,7 @@ class _Part:
         offset = -memory.ctypes.data % ALIGNMENT
         self.memory = memory[offset : offset + nbytes]
         self.epoch = 0
-        self.lent: tuple[memoryview, ...] = ()
+        self.lent: tuple[NDArray[np.uint8], ...] = ()
         self.checks: list[tuple[int, int]] = [(0, 0)] * KEPT_CHECKS
 
 
@@ -95,13 +96,14 @@ class LocalWindow(Window):
                     peer=peer,
                 )
 
-    def lend(self, *views: memoryview) -> bool:
-        self._parts[self.index].lent = views
+    def lend(self, *pieces: Memory) -> bool:
+        self._parts[self.index].lent = tuple(np.asarray(piece).view(np.uint8) for piece in pieces)
         return True
 
-    def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
+    def read(self, index: int, piece: int, offset: int, target: Memory) -> None:
         self._check_open()
-        target[:] = self._parts[index].lent[piece][offset : offset + len(target)]
+        here = np.asarray(target).view(np.uint8)
+        here[...] = self._parts[index].lent[piece][offset : offset + len(here)]
         with self._transport.news:
             self._transport.check_peer(self.ranks[index])  # one that has failed or closed need not keep what it lent
 

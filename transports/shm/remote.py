@@ -8,13 +8,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, Final
 
 import numpy as np
+from numpy._core import multiarray
+
+from transports.onesided import Memory
 
 _AT_ONCE: Final = 1 << 30
+_allocator: Final[Callable[[Any], str | None]] = getattr(multiarray, "get_handler_name", lambda _: None)
+"""Of an array that owns its memory (NEP 49); None of another one."""
 
 
 class _Span(ctypes.Structure):
@@ -23,18 +28,19 @@ class _Span(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def address(view: memoryview) -> int:
-    """Where the bytes of a view are in this process."""
-    if view.readonly or not len(view):  # what ctypes does not take
-        found: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0] if len(view) else 0
+def address(memory: Memory) -> int:
+    """Where the bytes of flat, contiguous memory are in this process."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(memory))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # it is read-only, empty, or of a dtype that Python's buffers do not know
+        found: int = np.asarray(memory).__array_interface__["data"][0]  # takes four times as long
         return found
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))  # in a fifth of the time
 
 
-def copy_from(pid: int, start: int, target: memoryview) -> None:
+def copy_from(pid: int, start: int, target: Memory) -> None:
     """Fill `target` with the bytes from address `start` on of process `pid`. Raises OSError."""
     read = _function()
-    base, done, length = address(target), 0, len(target)
+    base, done, length = address(target), 0, target.nbytes
     while done < length:
         count = min(length - done, _AT_ONCE)
         here, there = _Span(base + done, count), _Span(start + done, count)
@@ -45,10 +51,18 @@ def copy_from(pid: int, start: int, target: memoryview) -> None:
         done += got
 
 
-def readable(spans: Iterable[tuple[int, int]]) -> bool:
-    """Whether another process that may read this one's memory could read all of these (start, length): the kernel does
-    not read all memory for others, such as that of some devices. Tries the first and the last byte of each."""
-    here, there, count = _ends(*spans)
+def on_heap(memory: Memory) -> bool:
+    """True for what NumPy's own allocator has given, which any process can read that may read this one's memory."""
+    if type(memory) is not np.ndarray:
+        return False
+    owner = memory if memory.base is None else memory.base
+    return type(owner) is np.ndarray and _allocator(owner) == "default_allocator"
+
+
+def readable(pieces: Sequence[Memory]) -> bool:
+    """Whether another process that may read this one's memory could read all of these: the kernel does not read all
+    memory for others, such as that of some devices. Tries the first and the last byte of each."""
+    here, there, count = _ends(*sorted({(address(piece), piece.nbytes) for piece in pieces if piece.nbytes}))
     try:
         got: int = _function()(os.getpid(), here, 1, there, count, 0)
     except OSError:
@@ -58,7 +72,7 @@ def readable(spans: Iterable[tuple[int, int]]) -> bool:
 
 @lru_cache(64)
 def _ends(*spans: tuple[int, int]) -> tuple[Any, Any, int]:
-    """Where to read the first and the last byte of each span from, and where to: iovecs, and how many ends."""
+    """Where to read the first and last byte of each (start, length) from, and where to: iovecs, and how many ends."""
     ends = [end for start, length in spans for end in (start, start + length - 1)]
     kept = (ctypes.c_char * (len(ends) + 1))()
     here, there = _Span(ctypes.addressof(kept), len(ends)), (_Span * len(ends))(*(_Span(end, 1) for end in ends))

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from transports.base import MAX_CHECK
 from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost
-from transports.onesided import Window
+from transports.onesided import Memory, Window
 from transports.shm import remote, requests
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import WEAKLY_ORDERED, barrier
@@ -117,13 +117,15 @@ class ShmWindow(Window):
             if control[slot + 1] != check or WEAKLY_ORDERED or control[slot] != epoch:
                 self._compare(index, epoch, check)
 
-    def lend(self, *views: memoryview) -> bool:
-        starts = [remote.address(view) for view in views]
-        for word, start in enumerate(starts, _LENT):
-            self._own[word] = start
-        return remote.readable({(start, len(view)) for start, view in zip(starts, views, strict=True) if len(view)})
+    def lend(self, *pieces: Memory) -> bool:
+        word, known = _LENT, True
+        for piece in pieces:
+            self._own[word] = remote.address(piece)
+            known = known and remote.on_heap(piece)
+            word += 1
+        return known or remote.readable(pieces)
 
-    def read(self, index: int, piece: int, offset: int, target: memoryview) -> None:
+    def read(self, index: int, piece: int, offset: int, target: Memory) -> None:
         problem = ""
         try:
             remote.copy_from(self._pids[index], self._controls[index][_LENT + piece] + offset, target)
