@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from array import array
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -18,14 +19,10 @@ from numpy._core import multiarray
 from transports.onesided import Memory
 
 _AT_ONCE: Final = 1 << 30
+_IOVEC: Final = 16
+"""Bytes of a struct iovec where memory can be shared, which is on 64-bit machines: base and length."""
 _allocator: Final[Callable[[Any], str | None]] = getattr(multiarray, "get_handler_name", lambda _: None)
 """Of an array that owns its memory (NEP 49); None of another one."""
-
-
-class _Span(ctypes.Structure):
-    """struct iovec."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 def address(memory: Memory) -> int:
@@ -43,8 +40,9 @@ def copy_from(pid: int, start: int, target: Memory) -> None:
     base, done, length = address(target), 0, target.nbytes
     while done < length:
         count = min(length - done, _AT_ONCE)
-        here, there = _Span(base + done, count), _Span(start + done, count)
-        got = read(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+        spans = array("Q", (base + done, count, start + done, count))  # two of struct iovec
+        at = spans.buffer_info()[0]
+        got = read(pid, at, 1, at + _IOVEC, 1, 0)
         if got <= 0:
             code = ctypes.get_errno() if got < 0 else errno.EFAULT
             raise OSError(code, os.strerror(code))
@@ -62,22 +60,19 @@ def on_heap(memory: Memory) -> bool:
 def readable(pieces: Sequence[Memory]) -> bool:
     """Whether another process that may read this one's memory could read all of these: the kernel does not read all
     memory for others, such as that of some devices. Tries the first and the last byte of each."""
-    here, there, count = _ends(*sorted({(address(piece), piece.nbytes) for piece in pieces if piece.nbytes}))
+    ends = []
+    for piece in pieces:
+        if piece.nbytes:
+            start = address(piece)
+            ends += [start, 1, start + piece.nbytes - 1, 1]
+    count = len(ends) // 2
+    kept = array("B", bytes(count + 1))
+    spans = array("Q", (kept.buffer_info()[0], count, *ends))
+    at = spans.buffer_info()[0]
     try:
-        got: int = _function()(os.getpid(), here, 1, there, count, 0)
+        return bool(_function()(os.getpid(), at, 1, at + _IOVEC, count, 0) == count)
     except OSError:
         return False
-    return got == count
-
-
-@lru_cache(64)
-def _ends(*spans: tuple[int, int]) -> tuple[Any, Any, int]:
-    """Where to read the first and last byte of each (start, length) from, and where to: iovecs, and how many ends."""
-    ends = [end for start, length in spans for end in (start, start + length - 1)]
-    kept = (ctypes.c_char * (len(ends) + 1))()
-    here, there = _Span(ctypes.addressof(kept), len(ends)), (_Span * len(ends))(*(_Span(end, 1) for end in ends))
-    here.kept = kept
-    return ctypes.byref(here), ctypes.byref(there), len(ends)
 
 
 @cache

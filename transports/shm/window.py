@@ -131,7 +131,8 @@ class ShmWindow(Window):
             remote.copy_from(self._pids[index], self._controls[index][_LENT + piece] + offset, target)
         except OSError as error:
             problem = f"its memory cannot be read: {error}"
-        barrier()
+        if WEAKLY_ORDERED:
+            barrier()
         rank, peer = self._host.rank, self.ranks[index]
         with self._host.waiter.lock:
             self._host.check_sound()  # a peer that has failed need not keep what it lent
