@@ -76,6 +76,8 @@ class Executor:
         self._windows = windows
         self._binder = Binder(transport, ranks, tag, windows)
         self._kept = 0
+        self._given_up: tuple[Array, ...] = ()
+        """What a call in vain has lent, if that was copies: another rank may be reading it until it knows."""
         self._table: MismatchError | None = None
         self._recent: list[Plan | None] = [None] * _KEPT
         self.calls = 0
@@ -250,6 +252,7 @@ class Executor:
             except RondeError as lost:
                 raise self._give_up(plan, at, lost) from None
             tally.calls -= 1
+            self._given_up = given, taken
             return False
         except BaseException as error:  # an interrupt in the middle leaves the others waiting: tell them
             rank = self._transport.rank
@@ -275,6 +278,7 @@ class Executor:
         self._planner.forget()
         self._recent = [None] * _KEPT
         self._scratch = NO_DATA
+        self._given_up = ()
         if self._window is not None:
             self._window.close()
             self._window = self._binder.window = None
@@ -282,6 +286,7 @@ class Executor:
     def _lend(self, plan: Plan, source: Array, target: Array) -> tuple[Array, Array]:
         """Lend the arrays of a plan to the other ranks, or copies of them where that cannot be; what was lent."""
         assert self._window is not None
+        self._given_up = ()
         if self._window.lend(source, target):
             return source, target
         taken, start = target.copy(), plan.call.alias

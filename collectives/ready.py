@@ -83,4 +83,6 @@ def _fits(out: Array, x: Array, shape: tuple[int, ...]) -> bool:
     if out.dtype != x.dtype or out.shape != shape:
         return False
     flags = out.flags
-    return flags.c_contiguous and flags.writeable and not np.may_share_memory(out, x)
+    if not (flags.c_contiguous and flags.writeable):
+        return False
+    return (flags.owndata and x.flags.owndata) or not np.may_share_memory(out, x)  # which takes long to ask

@@ -6,8 +6,11 @@ import ctypes
 import errno
 import os
 import random
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +20,8 @@ import collectives as ronde
 from collectives import Communicator
 from collectives.algorithms import algorithms
 from collectives.contest import COST, COUNTED, MAX_STAY, MIN_STAY, Contest
+from collectives.execute import Executor
+from collectives.plan import Call
 from tests.worlds import world_of
 from transports.onesided import Memory, Window
 from transports.shm import remote
@@ -243,6 +248,39 @@ def test_copies_take_the_place_of_arrays(monkeypatch: pytest.MonkeyPatch, in_pla
 
     with world_of("shm", 3) as world:
         world.run(body)
+
+
+def test_copies_are_there_until_nobody_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 notices before rank 0 that rank 2 has another shape, and has no use for its copy any more."""
+    count = 6 << 20  # NumPy gives it back to the system at once
+    copy_from, perform, gone, slow = remote.copy_from, Executor.perform, threading.Event(), threading.local()
+    monkeypatch.setattr("transports.shm.remote.on_heap", lambda memory: False)
+    monkeypatch.setattr("transports.shm.remote.readable", lambda pieces: False)
+
+    def read_late(*arguments: Any) -> None:
+        assert not hasattr(slow, "rank") or gone.wait(20)
+        copy_from(*arguments)
+
+    def leave(executor: Executor, *arguments: Any) -> bool:
+        well = perform(executor, *arguments)
+        if executor.rank == 1 and not well:
+            gone.set()
+        return well
+
+    def body(comm: Communicator) -> bool:
+        executor, mine = comm._executor, count - 10 * (comm.rank == 2)
+        call = Call("allgather", np.dtype(np.float64), (mine,), algorithm="single_copy", rest=())
+        x, out = np.full(mine, comm.rank), np.empty(3 * mine)
+        comm.barrier()
+        if comm.rank == 0:
+            slow.rank = 0
+        return executor.attempt(call, x.astype(np.float64), out, time.monotonic() + 30)
+
+    with world_of("shm", 3) as world:
+        monkeypatch.setattr("transports.shm.remote.copy_from", read_late)
+        monkeypatch.setattr(Executor, "perform", leave)
+        assert world.run(body) == [False] * 3
+        assert gone.is_set()
 
 
 def settled(contest: Contest, trials: Sequence[Sequence[float]], warm_up: int = 0) -> int:
