@@ -119,7 +119,7 @@ class _Text:
             case Kind.SEND | Kind.RECV:
                 sends = step.kind is Kind.SEND
                 begin = name(binder.transport.isend if sends else binder.transport.irecv)
-                data = f"{name(as_bytes)}({self._array(step.a if sends else step.dst)})"
+                data = self._bytes(step.a if sends else step.dst)
                 peer, tag = name(binder.ranks[step.peer]), name(binder.tag)
                 return [f"requests[{name(step.request)}] = {begin}({peer}, {tag}, {data}, check)"]
             case Kind.AWAIT:
@@ -166,6 +166,12 @@ class _Text:
     def _shared(self, span: Span) -> bool:
         """True for memory that other ranks map."""
         return span.buf is Buf.STAGE or (span.buf is not Buf.SCRATCH and _place(span, self._places) is not None)
+
+    def _bytes(self, span: Span | None) -> str:
+        """The bytes of the array for `span`."""
+        array = self._array(span)
+        kept = span is None or span.buf is Buf.SCRATCH
+        return self._writer.name(as_bytes(self._arrays[span])) if kept else f"{self._writer.name(as_bytes)}({array})"
 
     def _array(self, span: Span | None) -> str:
         """The array for `span`; None is an empty one."""

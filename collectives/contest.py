@@ -22,6 +22,11 @@ next trial costs no more than COST of the time."""
 MIN_STAY: Final = 40
 MAX_STAY: Final = 4000
 COST: Final = 0.05
+_CLEAR: Final = 1.2
+"""How many times as fast the winner must be to stay twice as long as after the round before, if it won that too: the
+cores lie where they lay."""
+LONGER: Final = 16
+"""How many times as long it stays at most."""
 _SLOWEST: Final = 4.0
 """Times as slow as the faster plan that the slower one is taken to be at most: it may have been interrupted."""
 
@@ -36,7 +41,7 @@ class Alike(NamedTuple):
 class Contest:
     """Calls of one kind: two plans, 0 and 1, and which is the next to run."""
 
-    __slots__ = ("_runs", "_trial", "_tried", "stay", "times", "winner")
+    __slots__ = ("_longer", "_runs", "_trial", "_tried", "stay", "times", "winner")
 
     def __init__(self) -> None:
         self.stay = 0
@@ -47,6 +52,7 @@ class Contest:
         self._trial = 0
         self._runs = 0
         self._tried = [0, 0]
+        self._longer = 0
 
     @property
     def turn(self) -> int:
@@ -71,9 +77,11 @@ class Contest:
 
     def settle(self) -> None:
         """The times are agreed on."""
-        self.winner = int(self.times[1] < self.times[0])
+        before, self.winner = self.winner, int(self.times[1] < self.times[0])
         shortest, other = self.times[self.winner], self.times[1 - self.winner]
+        clear = self.winner == before and other > _CLEAR * shortest
+        self._longer = min(max(1, 2 * self._longer), LONGER) if clear else 1
         wasted = (min(other / shortest, _SLOWEST) - 1) * self._tried[1 - self.winner]
-        self.stay = int(max(min(max(_SECONDS / shortest, MIN_STAY), MAX_STAY), wasted / COST))
+        self.stay = int(max(min(max(_SECONDS / shortest, MIN_STAY), MAX_STAY), wasted / COST)) * self._longer
         self._trial = 0
         self.times[:] = np.inf

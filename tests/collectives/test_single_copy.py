@@ -19,7 +19,7 @@ import pytest
 import collectives as ronde
 from collectives import Communicator
 from collectives.algorithms import algorithms
-from collectives.contest import COST, COUNTED, MAX_STAY, MIN_STAY, Contest
+from collectives.contest import COST, COUNTED, LONGER, MAX_STAY, MIN_STAY, Contest
 from collectives.execute import Executor
 from collectives.plan import Call
 from tests.worlds import world_of
@@ -310,9 +310,16 @@ def settled(contest: Contest, trials: Sequence[Sequence[float]], warm_up: int = 
 )
 def test_the_faster_one_stays_for_a_while(seconds: tuple[float, float], winner: int, stay: float) -> None:
     contest = Contest()
-    for _ in range(2):  # the second round knows nothing of the first
-        assert settled(contest, [[time] * COUNTED for time in seconds]) == pytest.approx(stay, abs=1)
-        assert contest.winner == winner
+    assert settled(contest, [[time] * COUNTED for time in seconds]) == pytest.approx(stay, abs=1)
+    assert contest.winner == winner
+
+
+def test_who_wins_clearly_again_and_again_stays_longer() -> None:
+    contest = Contest()
+    first, second = [[time] * COUNTED for time in (1.0, 2.0)], [[time] * COUNTED for time in (2.0, 1.0)]
+    stays = [settled(contest, trials) for trials in [first] * 7 + [second] * 3 + [[[1.0] * COUNTED, [1.1] * COUNTED]]]
+    times = [stay / MIN_STAY for stay in stays]
+    assert times == [1, 2, 4, 8, LONGER, LONGER, LONGER, 1, 2, 4, 1]
 
 
 def test_only_the_usual_speed_counts() -> None:
