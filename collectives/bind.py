@@ -27,10 +27,11 @@ NO_DATA: Final = np.empty(0, np.uint8)
 
 
 class Bound(NamedTuple):
-    """A plan's instructions, or one turn's: functions to be called one after the other, and what they are made of."""
+    """A plan's instructions for one turn: functions to be called one after the other. `drafts` are what those of the
+    first turn are made of, and so the others."""
 
     parts: tuple[Part, ...]
-    drafts: tuple[Draft, ...]
+    drafts: tuple[Draft, ...] = ()
 
 
 class Binder:
@@ -53,11 +54,18 @@ class Binder:
         """
         steps = plan.program.instructions
         text = _Text(self, plan, scratch, sizes)
-        return _bound([text.draft(group) for group in ([steps] if together and steps else [[step] for step in steps])])
+        drafts = [text.draft(group) for group in ([steps] if together and steps else [[step] for step in steps])]
+        return Bound(tuple(draft.part() for draft in drafts), tuple(drafts))
 
     def moved(self, first: Bound, plan: Plan, turn: int) -> Bound:
         """What has been bound for the first turn, for another one."""
-        return _bound([draft.moved(lambda span: self.staged(span, plan, turn)) for draft in first.drafts])
+        drafts = zip(first.drafts, first.parts, strict=True)
+        return Bound(
+            tuple(
+                draft.moved(lambda span: self.staged(span, plan, turn)) if draft.staged else part
+                for draft, part in drafts
+            )
+        )
 
     def staged(self, span: Span, plan: Plan, turn: int) -> Array:
         """A piece of the window."""
@@ -99,7 +107,7 @@ class _Text:
         self._writer = Writer()
         for step in steps:
             self._writer.step(*self._statements(step))
-            if step.kind is Kind.COPY and step.dst is not None and step.dst.buf is Buf.STAGE:
+            if step.kind is Kind.COPY and step.dst is not None and step.dst.buf is Buf.STAGE and step.dst.rank < 0:
                 self._copied = step.a, step.dst
             elif step.kind not in (Kind.SIGNAL, Kind.WAIT):
                 self._copied = None, None
@@ -190,10 +198,6 @@ class _Text:
         if span.buf is Buf.SCRATCH:
             return self._scratch[span.start : span.stop]
         return self._binder.peers(span, self._places, self._dtype)
-
-
-def _bound(drafts: Sequence[Draft]) -> Bound:
-    return Bound(tuple(draft.part() for draft in drafts), tuple(drafts))
 
 
 def _place(span: Span, places: Places | None) -> Place | None:

@@ -35,8 +35,8 @@ _KEPT = 8
 _WAITING = {Kind.SEND: "to send to", Kind.RECV: "to receive from", Kind.WAIT: "for"}
 WOVEN_BYTES = 1 << 15
 """Calls on no more are never woven: among them are those by which ranks agree on sizes."""
-_MAX_BOUND = 1 << 16
-"""Instructions that are kept bound, in all places of the window and of all plans together; some 500 bytes each."""
+_MAX_BOUND = 1 << 15
+"""Instructions that are kept bound, in all places of the window and of all plans together; some 600 bytes each."""
 _TOGETHER = 32
 """Programs of no more instructions are run as one function. To compile it takes 20 us for each, once for all programs
 of the same steps; larger ones differ more from each other, and their steps take longer than to call them."""
@@ -252,7 +252,8 @@ class Executor:
             except RondeError as lost:
                 raise self._give_up(plan, at, lost) from None
             tally.calls -= 1
-            self._given_up = given, taken
+            if taken is not target:
+                self._given_up = given, taken
             return False
         except BaseException as error:  # an interrupt in the middle leaves the others waiting: tell them
             rank = self._transport.rank

@@ -41,12 +41,12 @@ class Draft(NamedTuple):
         """The function."""
         return self.make(*self.values)
 
-    def moved(self, place: Callable[[Any], Array]) -> Draft:
-        """The same with other places in the stage."""
+    def moved(self, place: Callable[[Any], Array]) -> Part:
+        """The same function in other places of the stage."""
         values = list(self.values)
         for number, what in self.staged:
             values[number] = place(what)
-        return self._replace(values=tuple(values))
+        return self.make(*values)
 
 
 class Writer:

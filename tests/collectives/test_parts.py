@@ -48,7 +48,7 @@ def test_a_draft_moves_to_other_places_of_the_stage() -> None:
     writer = Writer()
     here, there, fixed = np.zeros(1), np.zeros(1), np.zeros(1)
     writer.step(f"{writer.name(here, 'own')}[...] = source", f"{writer.name(fixed)}[...] = source")
-    run(writer.draft().moved({"own": there}.__getitem__).part(), source=np.ones(1))
+    run(writer.draft().moved({"own": there}.__getitem__), source=np.ones(1))
     assert (here[0], there[0], fixed[0]) == (0, 1, 1)
 
 
