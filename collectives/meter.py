@@ -4,7 +4,8 @@ Every call is counted, which takes a few nanoseconds. As many are timed, step by
 time: all that take a millisecond, one in a hundred of those that take some microseconds, at random, so that no rhythm
 of the program is met. A call that is timed stands for those of its plan since the last that was, with the shorter of
 both times, so that a rare long wait is not multiplied. While a timeline is written all are timed. So calls and bytes
-are exact; seconds are estimates, rather too low than too high, and may lag by some calls.
+are exact; seconds are estimates, and may lag by some calls: rather too low than too high, but for calls of some
+microseconds, which take one or two more when they are timed.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A small call is over in a few microseconds; to call a function for each of its steps, and to look up in each what it
 works on, would take as long as the work. In a part it is all at hand, as variables of the function.
 
-A text says nothing of sizes, ranks or memory, which are values that the function is made with: one text serves all
-programs that do the same kinds of steps in the same order. Each step is one line, so that the number of the line that
-is under way tells the step.
+A text says nothing of sizes, ranks or memory, nor anything that comes from outside: these are values that the function
+is made with. One text serves all programs that do the same kinds of steps in the same order. Each step is one line, so
+that the number of the line that is under way tells the step.
 """
 
 from __future__ import annotations
