@@ -24,6 +24,9 @@ from transports.copying import Choice, Copying, store_array
 from transports.onesided import Window
 
 NO_DATA: Final = np.empty(0, np.uint8)
+_TOGETHER: Final = 32
+"""Programs of no more instructions are one function. To compile it takes 20 us for each, once for all programs of the
+same steps; larger ones differ more from each other, and their steps take longer than to call them."""
 
 
 class Bound(NamedTuple):
@@ -46,15 +49,16 @@ class Binder:
         self.copying = Copying(store_array)
         self._windows = windows
 
-    def bind(self, plan: Plan, scratch: Array, sizes: tuple[int, int], together: bool) -> Bound:
-        """A plan bound for its first turn: as one function if `together`, else as one for each instruction.
+    def bind(self, plan: Plan, scratch: Array, sizes: tuple[int, int]) -> Bound:
+        """A plan bound for its first turn.
 
         scratch  flat, of the plan's dtype
         sizes    of the flat arrays that it is run with, source and target
         """
         steps = plan.program.instructions
         text = _Text(self, plan, scratch, sizes)
-        drafts = [text.draft(group) for group in ([steps] if together and steps else [[step] for step in steps])]
+        together = 0 < len(steps) <= _TOGETHER
+        drafts = [text.draft(group) for group in ([steps] if together else [[step] for step in steps])]
         return Bound(tuple(draft.part() for draft in drafts), tuple(drafts))
 
     def moved(self, first: Bound, plan: Plan, turn: int) -> Bound:

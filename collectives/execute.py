@@ -18,10 +18,11 @@ from collectives.bind import NO_DATA, Binder, Bound
 from collectives.buffers import Array
 from collectives.contest import Contest
 from collectives.mismatch import mismatch
-from collectives.parts import Part, step_of
+from collectives.parts import Mark, Part, step_of
 from collectives.plan import Call, Plan, Planner
 from collectives.program import Instruction, Kind
 from collectives.ready import Ready
+from collectives.trace import now
 from collectives.windows import Place, Places, Windows
 from transports.base import Request, Transport
 from transports.errors import AbortedError, DeadlineExceeded, MismatchError, RondeError
@@ -37,14 +38,11 @@ WOVEN_BYTES = 1 << 15
 """Calls on no more are never woven: among them are those by which ranks agree on sizes."""
 _MAX_BOUND = 1 << 15
 """Instructions that are kept bound, in all places of the window and of all plans together; some 600 bytes each."""
-_TOGETHER = 32
-"""Programs of no more instructions are run as one function. To compile it takes 20 us for each, once for all programs
-of the same steps; larger ones differ more from each other, and their steps take longer than to call them."""
 Bind = Callable[[int], Sequence[Callable[[], object]]]
 """Check -> the instructions of a plan as calls, one for each."""
 _NO_REQUESTS: list[Request | None] = []
-Weave = Callable[[Plan, Sequence[Part], Array, Array], Sequence[Part]]
-"""What puts copies between the instructions of a plan, each a part; its arrays are the source and the target."""
+Weave = Callable[[Plan, Array, Array], Mark | None]
+"""What puts copies between the instructions of a plan from a source to a target: what does them, if any are to be."""
 
 
 class Executor:
@@ -233,15 +231,24 @@ class Executor:
         tally = plan.tally
         tally.calls += 1
         parts: Sequence[Part]
-        if tally.calls < tally.next and self.weave is None and bind is None:
+        if bind is None:
             bound: Bound = plan.bound.get(turn) or self._bind(plan, turn, given, taken)
             parts = bound.parts
         else:
-            parts = self._apart(plan, turn, given, taken, None if bind is None else bind(check))
+            parts = [_part_of(call) for call in bind(check)]
+        mark, times = None, None
+        if tally.calls >= tally.next or self.weave is not None:
+            mark, times = self._attend(plan, given, taken)
         at = 0
         try:
-            for at, part in enumerate(parts if tally.calls < tally.next else self._watched(plan, parts)):  # noqa: B007
-                part(given, taken, epoch, check, deadline, requests)
+            try:
+                if mark is not None:
+                    mark()
+                for at, part in enumerate(parts):  # noqa: B007
+                    part(given, taken, epoch, check, deadline, requests, mark)
+            finally:
+                if times is not None:
+                    self.meter.ended(plan, number, self.ranks, self._planner.label, [*times, now()])
         except RondeError as error:
             at += step_of(error.__traceback__)
             if plan.call.rest is None or not isinstance(error, MismatchError):
@@ -305,21 +312,21 @@ class Executor:
             yield waits.get(index, 0)
             self._window.wait(index, epoch, deadline)
 
-    def _apart(
-        self, plan: Plan, turn: int, source: Array, target: Array, calls: Sequence[Callable[[], object]] | None
-    ) -> Sequence[Part]:
-        """The instructions of a plan each by itself, or `calls` if it is bound elsewhere; with what is to be done
-        between them."""
-        if calls is not None:
-            return [_part_of(call) for call in calls]
-        parts = self._bind(plan, turn, source, target, together=False).parts
+    def _attend(self, plan: Plan, source: Array, target: Array) -> tuple[Mark | None, list[int] | None]:
+        """What is to be done between the instructions of a call, and the times that it notes, if it is to be timed."""
+        woven = None
         if self.weave is not None and source.nbytes + target.nbytes > WOVEN_BYTES:
-            return self.weave(plan, parts, source, target)
-        return parts
+            woven = self.weave(plan, source, target)
+        if plan.tally.calls < plan.tally.next:
+            return woven, None
+        times: list[int] = []
 
-    def _watched(self, plan: Plan, parts: Sequence[Part]) -> Iterator[Part]:
-        """The instructions, timed by the meter."""
-        return self.meter.watch(plan, self.calls, self.ranks, self._planner.label, parts)
+        def mark() -> None:
+            times.append(now())
+            if woven is not None:
+                woven()
+
+        return mark, times
 
     def _give_up(self, plan: Plan, at: int, error: RondeError) -> RondeError:
         """Give up because of an error in instruction `at`; what to raise for it."""
@@ -337,21 +344,15 @@ class Executor:
             self._table = mismatch(store, self.key, self.rank, len(self.ranks), said, detail)
         return MismatchError(self._table.message, rank=self._table.rank)
 
-    def _bind(self, plan: Plan, turn: int, source: Array, target: Array, together: bool = True) -> Bound:
-        """The plan bound for a turn, to be run from flat `source` into `target`: as few functions if `together`, else
-        as one for each instruction."""
-        count = len(plan.program.instructions)
-        together = together and count <= _TOGETHER
-        kept = plan.bound if together or count > _TOGETHER else plan.apart
-        bound: Bound | None = kept.get(turn)
-        if bound is None:
-            self._keep(count)
-            if turn:
-                first = self._bind(plan, 0, source, target, together)
-                bound = self._binder.moved(first, plan, turn)
-            else:
-                bound = self._binder.bind(plan, self._scratch_for(plan), (len(source), len(target)), together)
-            kept[turn] = bound
+    def _bind(self, plan: Plan, turn: int, source: Array, target: Array) -> Bound:
+        """The plan bound for a turn, to be run from flat `source` into `target`."""
+        self._keep(len(plan.program.instructions))
+        if turn:
+            first: Bound = plan.bound.get(0) or self._bind(plan, 0, source, target)
+            bound = self._binder.moved(first, plan, turn)
+        else:
+            bound = self._binder.bind(plan, self._scratch_for(plan), (len(source), len(target)))
+        plan.bound[turn] = bound
         return bound
 
     def _scratch_for(self, plan: Plan) -> Array:
@@ -370,7 +371,13 @@ class Executor:
 
 def _part_of(call: Callable[[], object]) -> Part:
     """A call that needs nothing of what parts are given."""
-    return lambda *_: call()
+
+    def part(*run: Any) -> None:
+        call()
+        if run[-1] is not None:
+            run[-1]()
+
+    return part
 
 
 def flattened(ready: Ready, x: Array, out: Array) -> tuple[Array, Array]:

@@ -4,8 +4,7 @@ Every call is counted, which takes a few nanoseconds. As many are timed, step by
 time: all that take a millisecond, one in a hundred of those that take some microseconds, at random, so that no rhythm
 of the program is met. A call that is timed stands for those of its plan since the last that was, with the shorter of
 both times, so that a rare long wait is not multiplied. While a timeline is written all are timed. So calls and bytes
-are exact; seconds are estimates, and may lag by some calls: rather too low than too high, but for calls of some
-microseconds, which take one or two more when they are timed.
+are exact; seconds are estimates, rather too low than too high, and may lag by some calls.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ import random
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from collectives.program import Instruction, Kind
-from collectives.trace import Trace, now
+from collectives.trace import Trace
 
 if TYPE_CHECKING:
-    from collectives.parts import Part
     from collectives.plan import Plan
 
 _RARE: Final = 256
@@ -109,32 +107,22 @@ class Meter:
             self._live[plan.tally] = key, plan.nbytes, moved, end
             self._bury()
 
-    def watch(
-        self, plan: Plan, number: int, ranks: tuple[int, ...], label: str, parts: Iterable[Part]
-    ) -> Iterator[Part]:
-        """The instructions of a plan, which are timed while they are taken from here.
+    def ended(self, plan: Plan, number: int, ranks: tuple[int, ...], label: str, times: Sequence[int]) -> None:
+        """A call was timed.
 
         number, ranks, label   the call's number, and the executor's ranks and label
+        times                  when it began, when each step ended, and when it was over, well or not
         """
-        steps: list[tuple[Instruction, int, int]] = []
-        step = None
-        start = began = now()
-        try:
-            for step, part in zip(plan.program.instructions, parts, strict=True):
-                yield part
-                ended = now()
-                steps.append((step, began, ended))
-                began = ended
-            step = None
-        finally:
-            if step is not None:  # the call of this step has raised
-                steps.append((step, began, now()))
-            weight = self._account(plan.tally, now() - start, len(steps))
-            with self._lock:
-                for done, began, ended in steps:
-                    if done.kind is Kind.AWAIT or done.kind is Kind.WAIT:
-                        self._waited[ranks[done.peer]] += round(weight * (ended - began))
-            self.trace.call(plan, number, ranks, label, steps, failed=step is not None)
+        instructions = plan.program.instructions
+        failed = len(times) < len(instructions) + 2
+        ends = times[1:] if failed else times[1:-1]  # the step that has failed has ended too
+        steps = list(zip(instructions, times, ends, strict=False))
+        weight = self._account(plan.tally, times[-1] - times[0], len(steps))
+        with self._lock:
+            for done, began, ended in steps:
+                if done.kind is Kind.AWAIT or done.kind is Kind.WAIT:
+                    self._waited[ranks[done.peer]] += round(weight * (ended - began))
+        self.trace.call(plan, number, ranks, label, steps, failed=failed)
 
     def _account(self, tally: Tally, spent: int, steps: int) -> float:
         """A call took so long; for how many like it that stands."""

@@ -5,7 +5,8 @@ works on, would take as long as the work. In a part it is all at hand, as variab
 
 A text says nothing of sizes, ranks or memory, nor anything that comes from outside: these are values that the function
 is made with. One text serves all programs that do the same kinds of steps in the same order. Each step is one line, so
-that the number of the line that is under way tells the step.
+that the number of the line that is under way tells the step. Behind each there is a mark, where the time of calls that
+are timed is taken, and what else is to be done between steps.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ from typing import Any, Final, NamedTuple
 from collectives.buffers import Array
 from transports.base import Request
 
-Part = Callable[[Array, Array, int, int, float, list[Request | None]], object]
-"""Runs some steps. Takes the caller's flat source and target, the call's epoch and check, when it must be over, and
-room for the requests that it begins."""
+Mark = Callable[[], object]
+"""Called before the first step of a call, and after every one."""
+Part = Callable[[Array, Array, int, int, float, list[Request | None], Mark | None], object]
+"""Runs some steps. Takes the caller's flat source and target, the call's epoch and check, when it must be over, room
+for the requests that it begins, and what is to be called after each step."""
 
 _FILE: Final = "<part of a program>"
 _FIRST: Final = 3
 """The line of the first step: two for the heads of the functions are before it."""
+_LINES: Final = 2
+"""Of each step, with its mark."""
 _REMEMBERED: Final = 1024
 """Texts that are kept compiled, some KiB each."""
 
@@ -50,8 +55,8 @@ class Draft(NamedTuple):
 
 
 class Writer:
-    """Writes the text of one part. Its variables are `source`, `target`, `epoch`, `check`, `deadline`, `requests`, and
-    those that `name` gives to values."""
+    """Writes the text of one part. Its variables are `source`, `target`, `epoch`, `check`, `deadline`, `requests`,
+    `mark`, and those that `name` gives to values."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -94,8 +99,8 @@ class Writer:
 def _compiled(lines: Sequence[str], count: int) -> Callable[..., Part]:
     """What makes a part of `lines` from `count` values."""
     values = ", ".join(f"v{number}" for number in range(count))
-    body = "".join(f"  {line}\n" for line in lines)
-    head = f"def make({values}):\n def part(source, target, epoch, check, deadline, requests):\n"
+    body = "".join(f"  {line}\n  if mark is not None: mark()\n" for line in lines)
+    head = f"def make({values}):\n def part(source, target, epoch, check, deadline, requests, mark):\n"
     found: dict[str, Callable[..., Part]] = {}
     exec(compile(f"{head}{body} return part\n", _FILE, "exec"), found)
     return found["make"]
@@ -105,7 +110,7 @@ def step_at(code: CodeType, line: int | None) -> int | None:
     """Which of a part's steps is under way there, from 0; None if that is no part."""
     if code.co_filename != _FILE or line is None:
         return None
-    return max(0, line - _FIRST)
+    return max(0, line - _FIRST) // _LINES
 
 
 def step_of(trace: TracebackType | None) -> int:

@@ -88,7 +88,6 @@ class Plan:
             other, `stride` bytes from each other. Memory that another core has just read is slow to be written: it goes
             two to five times as fast where that core has read so much since that its own cache has lost it
     bound   what the executor keeps for it: its instructions bound to memory, by turn
-    apart   the same with each instruction apart, for calls that are timed step by step
     rivals  itself and another plan of the call, if which is faster is found out by trial; then they are run, not this
     contest which of them has the turn: one for all calls of its kind
     """
@@ -103,7 +102,6 @@ class Plan:
     stride: int = 0
     tally: Tally = field(default_factory=Tally, compare=False)
     bound: dict[int, Any] = field(default_factory=dict, compare=False)
-    apart: dict[int, Any] = field(default_factory=dict, compare=False)
     rivals: tuple[Plan, ...] = ()
     contest: Contest | None = field(default=None, compare=False)
 
@@ -151,7 +149,6 @@ class Planner:
         for plan in self._plans.values():
             for bound in (plan, *plan.rivals):
                 bound.bound.clear()
-                bound.apart.clear()
 
     def plan(self, call: Call) -> Plan:
         """The plan of a call, made on its first occurrence. Raises ValueError for an unusable `algorithm`."""

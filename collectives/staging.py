@@ -10,14 +10,14 @@ there is nothing to see of it: steps and messages are those of arrays in the hos
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from collectives.buffers import Array, Target, as_numpy
 from collectives.devices import Place, check_out, cuda, is_device_array, wait_until_done
-from collectives.parts import Part
+from collectives.parts import Mark
 from collectives.plan import Plan
 from collectives.program import Instruction, Kind, Span
 from collectives.schedule import Buf
@@ -113,13 +113,13 @@ class Weaver:
         self._fetched = False
         self._unwritten: Sequence[int] | None = None
 
-    def weave(self, plan: Plan, parts: Sequence[Part], source: Array, target: Array) -> Sequence[Part]:
+    def weave(self, plan: Plan, source: Array, target: Array) -> Mark | None:
         """See execute.Weave."""
         mirror, steps = self._mirror, plan.program.instructions
         brings, takes = _same(source, mirror.host), self._target is not None and _same(target, mirror.host)
         if self._fetched or plan.algorithm.lends or not (brings or takes):  # what is lent is read as a whole
             self.gather()
-            return parts
+            return None
         self._fetched = True
         touched: list[list[int]] = [[] for _ in steps]
         if brings:
@@ -130,10 +130,7 @@ class Weaver:
         if takes:
             covered = {number for numbers in written.values() for number in numbers}
             self._unwritten = [number for number in range(len(mirror.segments)) if number not in covered]
-        return [
-            self._step(part, numbers, written.get(at, ()))
-            for at, (part, numbers) in enumerate(zip(parts, touched, strict=True))
-        ]
+        return self._between(touched, written)
 
     def gather(self) -> None:
         """Have all of the mirror here."""
@@ -154,18 +151,18 @@ class Weaver:
             piece = slice(*self._mirror.segments[number])
             np.copyto(self._target[piece], self._mirror.array[piece])
 
-    def _step(self, part: Part, before: Sequence[int], behind: Sequence[int]) -> Part:
-        """`part`, a wait before it and copies behind it."""
-        if not before and not behind:
-            return part
-        mirror, deadline, attend = self._mirror, self._deadline, self._attend
+    def _between(self, touched: Sequence[Sequence[int]], written: Mapping[int, Sequence[int]]) -> Mark:
+        """Copies behind each step, and then a wait for what the next one touches."""
+        steps = iter(range(len(touched) + 1))
 
-        def step(*run: Any) -> None:
-            mirror.arrive(before, deadline, attend)
-            part(*run)
-            mirror.push(behind, self._target, self._place)
+        def mark() -> None:
+            at = next(steps)
+            if at - 1 in written:
+                self._mirror.push(written[at - 1], self._target, self._place)
+            if at < len(touched) and touched[at]:
+                self._mirror.arrive(touched[at], self._deadline, self._attend)
 
-        return step
+        return mark
 
 
 def _same(array: Array, other: Array) -> bool:

@@ -1,4 +1,4 @@
-"""Parts of programs: their text, and that what is run as one function does what its steps do."""
+"""Parts of programs: their text, where they are, and what they do."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from collectives import Communicator
 from collectives.algorithms import algorithms
-from collectives.parts import Part, Writer, step_at, step_of
+from collectives.parts import Mark, Part, Writer, step_at, step_of
 from tests.worlds import world_of
 
 NOTHING = np.empty(0)
 
 
-def run(part: Part, source: Any = NOTHING, target: Any = NOTHING, epoch: int = 0) -> None:
-    part(source, target, epoch, 0, 0.0, [])
+def run(part: Part, source: Any = NOTHING, target: Any = NOTHING, epoch: int = 0, mark: Mark | None = None) -> None:
+    part(source, target, epoch, 0, 0.0, [], mark)
 
 
 def test_a_piece_is_cut_once_and_a_value_has_one_name() -> None:
@@ -72,10 +72,18 @@ def test_a_step_is_found_by_its_line() -> None:
     assert step_of(None) == 0
 
 
+def test_marks_are_behind_the_steps() -> None:
+    done: list[int] = []
+    writer = Writer()
+    for number in range(3):
+        writer.step(f"{writer.name(done.append)}({writer.name(number)})")
+    run(writer.draft().part(), mark=lambda: done.append(-len(done)))
+    assert done == [0, -1, 1, -3, 2, -5]
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("transport", ["local", "shm"])
-def test_what_is_run_together_gives_what_the_steps_give(transport: str, size: int) -> None:
-    """Calls that are timed run step by step; the others, which are most, do not."""
+def test_every_algorithm_gives_the_same_timed_or_not_and_in_every_turn(transport: str, size: int) -> None:
 
     def body(comm: Communicator) -> int:
         compared = 0
@@ -99,8 +107,8 @@ def test_what_is_run_together_gives_what_the_steps_give(transport: str, size: in
                 np.testing.assert_array_equal(result, expected(comm, collective, x))
             plan = executor._recent[executor.calls % len(executor._recent)]
             assert plan is not None
-            assert plan.bound if number else plan.apart or len(plan.program.instructions) > 32
-            plan.tally.next = 1 << 60
+            assert len(plan.bound[0].parts) == 1 or len(plan.program.instructions) > 32
+            plan.tally.next = 1 << 60 if number % 2 else 0
             x += 1
         return 1
 
