@@ -250,14 +250,14 @@ class Executor:
                 if times is not None:
                     self.meter.ended(plan, number, self.ranks, self._planner.label, [*times, now()])
         except RondeError as error:
-            at += step_of(error.__traceback__)
+            stuck = at + step_of(error.__traceback__)
             if plan.call.rest is None or not isinstance(error, MismatchError):
-                raise self._give_up(plan, at, error) from None
+                raise self._give_up(plan, stuck, error) from None
             try:
-                for at in self._meet(plan, epoch + 1, deadline):  # noqa: B007
+                for stuck in self._meet(plan, epoch + 1, deadline):  # noqa: B007
                     continue
             except RondeError as lost:
-                raise self._give_up(plan, at, lost) from None
+                raise self._give_up(plan, stuck, lost) from None
             tally.calls -= 1
             if taken is not target:
                 self._given_up = given, taken

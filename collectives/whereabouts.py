@@ -68,10 +68,13 @@ def stack_of(thread: int) -> str:
 # not set yet has a default here.
 
 
-def _in_collective(step: int, /, self: Executor, plan: Plan, at: int | None = None, **_: object) -> list[Place]:
+def _in_collective(
+    step: int, /, self: Executor, plan: Plan, at: int | None = None, stuck: int | None = None, **_: object
+) -> list[Place]:
     if at is None:
         return []
-    at += step
+    # The thread goes on while it is looked at: `step` may be of a part that has failed since.
+    at = at + step if stuck is None else stuck
     return [Place(self, self.calls, at, self.locate(plan, self.calls, at), self.ranks, self.awaits(plan, at))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from collectives import Communicator
 from collectives.bind import Bound
 from collectives.contest import Contest
+from collectives.execute import Executor
 from collectives.parts import Writer
-from collectives.whereabouts import Place, places
+from collectives.plan import Plan
+from collectives.whereabouts import Place, _in_collective, places
 from tests.worlds import world_of
-from transports.errors import DeadlineExceeded
+from transports.errors import DeadlineExceeded, RondeError
 
 
 def test_a_call_is_at_one_place_also_where_two_plans_compete() -> None:
@@ -32,7 +35,7 @@ def test_a_call_is_at_one_place_also_where_two_plans_compete() -> None:
         for _ in range(2):
             writer.step(f"{look}()")
         for turn in range(plan.turns):
-            plan.bound[turn] = Bound((writer.draft().part(),), ())
+            plan.bound[turn] = Bound((writer.draft().part(),))
         plan.tally.next = 1 << 60  # no call is timed, which is done step by step
         executor.repeat(ready, x, None, 1e9)
         executor.repeat(ready._replace(plan=rivals), x, None, 1e9)
@@ -46,6 +49,44 @@ def test_a_call_is_at_one_place_also_where_two_plans_compete() -> None:
     first, second = found[2][0].text, found[3][0].text
     assert "allreduce(float64, 8 elements, op=sum), call 3" in first
     assert first != second
+
+
+def test_where_a_rank_gives_up_is_where_it_was_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it was looked at before it was, and is asked afterwards."""
+    found: list[tuple[int, int]] = []
+    give_up = Executor._give_up
+
+    def look(executor: Executor, plan: Plan, at: int, error: RondeError) -> RondeError:
+        if executor.rank == 0:
+            frame = sys._getframe(1)
+            (early,) = _in_collective(at, **frame.f_locals)
+            (place,) = [place for place in places(executor.alarm) if place.executor is executor]
+            found.append((early.step, place.step))
+        return give_up(executor, plan, at, error)
+
+    def rank(comm: Communicator) -> None:
+        x = np.ones(8)
+        comm.allreduce(x)
+        ready = comm._ready.find("allreduce", x, "sum", None)
+        assert ready is not None
+        last = len(ready.plan.program.instructions) - 1
+        writer = Writer()
+        for _ in range(last):
+            writer.step("pass")
+        writer.step(f"{writer.name(fail)}()")
+        for turn in range(ready.plan.turns):
+            ready.plan.bound[turn] = Bound((writer.draft().part(),))
+        with pytest.raises(RondeError):
+            comm.allreduce(x)
+        if comm.rank == 0:
+            assert found == [(last, last)]
+
+    def fail() -> None:
+        raise DeadlineExceeded("too late")
+
+    monkeypatch.setattr(Executor, "_give_up", look)
+    with world_of("local", 2) as world:
+        world.run(rank)
 
 
 def test_an_error_tells_the_step_of_the_function_that_it_comes_from() -> None:
