@@ -71,7 +71,7 @@ def stack_of(thread: int) -> str:
 def _in_collective(
     step: int, /, self: Executor, plan: Plan, at: int | None = None, stuck: int | None = None, **_: object
 ) -> list[Place]:
-    if at is None:
+    if at is None or not plan.program.instructions:  # it has not begun, or has nothing to do
         return []
     # The thread goes on while it is looked at: `step` may be of a part that has failed since.
     at = at + step if stuck is None else stuck

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from collectives import Communicator
 from collectives.bind import Bound
 from collectives.contest import Contest
 from collectives.execute import Executor
+from collectives.meter import Meter
 from collectives.parts import Writer
 from collectives.plan import Plan
 from collectives.whereabouts import Place, _in_collective, places
@@ -87,6 +89,22 @@ def test_where_a_rank_gives_up_is_where_it_was_stuck(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Executor, "_give_up", look)
     with world_of("local", 2) as world:
         world.run(rank)
+
+
+def test_a_call_without_steps_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[list[Place]] = []
+    ended = Meter.ended
+
+    def look(meter: Meter, *arguments: Any) -> None:
+        found.append(places(comm._executor.alarm))
+        ended(meter, *arguments)
+
+    with world_of("local", 1) as world:
+        (comm,) = world.communicators
+        monkeypatch.setattr(Meter, "ended", look)
+        x = np.ones(3)
+        world.run(lambda comm: comm.allreduce(x, out=x))
+    assert found == [[]]
 
 
 def test_an_error_tells_the_step_of_the_function_that_it_comes_from() -> None:
