@@ -30,8 +30,8 @@ _FIRST: Final = 3
 """The line of the first step: two for the heads of the functions are before it."""
 _LINES: Final = 2
 """Of each step, with its mark."""
-_REMEMBERED: Final = 1024
-"""Texts that are kept compiled, some KiB each."""
+_REMEMBERED: Final = 256
+"""Texts that are kept compiled, up to 10 KiB each, beside those of plans that are bound."""
 
 
 class Draft(NamedTuple):
