@@ -156,6 +156,7 @@ class Play(Order):
         except _Left:
             pass
         if is_victim:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # on a busy machine it is sent once more
             told.leaks = seat.leave()
             seat.say(told)
             sys.exit()
