@@ -15,7 +15,7 @@ from transports.tcp.frames import ABORT, DATA, GOODBYE, HEADER, MAX_CONTROL_BYTE
 from transports.tcp.loop import READ, Loop
 from transports.tcp.silence import Silence
 
-_IN_BUFFER: Final = (1 << 14) + HEADER.size
+_IN_BUFFER: Final = 1 << 14
 _READS_AT_ONCE: Final = 16
 _HEADER_BYTES: Final = HEADER.size
 _unpack_from: Final = HEADER.unpack_from
