@@ -181,20 +181,24 @@ class _Text:
 
     def _bytes(self, span: Span | None) -> str:
         """The bytes of the array for `span`."""
-        array = self._array(span)
-        kept = span is None or span.buf is Buf.SCRATCH
-        return self._writer.name(as_bytes(self._arrays[span])) if kept else f"{self._writer.name(as_bytes)}({array})"
+        if span is None or span.buf is Buf.SCRATCH:
+            return self._writer.name(as_bytes(self._memory(span)))
+        return f"{self._writer.name(as_bytes)}({self._array(span)})"
 
     def _array(self, span: Span | None) -> str:
         """The array for `span`; None is an empty one."""
         if span is not None and span.rank < 0 and span.buf in (Buf.IN, Buf.OUT):
             whole, size = ("source", "target")[span.buf is Buf.OUT], self._sizes[span.buf is Buf.OUT]
             return whole if span.stop - span.start == size else self._writer.piece(whole, span.start, span.stop)
+        return self._writer.name(self._memory(span), span if span is not None and span.buf is Buf.STAGE else None)
+
+    def _memory(self, span: Span | None) -> Array:
+        """The array for `span` that is not the caller's, made once."""
         array = self._arrays.get(span)
         if array is None:
             assert span is not None
             array = self._arrays[span] = self._made(span)
-        return self._writer.name(array, span if span is not None and span.buf is Buf.STAGE else None)
+        return array
 
     def _made(self, span: Span) -> Array:
         if span.buf is Buf.STAGE:
