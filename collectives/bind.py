@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collectives.buffers import Array, as_bytes
+from collectives.buffers import Array, as_bytes, casts
 from collectives.parts import Draft, Part, Writer
 from collectives.plan import Plan
 from collectives.program import Instruction, Kind, Span, is_peers
@@ -109,8 +109,8 @@ class _Text:
     def draft(self, steps: Sequence[Instruction]) -> Draft:
         """Some instructions as one part."""
         self._writer = Writer()
-        for step in steps:
-            self._writer.step(*self._statements(step))
+        for at, step in enumerate(steps):
+            self._writer.step(*(self._exchange(steps, at) or self._statements(step)))
             if step.kind is Kind.COPY and step.dst is not None and step.dst.buf is Buf.STAGE and step.dst.rank < 0:
                 self._copied = step.a, step.dst
             elif step.kind not in (Kind.SIGNAL, Kind.WAIT):
@@ -143,6 +143,30 @@ class _Text:
             return [f"{name(window.publish)}({epoch}, check)"]
         checked = ", check" if step.phase == 1 else ""
         return [f"{name(window.wait)}({name(step.peer)}, {epoch}, deadline{checked})"]
+
+    def _exchange(self, steps: Sequence[Instruction], at: int) -> list[str] | None:
+        """The statements of a step that is done with others, by one call of the transport: a receive that is awaited at
+        once, or next after a send. The call stands where it waits."""
+        name, binder = self._writer.name, self._binder
+        for first in range(max(0, at - 2), at + 1):
+            receive, *others = steps[first : first + 3]
+            if receive.kind is not Kind.RECV or not others:
+                continue
+            send = others.pop(0) if others[0].kind is Kind.SEND else None
+            if not others or others[0].kind is not Kind.AWAIT or others[0].request != receive.request:
+                continue
+            last = first + 1 if send is None else first + 2
+            if at > last:
+                continue
+            if at < last:
+                return ["pass"]
+            source, tag, view = name(binder.ranks[receive.peer]), name(binder.tag), self._bytes(receive.dst)
+            if send is None:
+                return [f"{name(binder.transport.recv)}({source}, {tag}, {view}, deadline, check)"]
+            dest, data = name(binder.ranks[send.peer]), self._bytes(send.a)
+            call = f"{name(binder.transport.sendrecv)}({dest}, {source}, {tag}, {data}, {view}, deadline, check)"
+            return [f"requests[{name(send.request)}] = {call}"]
+        return None
 
     def _reduce(self, step: Instruction) -> list[str]:
         name = self._writer.name
@@ -183,6 +207,8 @@ class _Text:
         """The bytes of the array for `span`."""
         if span is None or span.buf is Buf.SCRATCH:
             return self._writer.name(as_bytes(self._memory(span)))
+        if span.stop > span.start and casts(self._dtype):
+            return f"{self._array(span)}.data.cast('B')"
         return f"{self._writer.name(as_bytes)}({self._array(span)})"
 
     def _array(self, span: Span | None) -> str:

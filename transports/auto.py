@@ -153,6 +153,18 @@ class AutoTransport(Transport):
         except RondeError as error:
             raise self.translate(child, error) from None
 
+    def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int = 0) -> None:
+        if self._sole is not None:
+            return self._sole.recv(peer, tag, view, deadline, check)
+        return super().recv(peer, tag, view, deadline, check)
+
+    def sendrecv(
+        self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int = 0
+    ) -> Request:
+        if self._sole is not None:
+            return self._sole.sendrecv(dest, source, tag, data, view, deadline, check)
+        return super().sendrecv(dest, source, tag, data, view, deadline, check)
+
     def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
         if self._sole is not None or not requests:
             return (self._sole or self._children[0].transport).wait_any(requests, deadline)

@@ -173,6 +173,21 @@ class Transport(ABC):
         MismatchError. A frame that arrives before its receive is posted is kept. Raises as isend does.
         """
 
+    def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int = 0) -> None:
+        """Receive the next frame from `peer` with `tag` into `view`: `irecv`, awaited at once, for which a transport
+        may know a shorter way. Raises as the two do; after DeadlineExceeded `view` still belongs to the transport."""
+        self.irecv(peer, tag, view, check).wait(deadline)
+
+    def sendrecv(
+        self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int = 0
+    ) -> Request:
+        """Begin to send `data` to `dest`, and `recv` into `view` from `source`, which may be the same rank. Returns the
+        request of the send, which may be in flight still. Raises as `isend` and `recv` do."""
+        receiving = self.irecv(source, tag, view, check)
+        sending = self.isend(dest, tag, data, check)
+        receiving.wait(deadline)
+        return sending
+
     def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
         """Wait until at least one of `requests`, which are of this transport, has ended: completed, or failed alone.
 

@@ -158,6 +158,11 @@ class Mailbox:
         receive.done = True
         return True
 
+    def knows(self, peer: int, tag: int) -> bool:
+        """True if a receive is posted for the next frame with this tag from a peer, or that has come."""
+        key = peer, tag
+        return key in self._posted or key in self._parked
+
     def awaits(self, peer: int, tag: int) -> bool:
         """True if a receive is posted for the next frame with this tag from a peer."""
         return (peer, tag) in self._posted

@@ -124,9 +124,9 @@ def test_what_was_read_is_seen_to_though_no_more_comes(files: Files) -> None:
 
 def test_what_was_read_is_seen_to_when_its_place_is_known(files: Files) -> None:
     """Reading stops at a frame without a place, with the rest of a record in OpenSSL; then another thread makes one."""
-    payloads = [bytes(12)] * 909 + [bytes(20)]
+    payloads = [bytes(12)] * 1819 + [bytes(28)]
     stream = frames(*payloads)
-    assert len(stream) == 2 << 14  # two records, of which the second does not fit behind what is left of the first
+    assert len(stream) == 4 << 14  # four records: the last two do not fit behind what is left of the first ones
     options = Options(max_parked_bytes=10, spin_us=0)
     with beside(files.load(), options) as (transport, near, far):
         with transport._lock:
@@ -139,13 +139,13 @@ def test_what_was_read_is_seen_to_when_its_place_is_known(files: Files) -> None:
                 transport.irecv(1, tag, memoryview(bytearray(12)))
 
         def wait() -> None:
-            transport.irecv(1, 909, memoryview(bytearray(20))).wait(time.monotonic() + 5)
+            transport.irecv(1, 1819, memoryview(bytearray(28))).wait(time.monotonic() + 5)
 
         def make_places() -> None:
             wait_until(lambda: lane.held)
-            post(range(500))
-            wait_until(lambda: lane.held and near.pending() == 4)
-            post(range(500, 909))
+            post(range(1000))
+            wait_until(lambda: lane.held and near.pending() == 8)
+            post(range(1000, 1819))
 
         in_threads(wait, make_places)
 

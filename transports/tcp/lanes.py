@@ -11,14 +11,19 @@ from typing import ClassVar, Final, Protocol
 
 from transports import tls
 from transports.errors import RondeError, TransportError
+from transports.tcp import sockets
 from transports.tcp.frames import ABORT, DATA, GOODBYE, HEADER, MAX_CONTROL_BYTES, SPREAD, parse_abort
 from transports.tcp.loop import READ, Loop
 from transports.tcp.silence import Silence
 
-_IN_BUFFER: Final = 1 << 14
+_IN_BUFFER: Final = 1 << 15
+"""Two records of TLS; and frames of up to 16 KiB with some room to spare are read as one."""
 _READS_AT_ONCE: Final = 16
 _HEADER_BYTES: Final = HEADER.size
+_DELAY_EVERY: Final = 0.02
+"""Seconds; the system forgets it when it has answered late, which is after 40 ms without a message."""
 _unpack_from: Final = HEADER.unpack_from
+_CUT_OFF: Final = "it closed the connection without a goodbye"
 
 
 class Place(Protocol):
@@ -146,7 +151,7 @@ class Lane:
                     into = self._window[self._end :] if self._end else self._window
                 count = sock.recv_into(into)
                 if not count:
-                    raise EOFError("it closed the connection without a goodbye")
+                    raise EOFError(_CUT_OFF)
                 read = True
                 if self._landing is None:
                     self._end += count
@@ -156,7 +161,8 @@ class Lane:
                 else:
                     landing, self._landing = self._landing, None
                     landing.finish()
-                    continue
+                    self._look_again()  # not at the socket: to find that nothing more has come takes as long as to read
+                    break
                 if count < len(into) or self._held:
                     break
             else:
@@ -298,8 +304,59 @@ class Incoming(Lane):
 
     def __init__(self, host: Host, loop: Loop, peer: int, sock: socket.socket, pieces: Announced) -> None:
         super().__init__(host, loop, peer, _IN_BUFFER)
+        self._delay_at = 0.0
         self._pieces = pieces
         self.attach(sock)
+
+    def fetch(self, tag: int, check: int, view: memoryview, now: float) -> memoryview | None:
+        """Read the next frame, if it soon comes and is this one, straight to where it is awaited, of which the mailbox
+        knows nothing. What is missing of it still; None if something else came, or nothing, or is under way already."""
+        sock, window = self._sock, self._window
+        if sock is None or self._end or self._held or self._landing is not None:
+            return None
+        try:
+            if now >= self._delay_at:
+                self._delay_at = now + _DELAY_EVERY
+                sockets.delay_answers(sock)
+            count = self._soon(sock, window)
+            if count < _HEADER_BYTES or _unpack_from(window) != (tag, check, DATA, len(view)):
+                self._end = count
+                self._parse()
+                self._look_again()
+                return None
+            got = min(count - _HEADER_BYTES, len(view))
+            after = _HEADER_BYTES + got
+            view[:got] = window[_HEADER_BYTES:after]
+            if count > after:
+                self._end = count - after
+                window[: self._end] = window[after:count]
+                self._parse()
+            while got < len(view):
+                count = self._soon(sock, view[got:])
+                if not count:
+                    break
+                got += count
+            self._look_again()
+            return view[got:]
+        except (EOFError, OSError, TransportError) as error:
+            self.fail(error)
+            return None
+
+    def land(self, place: Place, rest: memoryview) -> None:
+        """What `fetch` has begun to read goes on to a place of the mailbox's."""
+        self._landing, self._rest = place, rest
+
+    def _soon(self, sock: socket.socket, into: memoryview) -> int:
+        """Read what comes within some glances: how many bytes."""
+        for _ in self._loop.glances:
+            try:
+                count = sock.recv_into(into)
+            except BlockingIOError:
+                continue
+            if not count:
+                raise EOFError(_CUT_OFF)
+            return count
+        return 0
 
     def pump_pieces(self) -> bool:
         """`pump` for the lanes that bring pieces."""

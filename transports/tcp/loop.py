@@ -25,6 +25,7 @@ WRITE = selectors.EVENT_WRITE
 
 _SWEEP_EVERY = 0.001
 _LONGEST_WAIT = 3600.0
+_GLANCES = 32
 
 
 class Watched(Protocol):
@@ -65,6 +66,8 @@ class Loop:
     def __init__(self, spin: float, tick: Callable[[float], float], crashed: Callable[[BaseException], None]) -> None:
         self.lock = threading.RLock()
         self.alarm = False
+        self.glances = range(_GLANCES if spin else 1)
+        """Times to look for what is about to come while nothing else is seen to; some 50 us, if waits poll at all."""
         self._turn = threading.Condition(self.lock)
         self._spin = spin
         self._tick = tick
@@ -143,6 +146,11 @@ class Loop:
         if when < self._tick_at:
             self._tick_at = when
             self.interrupt()
+
+    def idle(self, now: float) -> bool:
+        """True if who holds the lock may read one connection by itself for a moment: nobody else is at it, nothing
+        waits to be written, and no look at all connections is due."""
+        return not (self._driving or self._writing or self._unread or self.alarm or now >= self._sweep_at)
 
     def glance(self, waiter: Waiter) -> None:
         """Make what progress is possible without waiting."""

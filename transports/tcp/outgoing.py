@@ -61,25 +61,32 @@ class Outgoing(Lane):
 
     def push(self, header: bytes, payload: memoryview, sending: Sending) -> None:
         """Send a frame: at once what the system takes, the rest when it can. `sending.done` tells the end of it."""
-        if self.closed:
-            return
-        sent = 0
-        if not self._queue and self._sock is not None:
-            try:
-                if len(payload) < _JOIN_BELOW:
-                    sent = self._sock.send(header + payload)
-                else:
-                    sent = sockets.send_vector(self._sock, (memoryview(header), payload[:_BYTES_AT_ONCE]))
-            except BlockingIOError:
-                sent = 0
-            except OSError as error:
-                self._broken(error)
-                return
-            if sent == HEADER.size + len(payload):
-                sending.done = True
-                return
-        self._append(header, payload, sending)
-        self._consume(sent)
+        sent = self.give(header, payload)
+        if sent == HEADER.size + len(payload):
+            sending.done = True
+        else:
+            self.queue(header, payload, sending, sent)
+
+    def give(self, header: bytes, payload: memoryview) -> int:
+        """Have the system take a frame, as far as it does at once and nothing is before it: so many bytes. If these are
+        not all, `queue` must follow."""
+        if self._queue or self._sock is None or self.closed:
+            return 0
+        try:
+            if len(payload) < _JOIN_BELOW:
+                return self._sock.send(header + payload)
+            return sockets.send_vector(self._sock, (memoryview(header), payload[:_BYTES_AT_ONCE]))
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self._broken(error)
+            return 0
+
+    def queue(self, header: bytes, payload: memoryview, sending: Sending, sent: int) -> None:
+        """Send what the system has not taken of a frame, when it can."""
+        if not self.closed:
+            self._append(header, payload, sending)
+            self._consume(sent)
 
     def say(self, frame: bytes) -> None:
         """Send a frame without payload after all that is queued."""

@@ -16,6 +16,7 @@ _KEEPCNT = getattr(socket, "TCP_KEEPCNT", None)
 _RTO_MAX_MS = 44 if sys.platform == "linux" else None
 """TCP_RTO_MAX_MS, which Python does not name yet."""
 _CONGESTION = getattr(socket, "TCP_CONGESTION", None)
+_QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 _LONGEST_RTO = 120
 """Seconds: the system's own."""
 _HAS_SENDMSG = hasattr(socket.socket, "sendmsg")
@@ -97,6 +98,13 @@ def tune(sock: socket.socket, peer_timeout: float) -> None:
         with contextlib.suppress(OSError):  # it was left out, or the other end is gone already
             if sock.getsockname()[0] == sock.getpeername()[0]:
                 sock.setsockopt(socket.IPPROTO_TCP, _CONGESTION, b"reno")
+
+
+def delay_answers(sock: socket.socket) -> None:
+    """Do not acknowledge every small message by itself, at once, which a reader pays for: the next ones may come with
+    it, 40 ms later at most."""
+    if _QUICKACK is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 0)
 
 
 def send_vector(sock: socket.socket, buffers: Sequence[memoryview]) -> int:

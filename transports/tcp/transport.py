@@ -72,6 +72,9 @@ class TcpTransport(Transport):
         self._patience = Patience()
         self._suspicion: tuple[float, RondeError] | None = None
         self._look_at = 0.0
+        self._sent = Send(self, self.rank, 0, 0)
+        """Of a send that was over at once."""
+        self._sent.done = True
         self._opened = False
         self._closing = False
         self._closed = False
@@ -150,6 +153,55 @@ class TcpTransport(Transport):
                 self._resume()
         return request
 
+    def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int = 0) -> None:
+        check_arguments(self, peer, tag, check)
+        check_view(view, writable=True)
+        with self._lock:
+            lane = self._incoming.get(peer)
+            if lane is None or not self._loop.idle(now := time.monotonic()) or self._mailbox.knows(peer, tag):
+                request: Request | None = self.irecv(peer, tag, view, check)
+            else:
+                request = self._fetch(lane, tag, check, view, now)
+        if request is not None:
+            request.wait(deadline)
+
+    def sendrecv(
+        self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int = 0
+    ) -> Request:
+        check_arguments(self, dest, tag, check)
+        check_view(data, writable=False)
+        check_view(view, writable=True)
+        receiving: Request | None
+        sending: Request = self._sent
+        with self._lock:
+            lane, back = self._outgoing.get(dest), self._incoming.get(source)
+            if (
+                lane is None
+                or back is None
+                or len(data) >= self._spread_from
+                or not self._loop.idle(now := time.monotonic())
+                or self._mailbox.knows(source, tag)
+            ):
+                receiving = self.irecv(source, tag, view, check)
+                sending = self.isend(dest, tag, data, check)
+            else:
+                header = data_header(tag, check, len(data))
+                try:
+                    sent = lane.give(header, data)
+                    if sent < len(header) + len(data):
+                        sending = Send(self, dest, tag, len(data))
+                        lane.queue(header, data, sending, sent)
+                except BaseException as error:
+                    self._crashed(error)
+                    raise
+                if sending is self._sent:
+                    receiving = self._fetch(back, tag, check, view, now)
+                else:  # the rest must go out meanwhile
+                    receiving = self.irecv(source, tag, view, check)
+        if receiving is not None:
+            receiving.wait(deadline)
+        return sending
+
     def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
         waiter = AnyOf(requests)
         return waiter.ended if self._loop.wait(waiter, deadline) else []
@@ -165,7 +217,7 @@ class TcpTransport(Transport):
         with self._lock:
             if self._closing or self._closed:
                 return
-            self._closing = True
+            self._closing = self._loop.alarm = True
             self._refusal = self._failure or ClosedError(f"{self._me} was closed", rank=self.rank)
             parts = self._failure is None and self._opened
         try:
@@ -174,6 +226,21 @@ class TcpTransport(Transport):
         finally:
             with self._lock:
                 self._release()
+
+    def _fetch(self, lane: Incoming, tag: int, check: int, view: memoryview, now: float) -> Request | None:
+        """Read a frame that the mailbox knows nothing of; None if all of it has come, else what it is awaited by."""
+        try:
+            rest = lane.fetch(tag, check, view, now)
+        except BaseException as error:
+            self._crashed(error)
+            raise
+        if rest is not None and not rest:
+            return None
+        self._loop.interrupt()  # what has come may be what others wait for
+        request = self.irecv(lane.peer, tag, view, check)
+        if rest:
+            lane.land(self._mailbox.arrive(lane.peer, tag, check, len(view)), rest)
+        return request
 
     # What the requests need.
 
