@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Sequence
 from typing import Final
 
-from transports.base import Group, LinkCost, Member, Request, Transport, check_arguments, check_view
+from transports.base import Group, LinkCost, Request, Transport, check_arguments, check_view
+from transports.cores import Cores
 from transports.errors import (
     AbortedError,
     ClosedError,
@@ -49,11 +49,12 @@ class ShmTransport(Transport, OneSided):
     def __init__(self, group: Group, options: Options | None = None) -> None:
         super().__init__(group)
         self._options = options or Options()
-        self.yields = not _shares_process(group)
-        """Who leaves the core to others lets other ranks have it: Python's lock is not one that they wait for."""
-        spin = _spin_seconds(group, self._options)
+        self.cores = Cores(group)
+        spin = _SPIN if self.cores.suffice else 0.0
+        if self._options.spin_us != AUTOMATIC_SPIN:
+            spin = self._options.spin_us * 1e-6
         self.spins = spin > 0
-        self.waiter = Waiter(self, spin)
+        self.waiter = Waiter(self, spin, self.cores)
         self.windows: set[ShmWindow] = set()
         self._lock = self.waiter.lock
         self._mailbox = Mailbox(self.rank)
@@ -365,18 +366,3 @@ class ShmTransport(Transport, OneSided):
             self._board.release()
             self._board = None
 
-
-def _spin_seconds(group: Group, options: Options) -> float:
-    if options.spin_us != AUTOMATIC_SPIN:
-        return options.spin_us * 1e-6
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 0.0 if _shares_process(group) or cores < len(_neighbours(group)) else _SPIN
-
-
-def _shares_process(group: Group) -> bool:
-    return sum(member.pid == group.members[group.rank].pid for member in _neighbours(group)) > 1
-
-
-def _neighbours(group: Group) -> list[Member]:
-    """The ranks of this host."""
-    return [member for member in group.members if member.host == group.members[group.rank].host]

@@ -21,11 +21,11 @@ The lock is held while it spins, the interpreter's too: hence spinning is short,
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import Final, Protocol
 
+from transports.cores import Cores
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import barrier
 
@@ -65,8 +65,9 @@ class Engine(Protocol):
 class Waiter:
     """The lock of a transport, and the role of its driver. Threads call `wait` and `glance` without the lock."""
 
-    def __init__(self, engine: Engine, spin: float) -> None:
+    def __init__(self, engine: Engine, spin: float, cores: Cores) -> None:
         self.lock = threading.RLock()
+        self._cores = cores
         self._engine = engine
         self._spin = spin
         self._bell: Doorbell | None = None
@@ -168,7 +169,7 @@ class Waiter:
     def _yield(self) -> None:
         self.lock.release()
         try:
-            yield_core()
+            self._cores.leave()
         finally:
             self.lock.acquire()
 
@@ -186,7 +187,8 @@ class Waiter:
                 self._turn.notify_all()
             self.lock.release()
             try:
-                bell.sleep(seconds)
+                with self._cores.kept():
+                    bell.sleep(seconds)
             finally:
                 self.lock.acquire()
         finally:
@@ -207,11 +209,3 @@ class Waiter:
     def _look(self, now: float) -> None:
         self._look_at = now + LOOK_EVERY
         self._engine.look()
-
-
-def yield_core() -> None:
-    """Let another thread or process have the core."""
-    if hasattr(os, "sched_yield"):
-        os.sched_yield()
-    else:
-        time.sleep(0)

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from transports.base import MAX_CHECK
+from transports.cores import Cores
 from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost
 from transports.onesided import Memory, Window
 from transports.shm import remote, requests
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import WEAKLY_ORDERED, barrier
 from transports.shm.segments import Segment
-from transports.shm.waiting import yield_core
 
 _CONTROL_BYTES: Final = 256
 _PAGE: Final = 4096
@@ -47,8 +47,8 @@ _NEVER: Final = 1 << 64
 class Host(requests.Host, Protocol):
     """What windows need of their transport."""
 
+    cores: Cores
     spins: bool
-    yields: bool
     windows: set[ShmWindow]
 
     def bells_of(self, ranks: Sequence[int]) -> list[Doorbell]:
@@ -71,7 +71,8 @@ class ShmWindow(Window):
         self._bells = host.bells_of(ranks)
         self._pids = [host.group.members[rank].pid for rank in ranks]
         self._glances = range(_GLANCES if host.spins else 0)
-        self._yields = range(_YIELDS if host.yields else 0)
+        self._yields = range(0 if host.cores.shares_process else _YIELDS)
+        self._leave_core = host.cores.leave
         self._published = 0
         memory = segment.memory
         starts = [_parts_offset(len(ranks)) + _BEHIND + index * _stride(nbytes) for index in range(len(ranks))]
@@ -193,7 +194,7 @@ class ShmWindow(Window):
             if control[_EPOCH] >= epoch:
                 return True
         for _ in self._yields:
-            yield_core()
+            self._leave_core()
             if control[_EPOCH] >= epoch:
                 return True
         return False

@@ -20,12 +20,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from transports.cores import Cores
+
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 
 _SWEEP_EVERY = 0.001
 _LONGEST_WAIT = 3600.0
-_GLANCES = 32
+_GLANCES = 16
 
 
 class Watched(Protocol):
@@ -59,17 +61,25 @@ class Loop:
 
     alarm    set, for good, once a wait may be in vain; only then waiters are asked to `assess`
     spin     seconds that a wait polls before it sleeps
+    cores    where it does so
     tick     called with the time at most as often as it asks: it returns when it wants to be called next
     crashed  called when an exception escapes in the middle of moving bytes, so that streams may be out of step
     """
 
-    def __init__(self, spin: float, tick: Callable[[float], float], crashed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        spin: float,
+        cores: Cores,
+        tick: Callable[[float], float],
+        crashed: Callable[[BaseException], None],
+    ) -> None:
         self.lock = threading.RLock()
         self.alarm = False
-        self.glances = range(_GLANCES if spin else 1)
-        """Times to look for what is about to come while nothing else is seen to; some 50 us, if waits poll at all."""
+        self.glances = range(_GLANCES if spin and cores.suffice else 1)
+        """Times to look for what is about to come while nothing else is seen to; some 25 us, if waits poll at all."""
         self._turn = threading.Condition(self.lock)
         self._spin = spin
+        self._cores = cores
         self._tick = tick
         self._crashed = crashed
         self._tick_at = 0.0
@@ -203,6 +213,8 @@ class Loop:
                     waiter.assess()
                 if now >= deadline:
                     return False
+            else:
+                self._cores.leave()
 
     def _poke(self, waiter: Waiter) -> bool:
         try:
@@ -221,7 +233,8 @@ class Loop:
             self._asleep = True
             self.lock.release()
             try:
-                events = selector.select(timeout)
+                with self._cores.kept():
+                    events = selector.select(timeout)
             finally:
                 self.lock.acquire()
                 self._asleep = False

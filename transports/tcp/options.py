@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Final
 
 from transports.base import Group
+from transports.cores import Cores
 from transports.errors import ConfigError
 from transports.tcp.frames import MAX_CONNECTIONS
 
 AUTOMATIC: Final = -1
 _SPIN: Final = 500e-6
+_SPIN_BY_TURNS: Final = 100e-6
 _CONNECTIONS: Final = 4
 
 
@@ -32,8 +33,9 @@ class Options:
                          most 64; 0 for none; -1 chooses: 4 to a rank on another host, none to one on the same. Each
                          rank has its own setting, for what it sends
     spread_bytes         at least 1: a message of this length or longer is spread
-    spin_us              microseconds that a wait polls before it sleeps; -1 chooses: 500 if the host has a core for
-                         each of its ranks, else 0
+    spin_us              microseconds that a wait polls before it sleeps, leaving the core to others in between; -1
+                         chooses: 500 if the host has a core for each of its ranks, else 100; 0 for ranks that are
+                         threads of one process
     """
 
     interface: str = ""
@@ -65,13 +67,13 @@ class Options:
         _require(AUTOMATIC <= self.spin_us <= 1_000_000, "spin_us", self.spin_us, "-1 to 1000000 microseconds")
 
 
-def spin_seconds(group: Group, options: Options) -> float:
+def spin_seconds(cores: Cores, options: Options) -> float:
     """The seconds that a wait polls before it sleeps."""
     if options.spin_us != AUTOMATIC:
         return options.spin_us * 1e-6
-    own = group.members[group.rank].host
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return _SPIN if cores >= sum(member.host == own for member in group.members) else 0.0
+    if cores.suffice:
+        return _SPIN
+    return 0.0 if cores.shares_process else _SPIN_BY_TURNS
 
 
 def connections_to(group: Group, peer: int, options: Options) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from transports.base import Group, Request, Transport, check_arguments, check_view
+from transports.cores import Cores
 from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.matching import Landing, Mailbox
 from transports.tcp import silence
@@ -50,7 +51,8 @@ class TcpTransport(Transport):
     def __init__(self, group: Group, options: Options | None = None) -> None:
         super().__init__(group)
         self._options = options or Options()
-        self._loop = Loop(spin_seconds(group, self._options), self._tick, self._crashed)
+        cores = Cores(group)
+        self._loop = Loop(spin_seconds(cores, self._options), cores, self._tick, self._crashed)
         self._lock = self._loop.lock
         self._mailbox = Mailbox(self.rank)
         self._listener = Listener(
