@@ -183,6 +183,8 @@ class Transport(ABC):
     ) -> Request:
         """Begin to send `data` to `dest`, and `recv` into `view` from `source`, which may be the same rank. Returns the
         request of the send, which may be in flight still. Raises as `isend` and `recv` do."""
+        check_arguments(self, dest, tag, check)
+        check_view(data, writable=False)
         receiving = self.irecv(source, tag, view, check)
         sending = self.isend(dest, tag, data, check)
         receiving.wait(deadline)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -251,16 +252,18 @@ def test_spinning_is_for_processes_that_have_a_core_each(monkeypatch: pytest.Mon
 def test_a_wait_for_an_epoch_leaves_the_core_to_other_processes_before_it_drives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert not make(groups(2)[0]).yields
-    assert make(groups(1)[0]).yields
+    assert make(groups(2)[0]).cores.shares_process
+    assert not make(groups(1)[0]).cores.shares_process
 
     def body(t: Any) -> None:
-        t.yields = True
+        t.cores.shares_process = False
+        left: list[Callable[[], None]] = [lambda: None]
+        t.cores.leave = lambda: left[0]()
         made = t.expose("w", BOTH, 8, soon())
         if t.rank == 0:
             epochs = iter(range(1, 100))
             with monkeypatch.context() as patch:
-                patch.setattr("transports.shm.window.yield_core", lambda: made.publish(next(epochs)))
+                left[0] = lambda: made.publish(next(epochs))
                 patch.setattr(t.waiter, "wait", None)
                 made.wait(0, 3, soon())
             assert next(epochs) == 4

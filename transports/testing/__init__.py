@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from transports.base import Group, Transport
-from transports.testing import endings, frames, windows
+from transports.testing import endings, exchanges, frames, windows
 from transports.testing.bench import Bench
 from transports.testing.kit import Check, ConformanceError, Outcome, Report, try_checks
 from transports.testing.leaks import LeakError, Leaks
@@ -33,7 +33,7 @@ __all__ = [
     "run_threads",
 ]
 
-CHECKS: Final[tuple[Check, ...]] = frames.CHECKS + endings.CHECKS + windows.CHECKS
+CHECKS: Final[tuple[Check, ...]] = frames.CHECKS + exchanges.CHECKS + endings.CHECKS + windows.CHECKS
 
 
 def check_transport(
