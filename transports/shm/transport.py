@@ -365,4 +365,3 @@ class ShmTransport(Transport, OneSided):
             self._board.leave()
             self._board.release()
             self._board = None
-
