@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from tests.security.certificates import Files
 from tests.security.fuzz import cuts, faulty, fuzz
-from tests.transports.groups import SECRET, recv, send
+from tests.transports.groups import SECRET, groups, recv, send
 from tests.transports.tcp_ranks import SECONDS, address_of, in_threads, link, ranks, wait_until
 from transports import auth
+from transports.cores import Cores
 from transports.errors import ConnectError, RondeError
 from transports.tcp import Options, TcpTransport
 from transports.tcp.frames import intro_frame
@@ -141,7 +142,7 @@ def dial(listener: socket.socket) -> RondeError | socket.socket:
     """What becomes of a Dial."""
     outcome = Outcome()
     failed: list[BaseException] = []
-    loop = Loop(0.0, lambda now: now + 1.0, failed.append)
+    loop = Loop(0.0, Cores(groups(1)[0]), lambda now: now + 1.0, failed.append)
     with loop.lock:
         loop.open()
         dial = Dial(
