@@ -6,6 +6,7 @@ import argparse
 import os
 import random
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -62,8 +63,14 @@ def main(arguments: list[str]) -> int:
 
     options = parser.parse_args(arguments)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of the processes that are started
+    signal.signal(signal.SIGTERM, _leave)
     run: int = options.run(parser, options)
     return run
+
+
+def _leave(number: int, _: object) -> None:
+    """End, and clean up on the way."""
+    sys.exit(128 + number)
 
 
 def _common_options(parser: argparse.ArgumentParser) -> None:

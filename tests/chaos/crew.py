@@ -6,6 +6,7 @@ import contextlib
 import logging
 import multiprocessing
 import signal
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -14,6 +15,7 @@ from typing import Final
 from tests.chaos import thread_bed
 from tests.chaos.case import Case
 from tests.chaos.verdict import Finding, Outcome
+from transports.shm.segments import default_directory
 
 PATIENCE: Final = thread_bed.BOUND + 30.0
 """Seconds after which a process that runs a case is given up."""
@@ -22,12 +24,12 @@ PATIENCE: Final = thread_bed.BOUND + 30.0
 class _Worker:
     """A process that runs one case after the other."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, room: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe: Connection
         self.pipe, theirs = context.Pipe()
         with theirs:
-            self._process = context.Process(target=_work, args=(theirs, patience), name="chaos crew", daemon=True)
+            self._process = context.Process(target=_work, args=(theirs, patience, room), name="chaos crew", daemon=True)
             self._process.start()
         self.case: Case | None = None
         self.until = 0.0
@@ -63,12 +65,13 @@ class _Worker:
 def run(cases: Iterable[Case], jobs: int, patience: float) -> Iterator[Outcome]:
     """Run cases on threads, `jobs` at a time; the outcomes as they come."""
     coming = iter(cases)
+    room = tempfile.TemporaryDirectory(prefix="chaos-ronde-", dir=default_directory())
     workers: dict[Connection, _Worker] = {}
 
     def hire() -> None:
         case = next(coming, None)
         if case is not None:
-            worker = _Worker(patience)
+            worker = _Worker(patience, room.name)
             workers[worker.pipe] = worker
             worker.begin(case)
 
@@ -95,11 +98,12 @@ def run(cases: Iterable[Case], jobs: int, patience: float) -> Iterator[Outcome]:
     finally:
         for worker in workers.values():
             worker.end()
+        room.cleanup()  # of those that were killed in the middle of a case too
 
 
-def _work(pipe: Connection, patience: float) -> None:
+def _work(pipe: Connection, patience: float, room: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness decides what an interrupt means
     logging.disable()  # what transports log of ranks that vanish is no news here
     with contextlib.suppress(EOFError, BrokenPipeError):  # the harness is gone
         while True:
-            pipe.send(thread_bed.run(pipe.recv(), patience))
+            pipe.send(thread_bed.run(pipe.recv(), patience, room=room))

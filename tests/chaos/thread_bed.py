@@ -236,10 +236,12 @@ def _strike(case: Case) -> Strike:
     return Strike(case.dice("strike").randint(1, 25), counts, lasting=name in ("drop", "hang"))
 
 
-def run(case: Case, patience: float = 0.0, settings: Mapping[str, object] | None = None) -> Outcome:
-    """Run a case and judge it. `settings` are more of the communicator's."""
+def run(
+    case: Case, patience: float = 0.0, settings: Mapping[str, object] | None = None, room: str | None = None
+) -> Outcome:
+    """Run a case and judge it. `settings` are more of the communicator's; `room` is where its memory files are."""
     found: list[Finding] = []
-    with tempfile.TemporaryDirectory(prefix="chaos-ronde-", dir=default_directory()) as directory:
+    with tempfile.TemporaryDirectory(prefix="chaos-ronde-", dir=room or default_directory()) as directory:
         config = Config.load(
             {
                 "transport": case.transport,
