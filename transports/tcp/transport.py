@@ -13,12 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from transports.base import Group, Request, Transport, check_arguments, check_view
+from transports.base import Group, Request, check_arguments, check_view
 from transports.cores import Cores
 from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.matching import Landing, Mailbox
 from transports.tcp import silence
 from transports.tcp.addresses import exchange, own_address
+from transports.tcp.at_once import AtOnce
 from transports.tcp.dialing import Dialing, purpose
 from transports.tcp.frames import GOODBYE_FRAME, abort_frame, data_header
 from transports.tcp.gathering import Gathering
@@ -39,7 +40,7 @@ agree on a cause, that must stay below the second in which a lost rank is to be 
 _ABSENT: Final = 0.1  # seconds that a peer is awaited before this rank connects to it by itself
 
 
-class TcpTransport(Transport):
+class TcpTransport(AtOnce):
     """Bytes between ranks over TCP. See the module and `transports.base.Transport`.
 
     It is also the `Host` of its lanes, the `Seeker` of new ones and the `Welcome` of its listener: their calls come
@@ -74,9 +75,6 @@ class TcpTransport(Transport):
         self._patience = Patience()
         self._suspicion: tuple[float, RondeError] | None = None
         self._look_at = 0.0
-        self._sent = Send(self, self.rank, 0, 0)
-        """Of a send that was over at once."""
-        self._sent.done = True
         self._opened = False
         self._closing = False
         self._closed = False
@@ -121,7 +119,7 @@ class TcpTransport(Transport):
     def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
         check_arguments(self, peer, tag, check)
         check_view(view, writable=False)
-        send = Send(self, peer, tag, len(view))
+        send = self._sending(peer, tag, len(view))
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal.with_traceback(None)
@@ -155,55 +153,6 @@ class TcpTransport(Transport):
                 self._resume()
         return request
 
-    def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int = 0) -> None:
-        check_arguments(self, peer, tag, check)
-        check_view(view, writable=True)
-        with self._lock:
-            lane = self._incoming.get(peer)
-            if lane is None or not self._loop.idle(now := time.monotonic()) or self._mailbox.knows(peer, tag):
-                request: Request | None = self.irecv(peer, tag, view, check)
-            else:
-                request = self._fetch(lane, tag, check, view, now)
-        if request is not None:
-            request.wait(deadline)
-
-    def sendrecv(
-        self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int = 0
-    ) -> Request:
-        check_arguments(self, dest, tag, check)
-        check_view(data, writable=False)
-        check_view(view, writable=True)
-        receiving: Request | None
-        sending: Request = self._sent
-        with self._lock:
-            lane, back = self._outgoing.get(dest), self._incoming.get(source)
-            if (
-                lane is None
-                or back is None
-                or len(data) >= self._spread_from
-                or not self._loop.idle(now := time.monotonic())
-                or self._mailbox.knows(source, tag)
-            ):
-                receiving = self.irecv(source, tag, view, check)
-                sending = self.isend(dest, tag, data, check)
-            else:
-                header = data_header(tag, check, len(data))
-                try:
-                    sent = lane.give(header, data)
-                    if sent < len(header) + len(data):
-                        sending = Send(self, dest, tag, len(data))
-                        lane.queue(header, data, sending, sent)
-                except BaseException as error:
-                    self._crashed(error)
-                    raise
-                if sending is self._sent:
-                    receiving = self._fetch(back, tag, check, view, now)
-                else:  # the rest must go out meanwhile
-                    receiving = self.irecv(source, tag, view, check)
-        if receiving is not None:
-            receiving.wait(deadline)
-        return sending
-
     def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
         waiter = AnyOf(requests)
         return waiter.ended if self._loop.wait(waiter, deadline) else []
@@ -229,20 +178,8 @@ class TcpTransport(Transport):
             with self._lock:
                 self._release()
 
-    def _fetch(self, lane: Incoming, tag: int, check: int, view: memoryview, now: float) -> Request | None:
-        """Read a frame that the mailbox knows nothing of; None if all of it has come, else what it is awaited by."""
-        try:
-            rest = lane.fetch(tag, check, view, now)
-        except BaseException as error:
-            self._crashed(error)
-            raise
-        if rest is not None and not rest:
-            return None
-        self._loop.interrupt()  # what has come may be what others wait for
-        request = self.irecv(lane.peer, tag, view, check)
-        if rest:
-            lane.land(self._mailbox.arrive(lane.peer, tag, check, len(view)), rest)
-        return request
+    def _sending(self, peer: int, tag: int, nbytes: int) -> Send:
+        return Send(self, peer, tag, nbytes)
 
     # What the requests need.
 
