@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Final
 
 from transports.base import Group
@@ -22,6 +24,7 @@ _LONG: Final = 10e-6
 """Seconds. To leave the core when nobody else wants it takes a tenth of that."""
 _EVERY: Final = 1e-3
 """Seconds between moves. One takes some 50 us, and 6 where the thread is there already."""
+_TOPOLOGY: Final = Path("/sys/devices/system/cpu")
 _CAN_MOVE: Final = hasattr(os, "sched_setaffinity")
 _give_way: Final[Callable[[], None]] = getattr(os, "sched_yield", partial(time.sleep, 0))
 
@@ -56,9 +59,9 @@ class Cores:
                 pass
 
     def part(self, cores: Collection[int]) -> set[int]:
-        """This rank's part of `cores`: ranks share none as long as there are enough."""
+        """This rank's part of `cores`: ranks share none as long as there are enough, nor hardware threads of one."""
         start, stop = (place * len(cores) // self._count for place in (self._place, self._place + 1))
-        return set(sorted(cores)[start : max(stop, start + 1)])
+        return set(sorted(cores, key=_whole)[start : max(stop, start + 1)])
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -76,3 +79,14 @@ class Cores:
             if os.sched_getaffinity(0) == part:  # nobody else has bound it
                 with contextlib.suppress(OSError):
                     os.sched_setaffinity(0, allowed)
+
+
+@cache
+def _whole(core: int) -> tuple[int, int]:
+    """Brings those next to each other that are hardware threads of one core. Often the system numbers all first threads
+    before all second ones."""
+    try:
+        siblings = (_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list").read_text("ascii")
+        return int(re.split("[,-]", siblings)[0]), core
+    except (OSError, ValueError):  # it does not tell
+        return core, core

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,15 @@ from transports.cores import Cores
 from transports.rendezvous.memory import MemoryStore
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind threads")
+
+
+@pytest.fixture(autouse=True)
+def whole_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A system that says nothing of hardware threads."""
+    monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
+    cores._whole.cache_clear()
+    yield
+    cores._whole.cache_clear()
 
 
 def of(rank: int, hosts: str = "aa", *, threads: bool = False) -> Cores:
@@ -42,6 +53,17 @@ def reversed_of(given: list[int]) -> list[int]:
 def test_only_the_ranks_of_the_own_host_count() -> None:
     assert of(1, "bab").part({4, 7}) == {4, 7}
     assert [of(rank, "bab").part({4, 7}) for rank in (0, 2)] == [{4}, {7}]
+
+
+@pytest.mark.parametrize("siblings", ["{0},{4}", "{0}-{0},{4}", ""])
+def test_hardware_threads_of_one_core_stay_together(siblings: str, tmp_path: Path) -> None:
+    for core in range(8):
+        topology = tmp_path / f"cpu{core}" / "topology"
+        topology.mkdir(parents=True)
+        text = siblings.format(*(core % 4 + 4 * (number // 4) for number in range(8)))
+        (topology / "thread_siblings_list").write_text(text + "\n")
+    parts = [of(rank).part(range(8)) for rank in (0, 1)]
+    assert parts == ([{0, 1, 4, 5}, {2, 3, 6, 7}] if siblings else [{0, 1, 2, 3}, {4, 5, 6, 7}])
 
 
 def test_there_are_enough_cores_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
