@@ -5,11 +5,13 @@ A small call takes microseconds; whoever asks for its whereabouts is in no hurry
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from itertools import accumulate, chain, islice, repeat, takewhile, tee
 from types import CodeType, FrameType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from collectives.alarm import Alarm
 from collectives.execute import Executor
@@ -43,25 +45,46 @@ class Place(NamedTuple):
 def places(alarm: Alarm) -> list[Place]:
     """Where the threads of this process are that are inside calls of the rank which `alarm` is of."""
     found = []
-    for innermost in sys._current_frames().values():
-        frame: FrameType | None = innermost
+    for stack in _stacks().values():
         step = 0
-        while frame is not None:
+        for frame in stack:
             look = _LOOKS.get(frame.f_code)
             if look is not None:
                 found += look(step, **frame.f_locals)
                 step = 0
             step = step_at(frame.f_code, frame.f_lineno) or step
-            frame = frame.f_back
     return [place for place in found if place.executor.alarm is alarm]
 
 
 def stack_of(thread: int) -> str:
     """The innermost part of a thread's Python stack, as in a traceback."""
-    frame = sys._current_frames().get(thread)
-    if frame is None:
+    frames = _stacks().get(thread)
+    if frames is None:
         return "  its thread has ended\n"
-    return "".join(traceback.format_stack(frame, limit=_LONGEST_STACK))
+    lines = [(frame, frame.f_lineno) for frame in reversed(frames[:_LONGEST_STACK])]
+    return "".join(traceback.StackSummary.extract(iter(lines)).format())
+
+
+def _stacks() -> dict[int, list[FrameType]]:
+    """The frames of all threads, the innermost first, as they are at one moment.
+
+    From one frame to the next no other thread may run: CPython 3.11 has been seen to give an object of another kind as
+    `f_back`, and to crash, where the thread that is looked at went on meanwhile. So all is done in one call, of `dict`,
+    and by functions that are not written in Python; the collector could call some that are.
+    """
+    once, same = tee(islice(iter(sys._current_frames, None), 1))
+    innermost = chain.from_iterable(map(dict.values, once))
+    outwards: Any = map(accumulate, map(chain, zip(innermost), repeat(repeat("f_back"))), repeat(getattr))
+    stacks = zip(
+        chain.from_iterable(map(dict.keys, same)), map(list, map(takewhile, repeat(bool), outwards)), strict=True
+    )
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return dict(stacks)
+    finally:
+        if collects:
+            gc.enable()
 
 
 # The arguments are the step of the part that it runs, and the variables of the method that is under way; what it has

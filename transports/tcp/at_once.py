@@ -12,6 +12,7 @@ import time
 from abc import abstractmethod
 
 from transports.base import Group, Request, Transport, check_arguments, check_view
+from transports.errors import RondeError
 from transports.matching import Mailbox
 from transports.tcp.frames import data_header
 from transports.tcp.lanes import Incoming
@@ -96,13 +97,15 @@ class AtOnce(Transport):
         """Read a frame that the mailbox knows nothing of; None if all of it has come, else what it is awaited by."""
         try:
             rest = lane.fetch(tag, check, view, now)
+            if rest is not None and not rest:
+                return None
+            self._loop.interrupt()  # what has come may be what others wait for
+            request = self.irecv(lane.peer, tag, view, check)
+            if rest:
+                lane.land(self._mailbox.arrive(lane.peer, tag, check, len(view)), rest)
+        except RondeError:  # of a transport that has failed
+            raise
         except BaseException as error:
             self._crashed(error)
             raise
-        if rest is not None and not rest:
-            return None
-        self._loop.interrupt()  # what has come may be what others wait for
-        request = self.irecv(lane.peer, tag, view, check)
-        if rest:
-            lane.land(self._mailbox.arrive(lane.peer, tag, check, len(view)), rest)
         return request
