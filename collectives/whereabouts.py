@@ -8,7 +8,8 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import accumulate, chain, islice, repeat, takewhile, tee
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
@@ -44,47 +45,59 @@ class Place(NamedTuple):
 
 def places(alarm: Alarm) -> list[Place]:
     """Where the threads of this process are that are inside calls of the rank which `alarm` is of."""
-    found = []
-    for stack in _stacks().values():
-        step = 0
-        for frame in stack:
-            look = _LOOKS.get(frame.f_code)
-            if look is not None:
-                found += look(step, **frame.f_locals)
-                step = 0
-            step = step_at(frame.f_code, frame.f_lineno) or step
-    return [place for place in found if place.executor.alarm is alarm]
+    with _stacks() as stacks:
+        return [place for stack in stacks.values() for place in _places_in(stack) if place.executor.alarm is alarm]
+
+
+def _places_in(stack: list[FrameType]) -> list[Place]:
+    found: list[Place] = []
+    step = 0
+    for frame in stack:
+        look = _LOOKS.get(frame.f_code)
+        if look is not None:
+            found += look(step, **frame.f_locals)
+            step = 0
+        step = step_at(frame.f_code, frame.f_lineno) or step
+    return found
 
 
 def stack_of(thread: int) -> str:
     """The innermost part of a thread's Python stack, as in a traceback."""
-    frames = _stacks().get(thread)
-    if frames is None:
-        return "  its thread has ended\n"
-    lines = [(frame, frame.f_lineno) for frame in reversed(frames[:_LONGEST_STACK])]
-    return "".join(traceback.StackSummary.extract(iter(lines)).format())
+    with _stacks() as stacks:
+        innermost = stacks.get(thread, [])[:_LONGEST_STACK]
+        lines = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in reversed(innermost))
+        innermost.clear()
+    return "".join(lines.format()) or "  its thread has ended\n"
 
 
-def _stacks() -> dict[int, list[FrameType]]:
+@contextmanager
+def _stacks() -> Iterator[dict[int, list[FrameType]]]:
     """The frames of all threads, the innermost first, as they are at one moment.
 
     From one frame to the next no other thread may run: CPython 3.11 has been seen to give an object of another kind as
     `f_back`, and to crash, where the thread that is looked at went on meanwhile. So all is done in one call, of `dict`,
     and by functions that are not written in Python; the collector could call some that are.
+
+    Afterwards the frames are let go: those of who looks are among them, and would keep themselves and all the others,
+    with their variables, until they are collected.
     """
-    once, same = tee(islice(iter(sys._current_frames, None), 1))
+    once, again, current = tee(islice(iter(sys._current_frames, None), 1), 3)
     innermost = chain.from_iterable(map(dict.values, once))
     outwards: Any = map(accumulate, map(chain, zip(innermost), repeat(repeat("f_back"))), repeat(getattr))
-    stacks = zip(
-        chain.from_iterable(map(dict.keys, same)), map(list, map(takewhile, repeat(bool), outwards)), strict=True
-    )
+    frames = map(list, map(takewhile, repeat(bool), outwards))
     collects = gc.isenabled()
     gc.disable()
     try:
-        return dict(stacks)
+        found = dict(zip(chain.from_iterable(map(dict.keys, again)), frames, strict=True))
     finally:
         if collects:
             gc.enable()
+    try:
+        yield found
+    finally:
+        for stack in found.values():
+            stack.clear()
+        next(current).clear()
 
 
 # The arguments are the step of the part that it runs, and the variables of the method that is under way; what it has

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
+import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from collectives.execute import Executor
 from collectives.meter import Meter
 from collectives.parts import Writer
 from collectives.plan import Plan
-from collectives.whereabouts import Place, _in_collective, places
+from collectives.whereabouts import Place, _in_collective, places, stack_of
 from tests.worlds import world_of
 from transports.errors import DeadlineExceeded, RondeError
 
@@ -124,3 +127,51 @@ def test_an_error_tells_the_step_of_the_function_that_it_comes_from() -> None:
         text, _ = world.run(rank)
     assert "allreduce(float64, 8 elements, op=sum), call 5" in text
     assert "rank 0 waits for rank 1" in text
+
+
+def test_who_looks_keeps_no_frames() -> None:
+    """They would keep the arrays of whoever is looked at, until the collector finds them."""
+    looked, over = threading.Event(), threading.Event()
+    kept: list[weakref.ref[Sized]] = []
+
+    def work() -> None:
+        array = Sized()
+        kept.append(weakref.ref(array))
+        looked.set()
+        over.wait(10)
+
+    thread = threading.Thread(target=work)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        thread.start()
+        looked.wait(10)
+        with world_of("local", 1) as world:
+            assert world.run(lambda comm: places(comm._executor.alarm)) == [[]]
+        assert "over.wait(10)" in stack_of(thread.ident or 0)
+        over.set()
+        thread.join()
+        assert kept[0]() is None
+    finally:
+        if collects:
+            gc.enable()
+    assert gc.isenabled() == collects
+
+
+class Sized:
+    """Stands for an array."""
+
+
+def test_the_collector_is_left_as_it_was() -> None:
+    gc.disable()
+    try:
+        stack_of(threading.get_ident())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert "test_the_collector_is_left_as_it_was" in stack_of(threading.get_ident())
+    assert gc.isenabled()
+
+
+def test_the_stack_of_a_thread_that_has_ended() -> None:
+    assert stack_of(0) == "  its thread has ended\n"

@@ -51,6 +51,7 @@ class Leaks:
         left = self._inventory() - self._before
         while left and time.monotonic() < deadline:
             time.sleep(SETTLE_PAUSE)  # descriptors, files and processes of others announce their end nowhere
+            gc.collect()  # threads that have ended since may have left such garbage too
             left &= self._inventory()  # what comes later is somebody else's
         return [f"thread {thread.name!r}" for thread in self._new_threads()] + sorted(left)
 
