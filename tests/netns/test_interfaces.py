@@ -66,10 +66,12 @@ def test_a_wrong_interface_is_an_error_that_says_so(trapped: Site) -> None:
 
 
 def test_an_interface_that_is_not_there_is_an_error_that_lists_those_that_are(trapped: Site) -> None:
-    for story in compute(trapped, "auto", {"interface": "eth7"}):
-        failure = story.failure
+    failures = [story.failure for story in compute(trapped, "auto", {"interface": "eth7"})]
+    assert any(failure is not None and failure.kind == "ConfigError" for failure in failures)
+    for failure in failures:
         assert failure is not None
-        assert failure.kind == "ConfigError"
+        told = failure.kind == "ConnectError" and "gave up" in failure.message  # by who was quicker
+        assert failure.kind == "ConfigError" or told
         assert "'eth7'" in failure.message
         assert CABLE in failure.message
         assert TRAP in failure.message
