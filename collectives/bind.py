@@ -109,8 +109,13 @@ class _Text:
     def draft(self, steps: Sequence[Instruction]) -> Draft:
         """Some instructions as one part."""
         self._writer = Writer()
+        exchanges = _exchanges(steps)
+        joined = {id(step) for begun in exchanges.values() for step in begun}
         for at, step in enumerate(steps):
-            self._writer.step(*(self._exchange(steps, at) or self._statements(step)))
+            if at in exchanges:
+                self._writer.step(self._exchange(*exchanges[at]))
+            else:
+                self._writer.step(*(["pass"] if id(step) in joined else self._statements(step)))
             if step.kind is Kind.COPY and step.dst is not None and step.dst.buf is Buf.STAGE and step.dst.rank < 0:
                 self._copied = step.a, step.dst
             elif step.kind not in (Kind.SIGNAL, Kind.WAIT):
@@ -144,29 +149,15 @@ class _Text:
         checked = ", check" if step.phase == 1 else ""
         return [f"{name(window.wait)}({name(step.peer)}, {epoch}, deadline{checked})"]
 
-    def _exchange(self, steps: Sequence[Instruction], at: int) -> list[str] | None:
-        """The statements of a step that is done with others, by one call of the transport: a receive that is awaited at
-        once, or next after a send. The call stands where it waits."""
+    def _exchange(self, receive: Instruction, send: Instruction | None = None) -> str:
+        """A receive that is awaited here, and what is sent before it, by one call of the transport."""
         name, binder = self._writer.name, self._binder
-        for first in range(max(0, at - 2), at + 1):
-            receive, *others = steps[first : first + 3]
-            if receive.kind is not Kind.RECV or not others:
-                continue
-            send = others.pop(0) if others[0].kind is Kind.SEND else None
-            if not others or others[0].kind is not Kind.AWAIT or others[0].request != receive.request:
-                continue
-            last = first + 1 if send is None else first + 2
-            if at > last:
-                continue
-            if at < last:
-                return ["pass"]
-            source, tag, view = name(binder.ranks[receive.peer]), name(binder.tag), self._bytes(receive.dst)
-            if send is None:
-                return [f"{name(binder.transport.recv)}({source}, {tag}, {view}, deadline, check)"]
-            dest, data = name(binder.ranks[send.peer]), self._bytes(send.a)
-            call = f"{name(binder.transport.sendrecv)}({dest}, {source}, {tag}, {data}, {view}, deadline, check)"
-            return [f"requests[{name(send.request)}] = {call}"]
-        return None
+        source, tag, view = name(binder.ranks[receive.peer]), name(binder.tag), self._bytes(receive.dst)
+        if send is None:
+            return f"{name(binder.transport.recv)}({source}, {tag}, {view}, deadline, check)"
+        dest, data = name(binder.ranks[send.peer]), self._bytes(send.a)
+        call = f"{name(binder.transport.sendrecv)}({dest}, {source}, {tag}, {data}, {view}, deadline, check)"
+        return f"requests[{name(send.request)}] = {call}"
 
     def _reduce(self, step: Instruction) -> list[str]:
         name = self._writer.name
@@ -248,3 +239,14 @@ def _may_be_one_in_place(step: Instruction) -> bool:
     operands = [operand for operand in (step.a, step.b) if operand is not None]
     same = any(operand.buf is dst.buf and operand.rank == dst.rank for operand in operands)
     return same or any({operand.buf, dst.buf} == {Buf.IN, Buf.OUT} for operand in operands)
+
+
+def _exchanges(steps: Sequence[Instruction]) -> dict[int, Sequence[Instruction]]:
+    """Where a RECV is awaited next, or next after one SEND: position of the AWAIT -> RECV, and SEND if there is one."""
+    found = {}
+    for at, step in enumerate(steps):
+        if step.kind is Kind.RECV:
+            end = at + 2 if steps[at + 1 : at + 2] and steps[at + 1].kind is Kind.SEND else at + 1
+            if end < len(steps) and steps[end].kind is Kind.AWAIT and steps[end].request == step.request:
+                found[end] = steps[at:end]
+    return found
