@@ -1,8 +1,11 @@
 # make demo    train a network on 4 processes          make bench   time collectives (ARGS="allgather -np 4")
 # make test    all checks and tests (ARGS="-k name")   make lint    the checks alone
-# make clean   remove the virtual environment and what tools left behind
-# make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
+# make check   the checks, and the tests on threads and arrays. Left to make test: processes, frameworks, and the
+#              mark long (tests/security, tests/gpu, proofs of all sizes, training, two cases of conformance)
+# make proof   the proofs for all sizes up to 257 and the property tests with 300 examples, for hours
 # make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)
+# make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
+# make clean   remove the virtual environment and what tools left behind
 #
 # Each works on its own on a machine with Python 3.11 or newer. PYTHON=/path/to/python chooses the interpreter; JOBS=1
 # runs one test at a time, not two.
@@ -14,12 +17,13 @@ ARGS ?=
 JOBS ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .NOTPARALLEL:
-.PHONY: help demo test lint bench compare chaos clean
+.PHONY: help demo test check lint proof bench compare chaos clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -10
 
 demo: $(VENV)/.demo
 	@echo "== training on 4 ranks: ronde run -np 4 python examples/train_digits.py"
@@ -27,7 +31,15 @@ demo: $(VENV)/.demo
 
 test: lint
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(PYTEST) $(ARGS)
+
+check: lint
+	@echo "== pytest, on threads and arrays"
+	@$(PYTEST) -m "not frameworks and not processes and not long" --no-processes $(ARGS)
+
+proof: $(VENV)/.test
+	@RONDE_PROOF=long RONDE_FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
+	    --hypothesis-profile proof -m "proof or hypothesis" --timeout 14400 $(ARGS)
 
 lint: $(VENV)/.test
 	@echo "== ruff"
@@ -35,6 +47,8 @@ lint: $(VENV)/.test
 	@$(BIN)/ruff format --check .
 	@echo "== mypy"
 	@$(BIN)/mypy
+	@echo "== import-linter"
+	@$(BIN)/lint-imports --no-cache --no-logo
 
 chaos: $(VENV)/.test
 	@$(BIN)/python -m tests.chaos $(or $(ARGS),everything)

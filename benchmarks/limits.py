@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 import collectives as ronde
+from collectives.execution.windows import Place
 from collectives.launch.bench import machine
-from collectives.windows import Place
 
 Array = np.ndarray[Any, Any]
 NBYTES = 1 << 26

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 import collectives as ronde
-from collectives.plan import Call
+from collectives.planning.plan import Call
 from transports.onesided import OneSided
 
 REPEATS = 20_000

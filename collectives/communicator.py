@@ -1,169 +1,198 @@
-"""Communicator: a group of ranks and the collectives among them. The public face of the runtime.
-
-Arguments that methods share
-    x           an array: NumPy, or any on the CPU that speaks DLPack or the array interface; or a number. Any shape
-                (also empty, 0-d, non-contiguous, read-only), any bool, integer, float, complex dtype or bfloat16.
-    out         where the result goes, of exactly the result's shape and dtype; `out=x` works in place. A new array
-                otherwise. The result is of the kind of array that `x` is.
-    op          sum, average, prod, min, max, band, bor, bxor, land, lor, lxor, as far as the dtype allows; of floats
-                allreduce also knows adasum (adasum.py).
-    root        a rank of this communicator.
-    algorithm   the name of an algorithm, to force it; otherwise the cost model and the rule table choose.
-    timeout     seconds until the call gives up; None takes the configured one.
-
-Errors that methods raise
-    TypeError, ValueError   a bad argument, found before anything was sent: nothing is lost, go on.
-    MismatchError           ranks made calls that do not fit together. The communicator is aborted, unless the method
-                            says otherwise.
-    PeerLost, DeadlineExceeded, AbortedError, ClosedError   the exchange failed. The communicator is aborted, on every
-                            rank; arrays given as `x` are as they were, unless they were `out` too.
-
-Collectives of one communicator run in the order in which they were called, one at a time, also the asynchronous ones;
-all ranks must call them in the same order. Every method may be called from any thread. Each `*_async` method begins
-what the method without the suffix does and returns a Work; its arrays must not be touched until that is done.
-
-Names
-    Collectives that are given a name, `*_async(..., name="layer1.weight")`, may be called in a different order on each
-    rank, also before and after any that have none: each is run once all ranks have called it, and all ranks run them in
-    one order. A name may be used again when its Work is over. Raises ValueError for one that is in flight on this rank.
-    The Work raises, and nothing else is affected:
-    MismatchError       on all ranks, with a table, if they called different things by this name
-    DeadlineExceeded    if not all ranks called it within its `timeout`, on those that did, naming the others
-    ClosedError         if a rank has closed that did not call it, naming that
-"""
+"""Communicator: a group of ranks and the collectives among them. The public face of the runtime."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import functools
+import os
 import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Literal, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-from collectives.alarm import Alarm
+from collectives.annotations import A, Number, Op, Scalar, SupportsArray, T
+from collectives.arrays import Array, check_dtype
 from collectives.config import Config
-from collectives.device_jobs import OnDevices
-from collectives.engine import Engine
-from collectives.jobs import Jobs
-from collectives.meter import Meter
-from collectives.methods import begin_message, later, message, method, now
-from collectives.observable import Observable
-from collectives.point_to_point import PointToPoint
-from collectives.prepared import Prepared
-from collectives.progress import Stream, Work
-from collectives.ready import Ready, ReadyCalls
+from collectives.execution import Peers, Windows
+from collectives.family import Family
+from collectives.gpu import DeviceAccess, DeviceOperations, Operations
+from collectives.metrics import Header, Meter, Trace, prometheus_text
+from collectives.negotiation import Engine
+from collectives.operations import CallQueue, HostOperations, Job, Persistent, PointToPoint, Work, compare_clocks
+from collectives.planning import Calibration, Selector
 from collectives.schedule import Geometry
-from collectives.select import Selector
-from collectives.shrinking import Shrinkable
-from collectives.timeline import Timeline
-from collectives.trace import Trace
-from collectives.watch import Watchman
-from collectives.windows import Windows
+from collectives.survivors import CONNECT_SECONDS, regroup
 from transports import registry
 from transports.base import Group, Member, Transport
-from transports.errors import AbortedError, RondeError
-from transports.rendezvous.attentive import AttentiveStore
+from transports.errors import AbortedError, DeadlineExceeded, ForkedError, RendezvousError, RondeError
+from transports.rendezvous import AttentiveStore
 
 _MESSAGES: Final = 1 << 31
-"""The bit of a tag that tells messages from collectives."""
+"""The bit of a frame's tag that separates messages from collectives."""
 _NAMED: Final = 1
 _ENGINE: Final = 2
-"""What is added to the tag of collectives for named ones, and for what the engine says about them."""
+"""Added to the tag of a communicator's collectives: for named collectives, and for their negotiation."""
+_PLANNED: Final = (
+    *("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather", "gather", "scatter", "alltoall", "barrier"),
+    *("grouped_allreduce", "grouped_allgather"),
+)
 
 
-class Family:
-    """What a communicator shares with all that are split from it: the transport, and the numbers of contexts."""
+class Communicator:
+    """Ranks 0 to size - 1 of a group that compute together. Made by `init`, `run` and `split`.
 
-    def __init__(self, transport: Transport, config: Config) -> None:
-        self.transport = transport
-        self.alarm = Alarm(transport)
-        self.watchman = Watchman(transport.group, self.alarm, heartbeat=config.heartbeat, stall=config.stall)
-        self.newest_context = 0
-        self.open: list[Communicator] = []
-        self.timeline: Timeline | None = None
+    rank, size    this process's number in the group, and the number of ranks
+    process_sets  of the world communicator: number of a process set -> its ranks and, on these, its communicator
+    meter, trace  where calls are counted, and where events for the timeline go
 
+    Arrays
+        NumPy arrays, and arrays of any library on the CPU that supports DLPack or the array interface; arrays on CUDA
+        GPUs. Of any shape (also empty, 0-d, non-contiguous, read-only inputs) and of dtype bool, integer, float,
+        complex or bfloat16. Python numbers and NumPy scalars are taken as 0-d arrays. A result is of the same kind of
+        array as `x`; that of a number is a NumPy scalar.
 
-class Communicator(Prepared, Observable, Shrinkable, OnDevices):
-    """Ranks 0..size-1 of a group that compute together. Made by `init`, `run` and `split`."""
+    Order
+        The collectives of one communicator run in the order of the calls, one at a time, also the asynchronous ones.
+        All ranks must call them in the same order. Every method may be called from any thread. A `*_async` method
+        begins the operation and returns a Work; its arrays must not be touched until the Work is done.
 
-    def __init__(self, transport: Transport, config: Config) -> None:
-        """The communicator of all ranks of an open transport, which it will close."""
-        self._begin(Family(transport, config), config, tuple(range(transport.size)), 0)
-        self._family.watchman.start()
+    Names
+        Collectives with a name, `*_async(..., name="layer1.weight")`, may be called in a different order on each rank,
+        also relative to calls without a name. Each runs once all ranks have called it; all ranks run them in the same
+        order. A name can be used again when its Work is done. Raises ValueError for a name in flight on this rank. The
+        Work raises, and nothing else is affected:
+        MismatchError     on all ranks, with a table, if they called different operations by this name
+        DeadlineExceeded  if some ranks did not call it within `timeout`; it names them, on the ranks that did call
+        ClosedError       if a rank closed without calling it; it names that rank
 
-    @classmethod
-    def connect(cls, group: Group, config: Config, deadline: float) -> Communicator:
-        """The communicator of a group, over the transport that the settings name. Collective. Raises as `init`."""
-        store, name = AttentiveStore(group.store), config.transport
-        group = dataclasses.replace(group, store=store, tls=config.load_tls())
-        transport = registry.backend(name).create(group, config.transport_options(name))
-        family, communicator = Family(transport, config), cls.__new__(cls)
-        try:
-            store.failure = lambda: transport.failure
-            family.watchman.start()
-            transport.open(deadline)
-            store.failure = None
-            communicator._begin(family, config, tuple(range(group.size)), 0)
-        except BaseException as error:  # the others wait for this rank
-            cause = error if isinstance(error, RondeError) else AbortedError(f"rank {group.rank} gave up: {error!r}")
-            family.alarm.settle(cause)
-            family.watchman.close()
-            transport.close(deadline)
-            raise
-        return communicator
+    Errors of all methods
+        TypeError, ValueError  a bad argument, found before anything is sent. The communicator stays usable.
+        MismatchError          the ranks' calls do not fit together. The communicator is aborted unless the method says
+                               otherwise.
+        ForkedError            the process was forked by the rank's process, and is no rank. Nothing is sent. `close`
+                               does nothing there
+        PeerLost, DeadlineExceeded, AbortedError, ClosedError
+                               the exchange failed. The communicator is aborted on every rank. Arrays given as `x` keep
+                               their contents unless they were also `out`; the contents of `out` are undefined.
+    """
 
-    def _begin(self, family: Family, config: Config, ranks: tuple[int, ...], context: int) -> None:
-        transport = family.transport
+    def __init__(
+        self,
+        transport: Transport,
+        config: Config,
+        *,
+        family: Family[Communicator] | None = None,
+        ranks: tuple[int, ...] | None = None,
+        context: int = 0,
+        calibration: Calibration | None = None,
+    ) -> None:
+        """The communicator of all ranks of an open transport, which `close` will close.
+
+        transport    an open transport
+        config       the settings
+        family       the family that a split belongs to; by default a new one
+        ranks        the transport's ranks that belong to it, in the order of the new ranks; by default all
+        context      the number of a split among its family, 1 or more
+        calibration  measurements of the communicator that it was split from; by default they are made, if needed
+        """
+        is_first = family is None
+        family = Family(transport, config) if family is None else family
+        ranks = tuple(range(transport.size)) if ranks is None else ranks
         self._family = family
         self._config = config
         self._ranks = ranks
         self._context = context
+        self._successor: Communicator | None = None
         self.rank = ranks.index(transport.rank)
         self.size = len(ranks)
         self._members = tuple(transport.group.members[rank] for rank in ranks)
         numbers = {host: index for index, host in enumerate(dict.fromkeys(member.host for member in self._members))}
         self._hosts = tuple(numbers[member.host] for member in self._members)
-        selector = Selector.from_config(config, transport)
+        self._selector = Selector.from_config(config, transport)
+        self._selector.calibration = calibration
         self.trace = Trace(f"of communicator {context}" if context else "")
         self.meter = Meter(self.trace)
         tag, geometry = context << 32, Geometry(self.rank, self.size, hosts=self._hosts)
-        self._windows = Windows(transport, family.alarm, ranks, tag)
-        parts = geometry, selector, config, family.alarm, self.meter, self._windows
-        self._jobs = Jobs(transport, ranks, tag, *parts)
-        self._jobs.stage()
-        self._executor = self._jobs.executor
-        self._named = Jobs(transport, ranks, tag | _NAMED, *parts, "named")
-        self._engine = Engine(transport, ranks, tag | _ENGINE, self._named, family.alarm, config)
-        self._messages = PointToPoint(transport, ranks, tag | _MESSAGES, self._jobs, self._executor)
-        self._ready = ReadyCalls(self._jobs.prepare, self._windows)
-        self._stream = Stream(f"communicator {context} of rank {transport.rank}")
+        self._windows = Windows(transport, family.abort_signal, ranks, tag)
+        parts = geometry, self._selector, config, family.abort_signal, family.positions, self.meter, self._windows
+        self._queue = CallQueue(f"communicator {context} of rank {transport.rank}", transport.group)
+        ordered = HostOperations(transport, ranks, tag, *parts)
+        ordered.stage()
+        self._executor, self._arguments = ordered.executor, ordered.arguments
+        named = HostOperations(transport, ranks, tag | _NAMED, *parts, "named")
+        self._operations, self._named = Operations(ordered, self._queue), Operations(named, self._queue)
+        self._now = self._operations.now
+        self._engine = Engine(transport, ranks, tag | _ENGINE, named, family.abort_signal, config)
+        self._messages = PointToPoint(
+            transport, ranks, tag | _MESSAGES, self._arguments, self._executor, DeviceAccess()
+        )
         self.process_sets: dict[int, tuple[tuple[int, ...], Communicator | None]] = {}
-        """Kept by process_sets.py: number -> ranks, and what those ranks compute with."""
-        family.open.append(self)
-        self.observe()
+        family.communicators.append(self)
+        family.recorder.attach(self.meter)
+        if is_first:
+            family.watchdog.start()
 
-    # ---- who and where
+    @classmethod
+    def connect(cls, group: Group, config: Config, deadline: float) -> Communicator:
+        """The communicator of a group, over the transport that the settings name. Collective.
+
+        group     the ranks and their store
+        config    the settings
+        deadline  the time of time.monotonic() at which connecting gives up
+
+        Raises ConfigError, RendezvousError, ConnectError or DeadlineExceeded. Nothing stays open then.
+        """
+        store, name = AttentiveStore(group.store), config.transport
+        group = dataclasses.replace(group, store=store, tls=config.load_tls())
+        transport = registry.backend(name).create(group, config.transport_options(name))
+        family = Family[Communicator](transport, config)
+        try:
+            store.failure = lambda: transport.failure
+            family.watchdog.start()
+            transport.open(deadline)
+            store.failure = None
+            return cls(transport, config, family=family)
+        except BaseException as error:  # the other ranks wait for this one
+            cause = error if isinstance(error, RondeError) else AbortedError(f"rank {group.rank} gave up: {error!r}")
+            family.abort_signal.resolve(cause)
+            family.watchdog.close()
+            transport.close(deadline)
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Communicator rank {self.rank} of {self.size} over {self.transport.name}>"
+
+    # ---- the group
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Host and process of every rank."""
+        """Host and process of every rank, by rank."""
         return self._members
 
     @property
     def transport(self) -> Transport:
-        """The transport beneath; shared with the communicators split from this one."""
+        """The transport; shared with the communicators split from this one."""
         return self._family.transport
 
     @property
     def config(self) -> Config:
-        """The settings that it was made with."""
+        """The settings of this communicator."""
         return self._config
 
     @property
+    def calibration(self) -> Calibration | None:
+        """When single copy is used, as was measured for this communicator or the one it was split from; None if
+        nothing was measured: then a cost model decides."""
+        return self._selector.calibration
+
+    @property
     def local_ranks(self) -> tuple[int, ...]:
-        """The ranks on this rank's host."""
+        """The ranks on this rank's host, ascending."""
         return tuple(rank for rank in range(self.size) if self._hosts[rank] == self._hosts[self.rank])
 
     @property
@@ -178,118 +207,1430 @@ class Communicator(Prepared, Observable, Shrinkable, OnDevices):
 
     @property
     def cross_rank(self) -> int:
-        """This rank's number among the ranks that have its local rank on their hosts."""
+        """This rank's number among the ranks that have the same local rank, one on each host."""
         return self._counterparts().index(self._hosts[self.rank])
 
     @property
     def cross_size(self) -> int:
-        """The number of ranks that have this rank's local rank on their hosts, itself included."""
+        """The number of ranks that have the same local rank as this one, itself included."""
         return len(self._counterparts())
 
     def _counterparts(self) -> list[int]:
         """The hosts that have a rank with this rank's local rank."""
         return [host for host in range(max(self._hosts) + 1) if self._hosts.count(host) > self.local_rank]
 
-    def __repr__(self) -> str:
-        return f"<Communicator rank {self.rank} of {self.size} over {self.transport.name}>"
+    @property
+    def devices(self) -> DeviceOperations:
+        """The operations on arrays of GPUs; made at the first use."""
+        return self._operations.devices
 
-    # ---- the collectives; their docstrings are in the modules that make their jobs
+    # ---- collectives
 
-    def _repeat(self, ready: Ready, x: Any, out: Any) -> Any:
-        """Run a plain call. The turn has been taken."""
-        executor = self._executor
-        try:
-            return executor.quiet.run(executor.repeat, ready, x, out, time.monotonic() + self._config.timeout)
-        finally:
-            self._stream.end()
+    def _operations_for(self, name: str | None) -> Operations:
+        """The operations with or without names: each have an executor of their own."""
+        return self._operations if name is None else self._named
 
-    @method(Jobs.allreduce, "", "Any")
-    def allreduce(self, /, x: Any, op: str = "sum", *, out: Any = None, **options: Any) -> Any:
-        if not options and type(x) is np.ndarray:
-            ready = self._ready.find("allreduce", x, op, out)
-            if ready is not None and self._stream.begin():
-                return self._repeat(ready, x, out)
-        return self._stream.run(self._jobs.allreduce(x, op, out=out, **options))
+    def _begin(self, job: Job[T], name: str | None) -> Work[T]:
+        """Queue a job in the order of calls, or submit it by name."""
+        return self._queue.submit(job) if name is None else self._engine.submit(name, job)
 
-    @method(Jobs.reduce_scatter, "", "Any")
-    def reduce_scatter(self, /, x: Any, op: str = "sum", *, out: Any = None, **options: Any) -> Any:
-        if not options and type(x) is np.ndarray:
-            ready = self._ready.find("reduce_scatter", x, op, out)
-            if ready is not None and self._stream.begin():
-                return self._repeat(ready, x, out)
-        return self._stream.run(self._jobs.reduce_scatter(x, op, out=out, **options))
+    @overload
+    def allreduce(
+        self,
+        x: A,
+        op: Op = ...,
+        *,
+        out: A | None = ...,
+        prescale: float | None = ...,
+        postscale: float | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> A: ...
 
-    @method(Jobs.broadcast, "", "Any")
-    def broadcast(self, /, x: Any, root: int = 0, *, out: Any = None, **options: Any) -> Any:
-        if not options and type(x) is np.ndarray:
-            ready = self._ready.find("broadcast", x, root, out)
-            if ready is not None and self._stream.begin():
-                return self._repeat(ready, x, out)
-        return self._stream.run(self._jobs.broadcast(x, root, out=out, **options))
+    @overload
+    def allreduce(
+        self,
+        x: Number,
+        op: Op = ...,
+        *,
+        out: Array | None = ...,
+        prescale: float | None = ...,
+        postscale: float | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> np.number[Any]: ...
 
-    @method(Jobs.alltoall, "", "Any")
-    def alltoall(self, /, x: Any, splits: Any = None, *, out: Any = None, **options: Any) -> Any:
-        if not options and type(x) is np.ndarray:
-            ready = self._ready.find("alltoall", x, splits, out)
-            if ready is not None and self._stream.begin():
-                return self._repeat(ready, x, out)
-        return self._stream.run(self._jobs.alltoall(x, splits, out=out, **options))
+    def allreduce(
+        self,
+        x: Any,
+        op: Op = "sum",
+        *,
+        out: Any = None,
+        prescale: float | None = None,
+        postscale: float | None = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+    ) -> Any:
+        """Combine all ranks' `x` element by element. Every rank gets the result, with the same bits.
 
-    @method(Jobs.allgather, "", "Any")
-    def allgather(self, /, x: Any, *, out: Any = None, **options: Any) -> Any:
-        if not options and type(x) is np.ndarray:
-            ready = self._ready.find("allgather", x, None, out)
-            if ready is not None and self._stream.begin():
-                try:
-                    return self._jobs.gather_even(ready, x, out, time.monotonic() + self._config.timeout)
-                finally:
-                    self._stream.end()
-        return self._stream.run(self._jobs.allgather(x, out=out, **options))
+        x                    array of any shape and dtype, or a number; the same shape and dtype on all ranks
+        op                   reduction: sum, average, prod, min, max, band, bor, bxor, land, lor, lxor, as far as the
+                             dtype allows; of floats also adasum. The average of integers is truncated toward zero
+        out                  array for the result, of exactly its shape and dtype; `out=x` works in place; by default a
+                             new array of the kind of `x`
+        prescale, postscale  factors for every input and for the result
+        algorithm            name of an algorithm to use; by default the rule table and the cost model choose
+        reproducible         True gives the same bits with every algorithm, transport and segment size: contributions
+                             are combined in one fixed tree over the ranks, half-precision sums in float32. Which of
+                             several NaNs results is not fixed. By default the setting `reproducible`
+        timeout              seconds that the call may take; by default the setting `timeout`
+        stream               for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a
+                             handle (int); by default the current stream of the arrays' library
+        blocking             for arrays on GPUs: True returns when the GPU is done, False when the work has been
+                             enqueued
 
-    allreduce_async = later(Jobs.allreduce)
-    reduce, reduce_async = now(Jobs.reduce), later(Jobs.reduce)
-    reduce_scatter_async = later(Jobs.reduce_scatter)
-    broadcast_async = later(Jobs.broadcast)
-    allgather_async = later(Jobs.allgather)
-    gather, gather_async = now(Jobs.gather), later(Jobs.gather)
-    scatter, scatter_async = now(Jobs.scatter), later(Jobs.scatter)
-    alltoall_async = later(Jobs.alltoall)
-    barrier, barrier_async = now(Jobs.barrier), later(Jobs.barrier)
-    grouped_allreduce, grouped_allreduce_async = now(Jobs.grouped_allreduce), later(Jobs.grouped_allreduce)
-    grouped_allgather, grouped_allgather_async = now(Jobs.grouped_allgather), later(Jobs.grouped_allgather)
-    compose, compose_async = now(Jobs.compose), later(Jobs.compose)
-    broadcast_object, broadcast_object_async = now(Jobs.broadcast_object), later(Jobs.broadcast_object)
-    allgather_object, allgather_object_async = now(Jobs.allgather_object), later(Jobs.allgather_object)
+        Raises TypeError or ValueError for a bad argument, before anything is sent.
+
+        Source of adasum: Maleki et al. 2021, "Scaling Distributed Training with Adaptive Summation", MLSys.
+        """
+        return self._now(x, out, stream, blocking).allreduce(
+            x,
+            op,
+            out=out,
+            prescale=prescale,
+            postscale=postscale,
+            algorithm=algorithm,
+            reproducible=reproducible,
+            timeout=timeout,
+        )
+
+    @overload
+    def allreduce_async(
+        self,
+        x: A,
+        op: Op = ...,
+        *,
+        out: A | None = ...,
+        prescale: float | None = ...,
+        postscale: float | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def allreduce_async(
+        self,
+        x: Number,
+        op: Op = ...,
+        *,
+        out: Array | None = ...,
+        prescale: float | None = ...,
+        postscale: float | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[np.number[Any]]: ...
+
+    def allreduce_async(
+        self,
+        x: Any,
+        op: Op = "sum",
+        *,
+        out: Any = None,
+        prescale: float | None = None,
+        postscale: float | None = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+        name: str | None = None,
+    ) -> Work[Any]:
+        """Begin `allreduce` and return its Work.
+
+        name  see Names above; other arguments as for `allreduce`
+        """
+        job = (
+            self._operations_for(name)
+            .on(x, out, stream, blocking)
+            .allreduce(
+                x,
+                op,
+                out=out,
+                prescale=prescale,
+                postscale=postscale,
+                algorithm=algorithm,
+                reproducible=reproducible,
+                timeout=timeout,
+            )
+        )
+        return self._begin(job, name)
+
+    @overload
+    def reduce(
+        self,
+        x: A,
+        op: Op = ...,
+        root: int = ...,
+        *,
+        out: A | None = ...,
+        prescale: float | None = ...,
+        postscale: float | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> A | None: ...
+
+    @overload
+    def reduce(
+        self,
+        x: Number,
+        op: Op = ...,
+        root: int = ...,
+        *,
+        out: Array | None = ...,
+        prescale: float | None = ...,
+        postscale: float | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> np.number[Any] | None: ...
+
+    def reduce(
+        self,
+        x: Any,
+        op: Op = "sum",
+        root: int = 0,
+        *,
+        out: Any = None,
+        prescale: float | None = None,
+        postscale: float | None = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+    ) -> Any:
+        """Combine all ranks' `x` element by element. The root gets the result, the other ranks get None.
+
+        x                    array of any shape and dtype, or a number; the same shape and dtype on all ranks
+        op                   reduction: sum, average, prod, min, max, band, bor, bxor, land, lor, lxor, as far as the
+                             dtype allows. The average of integers is truncated toward zero
+        root                 rank that gets the result
+        out                  array for the result, of exactly its shape and dtype; `out=x` works in place. Ignored off
+                             the root; by default a new array of the kind of `x`
+        prescale, postscale  factors for every input and for the result
+        algorithm            name of an algorithm to use; by default the rule table and the cost model choose
+        reproducible         True gives the same bits with every algorithm, transport and segment size: contributions
+                             are combined in one fixed tree over the ranks, half-precision sums in float32. Which of
+                             several NaNs results is not fixed. By default the setting `reproducible`
+        timeout              seconds that the call may take; by default the setting `timeout`
+        stream               for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a
+                             handle (int); by default the current stream of the arrays' library
+        blocking             for arrays on GPUs: True returns when the GPU is done, False when the work has been
+                             enqueued
+        """
+        return self._now(x, out, stream, blocking).reduce(
+            x,
+            op,
+            root,
+            out=out,
+            prescale=prescale,
+            postscale=postscale,
+            algorithm=algorithm,
+            reproducible=reproducible,
+            timeout=timeout,
+        )
+
+    @overload
+    def reduce_async(
+        self,
+        x: A,
+        op: Op = ...,
+        root: int = ...,
+        *,
+        out: A | None = ...,
+        prescale: float | None = ...,
+        postscale: float | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[A | None]: ...
+
+    @overload
+    def reduce_async(
+        self,
+        x: Number,
+        op: Op = ...,
+        root: int = ...,
+        *,
+        out: Array | None = ...,
+        prescale: float | None = ...,
+        postscale: float | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[np.number[Any] | None]: ...
+
+    def reduce_async(
+        self,
+        x: Any,
+        op: Op = "sum",
+        root: int = 0,
+        *,
+        out: Any = None,
+        prescale: float | None = None,
+        postscale: float | None = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+        name: str | None = None,
+    ) -> Work[Any]:
+        """Begin `reduce` and return its Work.
+
+        name  see Names above; other arguments as for `reduce`
+        """
+        job = (
+            self._operations_for(name)
+            .on(x, out, stream, blocking)
+            .reduce(
+                x,
+                op,
+                root,
+                out=out,
+                prescale=prescale,
+                postscale=postscale,
+                algorithm=algorithm,
+                reproducible=reproducible,
+                timeout=timeout,
+            )
+        )
+        return self._begin(job, name)
+
+    def reduce_scatter(
+        self,
+        x: A,
+        op: Op = "sum",
+        *,
+        counts: Sequence[int] | None = None,
+        out: A | None = None,
+        prescale: float | None = None,
+        postscale: float | None = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+    ) -> A:
+        """Combine all ranks' `x` element by element, and split the result along axis 0: every rank gets its part.
+
+        x                    array of at least one dimension; the same shape and dtype on all ranks
+        op                   reduction: sum, average, prod, min, max, band, bor, bxor, land, lor, lxor, as far as the
+                             dtype allows. The average of integers is truncated toward zero
+        counts               rows for each rank, the same on all ranks; by default as even as possible, larger parts
+                             first
+        out                  array for the result, of exactly its shape and dtype; by default a new array of the kind of
+                             `x`
+        prescale, postscale  factors for every input and for the result
+        algorithm            name of an algorithm to use; by default the rule table and the cost model choose
+        reproducible         True gives the same bits with every algorithm, transport and segment size: contributions
+                             are combined in one fixed tree over the ranks, half-precision sums in float32. Which of
+                             several NaNs results is not fixed. By default the setting `reproducible`
+        timeout              seconds that the call may take; by default the setting `timeout`
+        stream               for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a
+                             handle (int); by default the current stream of the arrays' library
+        blocking             for arrays on GPUs: True returns when the GPU is done, False when the work has been
+                             enqueued
+        """
+        result: A = self._now(x, out, stream, blocking).reduce_scatter(
+            x,
+            op,
+            counts=counts,
+            out=out,
+            prescale=prescale,
+            postscale=postscale,
+            algorithm=algorithm,
+            reproducible=reproducible,
+            timeout=timeout,
+        )
+        return result
+
+    def reduce_scatter_async(
+        self,
+        x: A,
+        op: Op = "sum",
+        *,
+        counts: Sequence[int] | None = None,
+        out: A | None = None,
+        prescale: float | None = None,
+        postscale: float | None = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+        name: str | None = None,
+    ) -> Work[A]:
+        """Begin `reduce_scatter` and return its Work.
+
+        name  see Names above; other arguments as for `reduce_scatter`
+        """
+        job = (
+            self._operations_for(name)
+            .on(x, out, stream, blocking)
+            .reduce_scatter(
+                x,
+                op,
+                counts=counts,
+                out=out,
+                prescale=prescale,
+                postscale=postscale,
+                algorithm=algorithm,
+                reproducible=reproducible,
+                timeout=timeout,
+            )
+        )
+        return self._begin(job, name)
+
+    @overload
+    def broadcast(
+        self,
+        x: A,
+        root: int = ...,
+        *,
+        out: A | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> A: ...
+
+    @overload
+    def broadcast(
+        self,
+        x: Number,
+        root: int = ...,
+        *,
+        out: Array | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> np.number[Any]: ...
+
+    def broadcast(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+    ) -> Any:
+        """Give every rank the root's `x`.
+
+        x          array or number; the same shape and dtype on all ranks. Off the root its contents do not matter
+        root       rank that gives the data
+        out        array for the result, of exactly its shape and dtype; `out=x` works in place; by default a new array
+                   of the kind of `x`
+        algorithm  name of an algorithm to use; by default the rule table and the cost model choose
+        timeout    seconds that the call may take; by default the setting `timeout`
+        stream     for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle (int);
+                   by default the current stream of the arrays' library
+        blocking   for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
+        """
+        return self._now(x, out, stream, blocking).broadcast(x, root, out=out, algorithm=algorithm, timeout=timeout)
+
+    @overload
+    def broadcast_async(
+        self,
+        x: A,
+        root: int = ...,
+        *,
+        out: A | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def broadcast_async(
+        self,
+        x: Number,
+        root: int = ...,
+        *,
+        out: Array | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[np.number[Any]]: ...
+
+    def broadcast_async(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+        name: str | None = None,
+    ) -> Work[Any]:
+        """Begin `broadcast` and return its Work.
+
+        name  see Names above; other arguments as for `broadcast`
+        """
+        job = (
+            self._operations_for(name)
+            .on(x, out, stream, blocking)
+            .broadcast(x, root, out=out, algorithm=algorithm, timeout=timeout)
+        )
+        return self._begin(job, name)
+
+    @overload
+    def allgather(
+        self,
+        x: Scalar,
+        *,
+        out: Array | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> Array: ...
+
+    @overload
+    def allgather(
+        self,
+        x: A,
+        *,
+        out: A | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> A: ...
+
+    def allgather(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+    ) -> Any:
+        """Give every rank all ranks' `x`, concatenated along axis 0 in rank order.
+
+        x          array or number. The first dimension may differ between ranks, the others and the dtype may not. A
+                   0-d array or a number counts as one row
+        out        array for the result, of exactly its shape and dtype; by default a new array of the kind of `x`
+        algorithm  name of an algorithm to use; by default the rule table and the cost model choose
+        timeout    seconds that the call may take; by default the setting `timeout`
+        stream     for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle (int);
+                   by default the current stream of the arrays' library
+        blocking   for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
+
+        Raises MismatchError on every rank if dtypes or dimensions other than the first differ, and ValueError for an
+        `out` of the wrong shape. The communicator stays usable after both.
+        """
+        return self._now(x, out, stream, blocking).allgather(x, out=out, algorithm=algorithm, timeout=timeout)
+
+    @overload
+    def allgather_async(
+        self,
+        x: Scalar,
+        *,
+        out: Array | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[Array]: ...
+
+    @overload
+    def allgather_async(
+        self,
+        x: A,
+        *,
+        out: A | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[A]: ...
+
+    def allgather_async(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+        name: str | None = None,
+    ) -> Work[Any]:
+        """Begin `allgather` and return its Work.
+
+        name  see Names above; other arguments as for `allgather`
+        """
+        job = (
+            self._operations_for(name)
+            .on(x, out, stream, blocking)
+            .allgather(x, out=out, algorithm=algorithm, timeout=timeout)
+        )
+        return self._begin(job, name)
+
+    @overload
+    def gather(
+        self,
+        x: Scalar,
+        root: int = ...,
+        *,
+        out: Array | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> Array | None: ...
+
+    @overload
+    def gather(
+        self,
+        x: A,
+        root: int = ...,
+        *,
+        out: A | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> A | None: ...
+
+    def gather(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+    ) -> Any:
+        """Give the root all ranks' `x`, concatenated along axis 0 in rank order. The other ranks get None.
+
+        x          array or number. The first dimension may differ between ranks, the others and the dtype may not. A
+                   0-d array or a number counts as one row
+        root       rank that gets the result
+        out        array for the result, of exactly its shape and dtype. Ignored off the root; by default a new array of
+                   the kind of `x`
+        algorithm  name of an algorithm to use; by default the rule table and the cost model choose
+        timeout    seconds that the call may take; by default the setting `timeout`
+        stream     for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle (int);
+                   by default the current stream of the arrays' library
+        blocking   for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
+
+        Raises MismatchError on every rank if dtypes or dimensions other than the first differ, and ValueError for an
+        `out` of the wrong shape. The communicator stays usable after both.
+        """
+        return self._now(x, out, stream, blocking).gather(x, root, out=out, algorithm=algorithm, timeout=timeout)
+
+    @overload
+    def gather_async(
+        self,
+        x: Scalar,
+        root: int = ...,
+        *,
+        out: Array | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[Array | None]: ...
+
+    @overload
+    def gather_async(
+        self,
+        x: A,
+        root: int = ...,
+        *,
+        out: A | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[A | None]: ...
+
+    def gather_async(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+        name: str | None = None,
+    ) -> Work[Any]:
+        """Begin `gather` and return its Work.
+
+        name  see Names above; other arguments as for `gather`
+        """
+        job = (
+            self._operations_for(name)
+            .on(x, out, stream, blocking)
+            .gather(x, root, out=out, algorithm=algorithm, timeout=timeout)
+        )
+        return self._begin(job, name)
+
+    @overload
+    def scatter(
+        self,
+        x: None = ...,
+        root: int = ...,
+        *,
+        counts: Sequence[int] | None = ...,
+        out: None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> Array: ...
+
+    @overload
+    def scatter(
+        self,
+        x: A | None = ...,
+        root: int = ...,
+        *,
+        counts: Sequence[int] | None = ...,
+        out: A | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> A: ...
+
+    def scatter(
+        self,
+        x: Any = None,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+    ) -> Any:
+        """Split the root's `x` along axis 0: every rank gets its part.
+
+        x          array of at least one dimension. Ignored off the root
+        root       rank that gives the array
+        counts     rows for each rank; by default as even as possible, larger parts first. Ignored off the root
+        out        array for the result, of exactly its shape and dtype; by default a new array of the kind of `x`
+        algorithm  name of an algorithm to use; by default the rule table and the cost model choose
+        timeout    seconds that the call may take; by default the setting `timeout`
+        stream     for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle (int);
+                   by default the current stream of the arrays' library
+        blocking   for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
+
+        Raises TypeError or ValueError for an `out` that does not fit; the communicator stays usable.
+        """
+        return self._now(x, out, stream, blocking).scatter(
+            x, root, counts=counts, out=out, algorithm=algorithm, timeout=timeout
+        )
+
+    @overload
+    def scatter_async(
+        self,
+        x: None = ...,
+        root: int = ...,
+        *,
+        counts: Sequence[int] | None = ...,
+        out: None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[Array]: ...
+
+    @overload
+    def scatter_async(
+        self,
+        x: A | None = ...,
+        root: int = ...,
+        *,
+        counts: Sequence[int] | None = ...,
+        out: A | None = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[A]: ...
+
+    def scatter_async(
+        self,
+        x: Any = None,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+        name: str | None = None,
+    ) -> Work[Any]:
+        """Begin `scatter` and return its Work.
+
+        name  see Names above; other arguments as for `scatter`
+        """
+        job = (
+            self._operations_for(name)
+            .on(x, out, stream, blocking)
+            .scatter(x, root, counts=counts, out=out, algorithm=algorithm, timeout=timeout)
+        )
+        return self._begin(job, name)
+
+    @overload
+    def alltoall(
+        self,
+        x: A,
+        splits: Sequence[int] | None = ...,
+        *,
+        out: A | None = ...,
+        return_splits: Literal[False] = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> A: ...
+
+    @overload
+    def alltoall(
+        self,
+        x: A,
+        splits: Sequence[int] | None = ...,
+        *,
+        out: A | None = ...,
+        return_splits: Literal[True],
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> tuple[A, NDArray[np.int64]]: ...
+
+    @overload
+    def alltoall(
+        self,
+        x: A,
+        splits: Sequence[int] | None = ...,
+        *,
+        out: A | None = ...,
+        return_splits: bool,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> A | tuple[A, NDArray[np.int64]]: ...
+
+    def alltoall(
+        self,
+        x: Any,
+        splits: Sequence[int] | None = None,
+        *,
+        out: Any = None,
+        return_splits: bool = False,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+    ) -> Any:
+        """Split every rank's `x` along axis 0, part i for rank i. The result is all parts for this rank, in rank order.
+
+        x              array of at least one dimension. The first may differ between ranks, the others and the dtype may
+                       not
+        splits         rows for each rank. Either all ranks give them, or none does; then the parts are equal, and the
+                       first dimension must be a multiple of `size`
+        out            array for the result, of exactly its shape and dtype; by default a new array of the kind of `x`
+        return_splits  True also returns the rows that came from each rank: (result, array of ints)
+        algorithm      name of an algorithm to use; by default the rule table and the cost model choose
+        timeout        seconds that the call may take; by default the setting `timeout`
+        stream         for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle
+                       (int); by default the current stream of the arrays' library
+        blocking       for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
+
+        Raises ValueError for an `out` of the wrong shape; the communicator stays usable.
+        """
+        return self._now(x, out, stream, blocking).alltoall(
+            x, splits, out=out, return_splits=return_splits, algorithm=algorithm, timeout=timeout
+        )
+
+    @overload
+    def alltoall_async(
+        self,
+        x: A,
+        splits: Sequence[int] | None = ...,
+        *,
+        out: A | None = ...,
+        return_splits: Literal[False] = ...,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def alltoall_async(
+        self,
+        x: A,
+        splits: Sequence[int] | None = ...,
+        *,
+        out: A | None = ...,
+        return_splits: Literal[True],
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[tuple[A, NDArray[np.int64]]]: ...
+
+    @overload
+    def alltoall_async(
+        self,
+        x: A,
+        splits: Sequence[int] | None = ...,
+        *,
+        out: A | None = ...,
+        return_splits: bool,
+        algorithm: str | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[A | tuple[A, NDArray[np.int64]]]: ...
+
+    def alltoall_async(
+        self,
+        x: Any,
+        splits: Sequence[int] | None = None,
+        *,
+        out: Any = None,
+        return_splits: bool = False,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+        name: str | None = None,
+    ) -> Work[Any]:
+        """Begin `alltoall` and return its Work.
+
+        name  see Names above; other arguments as for `alltoall`
+        """
+        job = (
+            self._operations_for(name)
+            .on(x, out, stream, blocking)
+            .alltoall(x, splits, out=out, return_splits=return_splits, algorithm=algorithm, timeout=timeout)
+        )
+        return self._begin(job, name)
+
+    def barrier(self, *, algorithm: str | None = None, timeout: float | None = None) -> None:
+        """Return when every rank has called it.
+
+        algorithm  name of an algorithm to use; by default the rule table and the cost model choose
+        timeout    seconds that the call may take; by default the setting `timeout`
+        """
+        self._queue.run(self._operations.host.arrays.barrier(algorithm=algorithm, timeout=timeout))
+
+    def barrier_async(
+        self, *, algorithm: str | None = None, timeout: float | None = None, name: str | None = None
+    ) -> Work[None]:
+        """Begin `barrier` and return its Work.
+
+        name  see Names above; other arguments as for `barrier`
+        """
+        job = self._operations_for(name).host.arrays.barrier(algorithm=algorithm, timeout=timeout)
+        return self._begin(job, name)
+
+    def grouped_allreduce(
+        self,
+        xs: Sequence[A],
+        op: Op = "sum",
+        *,
+        out: Sequence[A] | None = None,
+        prescale: float | None = None,
+        postscale: float | None = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+    ) -> list[A]:
+        """allreduce of several arrays as one operation. Returns the results in the order of `xs`.
+
+        xs                   arrays of any shapes and dtypes; the same on all ranks
+        op                   reduction: sum, average, prod, min, max, band, bor, bxor, land, lor, lxor, as far as the
+                             dtype allows; of floats also adasum. The average of integers is truncated toward zero
+        out                  arrays for the results, as many as `xs`; `out=xs` works in place. None of them may overlap
+                             another one's input. By default new arrays
+        prescale, postscale  factors for every input and for the result
+        algorithm            name of an algorithm to use; by default the rule table and the cost model choose
+        reproducible         True gives the same bits with every algorithm, transport and segment size: contributions
+                             are combined in one fixed tree over the ranks, half-precision sums in float32. Which of
+                             several NaNs results is not fixed. By default the setting `reproducible`
+        timeout              seconds that the call may take; by default the setting `timeout`
+        stream               for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a
+                             handle (int); by default the current stream of the arrays' library
+        blocking             for arrays on GPUs: True returns when the GPU is done, False when the work has been
+                             enqueued
+
+        Small arrays of one dtype are packed and travel together. With a name this is the cheapest way to hand over many
+        arrays: the ranks agree on one operation, and there is one Work to wait for. Arrays that are slices of one array
+        of `empty` are combined in place.
+
+        Raises ValueError if `out` has another number of arrays than `xs`.
+        """
+        results: list[A] = self._now(xs, out, stream, blocking).grouped_allreduce(
+            xs,
+            op,
+            out=out,
+            prescale=prescale,
+            postscale=postscale,
+            algorithm=algorithm,
+            reproducible=reproducible,
+            timeout=timeout,
+        )
+        return results
+
+    def grouped_allreduce_async(
+        self,
+        xs: Sequence[A],
+        op: Op = "sum",
+        *,
+        out: Sequence[A] | None = None,
+        prescale: float | None = None,
+        postscale: float | None = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+        name: str | None = None,
+    ) -> Work[list[A]]:
+        """Begin `grouped_allreduce` and return its Work.
+
+        name  see Names above; other arguments as for `grouped_allreduce`
+        """
+        job = (
+            self._operations_for(name)
+            .on(xs, out, stream, blocking)
+            .grouped_allreduce(
+                xs,
+                op,
+                out=out,
+                prescale=prescale,
+                postscale=postscale,
+                algorithm=algorithm,
+                reproducible=reproducible,
+                timeout=timeout,
+            )
+        )
+        return self._begin(job, name)
+
+    def grouped_allgather(
+        self, xs: Sequence[A], *, timeout: float | None = None, stream: Any = None, blocking: bool = False
+    ) -> list[A]:
+        """allgather of several arrays as one operation. Returns the results in the order of `xs`.
+
+        xs        arrays, as many on all ranks; each as `x` of `allgather`
+        timeout   seconds that the call may take; by default the setting `timeout`
+        stream    for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle (int);
+                  by default the current stream of the arrays' library
+        blocking  for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
+
+        Raises as `allgather` does.
+        """
+        results: list[A] = self._now(xs, None, stream, blocking).grouped_allgather(xs, timeout=timeout)
+        return results
+
+    def grouped_allgather_async(
+        self,
+        xs: Sequence[A],
+        *,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+        name: str | None = None,
+    ) -> Work[list[A]]:
+        """Begin `grouped_allgather` and return its Work.
+
+        name  see Names above; other arguments as for `grouped_allgather`
+        """
+        job = self._operations_for(name).on(xs, None, stream, blocking).grouped_allgather(xs, timeout=timeout)
+        return self._begin(job, name)
+
+    def compose(self, body: Callable[[Peers], T], what: str, *, timeout: float | None = None) -> T:
+        """Run `body(peers)` as one collective operation, and return its result. All ranks must call it.
+
+        body     function that exchanges data through `peers` (see operations.Peers). NumPy's warnings of overflow and
+                 the like are off in it
+        what     name of the operation in messages. Ranks that give different ones get a MismatchError from the first
+                 exchange
+        timeout  seconds that the call may take; by default the setting `timeout`
+
+        An exception of `body` aborts the communicator and is raised.
+        """
+        result: T = self._queue.run(self._operations.host.compose(body, what, timeout=timeout))
+        return result
+
+    def compose_async(
+        self, body: Callable[[Peers], T], what: str, *, timeout: float | None = None, name: str | None = None
+    ) -> Work[T]:
+        """Begin `compose` and return its Work.
+
+        name  see Names above; other arguments as for `compose`
+        """
+        job = self._operations_for(name).host.compose(body, what, timeout=timeout)
+        return self._begin(job, name)
+
+    def broadcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
+        """Give every rank the root's object.
+
+        obj      object that can be pickled. Ignored off the root
+        root     rank that gives the object
+        timeout  seconds that the call may take; by default the setting `timeout`
+
+        Raises TypeError if it cannot be pickled, on the root alone. Raises TransportError on every rank if the
+        transport's links are not authenticated, since unpickling can run any code. The communicator stays usable after
+        both.
+        """
+        return self._queue.run(self._operations.host.objects.broadcast_object(obj, root, timeout=timeout))
+
+    def broadcast_object_async(
+        self, obj: Any = None, root: int = 0, *, timeout: float | None = None, name: str | None = None
+    ) -> Work[Any]:
+        """Begin `broadcast_object` and return its Work.
+
+        name  see Names above; other arguments as for `broadcast_object`
+        """
+        job = self._operations_for(name).host.objects.broadcast_object(obj, root, timeout=timeout)
+        return self._begin(job, name)
+
+    def allgather_object(self, obj: T, *, timeout: float | None = None) -> list[T]:
+        """Give every rank the list of all ranks' objects, in rank order.
+
+        obj      object that can be pickled
+        timeout  seconds that the call may take; by default the setting `timeout`
+
+        Raises as `broadcast_object` does.
+        """
+        return self._queue.run(self._operations.host.objects.allgather_object(obj, timeout=timeout))
+
+    def allgather_object_async(self, obj: T, *, timeout: float | None = None, name: str | None = None) -> Work[list[T]]:
+        """Begin `allgather_object` and return its Work.
+
+        name  see Names above; other arguments as for `allgather_object`
+        """
+        job = self._operations_for(name).host.objects.allgather_object(obj, timeout=timeout)
+        return self._begin(job, name)
 
     def join(self, *, timeout: float | None = None) -> int:
-        """This rank has no more data: until all ranks have joined it gives zeros to named allreduces of the others,
-        with op sum or average (of all ranks' number). Returns the last rank to join.
+        """Tell the other ranks that this one has no more data, and wait until all ranks have joined.
 
-        Other operations raise MismatchError on the ranks that named them, while any rank has joined. A ValueError
-        tells that this rank submits a named operation before all have joined.
+        Until then this rank contributes zeros to named allreduces of the others, of op sum or average (over all ranks'
+        number). Returns the last rank to join.
 
-        timeout  seconds without any named operation of the others. Then DeadlineExceeded is raised on this rank,
-                 naming those that have not joined, and it is as if it had not.
+        timeout  seconds without any named operation of the other ranks; by default the setting `timeout`
+
+        Other named operations raise MismatchError on the ranks that called them while any rank has joined. Raises
+        DeadlineExceeded after `timeout`, on this rank alone, naming the ranks that have not joined; this rank has not
+        joined then. A named operation of this rank before all have joined raises ValueError.
         """
         return self.join_async(timeout=timeout).wait()
 
     def join_async(self, *, timeout: float | None = None) -> Work[int]:
-        """Begin what `join` does. Raises ValueError if that has been begun, and is not over."""
-        return self._engine.join(self._jobs.timeout(timeout))
+        """Begin `join`, with the same arguments, and return its Work. Raises ValueError if a join is in flight."""
+        return self._engine.join(self._arguments.timeout(timeout))
 
-    # ---- messages; see point_to_point.py
+    # ---- messages
 
-    send, send_async = message(PointToPoint.send), begin_message(PointToPoint.send)
-    recv, recv_async = message(PointToPoint.recv), begin_message(PointToPoint.recv)
-    sendrecv, sendrecv_async = message(PointToPoint.sendrecv), begin_message(PointToPoint.sendrecv)
+    def send(self, x: SupportsArray | Number, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        """Send `x` to rank `dst`, which must call `recv` with an array of the same dtype and number of elements.
 
-    # ---- groups and life
+        x        array or number
+        dst      rank to send to
+        tag      0 to 2**31 - 1. Messages between two ranks with one tag arrive in order, with different tags in any
+                 order
+        timeout  seconds that the call may take; by default the setting `timeout`
+
+        Messages are not ordered with collectives. Arrays on GPUs are copied through the host's memory.
+        """
+        self._messages.send(x, dst, tag=tag, timeout=timeout).wait()
+
+    def send_async(
+        self, x: SupportsArray | Number, dst: int, *, tag: int = 0, timeout: float | None = None
+    ) -> Work[None]:
+        """Begin `send`, with the same arguments, and return its Work."""
+        return self._messages.send(x, dst, tag=tag, timeout=timeout)
+
+    def recv(self, x: A, src: int, *, tag: int = 0, timeout: float | None = None) -> A:
+        """Receive a message from rank `src` into the array `x`, and return `x`.
+
+        x        array of the dtype and number of elements of the message
+        src      rank to receive from
+        tag      tag that the message was sent with
+        timeout  seconds that the call may take; by default the setting `timeout`
+
+        Raises MismatchError if the message has another dtype or number of elements: the message is lost, the contents
+        of `x` are undefined, and the communicator stays usable.
+        """
+        received: A = self._messages.recv(x, src, tag=tag, timeout=timeout).wait()
+        return received
+
+    def recv_async(self, x: A, src: int, *, tag: int = 0, timeout: float | None = None) -> Work[A]:
+        """Begin `recv`, with the same arguments, and return its Work."""
+        return self._messages.recv(x, src, tag=tag, timeout=timeout)
+
+    @overload
+    def sendrecv(
+        self, x: A, dst: int, src: int | None = ..., *, out: A | None = ..., tag: int = ..., timeout: float | None = ...
+    ) -> A: ...
+
+    @overload
+    def sendrecv(
+        self,
+        x: Number,
+        dst: int,
+        src: int | None = ...,
+        *,
+        out: Array | None = ...,
+        tag: int = ...,
+        timeout: float | None = ...,
+    ) -> np.number[Any]: ...
+
+    def sendrecv(
+        self, x: Any, dst: int, src: int | None = None, *, out: Any = None, tag: int = 0, timeout: float | None = None
+    ) -> Any:
+        """Send `x` to rank `dst` and receive an array from rank `src` at the same time. Returns the received array.
+
+        x        array or number to send
+        dst      rank to send to
+        src      rank to receive from; by default `dst`
+        out      array for the received data, which may be `x`; by default a new one with the shape and dtype of `x`
+        tag      tag of both messages, as for `send`
+        timeout  seconds that the call may take; by default the setting `timeout`
+
+        Raises MismatchError as `recv` does.
+        """
+        return self._messages.sendrecv(x, dst, src, out=out, tag=tag, timeout=timeout).wait()
+
+    @overload
+    def sendrecv_async(
+        self, x: A, dst: int, src: int | None = ..., *, out: A | None = ..., tag: int = ..., timeout: float | None = ...
+    ) -> Work[A]: ...
+
+    @overload
+    def sendrecv_async(
+        self,
+        x: Number,
+        dst: int,
+        src: int | None = ...,
+        *,
+        out: Array | None = ...,
+        tag: int = ...,
+        timeout: float | None = ...,
+    ) -> Work[np.number[Any]]: ...
+
+    def sendrecv_async(
+        self, x: Any, dst: int, src: int | None = None, *, out: Any = None, tag: int = 0, timeout: float | None = None
+    ) -> Work[Any]:
+        """Begin `sendrecv`, with the same arguments, and return its Work."""
+        return self._messages.sendrecv(x, dst, src, out=out, tag=tag, timeout=timeout)
+
+    # ---- repeated calls
+
+    @property
+    def maps(self) -> bool:
+        """True if arrays of `empty` lie in memory that all ranks map."""
+        return self._windows.onesided is not None
+
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: Any = np.float64,
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Make an array of zeros in memory that all ranks of the communicator map. Collective.
+
+        shape    the array's shape, the same on all ranks
+        dtype    the array's dtype, the same on all ranks
+        name     ranks may make named arrays in a different order; see Names above
+        timeout  seconds that the call may take; by default the setting `timeout`
+
+        Ranks can map each other's memory on one host, over a transport with shared memory. Elsewhere the array is an
+        ordinary one.
+
+        Such arrays are several times as fast from a few KiB on, since nothing is staged: for allreduce from one to
+        another (or in place), for allgather into one, for reduce_scatter and alltoall from one. All ranks must give
+        arrays of the same call of `empty`, or the same slices of them; or none may. Otherwise the call raises
+        MismatchError.
+
+        The next call of `empty` (with a name, if this one had a name) releases the memory, once all ranks have dropped
+        their array and its views. `close` releases it too.
+
+        Raises on all ranks, and the communicator stays usable: MismatchError if they ask for different sizes,
+        RendezvousError if there is no room; with a name also the errors of named calls.
+        """
+        kind = np.dtype(dtype)
+        check_dtype(kind, "dtype")
+        lengths = tuple(int(n) for n in ((shape,) if isinstance(shape, (int, np.integer)) else shape))
+        if any(length < 0 for length in lengths):
+            raise ValueError(f"shape={shape!r}: must be 0 or more in every dimension")
+        self._check_process()
+        if self._windows.onesided is None:
+            return self._windows.make(lengths, kind, time.monotonic() + self._arguments.timeout(timeout))
+        job = self._operations_for(name).host.empty(lengths, kind, timeout)
+        return self._queue.run(job) if name is None else self._engine.submit(name, job).wait()
+
+    def plan(self, collective: str, /, *arguments: Any, **options: Any) -> Persistent:
+        """Check and plan a call now that is to be made many times on the same arrays. Nothing is communicated.
+
+            step = comm.plan("allreduce", gradients, "average", out=gradients)
+            for ...:
+                step.run()
+
+        collective          name of a method: allreduce, reduce, reduce_scatter, broadcast, allgather, gather, scatter,
+                            alltoall, barrier, grouped_allreduce or grouped_allgather
+        arguments, options  the arguments of that method
+
+        Every run does the same as the plain call on the present contents of the arrays. Other ranks may make the plain
+        call instead. Raises ValueError for an unknown collective, and the errors of the method for bad arguments.
+
+        Source: the persistent collectives of MPI 4.0, section 6.12.
+        """
+        if collective not in _PLANNED:
+            raise ValueError(f"collective={collective!r}: must be one of {', '.join(_PLANNED)}")
+        return Persistent(self._queue, functools.partial(self._operations.job, collective, *arguments, **options))
+
+    # ---- metrics and timeline
+
+    def metrics(self) -> dict[str, Any]:
+        """The counts of this communicator since it was made or `reset_metrics` was called. Not collective.
+
+        collectives  for each collective: calls; bytes (the size of the arrays; of all parts together where every rank
+                     has a part; of `x` for alltoall); moved (bytes that this rank sent to other ranks or read from
+                     their memory); seconds; calls by algorithm
+        parts        the same for exchanges inside other operations: agreement on sizes, compression, Adasum
+        waited       seconds by rank of the world: the time for which this rank waited for it or for its memory
+        plans        made, and reused by later calls
+        events       other events by name, such as stalls
+
+        Calls and bytes are exact. Seconds are estimates from samples: calls of a millisecond and more are all timed,
+        shorter ones now and then, so that timing takes half a percent of the time. For arrays on GPUs they are the time
+        to enqueue the work. Splits of the communicator have counts of their own; messages are not counted.
+        """
+        return self.meter.snapshot()
+
+    def reset_metrics(self) -> None:
+        """Set all counts to zero."""
+        self.meter.reset()
+
+    def metrics_text(self) -> str:
+        """The metrics in Prometheus' text format (version 0.0.4), for an endpoint or a file."""
+        return prometheus_text(self.meter, self.rank, self._context)
+
+    def start_timeline(self, path: str | os.PathLike[str]) -> None:
+        """Write the events of this rank to a file until `stop_timeline` or `close`.
+
+        path  the file's name; '{rank}' in it stands for the rank. Without that, '.rank0' and so on precede its suffix
+
+        The events are negotiation, queueing, fusion, every collective and every step of it. Open the file in Perfetto
+        (ui.perfetto.dev); `ronde timeline merge` makes one file of those of all ranks. The setting `timeline` starts it
+        at the beginning.
+
+        For the world communicator only; the communicators split from it are included. Collective if the ranks are on
+        several hosts, since their clocks are compared. Calls take about 0.2 us longer per step, and from time to time a
+        millisecond for writing.
+
+        Raises TypeError for a bad path; ValueError if a timeline is open or for a communicator made by `split`; OSError
+        on this rank alone if the file cannot be written. The communicator stays usable.
+        """
+        self._check_process()
+        if self._context:
+            raise ValueError("start_timeline: must be called on the world communicator; its splits are included")
+        recorder = self._family.recorder
+        file = recorder.file(path, self.rank)
+        offset, error = 0, 0
+        if len(set(self._hosts)) > 1:
+            offset, error = self.compose(compare_clocks, "a comparison of clocks")
+        own = self._members[self.rank]
+        header = Header(self.rank, self.size, own.hostname, own.pid, offset, error)
+        recorder.start(file, header)
+
+    def stop_timeline(self) -> None:
+        """End the timeline, if there is one. The file then holds every event until now."""
+        self._check_process()
+        self._family.recorder.stop()
+
+    # ---- groups, failure, end
 
     def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Communicator | None:
-        """Divide the communicator: ranks that give the same `color` form a new one, ordered by `key`, then by rank.
+        """Divide the communicator: ranks that give the same color form a new one. Collective.
 
-        A rank that gives None joins none and gets None. Collective. The new communicator shares this one's transport
-        and must be closed before it, or is closed with it.
+        color    0 or more; a rank that gives None joins no group and gets None
+        key      orders the ranks of a group; ranks with equal keys keep their order
+        timeout  seconds that the call may take; by default the setting `timeout`
+
+        The new communicator shares the transport. It must be closed before this one, or is closed with it.
         """
         for name, value in (("color", color), ("key", key)):
             if value is not None and (not isinstance(value, (int, np.integer)) or isinstance(value, bool)):
@@ -297,33 +1638,105 @@ class Communicator(Prepared, Observable, Shrinkable, OnDevices):
         if color is not None and not 0 <= color < 2**62:
             raise ValueError(f"color={color}: must be 0 or more, or None to join no group")
         mine = np.array([-1 if color is None else color, key, self._family.newest_context], np.int64)
-        table = np.asarray(self.allgather(mine, timeout=timeout)).reshape(self.size, 3)
+        table = self.allgather(mine, timeout=timeout).reshape(self.size, 3)
         context = int(table[:, 2].max()) + 1
         self._family.newest_context = context
         if color is None:
             return None
         chosen = sorted((int(table[rank, 1]), rank) for rank in range(self.size) if table[rank, 0] == color)
-        child = Communicator.__new__(Communicator)
-        child._begin(self._family, self._config, tuple(self._ranks[rank] for _, rank in chosen), context)
-        return child
+        ranks = tuple(self._ranks[rank] for _, rank in chosen)
+        calibration = self._selector.calibration
+        family = self._family
+        return Communicator(
+            self.transport, self._config, family=family, ranks=ranks, context=context, calibration=calibration
+        )
 
     def abort(self, reason: str) -> None:
-        """Give up: every rank's pending and later calls raise AbortedError with this reason."""
+        """Give up: pending and later calls of every rank raise AbortedError.
+
+        reason  text for the error
+        """
+        self._check_process()
         cause = AbortedError(f"rank {self.rank} aborted: {reason}", rank=self.transport.rank, peer=self.transport.rank)
-        self._executor.abort(cause)
+        self._executor.abort_signal.raise_abort(cause)
 
     @property
     def failure(self) -> RondeError | None:
-        """Why the communicator is aborted, None while it is sound."""
+        """The error that aborted the communicator; None while it is usable."""
         return self.transport.failure
 
-    def close(self, timeout: float | None = None) -> None:
-        """Finish what was begun and release everything; with the world communicator, the transport too. Idempotent.
+    def shrink(self, *, timeout: float | None = None) -> Communicator:
+        """Make a new communicator of the ranks that are left after a failure. Collective among them.
 
-        Raises DeadlineExceeded if that does not end in time; everything is released all the same.
+        timeout  seconds that the other ranks have to call it; those that do not are left out. By default the setting
+                 `timeout`
+
+        The new ranks are numbered from 0 in the old order; settings and transport are the same. This communicator is
+        closed, with all its splits and its timeline. Ranks whose process has ended or is stopped, that have closed, or
+        that the failure is blamed on are not waited for. It also works without a failure.
+
+        Raises RuntimeError, with nothing done, for a communicator made by `split`: shrink the one that it was split
+        from, and split again. ClosedError if it is closed. RendezvousError if the others went on without this rank, or
+        if the store in which the ranks met cannot be reached. The errors of `init` if the survivors cannot connect. The
+        communicator is closed then too.
+
+        Source: MPI_Comm_shrink of ULFM (user-level failure mitigation; Bland et al. 2013).
         """
-        deadline = time.monotonic() + self._jobs.timeout(timeout)
-        mine = list(self._family.open) if self._context == 0 else [self]
+        self._check_process()
+        if self._context != 0:
+            raise RuntimeError("shrink: made by split; shrink the communicator that it was split from, and split again")
+        seconds = self._arguments.timeout(timeout)
+        transport, config = self.transport, self._config
+        if transport.group.parent_store is None:
+            raise RendezvousError("shrink: the ranks did not meet in a store, so they cannot meet again")
+        self._retire()
+        for communicator in self._family.communicators[1:]:
+            communicator._retire()
+
+        def leave() -> None:
+            with contextlib.suppress(DeadlineExceeded):  # everything is released all the same
+                self.close(seconds)
+
+        def connect(group: Group) -> Communicator:
+            return self.connect(group, config, time.monotonic() + min(config.connect_timeout, CONNECT_SECONDS))
+
+        try:
+            group, failure = transport.group, transport.failure
+            self._successor = regroup(group, failure, seconds, config.heartbeat, leave=leave, connect=connect)
+        except BaseException as error:
+            self.abort(f"it cannot go on: {error!r}")
+            leave()
+            raise
+        return self._successor
+
+    @property
+    def current(self) -> Communicator:
+        """The communicator that `shrink` made of this one, after any number of shrinks; itself if there was none."""
+        latest = self
+        while latest._successor is not None:
+            latest = latest._successor
+        if latest is not self:
+            self._successor = latest  # so that those between can be freed
+        return latest
+
+    def _retire(self) -> None:
+        """Refuse further calls: the world is being shrunk. Raises ClosedError if it is closed."""
+        state = "closed: its world was shrunk; use what shrink returned"
+        self._queue.retire(state)
+        self._messages.retire(state)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Finish the operations in flight and release everything; of the world communicator the transport too.
+
+        timeout  seconds for that; by default the setting `timeout`
+
+        Raises DeadlineExceeded if the operations do not end in time; everything is released all the same. A second call
+        does nothing.
+        """
+        if isinstance(self.failure, ForkedError):
+            return
+        deadline = time.monotonic() + self._arguments.timeout(timeout)
+        mine = list(self._family.communicators) if self._context == 0 else [self]
         for communicator in mine:  # all before any is waited for: other ranks close them in another order
             communicator._engine.leave()
         try:
@@ -331,25 +1744,29 @@ class Communicator(Prepared, Observable, Shrinkable, OnDevices):
                 communicator._release(deadline)
         finally:
             if self._context == 0:
-                self.stop_timeline()
-                with contextlib.closing(self._family.watchman) as watchman:
-                    watchman.leave()
+                self._family.recorder.stop()
+                with contextlib.closing(self._family.watchdog) as watchdog:
+                    watchdog.leave()
                     self.transport.close(deadline)
 
+    def _check_process(self) -> None:
+        """Raise ForkedError in a forked child of the rank's process."""
+        if isinstance(self.failure, ForkedError):
+            raise copy.copy(self.failure)
+
     def _release(self, deadline: float) -> None:
-        if self in self._family.open:
-            self._family.open.remove(self)
+        if self in self._family.communicators:
+            self._family.communicators.remove(self)
         try:
             with contextlib.ExitStack() as both:
-                both.callback(self._stream.close, deadline)
+                both.callback(self._queue.close, deadline)
                 self._engine.close(deadline)
         finally:
             with contextlib.ExitStack() as rest:
-                rest.callback(self.trace.direct, None)
+                rest.callback(self._family.recorder.detach, self.meter)
                 rest.callback(self._windows.close)
                 rest.callback(self._named.close, deadline)
-                self._ready.forget()
-                rest.callback(self._jobs.close, deadline)
+                rest.callback(self._operations.close, deadline)
 
     def __enter__(self) -> Communicator:
         return self

@@ -1,4 +1,6 @@
-"""Settings: one frozen object, put together from defaults, a file, the environment and arguments, in this order.
+"""Settings: one frozen object, merged from arguments, the environment, a file and the defaults.
+
+Precedence: arguments, then environment, then file, then defaults.
 
     ronde.toml (or [tool.ronde] in pyproject.toml)      environment                  argument
     transport = "tcp"                                   RONDE_TRANSPORT=tcp          init(transport="tcp")
@@ -6,7 +8,7 @@
     [tcp]
     interface = "eth0"                                  RONDE_TCP_INTERFACE=eth0     {"tcp": {"interface": "eth0"}}
 
-The file is the one that RONDE_CONFIG names, else ronde.toml or pyproject.toml in the working directory.
+The file is named by RONDE_CONFIG; by default it is ronde.toml or pyproject.toml in the working directory.
 """
 
 from __future__ import annotations
@@ -26,30 +28,44 @@ from transports.settings import Values, build, did_you_mean
 from transports.tls import Tls
 
 PREFIX: Final = "RONDE_"
-_LAUNCHER: Final = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "SECRET", "JOB", "CONFIG", "JAX_PATH")
+_LAUNCHER: Final = (
+    "RANK",
+    "RANK_PROCESS",
+    "SIZE",
+    "LOCAL_RANK",
+    "LOCAL_SIZE",
+    "STORE",
+    "SECRET",
+    "JOB",
+    "CONFIG",
+    "JAX_PATH",
+)
 """Environment variables with Ronde's prefix that are not settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What can be set, besides the options of each transport.
+    """The settings, without the options of each transport.
 
-    transport        name of the transport: auto, tcp, shm, local, ...
-    timeout          seconds that a call may take before it gives up
-    connect_timeout  seconds for the ranks to find and reach each other in `init`
-    reproducible     the default of the `reproducible` argument
-    rules            path of a rule table (TOML) that overrides the choice of algorithms
-    stage_bytes      bytes of shared staging memory per rank and communicator (twice that is allocated); 0: 2 MiB, where
-                     the communicator has more than 4 ranks 1 MiB
-    fusion_bytes     the most bytes of small arrays that travel as one, in grouped and named allreduces; 0: none do. For
-                     named ones rank 0's counts. Where ranks map each other's memory it is 1 MiB at most
-    heartbeat        seconds without a sign of life after which the ranks of another host are lost; 0: never. A rank
-                     whose code holds the interpreter's lock for so long, alone on its host, looks dead
-    stall            seconds that a rank is stuck in a call before all ranks are asked what they are doing, and the
-                     answers logged as a warning; 0: never
-    timeline         path of a file for a timeline of all calls, from the beginning; see Communicator.start_timeline
-    tls_certificate, tls_key, tls_ca   paths of PEM files, all three or none: this end's certificate, its key, and the
-                     authority that signs every end's; then connections between hosts and to the store go by TLS
+    transport        name of the transport: auto, tcp, shm, local, nccl, faulty or a registered one
+    timeout          seconds that a call may take
+    connect_timeout  seconds for the ranks to find each other and to connect in `init`
+    reproducible     default of the argument `reproducible` of the reductions
+    rules            path of a rule table (TOML), which precedes the cost model in the choice of algorithms
+    calibrate        True measures the ways to copy data (about 0.1 s) whenever a communicator is made whose ranks share
+                     memory; False lets the cost model decide. Choices of the rule table are not measured
+    stage_bytes      bytes of one staging buffer in shared memory, of which every rank has two in each communicator; a
+                     multiple of 64 and at least 4096. 0 stands for 2 MiB, for more than 4 ranks 1 MiB
+    fusion_bytes     the most bytes of small arrays that grouped and named allreduces send together; 0 sends each alone.
+                     Named allreduces use the setting of rank 0. At most 1 MiB where ranks map each other's memory
+    heartbeat        seconds without a heartbeat after which ranks of another host are lost, at least 0.5; 0 disables
+                     heartbeats. A host looks lost too if its only rank holds the interpreter's lock for so long
+    stall            seconds in one call after which the positions of all ranks are logged as a warning; 0 disables it
+    timeline         path of a file for the timeline of all calls; see Communicator.start_timeline. Empty: no timeline
+    tls_certificate  path of this process's certificate (PEM). The three paths are set together, or none is; then
+                     connections between hosts and to the store use TLS
+    tls_key          path of the certificate's private key (PEM)
+    tls_ca           path of the certificate of the authority that signed the certificates of all ranks (PEM)
     """
 
     transport: str = "auto"
@@ -57,6 +73,7 @@ class Settings:
     connect_timeout: float = 60.0
     reproducible: bool = False
     rules: str = ""
+    calibrate: bool = True
     stage_bytes: int = 0
     fusion_bytes: int = 64 << 20
     heartbeat: float = 5.0
@@ -84,7 +101,9 @@ class Settings:
         if self.stage_bytes and (self.stage_bytes < 4096 or self.stage_bytes % 64):
             raise ConfigError(f"stage_bytes={self.stage_bytes}: must be a multiple of 64 and at least 4096, or 0")
         if self.fusion_bytes < 0:
-            raise ConfigError(f"fusion_bytes={self.fusion_bytes}: must be 0 (nothing travels together) or more bytes")
+            raise ConfigError(
+                f"fusion_bytes={self.fusion_bytes}: must be 0 (no arrays are sent together) or more bytes"
+            )
         if self.transport not in registry.names():
             known = registry.names()
             raise ConfigError(
@@ -95,10 +114,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Config(Settings):
-    """The settings, the options of transports, and where each value came from.
+    """The settings, the options of the transports, and the source of each value.
 
-    options   transport name -> option -> (value, source); what is absent has its default
-    sources   setting -> source, for those that are not defaults
+    options   transport name -> option -> (value, source); options without a value keep their defaults
+    sources   setting -> source; settings with their defaults are absent
     """
 
     options: Mapping[str, Values] = field(default_factory=dict)
@@ -112,7 +131,14 @@ class Config(Settings):
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
     ) -> Config:
-        """Put the settings together. Raises ConfigError naming setting, value, source and what is allowed."""
+        """Read and merge the settings.
+
+        arguments    settings of `init`; they precede all others
+        environment  variables to read in place of os.environ
+        directory    directory of the file, in place of the working directory
+
+        Raises ConfigError naming the setting, its value, its source and the allowed values.
+        """
         env = os.environ if environment is None else environment
         layers = [
             _from_file(env, Path.cwd() if directory is None else directory),
@@ -127,7 +153,7 @@ class Config(Settings):
                 options.setdefault(name, {}).update(given)
         chosen = build(Settings, "ronde", values)
         for name in options:
-            registry.make_options(name, options[name])  # a bad value is an error even if that transport is not used
+            registry.make_options(name, options[name])  # raises for a bad value, also of an unused transport
         return cls(
             **{item.name: getattr(chosen, item.name) for item in dataclasses.fields(Settings)},
             options=options,
@@ -135,7 +161,7 @@ class Config(Settings):
         )
 
     def load_tls(self) -> Tls | None:
-        """The certificates that the settings name, read now; None if they name none. Raises ConfigError."""
+        """Read the certificates; None if the settings name none. Raises ConfigError."""
         if not self.tls_certificate:
             return None
         return Tls(self.tls_certificate, self.tls_key, self.tls_ca)
@@ -143,8 +169,8 @@ class Config(Settings):
     def transport_options(self, name: str) -> Any:
         """The options object of transport `name`.
 
-        A transport that is built on others names each by a setting, say `inner`, and takes its settings
-        as `inner_options`; those begin with what was configured for the inner transport by its own name.
+        A transport built on others has an option with the name of each, such as `inner`, and another for its options,
+        `inner_options`. These begin with the options configured under the inner transport's own name.
         """
         options = registry.make_options(name, self.options.get(name, {}))
         fields = {item.name for item in dataclasses.fields(options)}
@@ -165,11 +191,11 @@ def _text(value: object) -> str:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Environment variables with Ronde's prefix that mean nothing: misspelt, most likely."""
+    """The environment variables with Ronde's prefix that are neither settings nor options: probably misspelt."""
     settings, transports = _from_environment(environment)
-    meant = {PREFIX + name.upper() for name in settings} | {PREFIX + name for name in _LAUNCHER}
-    meant |= {PREFIX + f"{name}_{option}".upper() for name, options in transports.items() for option in options}
-    return sorted(name for name in environment if name.startswith(PREFIX) and name not in meant)
+    known = {PREFIX + name.upper() for name in settings} | {PREFIX + name for name in _LAUNCHER}
+    known |= {PREFIX + f"{name}_{option}".upper() for name, options in transports.items() for option in options}
+    return sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
 
 
 def _from_environment(environment: Mapping[str, str]) -> _Layer:
@@ -206,7 +232,7 @@ def _read(path: Path, required: bool) -> _Layer:
         raise ConfigError(f"{PREFIX}CONFIG={str(path)!r}: there is no such file") from None
     except (OSError, ValueError, RecursionError) as error:  # ValueError: bad UTF-8, bad TOML, a name with a NUL
         if path.name == "pyproject.toml" and not required:
-            return {}, {}  # somebody else's file, and not ours to judge
+            return {}, {}  # errors in this file are for other tools to report
         raise ConfigError(f"{path}: cannot be read as TOML: {error}") from error
     if path.name == "pyproject.toml":
         tools = table.get("tool", {})
@@ -217,7 +243,7 @@ def _read(path: Path, required: bool) -> _Layer:
 
 
 def _sort(table: Mapping[str, Any], source: str) -> _Layer:
-    """Top-level values are settings, tables are the options of the transport that they are called by."""
+    """Separate settings, the top-level values, from options, the tables with the name of a transport."""
     settings: dict[str, tuple[object, str]] = {}
     transports: dict[str, dict[str, tuple[object, str]]] = {}
     for name, value in table.items():

@@ -1,14 +1,14 @@
-"""Process sets: some ranks of the world that compute together, as Horovod has them.
+"""Process sets: subsets of the world's ranks that compute together, as in Horovod.
 
     evens = add_process_set([0, 2, 4])
     if evens.included():
         evens.communicator.allreduce(x)
 
-Every set has a communicator of its own, split from the world, with its own order and its own engine for named
-operations: what is done in one set waits for nothing in another. Its ranks are numbered by their places in the list.
+Every set has a communicator of its own, split from the world, with its own order of calls and its own named
+operations: an operation in one set waits for nothing in another. A rank's number in the set is its index in the list.
 
-A ProcessSet is a value: what it stands for is looked up in the world that its user is in. So ranks that are threads of
-one process may share one, and it means something again when it is added to the next world.
+A ProcessSet is a value: every method looks up the set of these ranks in the current world. So ranks that are threads of
+one process can share a ProcessSet, and it can be added again to the next world.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from transports.errors import MismatchError
 
 
 class ProcessSet:
-    """Ranks of the world, in an order; without ranks all of them.
+    """Ranks of the world, in an order.
 
-    Raises TypeError or ValueError unless these are distinct ints, 0 or more.
+    ranks  distinct ranks of the world, 0 or more; None for all of them
+
+    Raises TypeError or ValueError for other ranks.
     """
 
     def __init__(self, ranks: Iterable[int] | None = None) -> None:
@@ -35,19 +37,19 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int] | None:
-        """Its ranks in the world. None for the global set while there is no world."""
+        """The ranks in the world. None for the global set while there is no world."""
         if self._ranks is not None:
             return list(self._ranks)
         return list(range(world().size)) if is_initialized() else None
 
     @property
     def process_set_id(self) -> int | None:
-        """The number by which all ranks know it: 0 for the global set, None for one that was not added."""
+        """The number of the set, the same on all ranks: 0 for the global set, None for a set that was not added."""
         found = self._find()
         return None if found is None else found[0]
 
     def size(self) -> int | None:
-        """How many ranks it has; None for a set that was not added."""
+        """The number of ranks; None for a set that was not added."""
         ranks = self.ranks
         return None if ranks is None or self._find() is None else len(ranks)
 
@@ -61,13 +63,13 @@ class ProcessSet:
         return ranks.index(world().rank)
 
     def included(self) -> bool | None:
-        """True if this rank is in it; None while there is no world."""
+        """True if this rank is in the set; None while there is no world."""
         ranks = self.ranks
         return world().rank in ranks if is_initialized() and ranks is not None else None
 
     @property
     def communicator(self) -> Communicator:
-        """What its ranks compute with. Raises ValueError for a set that was not added, or without this rank."""
+        """The communicator of the set. Raises ValueError for a set that was not added, or without this rank."""
         found = self._find()
         if found is None:
             raise ValueError(f"{self}: is no process set of this world; call add_process_set first")
@@ -86,7 +88,7 @@ class ProcessSet:
         return f"ProcessSet({'' if self._ranks is None else list(self._ranks)})"
 
     def _find(self) -> tuple[int, Communicator | None] | None:
-        """Its number and, on its ranks, its communicator; None if the world has no such set."""
+        """The set's number and, on its ranks, its communicator; None if the world has no such set."""
         if not is_initialized():
             return None
         if self._ranks is None or self._ranks == tuple(range(world().size)):
@@ -100,10 +102,13 @@ global_process_set: Final = ProcessSet()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int], *, timeout: float | None = None) -> ProcessSet:
-    """Make a process set of the world, and return it. Collective: all ranks of the world call it, with the same ranks.
+    """Add a process set to the world, and return it. Collective: all ranks of the world call it with the same ranks.
 
-    Raises TypeError or ValueError for bad ranks, or a set of the same ranks that there is already (the global one
-    counts): nothing was done then. MismatchError on all ranks if they gave different ones; the world stays usable.
+    process_set  the set, or its ranks
+    timeout      seconds that the call may take; by default the setting `timeout`
+
+    Raises TypeError or ValueError, with nothing done, for bad ranks and for a set of the same ranks as another one (the
+    global set counts). Raises MismatchError on all ranks if they gave different ranks; the world stays usable.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     comm = world()
@@ -113,30 +118,35 @@ def add_process_set(process_set: ProcessSet | Sequence[int], *, timeout: float |
     others = [tuple(range(comm.size)), *(other for other, _ in comm.process_sets.values())]
     if any(set(ranks) == set(other) for other in others):
         raise ValueError(f"ranks={ranks}: there is a process set of these ranks already")
-    _agree(comm, "add_process_set", ranks, timeout)
-    place = ranks.index(comm.rank) if comm.rank in ranks else None
-    communicator = comm.split(None if place is None else 0, place or 0, timeout=timeout)
+    _check_same(comm, "add_process_set", ranks, timeout)
+    index = ranks.index(comm.rank) if comm.rank in ranks else None
+    communicator = comm.split(None if index is None else 0, index or 0, timeout=timeout)
     comm.process_sets[max(comm.process_sets, default=0) + 1] = tuple(ranks), communicator
     return added
 
 
 def remove_process_set(process_set: ProcessSet, *, timeout: float | None = None) -> bool:
-    """Close a process set of the world; False, with nothing done, for one that was not added and for the global set.
-    Collective over the world. What the set has in flight ends as told for `Communicator.close`; raises as that does,
-    and MismatchError as add_process_set."""
+    """Close a process set of the world. Collective over the world. Returns True.
+
+    process_set  the set
+    timeout      seconds that the call may take; by default the setting `timeout`
+
+    Returns False, with nothing done, for a set that was not added and for the global set. Operations of the set in
+    flight end as in `Communicator.close`. Raises as that does, and MismatchError as add_process_set.
+    """
     number = process_set.process_set_id
     if not number:
         return False
     comm = world()
-    _agree(comm, "remove_process_set", process_set.ranks or [], timeout)
+    _check_same(comm, "remove_process_set", process_set.ranks or [], timeout)
     _, communicator = comm.process_sets.pop(number)
     if communicator is not None:
         communicator.close(timeout)
     return True
 
 
-def enroll(process_sets: Iterable[ProcessSet | Sequence[int]]) -> None:
-    """Add process sets to a new world: those that `init` was given. One that is given twice is added once."""
+def add_given(process_sets: Iterable[ProcessSet | Sequence[int]]) -> None:
+    """Add the process sets of `init`'s argument to a new world. One that is given twice is added once."""
     for given in process_sets:
         process_set = given if isinstance(given, ProcessSet) else ProcessSet(given)
         if process_set.process_set_id is None:
@@ -152,11 +162,11 @@ def _checked(ranks: Iterable[int]) -> tuple[int, ...]:
     return tuple(int(rank) for rank in given)
 
 
-def _agree(comm: Communicator, what: str, ranks: list[int], timeout: float | None) -> None:
-    """Raises MismatchError on all ranks unless all gave the same."""
-    digest = zlib.crc32(repr((what, ranks)).encode())
-    if (np.asarray(comm.allgather(np.array([digest]), timeout=timeout)) != digest).any():
-        said = np.frombuffer(f"{what}({ranks})\n".encode(), np.uint8)
-        table = np.asarray(comm.allgather(said, timeout=timeout)).tobytes().decode().splitlines()
+def _check_same(comm: Communicator, function: str, ranks: list[int], timeout: float | None) -> None:
+    """Raises MismatchError on all ranks unless all called the same function with the same ranks."""
+    digest = zlib.crc32(repr((function, ranks)).encode())
+    if (comm.allgather(np.array([digest]), timeout=timeout) != digest).any():
+        call = np.frombuffer(f"{function}({ranks})\n".encode(), np.uint8)
+        table = comm.allgather(call, timeout=timeout).tobytes().decode().splitlines()
         rows = "".join(f"\n  rank {rank}: {row}" for rank, row in enumerate(table))
         raise MismatchError(f"the ranks' process sets do not fit together:{rows}", rank=comm.rank)

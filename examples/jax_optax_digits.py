@@ -3,8 +3,8 @@
     ronde run -np 2 python examples/jax_optax_digits.py
     RONDE_TRANSPORT=tcp ronde run -np 3 python examples/jax_optax_digits.py --optimizer sgd --compression bf16
 
-The training step is compiled as a whole. Within it the optimizer averages the gradients of all ranks, as one operation,
-before it steps. Every rank trains on its share of every batch.
+The training step is compiled as a whole. In it, the optimizer averages the gradients of all ranks, as one operation,
+before it steps. Every rank trains on its share of each batch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ BATCH = 60
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--lr", type=float, help="learning rate (default 0.002 for adam, 0.3 for sgd)")
     parser.add_argument("--optimizer", choices=("adam", "sgd"), default="adam")
-    parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none", help="of gradients")
+    parser.add_argument(
+        "--compression", choices=("none", "fp16", "bf16"), default="none", help="type of sent gradients"
+    )
     parser.add_argument("--accumulate", type=int, default=1, help="backward passes per step")
     return parser.parse_args()
 
@@ -56,7 +58,7 @@ def loss(parameters: dict[str, jax.Array], images: jax.Array, labels: jax.Array)
 
 
 def main() -> None:
-    """Train."""
+    """Train on this rank's share of the data, and report the accuracy of the common model."""
     options = parse()
     hvd.init()
     images, labels = load_digits(return_X_y=True)
@@ -92,9 +94,9 @@ def main() -> None:
     mine = test[hvd.rank() :: hvd.size()]
     hits = hvd.allreduce((logits(parameters, images[mine]).argmax(1) == labels[mine]).sum(), op=hvd.Sum)
     bits = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(parameters))
-    alike = len(set(hvd.allgather_object(hashlib.sha256(bits).hexdigest()))) == 1
+    equal = len(set(hvd.allgather_object(hashlib.sha256(bits).hexdigest()))) == 1
     if hvd.rank() == 0:
-        same = "identical" if alike else "DIFFER"
+        same = "identical" if equal else "DIFFER"
         print(f"accuracy {int(hits) / len(test):.1%} on {hvd.size()} ranks, parameters {same}")
     hvd.shutdown()
 

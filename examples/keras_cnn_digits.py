@@ -3,7 +3,7 @@
     ronde run -np 2 python examples/keras_cnn_digits.py
     KERAS_BACKEND=torch ronde run -np 2 python examples/keras_cnn_digits.py
 
-Each rank sees its share of the digits; rank 0 keeps the model that does best on those of all ranks.
+Each rank trains on its share of the digits. Rank 0 saves the model with the best average accuracy over all ranks.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def new_model() -> keras.Model:
 
 
 def main() -> None:
-    """Train."""
+    """Train on this rank's share of the data, and report the accuracy of the common model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=6, help="how many")
-    parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one rank, scaled by their number")
+    parser.add_argument("--epochs", type=int, default=6, help="number of epochs")
+    parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one rank; scaled by the size")
     parser.add_argument("--best", type=Path, help="file for the best model: *.keras")
     options = parser.parse_args()
 
@@ -70,9 +70,9 @@ def main() -> None:
         verbose=2 if hvd.rank() == 0 else 0,
     )
     _, accuracy = model.evaluate(images[test], labels[test], verbose=0)
-    alike = len(set(hvd.allgather_object(b"".join(weight.tobytes() for weight in model.get_weights())))) == 1
+    equal = len(set(hvd.allgather_object(b"".join(weight.tobytes() for weight in model.get_weights())))) == 1
     if hvd.rank() == 0:
-        print(f"accuracy {accuracy:.1%} on {hvd.size()} ranks, parameters {'identical' if alike else 'DIFFER'}")
+        print(f"accuracy {accuracy:.1%} on {hvd.size()} ranks, parameters {'identical' if equal else 'DIFFER'}")
     hvd.shutdown()
 
 

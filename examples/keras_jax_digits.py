@@ -2,8 +2,8 @@
 
     ronde run -np 2 python examples/keras_jax_digits.py
 
-Three lines make a script for one process this one: `hvd.init`, `hvd.DistributedOptimizer` and the broadcast callback.
-The train step stays compiled by XLA.
+Three lines distribute a script for one process: `hvd.init`, `hvd.DistributedOptimizer` and the broadcast callback.
+XLA still compiles the train step.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ import frontends.keras as hvd
 
 
 def main() -> None:
-    """Train."""
+    """Train on this rank's share of the data, and report the accuracy of the common model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=5, help="how many")
-    parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one rank, scaled by their number")
-    parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none", help="of gradients")
+    parser.add_argument("--epochs", type=int, default=5, help="number of epochs")
+    parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one rank; scaled by the size")
+    parser.add_argument(
+        "--compression", choices=("none", "fp16", "bf16"), default="none", help="type of sent gradients"
+    )
     options = parser.parse_args()
 
     hvd.init()
@@ -49,9 +51,9 @@ def main() -> None:
         verbose=2 if hvd.rank() == 0 else 0,
     )
     _, accuracy = model.evaluate(images[test], labels[test], verbose=0)
-    alike = len(set(hvd.allgather_object(b"".join(weight.tobytes() for weight in model.get_weights())))) == 1
+    equal = len(set(hvd.allgather_object(b"".join(weight.tobytes() for weight in model.get_weights())))) == 1
     if hvd.rank() == 0:
-        print(f"accuracy {accuracy:.1%} on {hvd.size()} ranks, parameters {'identical' if alike else 'DIFFER'}")
+        print(f"accuracy {accuracy:.1%} on {hvd.size()} ranks, parameters {'identical' if equal else 'DIFFER'}")
     hvd.shutdown()
 
 

@@ -1,11 +1,11 @@
-"""Sequence to sequence with two LSTMs, in Keras on several processes: an encoder reads digits, a decoder says them
-backwards.
+"""Sequence to sequence with two LSTMs, in Keras on several processes: an encoder reads digits, a decoder returns
+them in reverse order.
 
     ronde run -np 2 python examples/keras_lstm_seq2seq.py
     KERAS_BACKEND=jax ronde run -np 2 python examples/keras_lstm_seq2seq.py
 
-As in the tutorials, the decoder is trained with the right answer, one step late, as its input ("teacher forcing"). The
-digits are those that scikit-learn's handwritten ones are labelled with.
+The decoder is trained with the right answer, delayed by one step, as its input ("teacher forcing"). The data are the
+labels of scikit-learn's handwritten digits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LENGTH, START, UNITS = 4, 10, 64
 
 
 def new_model() -> keras.Model:
-    """(digits, answer one step late) -> what each digit of the answer is, as probabilities."""
+    """Return a model: (digits, answer delayed by one step) -> probabilities of each digit of the answer."""
     question, late = keras.Input((LENGTH,), dtype="int32"), keras.Input((LENGTH,), dtype="int32")
     embed = keras.layers.Embedding(START + 1, 16)
     _, *state = keras.layers.LSTM(UNITS, return_state=True)(embed(question))
@@ -34,17 +34,17 @@ def new_model() -> keras.Model:
 
 
 def pairs(questions: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """Inputs and answers of the model."""
+    """Return inputs and answers of the model."""
     answers = questions[:, ::-1]
     late = np.concatenate([np.full((len(answers), 1), START), answers[:, :-1]], axis=1)
     return [questions, late], answers
 
 
 def main() -> None:
-    """Train."""
+    """Train on this rank's share of the data, and report the accuracy of the common model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=5, help="how many")
-    parser.add_argument("--lr", type=float, default=0.005, help="learning rate of one rank, scaled by their number")
+    parser.add_argument("--epochs", type=int, default=5, help="number of epochs")
+    parser.add_argument("--lr", type=float, default=0.005, help="learning rate of one rank; scaled by the size")
     options = parser.parse_args()
 
     hvd.init()
@@ -67,9 +67,9 @@ def main() -> None:
         verbose=2 if hvd.rank() == 0 else 0,
     )
     _, accuracy = model.evaluate(test_inputs, test_answers, verbose=0)
-    alike = len(set(hvd.allgather_object(b"".join(weight.tobytes() for weight in model.get_weights())))) == 1
+    equal = len(set(hvd.allgather_object(b"".join(weight.tobytes() for weight in model.get_weights())))) == 1
     if hvd.rank() == 0:
-        print(f"accuracy {accuracy:.1%} on {hvd.size()} ranks, parameters {'identical' if alike else 'DIFFER'}")
+        print(f"accuracy {accuracy:.1%} on {hvd.size()} ranks, parameters {'identical' if equal else 'DIFFER'}")
     hvd.shutdown()
 
 

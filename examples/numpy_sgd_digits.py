@@ -1,11 +1,11 @@
-"""Training loops written by hand, on scikit-learn's handwritten digits, that gain data parallelism in three lines.
+"""Hand-written training loops on scikit-learn's handwritten digits, made data-parallel by three lines.
 
     ronde run -np 2 python examples/numpy_sgd_digits.py
     ronde run -np 3 python examples/numpy_sgd_digits.py --partial-fit
 
-The first loop is NumPy's: every rank computes gradients on its rows, and steps on the average. The second is that of
-scikit-learn's `partial_fit`: every rank fits its rows, and after each epoch the models are averaged. The three lines
-are numbered; what follows the loops only shows what came of them.
+In the NumPy loop, every rank computes gradients on its rows and steps on the average. In the loop with scikit-learn's
+`partial_fit`, every rank fits its rows, and the models are averaged after each epoch. The three lines are numbered in
+comments; the code after the loops only reports the results.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def report(epoch: int, loss: float) -> None:
 
 
 def main() -> None:
-    """Train."""
+    """Train on this rank's share of the data, and report the accuracy of the common model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--partial-fit", action="store_true", help="scikit-learn's classifier instead of NumPy's loop")
@@ -83,9 +83,9 @@ def main() -> None:
         int(((mine @ parameters["weights"] + parameters["bias"]).argmax(1) == labels).sum()), op=hvd.Sum
     )
     digest = hashlib.sha256(b"".join(array.tobytes() for array in parameters.values())).hexdigest()
-    alike = len(set(hvd.allgather_object(digest))) == 1
+    equal = len(set(hvd.allgather_object(digest))) == 1
     if hvd.rank() == 0:
-        same = "identical" if alike else "DIFFER"
+        same = "identical" if equal else "DIFFER"
         print(f"accuracy {hits / len(test):.1%} on {hvd.size()} ranks, parameters {same}")
     hvd.shutdown()
 

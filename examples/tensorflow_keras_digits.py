@@ -1,11 +1,11 @@
 """Horovod-style training with Keras and TensorFlow on scikit-learn's handwritten digits.
 
     ronde run -np 2 python examples/tensorflow_keras_digits.py
-    ronde run -np 2 python examples/tensorflow_keras_digits.py --checkpoint digits.keras --epochs 10   # goes on
+    ronde run -np 2 python examples/tensorflow_keras_digits.py --checkpoint digits.keras --epochs 10   # resumes from it
     ronde run -np 2 python examples/tensorflow_keras_digits.py --logs logs    # then: tensorboard --logdir logs
 
-A script for Horovod becomes this one by its import. Every rank trains on its share of the digits; gradients are
-averaged in every step of `model.fit`. Rank 0 keeps a checkpoint after each epoch, and all ranks resume from it.
+Only the import differs from the same script for Horovod. Every rank trains on its share of the digits; gradients are
+averaged in every step of `model.fit`. Rank 0 saves a checkpoint after each epoch, and all ranks resume from it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Report(keras.callbacks.Callback):
     """A line of output per epoch."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Print it."""
+        """Print the epoch's loss on rank 0."""
         logs = logs or {}
         print(f"epoch {epoch + 1}: loss {logs['loss']:.4f}, validation accuracy {logs['val_accuracy']:.1%}", flush=True)
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=6, help="how many epochs to have trained in the end")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one rank, scaled by their number")
+    parser.add_argument("--epochs", type=int, default=6, help="epochs in total, with those of the checkpoint")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one rank; scaled by the size")
     parser.add_argument("--warmup", type=int, default=2, help="epochs until the scaled learning rate is reached")
     parser.add_argument("--accumulate", type=int, default=1, help="backward passes per step")
     parser.add_argument("--checkpoint", type=Path, help="file to keep, and to resume from if it is there: *.keras")
@@ -60,7 +60,7 @@ def new_model(options: argparse.Namespace) -> keras.Model:
 
 
 def main() -> None:
-    """Train."""
+    """Train on this rank's share of the data, and report the accuracy of the common model."""
     options = parse()
     hvd.init()
     gpus = tf.config.list_physical_devices("GPU")
@@ -106,9 +106,9 @@ def main() -> None:
         verbose=0,
     )
     _, accuracy = model.evaluate(images[test], labels[test], verbose=0)
-    alike = len(set(hvd.allgather_object(b"".join(weight.tobytes() for weight in model.get_weights())))) == 1
+    equal = len(set(hvd.allgather_object(b"".join(weight.tobytes() for weight in model.get_weights())))) == 1
     if hvd.rank() == 0:
-        print(f"accuracy {accuracy:.1%} on {hvd.size()} ranks, parameters {'identical' if alike else 'DIFFER'}")
+        print(f"accuracy {accuracy:.1%} on {hvd.size()} ranks, parameters {'identical' if equal else 'DIFFER'}")
     hvd.shutdown()
 
 

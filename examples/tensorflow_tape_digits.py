@@ -1,10 +1,10 @@
 """Horovod-style training with a tf.GradientTape on scikit-learn's handwritten digits.
 
     ronde run -np 2 python examples/tensorflow_tape_digits.py
-    ronde run -np 2 python examples/tensorflow_tape_digits.py --checkpoint digits --epochs 10     # goes on where it was
+    ronde run -np 2 python examples/tensorflow_tape_digits.py --checkpoint digits --epochs 10     # resumes from it
 
-A script for Horovod becomes this one by its import. Every rank trains on its share of the data; its gradients are
-averaged within the tf.function. Rank 0 keeps a checkpoint after each epoch, and all ranks begin with its variables.
+Only the import differs from the same script for Horovod. Every rank trains on its share of the data; gradients
+are averaged in the tf.function. Rank 0 saves a checkpoint after each epoch, and all ranks begin with its variables.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ HIDDEN = 64
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=5, help="how many epochs to have trained in the end")
-    parser.add_argument("--lr", type=float, default=0.1, help="learning rate of one rank, scaled by their number")
-    parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none", help="of gradients")
-    parser.add_argument("--checkpoint", type=Path, help="folder for checkpoints, and to resume from")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs in total, with those of the checkpoint")
+    parser.add_argument("--lr", type=float, default=0.1, help="learning rate of one rank; scaled by the size")
+    parser.add_argument(
+        "--compression", choices=("none", "fp16", "bf16"), default="none", help="type of sent gradients"
+    )
+    parser.add_argument("--checkpoint", type=Path, help="folder for checkpoints; training resumes from the last one")
     return parser.parse_args()
 
 
@@ -45,12 +47,12 @@ class Network(tf.Module):
         self.epoch = tf.Variable(0, trainable=False, name="epoch")
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        """Logits."""
+        """Return the logits."""
         return tf.nn.relu(images @ self.w1 + self.b1) @ self.w2 + self.b2
 
 
 def main() -> None:
-    """Train."""
+    """Train on this rank's share of the data, and report the accuracy of the common model."""
     options = parse()
     hvd.init()
     for number, gpu in enumerate(tf.config.list_physical_devices("GPU")):
@@ -94,10 +96,10 @@ def main() -> None:
     hits = tf.reduce_sum(tf.cast(tf.argmax(model(images[mine]), 1) == labels[mine], tf.int32))
     hits = hvd.allreduce(hits, op=hvd.Sum, name="hits")
     digest = hashlib.sha256(b"".join(variable.numpy().tobytes() for variable in model.variables)).hexdigest()
-    alike = len(set(hvd.allgather_object(digest))) == 1
+    equal = len(set(hvd.allgather_object(digest))) == 1
     if hvd.rank() == 0:
         accuracy = int(hits) / len(test)
-        print(f"accuracy {accuracy:.1%} on {hvd.size()} ranks, parameters {'identical' if alike else 'DIFFER'}")
+        print(f"accuracy {accuracy:.1%} on {hvd.size()} ranks, parameters {'identical' if equal else 'DIFFER'}")
     hvd.shutdown()
 
 

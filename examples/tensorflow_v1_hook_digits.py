@@ -1,10 +1,10 @@
-"""Horovod-style training in a graph of `tf.compat.v1`, as older articles have it, on scikit-learn's handwritten digits.
+"""Horovod-style training in a graph of `tf.compat.v1` on scikit-learn's handwritten digits.
 
     ronde run -np 2 python examples/tensorflow_v1_hook_digits.py
-    ronde run -np 2 python examples/tensorflow_v1_hook_digits.py --checkpoint digits --epochs 10  # goes on where it was
+    ronde run -np 2 python examples/tensorflow_v1_hook_digits.py --checkpoint digits --epochs 10  # resumes from it
 
-A script for Horovod becomes this one by its import: a DistributedOptimizer, a MonitoredTrainingSession, and a hook that
-gives all ranks the variables of rank 0, which alone keeps checkpoints.
+Only the import differs from the same script for Horovod: it has a DistributedOptimizer, a
+MonitoredTrainingSession, and a hook that broadcasts the variables of rank 0, which alone saves checkpoints.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ v1 = tf.compat.v1
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=5, help="how many epochs to have trained in the end")
-    parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one rank, scaled by their number")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs in total, with those of the checkpoint")
+    parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one rank; scaled by the size")
     parser.add_argument("--accumulate", type=int, default=1, help="backward passes per step")
-    parser.add_argument("--checkpoint", type=Path, help="folder for checkpoints, and to resume from")
+    parser.add_argument("--checkpoint", type=Path, help="folder for checkpoints; training resumes from the last one")
     return parser.parse_args()
 
 
 def dense(x: tf.Tensor, width: int, name: str) -> tf.Tensor:
-    """A layer."""
+    """Return the output of a dense layer."""
     with v1.variable_scope(name):
         weights = v1.get_variable("weights", [x.shape[1], width])
         return x @ weights + v1.get_variable("biases", [width], initializer=tf.zeros_initializer())
 
 
 def main() -> None:
-    """Train."""
+    """Train on this rank's share of the data, and report the accuracy of the common model."""
     options = parse()
     v1.disable_eager_execution()
     hvd.init()
@@ -84,10 +84,10 @@ def main() -> None:
         right = session.run(all_hits, {x: images[part], y: labels[part]})
         weights = session.run(v1.trainable_variables())
     digest = hashlib.sha256(b"".join(weight.tobytes() for weight in weights)).hexdigest()
-    alike = len(set(hvd.allgather_object(digest))) == 1
+    equal = len(set(hvd.allgather_object(digest))) == 1
     if hvd.rank() == 0:
         accuracy = right / len(test)
-        print(f"accuracy {accuracy:.1%} on {hvd.size()} ranks, parameters {'identical' if alike else 'DIFFER'}")
+        print(f"accuracy {accuracy:.1%} on {hvd.size()} ranks, parameters {'identical' if equal else 'DIFFER'}")
     hvd.shutdown()
 
 

@@ -5,8 +5,8 @@
     ronde run -np 2 python examples/torch_ddp_digits.py
     torchrun --nproc-per-node 2 examples/torch_ddp_digits.py --backend gloo
 
-But for the backend's name nothing in it is Ronde's: DistributedDataParallel and DistributedSampler as in torch's own
-tutorials.
+Nothing in this script is specific to Ronde, except for the backend's name: it uses DistributedDataParallel and
+DistributedSampler as torch's tutorials do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH = 30
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="ronde", help="of torch.distributed (default: ronde)")
     parser.add_argument("--epochs", type=int, default=5)
@@ -37,7 +37,7 @@ def parse() -> argparse.Namespace:
 
 
 def train(options: argparse.Namespace) -> None:
-    """One rank."""
+    """Train as one rank."""
     dist.init_process_group(options.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -77,14 +77,14 @@ def train(options: argparse.Namespace) -> None:
 
 
 def spawned(rank: int, options: argparse.Namespace, port: int) -> None:
-    """A rank that torch.multiprocessing started."""
+    """Train as a rank that torch.multiprocessing has started."""
     known = {"RANK": rank, "WORLD_SIZE": options.spawn, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in known.items()})
     train(options)
 
 
 def main() -> None:
-    """Train, in this rank or in new ones."""
+    """Train in this process, or start the ranks with --spawn."""
     options = parse()
     if options.spawn is None:
         train(options)

@@ -1,11 +1,11 @@
 """Horovod-style training of a small network on scikit-learn's handwritten digits.
 
     ronde run -np 2 python examples/torch_hvd_digits.py
-    ronde run -np 2 python examples/torch_hvd_digits.py --checkpoint digits.pt --epochs 10     # goes on where it was
+    ronde run -np 2 python examples/torch_hvd_digits.py --checkpoint digits.pt --epochs 10     # resumes from it
     torchrun --nproc-per-node 2 examples/torch_hvd_digits.py
 
-A script for Horovod becomes this one by its import. Every rank trains on its share of every batch; gradients are
-averaged while the backward pass runs. Rank 0 keeps a checkpoint after each epoch, and all ranks resume from it.
+Only the import differs from the same script for Horovod. Every rank trains on its share of every batch; gradients are
+averaged while the backward pass runs. Rank 0 saves a checkpoint after each epoch, and all ranks resume from it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ BATCH = 30
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=5, help="how many epochs to have trained in the end")
-    parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one rank, scaled by their number")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs in total, with those of the checkpoint")
+    parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one rank; scaled by the size")
     parser.add_argument("--accumulate", type=int, default=1, help="backward passes per step")
     parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16 where torch.autocast can")
-    parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none", help="of gradients")
-    parser.add_argument("--checkpoint", type=Path, help="file to keep, and to resume from if it is there")
+    parser.add_argument(
+        "--compression", choices=("none", "fp16", "bf16"), default="none", help="type of sent gradients"
+    )
+    parser.add_argument("--checkpoint", type=Path, help="file to save each epoch, and to resume from")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Train."""
+    """Train on this rank's share of the data, and report the accuracy of the common model."""
     options = parse()
     hvd.init()
     torch.manual_seed(hvd.rank())
@@ -87,9 +89,9 @@ def main() -> None:
         hits = (model(images[mine]).argmax(1) == labels[mine]).sum()
     hits = hvd.allreduce(hits, op=hvd.Sum, name="hits").item()
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-    alike = len(set(hvd.allgather_object(digest))) == 1
+    equal = len(set(hvd.allgather_object(digest))) == 1
     if hvd.rank() == 0:
-        print(f"accuracy {hits / len(test):.1%} on {hvd.size()} ranks, parameters {'identical' if alike else 'DIFFER'}")
+        print(f"accuracy {hits / len(test):.1%} on {hvd.size()} ranks, parameters {'identical' if equal else 'DIFFER'}")
     hvd.shutdown()
 
 

@@ -3,9 +3,9 @@
     ronde run -np 4 python examples/train_digits.py
     RONDE_TRANSPORT=tcp ronde run -np 4 python examples/train_digits.py
 
-Every rank holds the same parameters and works on its share of each batch; one allreduce adds up the gradients. At the
-end the script shows that all ranks hold the same bits, and that the losses are those of a single process that was
-given the whole batches. Without `ronde run` it trains in a world of one.
+Every rank holds the same parameters and works on its share of each batch; one allreduce sums the gradients. At the end
+the script shows that all ranks hold the same bits, and that the losses equal those of a single process with the whole
+batches. Without `ronde run` it trains in a world of one rank.
 """
 
 from __future__ import annotations

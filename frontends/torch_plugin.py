@@ -1,19 +1,20 @@
-"""What torch loads when it is imported (entry point group `torch.backends`): the name of the backend, and no more."""
+"""Entry point of group `torch.backends`: torch calls `register` when it is imported.
+
+It must stay small, because every program that imports torch loads it. The backend's code (frontends.torch.distributed)
+is imported with the first process group.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Final
+from typing import Any
 
-BACKEND: Final = "ronde"
+from frontends.torch_backend import announce
 
 
 def register() -> None:
-    """Make `torch.distributed` know the backend, whose code is imported with its first process group. Idempotent."""
-    import torch.distributed as dist
-
-    if dist.is_available() and BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
+    """Make the backend "ronde" known to torch.distributed. Idempotent."""
+    announce(_create)
 
 
 def _create(*arguments: Any) -> Any:

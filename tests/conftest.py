@@ -1,28 +1,81 @@
-"""What every test gets: a look at what it leaves behind, and property tests that a deadline cannot make flaky."""
+"""What every test gets: marks by folder, a look at what it leaves behind, and profiles for property tests."""
 
 from __future__ import annotations
 
 import gc
+import multiprocessing.process
 import os
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from transports.testing import Leaks
 
-settings.register_profile("ronde", deadline=None)
-settings.register_profile("ronde-ci", deadline=None, derandomize=True)
+TESTS = Path(__file__).parent
+
+settings.register_profile("ronde", deadline=None, max_examples=30)
+settings.register_profile("ronde-ci", deadline=None, max_examples=30, derandomize=True)
+settings.register_profile("proof", deadline=None, max_examples=300)
 settings.load_profile("ronde-ci" if os.environ.get("CI") else "ronde")
 
-GROWING = {"worlds", "pool"}
-"""The fixtures that keep what a test opens for the tests after it, and close it in the end."""
+MARKS = {
+    "frontends": "frameworks",
+    "gpu": "long",
+    "security": "long",
+    "collectives/algorithms": "proof",
+    "collectives/proof": "proof",
+    "collectives/schedule": "proof",
+}
+"""The mark of all tests in a folder."""
+
+FIRST = ("frontends", "chaos", "netns", "test_examples.py", "collectives/survivors")
+"""Folders whose files take longest. They start first, so that no worker is left alone with one of them in the end."""
+
+KEEPERS = {"worlds", "pool", "frameworks"}
+"""Fixtures that keep what a test opens for the tests after it, and close it in the end."""
+
+
+def belongs(path: Path, folder: str) -> bool:
+    return path.is_relative_to(TESTS / folder)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "skip every test when it starts a process"
+    parser.addoption("--no-processes", action="store_true", help=text)
+
+
+def skip_instead(*args: Any, **kwargs: Any) -> Any:
+    """Stands for all functions that start a process."""
+    pytest.skip("starts a process (--no-processes)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for folder, mark in MARKS.items():
+            if belongs(item.path, folder):
+                item.add_marker(mark)
+    items.sort(key=lambda item: not any(belongs(item.path, folder) for folder in FIRST))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With --no-processes, makes every function that starts a process skip the test that calls it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--no-processes"):
+            patch.setattr(subprocess.Popen, "__init__", skip_instead)
+            patch.setattr(multiprocessing.process.BaseProcess, "start", skip_instead)
+            for name in {"fork", "forkpty", "posix_spawn", "posix_spawnp"} & set(dir(os)):
+                patch.setattr(os, name, skip_instead)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
-def what_there_is_stays() -> None:
-    """What was imported and kept before a module's tests is not theirs: every look for leaks would search through all
-    of it otherwise."""
+def imports_are_put_aside() -> None:
+    """Keeps the collection of garbage that follows each test short: it need not search what a module imports."""
     gc.collect()
     gc.freeze()
 
@@ -30,7 +83,7 @@ def what_there_is_stays() -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves threads, descriptors, shared-memory files or processes."""
-    if GROWING & set(request.fixturenames):
+    if KEEPERS & set(request.fixturenames):
         yield
         return
     with Leaks():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launcher import ronde
+from tests.collectives.launch.launcher import ronde
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

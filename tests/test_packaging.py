@@ -22,7 +22,7 @@ BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.ar
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-c", BUILD, str(folder)], cwd=ROOT, check=True, timeout=60, capture_output=True)
+    subprocess.run([sys.executable, "-c", BUILD, str(folder)], cwd=ROOT, check=True, timeout=200, capture_output=True)
     (built,) = folder.glob("*.whl")
     return built
 

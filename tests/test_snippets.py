@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from collectives.algorithms import algorithms, registry
-from collectives.verify import prove
-from tests.launch.launcher import RONDE
+from collectives.proof.verify import prove
+from tests.collectives.launch.launcher import RONDE
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,7 +21,7 @@ def snippets(path: str) -> list[str]:
 
 
 def run(command: list[str], directory: Path) -> str:
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -15,7 +15,7 @@ from collectives.world import world_scope
 from transports.rendezvous.bootstrap import join
 from transports.rendezvous.memory import MemoryStore
 
-BOUND = 60.0
+BOUND = 180.0
 SECRET = b"a secret for tests only"
 
 
@@ -26,7 +26,9 @@ class World:
     def __init__(self, transport: str, size: int, *, hosts: Sequence[str] = (), **settings: Any) -> None:
         self.size = size
         self._hosts = hosts
-        self._config = Config.load({"transport": transport, "timeout": 20.0, **settings}, environment={})
+        self._config = Config.load(
+            {"transport": transport, "timeout": 60.0, "calibrate": False, **settings}, environment={}
+        )
         self._pool = ThreadPoolExecutor(size, thread_name_prefix=f"{transport}-{size}")
         self._store = MemoryStore()
         self._gate = threading.Barrier(size)

@@ -26,8 +26,9 @@ from typing import Any, TypeVar
 from transports import registry
 from transports.base import FIRST_SLICE, LAST_SLICE, Group, LinkCost, Member, Request, Transport, check_arguments
 from transports.child import Child
-from transports.errors import ClosedError, ConfigError, ConnectError, DeadlineExceeded, RondeError
+from transports.errors import ConfigError, DeadlineExceeded, RondeError
 from transports.host_windows import HostWindows
+from transports.lifecycle import Lifecycle
 from transports.native import NativeCollectives
 from transports.onesided import OneSided
 from transports.settings import pairs
@@ -86,8 +87,7 @@ class AutoTransport(Transport):
         self._route: list[Child] = []
         self._onesided: OneSided | None = None
         self._native: NativeCollectives | None = None
-        self._failure: RondeError | None = None
-        self._closed = False
+        self._life = Lifecycle(group, "automatic transport", self._lock)
 
     @property
     def authenticated(self) -> bool:
@@ -96,16 +96,12 @@ class AutoTransport(Transport):
 
     @property
     def failure(self) -> RondeError | None:
-        for child in self._children:
-            if child.transport.failure is not None:
-                self.adopt(child, child.transport.failure)
-        return self._failure
+        self._adopt_failures()
+        return self._life.failure
 
     def open(self, deadline: float) -> None:
-        if self._children or self._closed:
-            raise ClosedError(f"the transport of rank {self.rank} was opened before", rank=self.rank)
-        if self._failure is not None:
-            raise copy.copy(self._failure)
+        with self._lock:
+            self._life.begin_open()
         members = self.group.members
         here = tuple(rank for rank, member in enumerate(members) if member.host == members[self.rank].host)
         everyone = tuple(range(self.size))
@@ -120,10 +116,11 @@ class AutoTransport(Transport):
             if self._accompany is not None:
                 self._native = self._accompany(self)
         except BaseException as error:
-            cause = error if isinstance(error, RondeError) else ConnectError(f"rank {self.rank} gave up: {error}")
-            self.abort(cause)
+            self.abort(self._life.cause(error, "gave up opening the transport"))
             self.close(deadline)
             raise
+        with self._lock:
+            self._life.opened()
         if len(self._children) == 1:
             self._sole = self._children[0].transport
             self._alone_inside = inside
@@ -185,12 +182,14 @@ class AutoTransport(Transport):
 
     def abort(self, cause: RondeError) -> None:
         with self._lock:
-            if self.failure is None:  # while it is being closed too, since that waits for peers
-                self._failure = None if self._closed else cause
+            if self.failure is None and self._life.fail(cause):  # while it is closing too, since that waits for peers
                 for child in self._children:
                     child.transport.abort(child.inward(cause))
 
     def close(self, deadline: float) -> None:
+        with self._lock:
+            if not self._life.begin_close():
+                return
         late: list[RondeError] = []
         native, self._native = self._native, None
         if native is not None:
@@ -198,10 +197,6 @@ class AutoTransport(Transport):
                 native.close(deadline)
             except RondeError as error:
                 late.append(error)
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
 
         def shut(child: Child) -> None:
             try:
@@ -217,6 +212,9 @@ class AutoTransport(Transport):
             shut(child)
         for thread in others:
             thread.join()
+        with self._lock:
+            self._adopt_failures()
+            self._life.close()
         if late:
             raise late[0]
 
@@ -238,21 +236,21 @@ class AutoTransport(Transport):
         for child in self._children:
             if child is not but:
                 try:
-                    child.pulse.beat()
+                    child.progress.poll()
                 except RondeError as error:
                     raise self.translate(child, error) from None
 
     def adopt(self, child: Child, failure: RondeError) -> RondeError:
         """The first failure, for raising; it is this one of an inner transport if there was none before."""
         with self._lock:
-            if self._failure is None:
-                self._failure = child.outward(failure)
+            mine = child.outward(failure)
+            if self._life.fail(mine):
                 for other in self._children:
-                    other.transport.abort(other.inward(self._failure))
-            return copy.copy(self._failure)
+                    other.transport.abort(other.inward(mine))
+            return copy.copy(self._life.failure or mine)
 
     def translate(self, child: Child, error: RondeError) -> RondeError:
-        """What to raise for an error of an inner transport: the first failure if it has failed, else the like."""
+        """The error to raise for one of an inner transport: the first failure if it has failed, else this one."""
         failure = child.transport.failure
         return child.outward(error) if failure is None else self.adopt(child, failure)
 
@@ -274,13 +272,17 @@ class AutoTransport(Transport):
 
     def _child_to(self, peer: int, tag: int, check: int) -> Child:
         check_arguments(self, peer, tag, check)
-        if self._closed or not self._route:
-            state = "closed" if self._closed else "not open"
-            raise ClosedError(f"the transport of rank {self.rank} is {state}", rank=self.rank)
+        if self._life.refusal is not None or not self._route:
+            raise self._life.refused()
         return self._route[peer]
 
+    def _adopt_failures(self) -> None:
+        for child in self._children:
+            if child.transport.failure is not None:
+                self.adopt(child, child.transport.failure)
+
     def _agree(self, here: tuple[int, ...], deadline: float) -> bool:
-        """Whether all ranks of this host can use the transport for inside; the same answer on each of them."""
+        """True if all ranks of this host can use the transport for inside; the same on each of them."""
         store, name = self.group.store.prefixed("auto/usable"), self._options.intra
         store.set(str(self.rank), (registry.backend(name).usable() or "").encode())
         for rank in here:
@@ -330,7 +332,7 @@ def _settings(name: str, texts: tuple[str, ...], source: str) -> Any:
 
 
 def _accompaniment(name: str) -> Callable[[Transport], NativeCollectives | None]:
-    """What makes native collectives beside an open transport. Raises ConfigError if transport `name` has none."""
+    """The function that makes native collectives beside an open transport. Raises ConfigError if `name` has none."""
     found: Callable[[Transport], NativeCollectives | None] | None = getattr(registry.backend(name), "accompany", None)
     if found is None:
         raise ConfigError(f"device={name!r}: must be a transport that can accompany another, or empty")

@@ -19,14 +19,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
-from transports.errors import DeadlineExceeded, MismatchError, RondeError
+from transports.errors import DeadlineExceeded, ForkedError, MismatchError, RondeError
 from transports.liveness import Identity
-
-if TYPE_CHECKING:
-    from transports.rendezvous.store import Store
-    from transports.tls import Tls
+from transports.store import Store
+from transports.tls import Tls
 
 MAX_TAG = 2**64 - 1
 MAX_CHECK = 2**32 - 1
@@ -41,7 +39,8 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Who a rank is: `host` is equal for ranks that share a kernel and /dev/shm; `hostname` and `pid` are for people.
+    """Identity of a rank. `host` is equal for ranks that share a kernel and /dev/shm;
+    messages show `hostname` and `pid`.
 
     start, space   with `pid` these are the process's Identity; by default not known, and then it is not watched
     """
@@ -54,7 +53,7 @@ class Member:
 
     @property
     def process(self) -> Identity:
-        """Which process it is."""
+        """The process of the rank."""
         return Identity(self.pid, self.start, self.space)
 
     def __str__(self) -> str:
@@ -70,8 +69,8 @@ class Group:
                 in the repr
     generation  distinguishes this group from earlier ones of the same job, so that stale frames are refused
     tls         certificates for links that leave the host; None for links without TLS
-    lobby       where the ranks met, and those that are left may meet again; None if they did not meet in a store
-    seats       the numbers that the ranks had when they met; empty if they have them still
+    parent_store       where the ranks met, and those that are left may meet again; None if they did not meet in a store
+    original_ranks       the numbers that the ranks had when they met; empty if they have them still
     """
 
     rank: int
@@ -80,8 +79,8 @@ class Group:
     secret: bytes = field(default=b"", repr=False)
     generation: int = 0
     tls: Tls | None = None
-    lobby: Store | None = None
-    seats: tuple[int, ...] = ()
+    parent_store: Store | None = None
+    original_ranks: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -90,6 +89,12 @@ class Group:
     def describe(self, rank: int) -> str:
         """'rank 3 (node1, pid 4242)', for messages."""
         return f"rank {rank} ({self.members[rank]})"
+
+    def forked_error(self) -> ForkedError:
+        """The error of every call in a forked child of this rank."""
+        parent = self.describe(self.rank)
+        text = f"this process was forked by {parent} and is no rank: only that process may call collectives"
+        return ForkedError(text, rank=self.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +240,7 @@ class Transport(ABC):
         """
 
     def link_costs(self) -> tuple[LinkCost, LinkCost]:
-        """What a message costs between ranks of one host, and between ranks of two. The same on every rank."""
+        """Costs of a message between ranks of one host, and between ranks of two hosts. The same on every rank."""
         return LinkCost(20e-6, 0.8e-9), LinkCost(50e-6, 0.9e-9)
 
     def ability(self, kind: type[A]) -> A | None:
@@ -247,7 +252,7 @@ class Transport(ABC):
 
 
 class Backend(Protocol):
-    """What the registry finds behind a transport's name: a module (or object) with these three names."""
+    """A backend, as the registry finds it by its name: a module (or object) with these three names."""
 
     Options: type[Any]
     """Frozen dataclass of the backend's settings, each with a default; fields int, float, bool, str or tuple[str, ...].

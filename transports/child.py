@@ -7,7 +7,7 @@ from typing import Protocol
 
 from transports.base import Request, Transport
 from transports.errors import RondeError, from_wire, to_wire
-from transports.pulse import Pulse
+from transports.progress import ProgressRequest
 
 
 class Routed(Protocol):
@@ -17,6 +17,16 @@ class Routed(Protocol):
     inner: Request
 
 
+class Parent(Protocol):
+    """A transport made of several inner ones, as the requests and windows of one of these use it."""
+
+    def translate(self, child: Child, error: RondeError) -> RondeError:
+        """The error to raise for an error of an inner transport: the first failure if that transport has failed."""
+
+    def wait_in_slices(self, child: Child, wait: Callable[[float], None], deadline: float) -> None:
+        """Call `wait(deadline)` of an inner transport while the other ones move along too."""
+
+
 class Child:
     """An inner transport, whose ranks are some of the group's."""
 
@@ -24,7 +34,7 @@ class Child:
         self.transport = transport
         self.ranks = ranks
         self.place = {rank: place for place, rank in enumerate(ranks)}
-        self.pulse = Pulse(transport)
+        self.progress = ProgressRequest(transport)
 
     def ended(self, requests: Sequence[Routed], deadline: float) -> list[int]:
         """wait_any for those that are its own; their positions among all."""

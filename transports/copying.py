@@ -1,34 +1,82 @@
-"""Which kernel copies fastest between processes, to and from memory that both map, by trial.
+"""The kernel for copies to and from memory that several processes map: memcpy or vector stores.
 
 Between some KiB and the size of the L2 cache the C library's memcpy, which is behind slice assignment and
 numpy.copyto, is `rep movsb` on some processors. On AMD Zen 3 that is several times slower than vector stores where
 another core has the target in its cache: us per copy, memcpy : vector stores with their call, 2 KiB 0.3 : 2.4, 4 KiB
 2.7 : 2.5, 64 KiB 31 : 4.5, 256 KiB 89 : 11, 1 MiB 37 : 29, 4 MiB 122 : 140. On Zen 4 memcpy is the faster one there, by
-up to a quarter, but takes 1.2 to 2 times as long to bring what another core has written to an array that is too large
-for the cache. So the first copies in each of these circumstances try both.
+up to a quarter, but takes 1.2 to 2 times as long to fetch what another core has written into an array that is too large
+for the cache.
+
+So both kernels are timed once per process, in some milliseconds, when the first staging window is made (`calibrate`).
+Until then, and for sizes that are not measured, all copies are done by memcpy.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Hashable
-from statistics import median
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from transports.onesided import Window
+
+log = logging.getLogger("ronde")
+
 Kernel = Callable[[Any, Any], None]
 
-TRIED_FROM: Final = 1 << 11
-TRIED_UPTO: Final = 1 << 20
-TRIALS: Final = 96
-"""Copies of a kind before one of the kernels is chosen. So many that the first pages of new arrays, which the system
-has to find, do not decide."""
+MEASURED_BYTES: Final = (1 << 16, 1 << 14, 1 << 18, 1 << 12, 1 << 20)
+"""Sizes of copies that are measured, in this order. Each stands for the sizes from a quarter of it, exclusive."""
 MARGIN: Final = 1.1
-"""How many times as fast vector stores must be to be chosen."""
-_TURNS: Final = 0x6996
-"""Which kernel has the turn, by bit: the Thue-Morse sequence, which keeps step with nothing that recurs."""
+"""Speed-up from which vector stores are preferred to memcpy."""
+BUDGET: Final = 0.005
+"""Seconds after which no further size is measured."""
+CACHED_BYTES: Final = 1 << 20
+"""Size up to which an array is taken to stay in a core's own cache from one call to the next."""
+_LARGE_BYTES: Final = 4 << 20
+"""Size of the array that is measured as one that does not."""
+_FIRST_EPOCH: Final = 3
+"""Before it come those of `Window.can_read_peers`."""
+_RING_BYTES: Final = 1 << 13
+"""Size from which copies of bytes use vector stores: for smaller ones the call takes longer than the copy."""
+
+
+class Circumstance(NamedTuple):
+    """The properties of a copy on which the faster kernel depends.
+
+    fetched  another process has written what is copied; otherwise this process writes what others will read
+    large    the copy is a piece of a private array of more than CACHED_BYTES
+    nbytes   one of MEASURED_BYTES
+    """
+
+    fetched: bool
+    large: bool
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTable:
+    """The circumstances in which vector stores are used. In all others it is memcpy."""
+
+    vector: frozenset[Circumstance] = frozenset()
+    seconds: float = 0.0
+
+    def uses_vector(self, nbytes: int, fetched: bool, large: bool) -> bool:
+        """True if a copy of `nbytes` is done by vector stores."""
+        measured = min((size for size in MEASURED_BYTES if nbytes <= size), default=0)
+        return nbytes > min(MEASURED_BYTES) // 2 and Circumstance(fetched, large, measured) in self.vector
+
+    def describe(self) -> str:
+        """'memcpy everywhere', or for which copies vector stores are used."""
+        groups: dict[str, list[str]] = {}
+        for fetched, large, nbytes in sorted(self.vector):
+            name = f"{'fetch' if fetched else 'write'}, {'large' if large else 'cached'} array"
+            groups.setdefault(name, []).append(f"{nbytes >> 10} KiB")
+        found = "; ".join(f"{name}: {', '.join(sizes)}" for name, sizes in groups.items())
+        return f"vector stores for {found}" if found else "memcpy everywhere"
 
 
 def assign(target: Any, source: Any) -> None:
@@ -49,53 +97,132 @@ def store_bytes(target: memoryview, source: memoryview) -> None:
     np.bitwise_or(octets, octets, np.frombuffer(target, np.uint8))
 
 
-class Choice:
-    """The kernel for copies of about one size: `copy(target, source)`. They do not overlap, or are the same."""
+class _Process:
+    """The kernels of this process."""
 
-    __slots__ = ("_clock", "_kernels", "_times", "copy")
+    def __init__(self) -> None:
+        self.table: KernelTable | None = None
+        self.bytes_kernels = {fetched: [assign] * 65 for fetched in (False, True)}
+        """fetched -> kernel by the bit length of the size less 1."""
 
-    def __init__(self, store: Kernel, clock: Callable[[], int]) -> None:
-        self.copy: Kernel = self._try
-        self._kernels = (assign, store)
-        self._times: tuple[list[int], list[int]] = ([], [])
+    def install(self, table: KernelTable) -> None:
+        self.table = table
+        for fetched, kernels in self.bytes_kernels.items():
+            for bits in range(_RING_BYTES.bit_length() - 1, 64):
+                kernels[bits] = store_bytes if table.uses_vector(1 << bits, fetched, False) else assign
+
+
+_process = _Process()
+
+
+def kernel_table() -> KernelTable | None:
+    """The table of this process; None before it is calibrated."""
+    return _process.table
+
+
+def install(table: KernelTable) -> None:
+    """Use a table from now on, unless the process has one already: kernels never change while a program runs."""
+    if _process.table is None:
+        _process.install(table)
+
+
+def array_kernel(nbytes: int, whole: int = 0, fetched: bool = False) -> Kernel | None:
+    """The kernel for copies between flat, contiguous arrays of one dtype; None for plain assignment.
+
+    whole  bytes of the array that the copy is a piece of
+    """
+    table = _process.table
+    return store_array if table is not None and table.uses_vector(nbytes, fetched, whole > CACHED_BYTES) else None
+
+
+def write_bytes(target: memoryview, source: memoryview) -> None:
+    """Copy bytes for another process to read, between views of equal length, format 'B'."""
+    _process.bytes_kernels[False][(len(source) - 1).bit_length()](target, source)
+
+
+def fetch_bytes(target: memoryview, source: memoryview) -> None:
+    """Copy bytes that another process has written, between views of equal length, format 'B'."""
+    _process.bytes_kernels[True][(len(source) - 1).bit_length()](target, source)
+
+
+def calibrate(
+    window: Window, deadline: float, clock: Callable[[], float] = time.perf_counter, budget: float = BUDGET
+) -> None:
+    """Time both kernels with the other ranks of a window, if any of their processes has no table yet. Collective,
+    before anything else uses the window but `can_read_peers`; it overwrites the ranks' parts. Raises what `wait` does.
+
+    Every rank writes into its own part, fetches its neighbour's part and so leaves that in its own cache, in turn by
+    either kernel. The ranks stop together when one of them has used up `budget` seconds. Each keeps its own result.
+    """
+    trial = _Trial(window, deadline, clock)
+    if not trial.any(_process.table is None):
+        return
+    began = clock()  # the time until all ranks have come is not the calibration's
+    times: dict[Circumstance, list[float]] = {}
+    for nbytes in MEASURED_BYTES:
+        if trial.any(clock() - began >= budget):
+            break
+        if nbytes < window.nbytes:
+            times.update(trial.measure(nbytes))
+    vector = frozenset(kind for kind, (assigned, stored) in times.items() if MARGIN * stored < assigned)
+    if _process.table is None:
+        table = KernelTable(vector, clock() - began)
+        install(table)
+        log.info("calibrated copies of rank %d in %.4f s: %s", window.index, table.seconds, table.describe())
+
+
+class _Trial:
+    """Copies to and from a window, in step with the other ranks."""
+
+    def __init__(self, window: Window, deadline: float, clock: Callable[[], float]) -> None:
+        self._window = window
+        self._deadline = deadline
         self._clock = clock
+        self._epoch = _FIRST_EPOCH - 1
+        size = len(window.ranks)
+        self._parts = [np.frombuffer(window.view(index), np.uint8) for index in range(size)]
+        self._own = self._parts[window.index]
+        self._next, self._previous = (window.index + 1) % size, (window.index - 1) % size
+        self._private: NDArray[Any] | None = None
 
-    def _try(self, target: Any, source: Any) -> None:
-        assigned, stored = self._times
-        turn = _TURNS >> (len(assigned) + len(stored)) % 16 & 1
+    def any(self, mine: bool) -> bool:
+        """True if it is so on any rank. Collective."""
+        self._own[-1] = mine
+        ranks = range(len(self._parts))
+        self._meet(ranks)
+        found = any(bool(part[-1]) for part in self._parts)
+        self._meet(ranks)  # nobody changes his answer before all have read it
+        return found
+
+    def measure(self, nbytes: int) -> Iterator[tuple[Circumstance, list[float]]]:
+        """The shortest seconds of each kernel, memcpy first, by circumstance."""
+        if self._private is None:
+            self._private = np.zeros(_LARGE_BYTES, np.uint8)
+            self._private.fill(1)
+        repeats = 6 if nbytes <= 1 << 16 else 3 if nbytes <= 1 << 18 else 2
+        for large in (False, True):
+            written, fetched = [[], []], [[], []]  # type: tuple[list[list[float]], list[list[float]]]
+            at = 0
+            for turn in range(2 * repeats):
+                kernel = (assign, store_array)[turn % 2]
+                piece = self._private[at : at + nbytes]
+                at = (at + nbytes) % _LARGE_BYTES if large else 0
+                written[turn % 2].append(self._time(kernel, self._own[:nbytes], piece))
+                self._meet([self._next])
+                fetched[turn % 2].append(self._time(kernel, piece, self._parts[self._next][:nbytes]))
+                self._meet([self._previous])
+            for is_fetch, seconds in ((False, written), (True, fetched)):
+                yield Circumstance(is_fetch, large, nbytes), [min(each) for each in seconds]
+
+    def _time(self, kernel: Kernel, target: NDArray[Any], source: NDArray[Any]) -> float:
         began = self._clock()
-        self._kernels[turn](target, source)
-        self._times[turn].append(self._clock() - began)
-        if len(assigned) + len(stored) >= TRIALS:
-            self.copy = self._kernels[median(assigned) > MARGIN * median(stored)]
+        kernel(target, source)
+        return self._clock() - began
 
-
-class Copying:
-    """Copies by a kernel for each kind of copies. `store` is the one that memcpy is tried against."""
-
-    def __init__(self, store: Kernel, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._store = store
-        self._clock = clock
-        self._choices: dict[Hashable, Choice] = {}
-
-    def choice(self, nbytes: int, whole: int = 0, fetches: bool = False) -> Choice | None:
-        """What to copy so many bytes by; None if nothing but `assign` is worth a trial.
-
-        whole    bytes of the array that they are a piece of, which says whether that stays in the cache
-        fetches  whether another process has written what is copied
-        """
-        if not TRIED_FROM < nbytes <= TRIED_UPTO:
-            return None
-        kind = (nbytes - 1).bit_length(), max(0, whole - 1).bit_length(), fetches
-        choice = self._choices.get(kind)
-        if choice is None:
-            choice = self._choices[kind] = Choice(self._store, self._clock)
-        return choice
-
-    def copy(self, target: memoryview, source: memoryview) -> None:
-        """Copy bytes between views of equal length, format 'B'."""
-        choice = self.choice(len(source))
-        if choice is None:
-            assign(target, source)
-        else:
-            choice.copy(target, source)
+    def _meet(self, ranks: Any) -> None:
+        """Tell the others that this rank is here, and wait until some of them are."""
+        self._epoch += 1
+        self._window.publish(self._epoch)
+        for index in ranks:
+            if index != self._window.index:
+                self._window.wait(index, self._epoch, self._deadline)

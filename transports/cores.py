@@ -30,16 +30,19 @@ _give_way: Final[Callable[[], None]] = getattr(os, "sched_yield", partial(time.s
 
 
 class Cores:
-    """Where the threads of one rank wait."""
+    """The cores on which the threads of one rank wait.
 
-    def __init__(self, group: Group) -> None:
+    affinity   False: never change the affinity of a thread
+    """
+
+    def __init__(self, group: Group, affinity: bool = True) -> None:
         own = group.members[group.rank]
         here = [rank for rank, member in enumerate(group.members) if member.host == own.host]
         self.shares_process = sum(group.members[rank].pid == own.pid for rank in here) > 1
         """True if ranks of this host are threads of one process, which wait for Python's lock before any core."""
         self._count = len(here)
         self._place = here.index(group.rank)
-        self._moves = _CAN_MOVE and self._count > 1 and not self.shares_process
+        self._moves = affinity and _CAN_MOVE and self._count > 1 and not self.shares_process
         self._move_at = 0.0
 
     @property

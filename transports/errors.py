@@ -4,6 +4,7 @@
       ConfigError            a setting has a bad value (also a ValueError)
       RendezvousError        the ranks did not find each other
       MismatchError          ranks made calls that do not fit together
+      ForkedError            the process was forked by a rank and is no rank itself
       TransportError
         ConnectError         a connection could not be made or was refused
         ClosedError          the transport was closed before the call
@@ -51,6 +52,10 @@ class RendezvousError(RondeError):
 
 class MismatchError(RondeError):
     """Ranks made calls that do not fit together (operation, dtype, count, op, root, order)."""
+
+
+class ForkedError(RondeError):
+    """The process was forked by a rank and is no rank itself; the text names the rank and its process."""
 
 
 class TransportError(RondeError):

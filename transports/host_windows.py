@@ -1,22 +1,17 @@
-"""The windows that the automatic transport (auto.py) has of the transport inside a host."""
+"""Windows among the ranks of one host, for a transport whose ranks are on several."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from transports.child import Child, Parent
 from transports.errors import RondeError
 from transports.onesided import Memory, OneSided, Window
-
-if TYPE_CHECKING:
-    from transports.auto import AutoTransport
-    from transports.child import Child
 
 
 class HostWindows(OneSided):
     """The windows of the transport inside the host, by the group's ranks."""
 
-    def __init__(self, auto: AutoTransport, child: Child, inner: OneSided) -> None:
-        self._auto = auto
+    def __init__(self, parent: Parent, child: Child, inner: OneSided) -> None:
+        self._parent = parent
         self._child = child
         self._inner = inner
 
@@ -29,16 +24,16 @@ class HostWindows(OneSided):
             raise ValueError(f"ranks={ranks!r}: must be among {self._child.ranks}, the ranks of one host")
         try:
             places = tuple(self._child.place[rank] for rank in ranks)
-            return HostWindow(self._auto, self._child, self._inner.expose(key, places, nbytes, deadline), ranks)
+            return HostWindow(self._parent, self._child, self._inner.expose(key, places, nbytes, deadline), ranks)
         except RondeError as error:
-            raise self._auto.translate(self._child, error) from None
+            raise self._parent.translate(self._child, error) from None
 
 
 class HostWindow(Window):
     """A window of the inner transport, whose waits mind the other ones."""
 
-    def __init__(self, auto: AutoTransport, child: Child, inner: Window, ranks: tuple[int, ...]) -> None:
-        self._auto = auto
+    def __init__(self, parent: Parent, child: Child, inner: Window, ranks: tuple[int, ...]) -> None:
+        self._parent = parent
         self._child = child
         self._inner = inner
         self.ranks = ranks
@@ -52,16 +47,16 @@ class HostWindow(Window):
         self._inner.publish(epoch, check)
 
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
-        self._auto.wait_in_slices(self._child, lambda end: self._inner.wait(index, epoch, end, check), deadline)
+        self._parent.wait_in_slices(self._child, lambda end: self._inner.wait(index, epoch, end, check), deadline)
 
-    def lend(self, *pieces: Memory) -> bool:
-        return self._inner.lend(*pieces)
+    def expose_arrays(self, *pieces: Memory) -> bool:
+        return self._inner.expose_arrays(*pieces)
 
     def read(self, index: int, piece: int, offset: int, target: Memory) -> None:
         try:
             self._inner.read(index, piece, offset, target)
         except RondeError as error:
-            raise self._auto.translate(self._child, error) from None
+            raise self._parent.translate(self._child, error) from None
 
     def close(self) -> None:
         self._inner.close()

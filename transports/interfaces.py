@@ -1,4 +1,4 @@
-"""Which of this machine's addresses to listen on and to tell the other ranks."""
+"""Choice of the address that this machine listens on and tells the other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processes of the host are still alive, and which are stopped: what the kernel tells whoever asks.
+"""Liveness of other processes of the host, from the kernel: alive, stopped, or ended.
 
 Death is told by pidfd_open(2) where there is such a thing, else by process ids and start times; a stop by proc(5).
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 STOPPED_SECONDS: Final = 0.5
-"""How long a process must be seen stopped."""
+"""Seconds for which a process must be seen stopped."""
 _HIGHEST_ID: Final = (1 << 31) - 1
 LONGEST_GAP: Final = 0.3
 """Seconds between two looks beyond which the observer did not run itself."""

@@ -1,12 +1,13 @@
-"""Matches arriving frames to posted receives: the part that every byte-stream transport needs alike.
+"""The match queue of a byte transport: matches arriving frames to posted receives.
 
-Sans I/O and sans locks: the transport calls it under its own lock. A frame's life:
+It does no I/O and takes no lock: the transport calls it with its own lock held. The life of a frame:
 
-    landing = mailbox.arrive(peer, tag, check, length)     its header has been read
-    ... write the payload into landing.view ...            straight into the posted buffer where there is one
-    landing.finish()                                       the payload is complete
+    inbound = queue.arrive(peer, tag, check, length)    the header has been read
+    ... write the payload into inbound.view ...         the posted buffer itself, if a receive was posted
+    inbound.finish()                                    the payload is complete
 
-A transport whose sender can be read directly hands its buffer to `arrive`: no copy is made before a receive claims it.
+A frame that arrives before its receive is an unexpected message; it is kept until a receive claims it. A transport that
+can read the sender's buffer gives this buffer to `arrive`: then no copy is made before the claim.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Final
 
 from transports.errors import MismatchError, RondeError
 
-MAX_PARKED_FRAMES: Final = 1 << 18
-"""Frames that no receive has claimed yet, however small."""
+MAX_UNEXPECTED_FRAMES: Final = 1 << 18
+"""Unexpected messages at most, whatever their length."""
 
 
 class Receive:
-    """A posted receive. `done` and `error` are written once, by the mailbox."""
+    """A posted receive. The match queue writes `done` and `error`, once."""
 
     __slots__ = ("check", "done", "error", "peer", "tag", "view")
 
@@ -34,17 +35,17 @@ class Receive:
         self.error: RondeError | None = None
 
 
-class Landing:
-    """A frame whose payload is arriving. Write it into `view`, then call `finish`.
+class InboundMessage:
+    """A frame whose payload is arriving: write the payload into `view`, then call `finish`.
 
-    `borrowed` is true while `view` is the sender's own buffer, which the sender may not use yet.
+    borrowed   True while `view` is the sender's own buffer, which the sender must not change yet
     """
 
-    __slots__ = ("_complete", "_mailbox", "_receive", "borrowed", "check", "peer", "tag", "view")
+    __slots__ = ("_complete", "_queue", "_receive", "borrowed", "check", "peer", "tag", "view")
 
     def __init__(
         self,
-        mailbox: Mailbox,
+        queue: MatchQueue,
         peer: int,
         tag: int,
         check: int,
@@ -52,7 +53,7 @@ class Landing:
         receive: Receive | None,
         payload: memoryview | None,
     ) -> None:
-        self._mailbox = mailbox
+        self._queue = queue
         self._receive = receive
         self._complete = False
         self.borrowed = payload is not None
@@ -65,8 +66,8 @@ class Landing:
         else:
             self.view = receive.view if fits and receive is not None else memoryview(bytearray(length))
         if receive is None:
-            mailbox.parked_bytes += length
-            mailbox.parked_frames += 1
+            queue.unexpected_bytes += length
+            queue.unexpected_frames += 1
 
     def keep(self) -> None:
         """Copy a borrowed payload, so that the sender has its buffer back."""
@@ -74,10 +75,10 @@ class Landing:
         self.borrowed = False
 
     def claim(self, receive: Receive) -> None:
-        """Give a frame that came unexpected to the receive that was posted for it at last."""
+        """Give an unexpected message to the receive that was now posted for it."""
         self._receive = receive
-        self._mailbox.parked_bytes -= len(self.view)
-        self._mailbox.parked_frames -= 1
+        self._queue.unexpected_bytes -= len(self.view)
+        self._queue.unexpected_frames -= 1
         if self._complete:
             self._deliver(receive)
 
@@ -89,60 +90,66 @@ class Landing:
 
     def _deliver(self, receive: Receive) -> None:
         if len(receive.view) != len(self.view) or receive.check != self.check:
-            receive.error = self._mailbox.misfit(receive, self.check, len(self.view))
+            receive.error = self._queue.misfit(receive, self.check, len(self.view))
         elif self.view is not receive.view:
             receive.view[:] = self.view
         receive.done = True
         self.borrowed = False
 
 
-class Mailbox:
+class MatchQueue:
     """Posted receives and unexpected frames of one rank, first in first out per (peer, tag)."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.parked_bytes = 0
-        """Payload bytes of frames that no receive has claimed yet; a transport bounds it by not reading on."""
-        self.parked_frames = 0
+        self.unexpected_bytes = 0
+        """Payload bytes of the unexpected messages; a transport bounds them by reading no further."""
+        self.unexpected_frames = 0
         self._posted: dict[tuple[int, int], deque[Receive]] = {}
-        self._parked: dict[tuple[int, int], deque[Landing]] = {}
+        self._unexpected: dict[tuple[int, int], deque[InboundMessage]] = {}
+
+    def clear(self) -> None:
+        """Forget all receives and frames, and give their views back."""
+        self.unexpected_bytes = self.unexpected_frames = 0
+        self._posted.clear()
+        self._unexpected.clear()
 
     def post(self, peer: int, tag: int, view: memoryview, check: int) -> Receive:
-        """Post a receive. It is done at once if its frame is here already."""
+        """Post a receive. It is done at once if its frame has arrived already."""
         receive = Receive(peer, tag, view, check)
         self.add(receive)
         return receive
 
     def add(self, receive: Receive) -> None:
-        """Post a receive of the transport's own making."""
+        """Post a receive that the transport has made itself."""
         key = receive.peer, receive.tag
-        parked = self._parked.get(key)
-        if parked:
-            parked.popleft().claim(receive)
-            if not parked:
-                del self._parked[key]
+        unexpected = self._unexpected.get(key)
+        if unexpected:
+            unexpected.popleft().claim(receive)
+            if not unexpected:
+                del self._unexpected[key]
         elif key in self._posted:
             self._posted[key].append(receive)
         else:
             self._posted[key] = deque((receive,))
 
-    def arrive(self, peer: int, tag: int, check: int, length: int, payload: memoryview | None = None) -> Landing:
-        """A frame's header has come; the landing says where its payload goes.
+    def arrive(self, peer: int, tag: int, check: int, length: int, payload: memoryview | None = None) -> InboundMessage:
+        """A frame's header has come; the returned message has the view that its payload goes to.
 
-        payload  the sender's buffer, where this process can read it: the landing borrows it
+        payload  the sender's buffer, if this process can read it: the message borrows it
         """
         posted = self._posted.get((peer, tag))
         receive = posted.popleft() if posted else None
         if posted is not None and not posted:
             del self._posted[peer, tag]
-        landing = Landing(self, peer, tag, check, length, receive, payload)
+        inbound = InboundMessage(self, peer, tag, check, length, receive, payload)
         if receive is None:
-            self._parked.setdefault((peer, tag), deque()).append(landing)
-        return landing
+            self._unexpected.setdefault((peer, tag), deque()).append(inbound)
+        return inbound
 
     def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
-        """A whole frame is here: give it to the receive posted for it, without a landing. False, with nothing done, if
-        none is posted or it does not fit: then `arrive`."""
+        """Copy a whole frame into the receive posted for it. False, with nothing done, if no receive is posted or the
+        frame does not fit it: then call `arrive`."""
         key = peer, tag
         posted = self._posted.get(key)
         if not posted:
@@ -161,25 +168,25 @@ class Mailbox:
     def knows(self, peer: int, tag: int) -> bool:
         """True if a receive is posted for the next frame with this tag from a peer, or that has come."""
         key = peer, tag
-        return key in self._posted or key in self._parked
+        return key in self._posted or key in self._unexpected
 
     def awaits(self, peer: int, tag: int) -> bool:
         """True if a receive is posted for the next frame with this tag from a peer."""
         return (peer, tag) in self._posted
 
-    def takes(self, peer: int, tag: int, check: int, length: int, max_parked: int) -> bool:
-        """Whether `arrive` may be called for a frame: a receive is posted for it, or there is room to park it, which
-        is `max_parked` bytes and MAX_PARKED_FRAMES frames.
+    def takes(self, peer: int, tag: int, check: int, length: int, max_unexpected: int) -> bool:
+        """True if `arrive` may be called for a frame: a receive is posted for it, or there is room to keep it, which is
+        `max_unexpected` bytes and MAX_UNEXPECTED_FRAMES frames.
 
         Raises MismatchError if it will never be taken: it does not fit its receive and is too long to be read over.
         """
-        if self.parked_bytes + length <= max_parked and self.parked_frames < MAX_PARKED_FRAMES:
+        if self.unexpected_bytes + length <= max_unexpected and self.unexpected_frames < MAX_UNEXPECTED_FRAMES:
             return True
         posted = self._posted.get((peer, tag))
         if not posted:
             return False
         receive = posted[0]
-        if length > max_parked and (len(receive.view), receive.check) != (length, check):
+        if length > max_unexpected and (len(receive.view), receive.check) != (length, check):
             raise self.misfit(receive, check, length)
         return True
 
@@ -193,9 +200,11 @@ class Mailbox:
             peer=receive.peer,
         )
 
-    def parked_from(self, peer: int) -> list[Landing]:
+    def unexpected_from(self, peer: int) -> list[InboundMessage]:
         """The frames of one peer that no receive has claimed yet."""
-        return [landing for (sender, _), parked in self._parked.items() if sender == peer for landing in parked]
+        return [
+            inbound for (sender, _), unexpected in self._unexpected.items() if sender == peer for inbound in unexpected
+        ]
 
     def waiting_for(self) -> dict[int, int]:
         """peer -> number of receives posted and not yet matched; for diagnosis."""

@@ -70,7 +70,7 @@ class NativeGroup(ABC):
 
     @abstractmethod
     def together(self) -> AbstractContextManager[None]:
-        """What is called within is one operation: sends and receives in it do not wait for each other."""
+        """Make all calls within one operation: its sends and receives do not wait for each other."""
 
     @abstractmethod
     def send(self, peer: int, source: int, nbytes: int, stream: int) -> None:

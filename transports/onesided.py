@@ -1,7 +1,7 @@
 """The one-sided ability: windows of memory that peers map, and epochs by which they tell each other what is ready.
 
 A rank writes into its own part of a window, then *publishes* an epoch; a peer *awaits* that epoch and reads the
-part directly. This is all that a shared-memory collective needs: no message, no copy into a mailbox.
+part directly. This is all that a shared-memory collective needs: no message, no copy into a match queue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Memory = memoryview | np.ndarray[Any, Any]
 """Bytes: a view of format 'B', or a flat, contiguous array."""
 _PROBE_BYTES: Final = 32
 _PROBED: Final = 2
-"""The last epoch of `can_lend`."""
+"""The last epoch of `can_read_peers`."""
 
 
 class Window(ABC):
@@ -54,32 +54,34 @@ class Window(ABC):
         """
 
     @abstractmethod
-    def lend(self, *pieces: Memory) -> bool:
+    def expose_arrays(self, *pieces: Memory) -> bool:
         """From the next `publish` on, let the others `read` these bytes, two pieces at most, which lie anywhere in this
-        rank's memory and stay there until all who read them have said that they are done. Replaces what was lent.
+        rank's memory. They must stay valid until all readers have confirmed that they are done. Replaces the arrays
+        that were exposed before.
 
-        False if nobody will be able to read them although the ranks `can_lend`: the kernel does not read all memory for
-        others, such as that of some devices. Then lend a copy."""
+        False if nobody will be able to read them although the ranks `can_read_peers`: the kernel does not read all
+        memory for others, such as that of some devices. Then expose a copy."""
 
     @abstractmethod
     def read(self, index: int, piece: int, offset: int, target: Memory) -> None:
-        """Fill `target` with what position `index` lends, from byte `offset` of a piece on, after an epoch that it has
-        published since. Raises PeerLost if that memory cannot be read, since the system does not allow it or the peer
-        is gone or has closed, or the transport's first failure; then `target` may hold anything."""
+        """Fill `target` with the bytes that position `index` exposes, from byte `offset` of a piece on, after an
+        epoch that the position has published since. Raises PeerLost if that memory cannot be read: the system does not
+        allow it, or the peer is gone or has closed. Raises the transport's first failure. After either error `target`
+        may hold anything."""
 
     @abstractmethod
     def close(self) -> None:
         """Release the mapping. Views become invalid. Idempotent, not collective."""
 
-    def can_lend(self, deadline: float) -> bool:
-        """Whether every rank can `read` what every other one lends, found out by trying; the same answer on all.
+    def can_read_peers(self, deadline: float) -> bool:
+        """True if every rank can `read` the exposed arrays of every other one, found out by trying; the same on all.
         Collective, before anything else is done with the window, of 33 bytes at least: it uses the first ones and the
         first two epochs. Raises what `wait` does."""
         peers = [index for index in range(len(self.ranks)) if index != self.index]
         probe = memoryview(secrets.token_bytes(_PROBE_BYTES))
         own = self.view(self.index)
         own[:_PROBE_BYTES] = probe
-        self.lend(probe)
+        self.expose_arrays(probe)
         self.publish(_PROBED - 1)
         able = True
         for index in peers:
@@ -92,7 +94,7 @@ class Window(ABC):
         return all(self.view(index)[_PROBE_BYTES] for index in range(len(self.ranks)))
 
     def _reads_probe(self, index: int) -> bool:
-        """Whether what a position lends can be read, and is that: its process may have another number here."""
+        """True if the exposed bytes of a position can be read and are right: its pid may be another process here."""
         found = bytearray(_PROBE_BYTES)
         try:
             self.read(index, 0, 0, memoryview(found))

@@ -1,12 +1,12 @@
-"""Transports by name: built-in ones are imported when they are first asked for, others come by entry point.
+"""Transports by name. Built-in ones are imported on first use; packages add others by entry points.
 
-A third party offers a transport by an entry point of the group `ronde.transports`, whose name is the transport's and
-whose value is a module or object that fulfils `transports.base.Backend`:
+A package adds a transport by an entry point of the group `ronde.transports`. Its name is the transport's name, its
+value a module or object that implements `transports.base.Backend`:
 
     [project.entry-points."ronde.transports"]
     mylink = "mypackage.ronde_transport"
 
-A built-in name cannot be taken over.
+A built-in name cannot be replaced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "shm": "transports.shm",
     "tcp": "transports.tcp",
 }
-_PROMISED: Final = ("Options", "create", "usable")
+_REQUIRED: Final = ("Options", "create", "usable")
 
 
 def names() -> tuple[str, ...]:
@@ -41,15 +41,15 @@ def names() -> tuple[str, ...]:
 def backend(name: str) -> Backend:
     """The backend called `name`, imported now.
 
-    Raises ConfigError if there is none, if a package that it needs is not installed (the text says what to install),
-    or if it does not offer what a backend must.
+    Raises ConfigError if the name is unknown, if a required package is not installed (the text has the command that
+    installs it), or if the backend lacks a name of `transports.base.Backend`.
     """
     found: Any
     if name in BUILT_IN:
         found = importlib.import_module(BUILT_IN[name])
     else:
         found = _load(_entry_point(name))
-    absent = [promised for promised in _PROMISED if not hasattr(found, promised)]
+    absent = [attribute for attribute in _REQUIRED if not hasattr(found, attribute)]
     if absent:
         raise ConfigError(f"transport {name!r} ({found!r}) is no backend: it lacks {', '.join(absent)}")
     return cast(Backend, found)
@@ -63,8 +63,8 @@ def options_class(name: str) -> type[Any]:
 def make_options(name: str, values: Values) -> Any:
     """The options of transport `name`: its defaults, and `values`, which maps a setting to (value, source).
 
-    Texts are read as `transports.settings.build` says. Raises ConfigError naming the setting, the value, its source
-    and what is allowed.
+    `transports.settings.build` parses texts. Raises ConfigError naming the setting, the value, its source and the
+    allowed values.
     """
     return build(options_class(name), f"transport {name!r}", values)
 

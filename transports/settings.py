@@ -12,16 +12,16 @@ from transports.errors import ConfigError
 
 T = TypeVar("T")
 Values = Mapping[str, tuple[object, str]]
-"""Setting -> (value, source). The source says where the value came from ('environment RONDE_TIMEOUT')."""
+"""Setting -> (value, source). The source is a text such as 'environment RONDE_TIMEOUT'."""
 
 
 def build(cls: type[T], subject: str, values: Values) -> T:
     """An instance of the dataclass `cls`: its defaults, and `values`. `subject` names it in errors.
 
-    A value has the setting's type or is the text of one, as environment variables and files hold it: numbers in
-    Python's notation; yes/no, true/false, on/off, 1/0; several strings with commas between them.
+    A value has the setting's type, or is a text from an environment variable or file: numbers in Python's notation;
+    yes/no, true/false, on/off, 1/0; several strings separated by commas.
 
-    Raises ConfigError naming the setting, the value, its source and what is allowed.
+    Raises ConfigError naming the setting, the value, its source and the allowed values.
     """
     kinds = typing.get_type_hints(cls)
     known = tuple(field.name for field in dataclasses.fields(cls) if field.init)  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ _KINDS: Final[Mapping[object, tuple[Callable[[object], object], str]]] = {
 
 
 def _coerce(kind: object, value: object) -> object:
-    """`value` as a setting of type `kind`. Raises ValueError saying what is allowed."""
+    """`value` as a setting of type `kind`. Raises ValueError with the allowed values."""
     if kind not in _KINDS:
         raise TypeError(f"a setting has type {kind!r}: must be int, float, bool, str or tuple[str, ...]")
     read, allowed = _KINDS[kind]

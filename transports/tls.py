@@ -1,10 +1,10 @@
-"""TLS between hosts: the certificates of a job, and sockets under TLS that behave like those without.
+"""TLS between hosts: the certificates of a job, and TLS sockets with the behaviour of plain sockets.
 
 Both ends present a certificate that the job's certificate authority has signed, by TLS 1.3 (RFC 8446) or newer. Names
-in certificates are not compared: ranks are found by address, and it is the job's secret that tells who belongs to it.
-The proof of the secret is bound to the certificates of both ends, as tls-server-end-point (RFC 5929) is to one; what
-would bind it to the very connection, tls-exporter (RFC 9266), is not in Python's `ssl`. So a machine that has a
-certificate of the same authority, but not the key of either end, cannot stand between two ranks and pass proofs on.
+in certificates are not compared: ranks are found by address, and the job's secret proves membership of the job. The
+proof of the secret is bound to the certificates of both ends, like tls-server-end-point (RFC 5929) for one end. A
+binding to the connection itself, tls-exporter (RFC 9266), is not available in Python's `ssl`. A machine that has a
+certificate of the same authority, but not the key of either end, therefore cannot relay proofs between two ranks.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import Any, Final, NoReturn, cast
 from transports.errors import ConfigError, ConnectError
 
 _RECORD_BYTES: Final = 1 << 14
-"""The largest record of TLS. One that the system has not taken whole must be tried again as it was."""
+"""Maximum size of a TLS record. After a partial write, the same record must be written again."""
 _BURST_BYTES: Final = 1 << 18
-"""What one call writes at most, since its caller holds a lock."""
+"""Maximum number of bytes of one write: the caller holds a lock."""
 _FOREIGN: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
-"""How OpenSSL calls what is not TLS at all, and to which it says nothing."""
+"""OpenSSL's reasons for data that is not TLS. OpenSSL itself sends no alert in these cases."""
 _ONE_SIDED: Final = "is TLS set at one end only?"
 REFUSAL: Final = b"\x15\x03\x01\x00\x02\x02\x46"
-"""What is said to one who has TLS by one who has not, and the reverse: the alert protocol_version (RFC 8446, 6)."""
+"""The alert protocol_version (RFC 8446, 6): the answer when only one of the two ends uses TLS."""
 
 
 class Tls:
     """This end's certificate, and the authority that must have signed the other end's.
 
-    certificate  PEM file with the certificate, and those between it and the authority
+    certificate  PEM file with the certificate and the intermediate certificates
     key          PEM file with its private key, not encrypted
-    ca           PEM file with the certificates of the authorities that are trusted
+    ca           PEM file with the certificates of the trusted authorities
 
-    The files are read now. Raises ConfigError naming the setting, the file and what is wrong with it.
+    The constructor reads the files. Raises ConfigError naming the setting, the file and the problem.
     """
 
     def __init__(self, certificate: str, key: str, ca: str) -> None:
@@ -46,22 +46,24 @@ class Tls:
         texts = {setting: _text(setting, path) for setting, path in named.items()}
         self._own = _first_certificate(certificate, texts["tls_certificate"])
         self._serving = _context(ssl.PROTOCOL_TLS_SERVER, TlsSocket, certificate, key, ca)
-        self._serving.num_tickets = 0  # nothing is resumed, and a lane is not read by who only writes
+        self._serving.num_tickets = (
+            0  # sessions are never resumed, and a rank that only writes would not read the tickets
+        )
         self._dialing = _context(ssl.PROTOCOL_TLS_CLIENT, TlsSocket, certificate, key, ca)
         self._calling = _context(ssl.PROTOCOL_TLS_CLIENT, ssl.SSLSocket, certificate, key, ca)
 
     def accept(self, sock: socket.socket) -> TlsSocket:
-        """A connection that was accepted, under TLS. `sock` is used up. It does not block, as it did not before."""
+        """A TLS connection on an accepted, non-blocking socket, which it takes over. It is non-blocking, too."""
         return cast(TlsSocket, self._serving.wrap_socket(sock, server_side=True, do_handshake_on_connect=False))
 
     def dial(self, sock: socket.socket) -> TlsSocket:
-        """A connection that was made, under TLS, likewise."""
+        """A TLS connection on a connected, non-blocking socket, which it takes over. It is non-blocking, too."""
         return cast(TlsSocket, self._dialing.wrap_socket(sock, do_handshake_on_connect=False))
 
     def call(self, sock: socket.socket) -> socket.socket:
-        """The same with a blocking socket, which has a timeout: the handshake is done on return.
+        """A TLS connection on a connected, blocking socket with a timeout. The handshake is done on return.
 
-        Raises ConnectError if the ends do not accept each other, OSError if the connection breaks or ends.
+        Raises ConnectError if one end refuses the other, OSError if the connection breaks or ends.
         """
         try:
             return self._calling.wrap_socket(sock)
@@ -71,7 +73,7 @@ class Tls:
             raise ConnectError(explain(error)) from error
 
     def bind(self, sock: socket.socket, purpose: bytes) -> bytes:
-        """`purpose`, for `transports.auth`, bound to the certificates of both ends. The handshake is done."""
+        """`purpose`, for `transports.auth`, bound to the certificates of both ends. Call it after the handshake."""
         assert isinstance(sock, ssl.SSLSocket)
         other = sock.getpeercert(binary_form=True)
         assert other is not None
@@ -80,21 +82,21 @@ class Tls:
 
 
 class TlsSocket(ssl.SSLSocket):
-    """A non-blocking connection under TLS, with the manners of a socket without: BlockingIOError when it would block,
-    a short count only when no more can be read, writes of several buffers.
+    """A non-blocking TLS connection with the interface of a plain socket: BlockingIOError when it would block, a short
+    count only when no more can be read, writes of several buffers.
 
-    Two things remain that a plain socket has not: `pending()` bytes, which no selector tells of, are left when a read
-    was satisfied; and after a write that took less than it was given, the next write must begin with what was left
-    and be no shorter (`midway`). The handshake is done by the first calls, or by `shake`.
+    Two differences remain. After a read, bytes may be `pending()`, which no selector reports. After a partial write,
+    the next write must begin with the remaining bytes and be no shorter (`midway`). The first calls, or `shake`, do
+    the handshake.
     """
 
     midway = False
-    """True while a record is half written."""
+    """True while a record is partly written."""
     _shaken = False
     _trouble: OSError | None = None
 
     def shake(self) -> bool:
-        """Go on with the handshake; True once it is done, False if the other end must say something first.
+        """Continue the handshake; True once it is done, False while a message of the other end is missing.
 
         Raises OSError (ssl.SSLError: see `explain`), ConnectError.
         """
@@ -133,7 +135,7 @@ class TlsSocket(ssl.SSLSocket):
             except OSError as error:
                 if not got:
                     raise
-                self._trouble = error  # after what came before it
+                self._trouble = error  # raised after the bytes that came before it
         return got
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
@@ -160,23 +162,23 @@ class TlsSocket(ssl.SSLSocket):
                 raise BlockingIOError from None
         except OSError:
             with contextlib.suppress(BlockingIOError):
-                self.recv(1)  # raises the reason, if the other end gave one before it left
+                self.recv(1)  # raises the alert of the other end, if one came
             raise
         return sent
 
 
 def pending(sock: socket.socket | None) -> bool:
-    """True if bytes have been read from a connection that nobody has asked for yet."""
+    """True if TLS holds decrypted bytes of a connection that were not read yet."""
     return isinstance(sock, TlsSocket) and sock.pending() > 0
 
 
 def midway(sock: socket.socket | None) -> bool:
-    """True if a connection can take nothing now but the rest of what it was given last."""
+    """True if the next write of a connection must be the rest of the last one."""
     return isinstance(sock, TlsSocket) and sock.midway
 
 
 def explain(error: ssl.SSLError) -> str:
-    """What went wrong with TLS, of the other end ('it')."""
+    """Explanation of a TLS failure, with the other end as 'it'."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
@@ -189,12 +191,12 @@ def explain(error: ssl.SSLError) -> str:
 
 
 def suspicion(data: bytes | bytearray) -> str:
-    """What to add to an error if what came instead of the expected is a record of TLS (handshake or alert)."""
+    """Addition to an error if the bytes that came are a record of TLS (handshake or alert); else empty."""
     return f"; what it sent is TLS: {_ONE_SIDED}" if data[:2] in (b"\x16\x03", b"\x15\x03") else ""
 
 
 def _records(buffers: Iterable[memoryview]) -> Iterator[memoryview | bytearray]:
-    """What stands in `buffers`, in whole records as far as it suffices; the large ones are not copied."""
+    """The bytes of `buffers` in whole records, the last one perhaps shorter; large buffers are not copied."""
     gathered = bytearray()
     for view in buffers:
         start = 0
@@ -252,7 +254,7 @@ def _text(setting: str, path: str) -> str:
 
 
 def _first_certificate(path: str, text: str) -> bytes:
-    """The certificate of this end in the binary form in which the other end sees it."""
+    """The first certificate of a PEM text in DER form, as the other end receives it."""
     found = re.search(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", text, re.DOTALL)
     try:
         return ssl.PEM_cert_to_DER_cert(found[0]) if found else _nothing(path)

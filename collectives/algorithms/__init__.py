@@ -1,6 +1,7 @@
-"""All algorithms. Importing this package registers them; third parties add theirs with `@algorithm(...)`.
+"""All algorithms, by collective and name: generators of steps for any number of ranks.
 
-Every algorithm here works for any number of ranks.
+Importing this package registers them. A new algorithm is a generator with `@algorithm(...)` in a module that this file
+imports. Modules see only `collectives.schedule` and each other; the prover checks every registered algorithm.
 """
 
 from __future__ import annotations

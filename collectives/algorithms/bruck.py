@@ -1,4 +1,11 @@
-"""Bruck's algorithms: the fewest rounds, ceil(log2 p), for any number of ranks. Good for small arrays.
+"""Bruck's algorithms: ceil(log2 p) rounds, the fewest possible, for any number of ranks. Good for small arrays.
+
+The allgather of five ranks; the blocks that rank 0 holds:
+
+    at first   0
+    round 1    0 1          from rank 1
+    round 2    0 1 2 3      from rank 2, which holds 2 3
+    round 3    0 1 2 3 4    from rank 4
 
 Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing
 systems", 1997.
@@ -9,21 +16,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from collectives.algorithms.registry import Cost, algorithm
-from collectives.patterns import circular_runs, rounds
-from collectives.schedule import Geometry, Step, copy, inp, out, recv, scratch, send
+from collectives.algorithms.registry import Cost, algorithm, share
+from collectives.schedule import Geometry, Step, circular_runs, copy, inp, out, recv, rounds, scratch, send
 
 
 @algorithm(
     "allgather",
     "bruck",
     traffic=lambda g: Fraction(g.size - 1),
-    cost=lambda g: Cost(rounds(g.size), (g.size - 1) / g.size, copied=1 / g.size),
+    cost=lambda g: Cost(rounds(g.size), share(g), copied=1 / g.size),
 )
 def allgather(g: Geometry) -> Iterator[Step]:
-    """What a rank holds, its own block and those behind it on the circle, doubles each round. Traffic (p - 1) N.
+    """Double the run of blocks that each rank holds, from its own block upwards, in every round. Traffic (p - 1) N.
 
-    Blocks go to their final places at once instead of being rotated at the end: where they wrap around it takes two
+    Blocks are received at their final offsets, so nothing is rotated at the end. A run that wraps around takes two
     messages.
     """
     yield copy(inp(g.rank), out(g.rank), "copy own block")
@@ -38,7 +44,7 @@ def allgather(g: Geometry) -> Iterator[Step]:
 
 
 def _hops(size: int) -> int:
-    """Blocks that a rank sends: one goes i ranks ahead in as many hops as i has one-bits."""
+    """Return the number of blocks that a rank sends: a block for the rank i ahead makes one hop per one-bit of i."""
     return sum(i.bit_count() for i in range(size))
 
 
@@ -50,9 +56,9 @@ def _hops(size: int) -> int:
     uniform=True,
 )
 def alltoall(g: Geometry) -> Iterator[Step]:
-    """In round k every block that still has bit k of its distance to go travels 2**k ranks ahead, packed with others.
+    """In round k send the blocks whose distance has bit k, packed into one message, to the rank 2**k ahead.
 
-    Traffic: one-bits of 0..p-1 in blocks per rank, about log2(p) / 2 rows.
+    Traffic in blocks per rank: the one-bits of 0..p-1, about log2(p) / 2 rows.
     """
     row = g.rank * g.size
     half = (g.size + 1) // 2

@@ -1,20 +1,29 @@
-"""Combining contributions in tree order while they arrive in any order."""
+r"""Combining contributions in tree order while they arrive in any order.
+
+The canonical tree of six ranks (see `collectives.schedule.topology.canonical_tree`):
+
+              +
+          /       \
+        +           +
+       / \         / \
+      +   +       4   5
+     / \ / \
+    0  1 2  3
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from collectives.patterns import Run
-from collectives.schedule import Buf, Ref, Step, reduce, scratch
+from collectives.schedule import Buf, Ref, Run, Step, reduce, scratch
 
 
 class TreeOrder:
-    """Combines the contributions of all ranks, two or more, to one piece in a fixed order.
+    """Combines the contributions of two or more ranks to one piece in the order of a tree.
 
-    siblings   the tree: see `patterns.canonical_siblings`
-
-    Partial results stand in SCRATCH slots from `slot` on, which are taken and given back; only the result goes to
-    `target`.
+    siblings   the tree, as `canonical_siblings` returns it
+    target     destination of the result
+    slot       first SCRATCH slot for partial results; slots are reused
     """
 
     def __init__(self, siblings: Mapping[Run, tuple[Run, Run]], target: Ref, slot: int, label: str) -> None:
@@ -26,15 +35,17 @@ class TreeOrder:
         self._values: dict[Run, Ref] = {}
 
     def take(self) -> Ref:
-        """A free SCRATCH slot."""
+        """Return a free SCRATCH slot."""
         if self._free:
             return self._free.pop()
         self._slot += self._target.width
         return scratch(self._slot - self._target.width, self._target.chunk, self._target.width)
 
     def arrive(self, rank: int, value: Ref) -> Iterator[Step]:
-        """The contribution of `rank` stands in `value`: combine what can be combined now. `value` is overwritten if it
-        is in SCRATCH."""
+        """Take the contribution of `rank` from `value`, and combine all pairs of siblings that are complete now.
+
+        `value` is overwritten if it is in SCRATCH.
+        """
         node = (rank, 1)
         self._values[node] = value
         while node in self._siblings:

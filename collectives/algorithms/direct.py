@@ -1,40 +1,28 @@
-"""Direct algorithms: ranks read each other's part of a shared window; no message is sent. For ranks of one host.
+"""Direct algorithms: ranks of one host read each other's STAGE in a shared window. They send no messages.
 
-What a rank wants read it copies to STAGE and signals; whoever needs it waits for that signal and reads it there. With
-segments the window needs room for two of them only: a slot is written again after everyone who reads it has signalled
-a later phase. (After Graham and Shipman, "MPI support for multi-core architectures: optimized shared memory
+    rank 0   copy IN to STAGE   signal 1   wait for 1 of rank 1   read STAGE of rank 1
+    rank 1   copy IN to STAGE   signal 1   wait for 1 of rank 0   read STAGE of rank 0
+
+Successive segments alternate between two sets of slots. A slot is overwritten only after all its readers have
+signalled a later phase. (After Graham and Shipman, "MPI support for multi-core architectures: optimized shared memory
 collectives", 2008.) Large reductions are in direct_segmented.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 
 from collectives.algorithms.combining import TreeOrder
-from collectives.algorithms.registry import Cost, algorithm
-from collectives.patterns import around, canonical_siblings
-from collectives.schedule import Geometry, Step, copy, inp, out, signal, stage, wait
-
-
-def nothing(g: Geometry) -> Fraction:
-    """The two-sided traffic of a one-sided algorithm."""
-    return Fraction(0)
-
-
-def wait_for_all(g: Geometry, phase: int, label: str) -> Iterator[Step]:
-    """Wait until every other rank has published `phase`."""
-    for peer in around(g.rank, g.size):
-        yield wait(peer, phase, label)
-
-
-def _share(g: Geometry) -> float:
-    return (g.size - 1) / g.size
+from collectives.algorithms.registry import Cost, algorithm, share
+from collectives.algorithms.signals import meet, wait_for_all
+from collectives.schedule import Geometry, Step, around, canonical_siblings, copy, inp, out, signal, stage, wait
 
 
 def _combine(g: Geometry, s: int) -> Iterator[Step]:
-    """Combine segment `s` of all ranks in tree order. The own part is read from IN: in STAGE, which peers read, the own
-    core no longer has it for itself, and reading it there takes twice as long."""
+    """Combine segment `s` of all ranks in tree order.
+
+    The own contribution is read from IN. Reading it from STAGE, whose cache lines peers share, takes twice as long.
+    """
     order = TreeOrder(canonical_siblings(g.size), out(s), 0, "combine")
     for rank in range(g.size):
         if rank == g.rank:
@@ -48,18 +36,18 @@ def _combine(g: Geometry, s: int) -> Iterator[Step]:
     "allreduce",
     "direct",
     blocks=lambda size: 1,
-    traffic=nothing,
     cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, g.size - 1, 1),
     segmented=True,
     tree_order=True,
     finishes=True,
     onesided=True,
-    slots=lambda size: 1,
+    stage_chunks=lambda size: 1,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
     """Every rank combines all contributions itself. Copies N, combines (p - 1) N.
 
-    Who has staged segment s has read segment s - 1, and has been waited for before s + 1 is staged in its place.
+    A rank that has staged segment s has read segment s - 1. All ranks wait for that signal before they stage segment
+    s + 1 in the slots of s - 1.
     """
     if g.size == 1:
         yield copy(inp(0, g.segments), out(0, g.segments), "copy")
@@ -74,12 +62,11 @@ def allreduce(g: Geometry) -> Iterator[Step]:
     "reduce",
     "direct",
     blocks=lambda size: 1,
-    traffic=nothing,
     cost=lambda g: Cost(int(g.size > 1), 0, g.size - 1, 1),
     tree_order=True,
     finishes=True,
     onesided=True,
-    slots=lambda size: 1,
+    stage_chunks=lambda size: 1,
 )
 def reduce(g: Geometry) -> Iterator[Step]:
     """The root combines all contributions: one phase, for small arrays. Copies N, combines (p - 1) N."""
@@ -96,10 +83,11 @@ def reduce(g: Geometry) -> Iterator[Step]:
 
 
 def _from_root(g: Geometry, blocks: Callable[[int], int], copies: int) -> Iterator[Step]:
-    """The root stages every segment in `copies` slots, a reader takes slot and block blocks(rank) of its own number.
+    """The root stages every segment in `copies` slots; each reader fetches block `blocks(rank)` from the slot of that
+    number.
 
-    A reader's first signal says that it is here, signal s + 2 that it has read segment s. It waits for the others
-    after its first segment: late enough to cost little, early enough that nobody can be far ahead.
+    A reader's first signal means that it has entered the call, signal s + 2 that it has read segment s. It waits for
+    the other ranks after its first segment: that rarely blocks, and it bounds how far a rank can run ahead.
     """
     if g.size == 1:
         yield copy(inp(0, g.segments), out(0, g.segments), "copy")
@@ -115,7 +103,7 @@ def _from_root(g: Geometry, blocks: Callable[[int], int], copies: int) -> Iterat
             yield signal(s + 1, "staged")
         first = blocks(g.rank) * g.segments
         yield copy(inp(first, g.segments), out(first, g.segments), "copy")
-        if g.segments < 3:  # else it has waited for them all
+        if g.segments < 3:  # with more segments it has waited for all
             yield from wait_for_all(g, 1, "others here")
         return
     yield signal(1, "here")
@@ -136,44 +124,41 @@ def _from_root(g: Geometry, blocks: Callable[[int], int], copies: int) -> Iterat
     "broadcast",
     "direct",
     blocks=lambda size: 1,
-    traffic=nothing,
     cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, 0, 2 if g.size > 1 else 1),
     segmented=True,
     onesided=True,
-    slots=lambda size: 1,
+    stage_chunks=lambda size: 1,
 )
 def broadcast(g: Geometry) -> Iterator[Step]:
-    """The root copies segments to STAGE and everybody else from there. Copies 2 N at the root."""
+    """The root copies segments to STAGE; the other ranks copy them from there. Copies 2 N at the root."""
     yield from _from_root(g, lambda rank: 0, 1)
 
 
 @algorithm(
     "scatter",
     "direct",
-    traffic=nothing,
     cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, 0, 1 + 1 / g.size / g.segments),
     segmented=True,
     onesided=True,
-    slots=lambda size: size,
+    stage_chunks=lambda size: size,
 )
 def scatter(g: Geometry) -> Iterator[Step]:
-    """The root copies everybody's segments to STAGE, everybody takes its own."""
+    """The root copies the segments of all ranks to STAGE; each rank copies its own from there."""
     yield from _from_root(g, lambda rank: rank, g.size)
 
 
 @algorithm(
     "gather",
     "direct",
-    traffic=nothing,
     cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, 0, 1 + 1 / g.size / g.segments),
     segmented=True,
     onesided=True,
-    slots=lambda size: 1,
+    stage_chunks=lambda size: 1,
 )
 def gather(g: Geometry) -> Iterator[Step]:
-    """Everybody copies its block to STAGE in segments, the root from there.
+    """Every rank copies its block to STAGE in segments; the root copies them from there.
 
-    The root's first signal says that it is here, signal s + 2 that it has read segment s.
+    The root's first signal means that it has entered the call, signal s + 2 that it has read segment s.
     """
     block = g.rank * g.segments
     if g.rank == g.root:
@@ -196,7 +181,7 @@ def gather(g: Geometry) -> Iterator[Step]:
         yield signal(s + 1, "staged")
         if s == 0:
             for peer in around(g.rank, g.size):
-                if peer != g.root or g.segments < 3:  # else it waits for the root later
+                if peer != g.root or g.segments < 3:  # with more segments it waits for the root later
                     yield wait(peer, 1, "others here")
 
 
@@ -207,10 +192,15 @@ def _to_everybody(
     fetched: Callable[[int], tuple[int, int]],
     slots: int,
 ) -> Iterator[Step]:
-    """In every segment a rank stages the (slot, block) pairs staged(rank), copies block `own` from IN to OUT, where the
-    others need not wait for it, and fetches fetched(peer) of every peer.
+    """For every segment stage blocks, signal, copy the own block from IN to OUT, and fetch one block of every peer.
 
-    Who has signalled segment s has read segment s - 2, and has been waited for before s is fetched.
+    own       the own block
+    staged    rank -> the (slot, block) pairs that it stages
+    fetched   peer -> the (slot, block) pair to fetch from its STAGE
+    slots     slots of one segment
+
+    A rank that has staged segment s has read segment s - 1. All ranks wait for that signal before they stage segment
+    s + 1 in the slots of s - 1.
     """
     if g.size == 1:
         yield copy(inp(0, g.segments), out(0, g.segments), "copy own block")
@@ -233,11 +223,10 @@ def _to_everybody(
 @algorithm(
     "allgather",
     "direct",
-    traffic=nothing,
     cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, 0, 1 + 1 / g.size),
     segmented=True,
     onesided=True,
-    slots=lambda size: 1,
+    stage_chunks=lambda size: 1,
 )
 def allgather(g: Geometry) -> Iterator[Step]:
     """Every rank stages its block and copies the others'. Copies (p + 1) / p N per rank."""
@@ -247,16 +236,17 @@ def allgather(g: Geometry) -> Iterator[Step]:
 @algorithm(
     "alltoall",
     "direct",
-    traffic=nothing,
-    cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, 0, 1 + _share(g)),
+    cost=lambda g: Cost(g.segments if g.size > 1 else 0, 0, 0, 1 + share(g)),
     segmented=True,
     uniform=True,
     onesided=True,
-    slots=lambda size: size - 1,
+    stage_chunks=lambda size: size - 1,
 )
 def alltoall(g: Geometry) -> Iterator[Step]:
-    """Every rank stages its row and copies its column. Copies (2 p - 1) / p rows. Blocks must be equal, because all
-    ranks must agree on the size of a slot."""
+    """Every rank stages its row and copies its column. Copies (2 p - 1) / p rows.
+
+    Blocks must be of equal size, because all ranks must agree on the size of a slot.
+    """
     yield from _to_everybody(
         g,
         g.rank * g.size + g.rank,
@@ -270,12 +260,10 @@ def alltoall(g: Geometry) -> Iterator[Step]:
     "barrier",
     "direct",
     blocks=lambda size: 1,
-    traffic=nothing,
     cost=lambda g: Cost(int(g.size > 1), 0),
     onesided=True,
 )
 def barrier(g: Geometry) -> Iterator[Step]:
-    """Everybody signals and waits for everybody else."""
+    """Every rank signals and waits for all others."""
     if g.size > 1:
-        yield signal(1, "here")
-        yield from wait_for_all(g, 1, "others here")
+        yield from meet(g, 1, "here")

@@ -1,26 +1,27 @@
-"""The dissemination barrier (Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988)."""
+"""The dissemination barrier (Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988).
+
+round 1   every rank sends to the rank 1 ahead
+round 2                               2 ahead
+round 3                               4 ahead, and so on
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fractions import Fraction
 
 from collectives.algorithms.registry import Cost, algorithm
-from collectives.patterns import dissemination, rounds
-from collectives.schedule import Geometry, Step, recv, send, settle
+from collectives.schedule import Geometry, Step, dissemination, recv, rounds, send, settle
 
 
 @algorithm(
     "barrier",
     "dissemination",
     blocks=lambda size: 1,
-    traffic=lambda g: Fraction(0),
     cost=lambda g: Cost(rounds(g.size), 0),
 )
 def barrier(g: Geometry) -> Iterator[Step]:
-    """In round k a token goes 2**k ranks ahead; after ceil(log2 p) rounds each rank has heard, indirectly, of all.
-
-    No bytes, p ceil(log2 p) tokens.
+    """Send an empty message 2**k ranks ahead in round k. After ceil(log2 p) rounds every rank has heard, directly or
+    indirectly, from all others. No bytes, p ceil(log2 p) messages.
     """
     for k, (ahead, behind) in enumerate(dissemination(g.rank, g.size)):
         label = f"dissemination {k + 1}/{rounds(g.size)}"

@@ -1,7 +1,16 @@
 """Rabenseifner's algorithms: recursive halving of the vector while it is combined, then doubling to collect it.
 
-The bytes of the ring in log2(p) rounds: good for medium and large arrays. Ranks pair at distance 1, 2, 4, ..., so that
-contributions combine as `patterns.canonical_tree` says; hence group g ends with part reverse_bits(g).
+As many bytes as the ring, in log2(p) rounds: good for medium and large arrays. Four ranks, four parts; the parts that a
+rank holds:
+
+    rank   at first   halving 1   halving 2   doubling 1   doubling 2
+    0      0 1 2 3    0 1         0           0 1          0 1 2 3
+    1      0 1 2 3        2 3         2           2 3      0 1 2 3
+    2      0 1 2 3    0 1           1         0 1          0 1 2 3
+    3      0 1 2 3        2 3           3         2 3      0 1 2 3
+
+Ranks pair at distance 1, 2, 4, ..., so that contributions combine in the order of `canonical_tree`; therefore group g
+ends with part reverse_bits(g). Other sizes than powers of two are folded first (see `Fold`).
 (Rabenseifner, "Optimization of collective reduction operations", 2004; Thakur, Rabenseifner, Gropp 2005.)
 """
 
@@ -12,15 +21,14 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from collectives.algorithms.registry import Cost, algorithm
-from collectives.patterns import Fold, reverse_bits
-from collectives.schedule import Geometry, Ref, Step, copy, inp, out, recv, reduce, scratch, send
+from collectives.schedule import Fold, Geometry, Ref, Step, copy, inp, out, recv, reduce, reverse_bits, scratch, send
 
 _Hold = Callable[[int, int], Ref]
-"""(chunk, width) -> where it stands."""
+"""(chunk, width) -> its memory."""
 
 
 class _Round(NamedTuple):
-    """One halving: with which group, and the parts that are kept and given away, as (chunk, width)."""
+    """One halving: the partner's group, and the parts that are kept and given away, as (chunk, width)."""
 
     partner: int
     kept: tuple[int, int]
@@ -28,7 +36,7 @@ class _Round(NamedTuple):
 
 
 def _halvings(fold: Fold, group: int, edge: Callable[[int], int]) -> list[_Round]:
-    """The rounds of a group; part i begins at chunk edge(i)."""
+    """Return the rounds of a group; part i begins at chunk edge(i)."""
     low, high, result = 0, fold.power, []
     for k in range(fold.bits):
         middle = (low + high) // 2
@@ -51,8 +59,14 @@ def _halve(
     slot: int,
     parts: int,
 ) -> Iterator[Step]:
-    """Take in `other`, the second rank of the own group; then combine ever smaller parts with the heads of other
-    groups. Results stand in `work`; what comes in goes to SCRATCH from `slot` on. `parts` is how many there are."""
+    """Combine with the second rank of the own group, then ever smaller parts with the heads of other groups.
+
+    head    group -> its first rank
+    other   the second rank of the own group, if it has one
+    work    memory of the results
+    slot    first SCRATCH slot for received parts
+    parts   the number of parts
+    """
     own: _Hold = inp
     if other is not None:
         yield recv(other, scratch(slot, 0, parts), "halving fold")
@@ -73,7 +87,8 @@ def _same(part: int) -> int:
     return part
 
 
-def _share(g: Geometry) -> float:
+def _halved(g: Geometry) -> float:
+    """Return the part of N that a rank gives away in all halvings."""
     return 1 - 1 / Fold(g.size).power
 
 
@@ -91,7 +106,9 @@ def _allreduce_traffic(g: Geometry) -> Fraction:
     "halving_doubling",
     blocks=lambda size: Fold(size).power,
     traffic=_allreduce_traffic,
-    cost=lambda g: Cost(2 * Fold(g.size).bits + 2 * _folded(g), 2 * _share(g) + 2 * _folded(g), _share(g) + _folded(g)),
+    cost=lambda g: Cost(
+        2 * Fold(g.size).bits + 2 * _folded(g), 2 * _halved(g) + 2 * _folded(g), _halved(g) + _folded(g)
+    ),
     tree_order=True,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
@@ -129,7 +146,7 @@ def _reduce_traffic(g: Geometry) -> Fraction:
     "halving_gather",
     blocks=lambda size: Fold(size).power,
     traffic=_reduce_traffic,
-    cost=lambda g: Cost(2 * Fold(g.size).bits + _folded(g), 2 * _share(g) + _folded(g), _share(g) + _folded(g)),
+    cost=lambda g: Cost(2 * Fold(g.size).bits + _folded(g), 2 * _halved(g) + _folded(g), _halved(g) + _folded(g)),
     tree_order=True,
 )
 def reduce_halving_gather(g: Geometry) -> Iterator[Step]:
@@ -163,7 +180,7 @@ def reduce_halving_gather(g: Geometry) -> Iterator[Step]:
 
 def _reduce_scatter_traffic(g: Geometry) -> Fraction:
     fold = Fold(g.size)
-    stay = 1 << -(-fold.bits // 2)  # parts whose number reads the same backwards
+    stay = 1 << -(-fold.bits // 2)  # parts whose number equals its reversed bits
     return fold.pairs + fold.power - 1 + Fraction(g.size - stay, g.size)
 
 
@@ -173,17 +190,17 @@ def _reduce_scatter_traffic(g: Geometry) -> Fraction:
     traffic=_reduce_scatter_traffic,
     cost=lambda g: Cost(
         Fold(g.size).bits + _folded(g) + (g.size > 2) * (1 + _folded(g)),
-        _share(g) + _folded(g) + (g.size > 2) * (1 + _folded(g)) / g.size,
-        _share(g) + _folded(g),
+        _halved(g) + _folded(g) + (g.size > 2) * (1 + _folded(g)) / g.size,
+        _halved(g) + _folded(g),
     ),
     tree_order=True,
 )
 def reduce_scatter(g: Geometry) -> Iterator[Step]:
-    """Reduce-scatter by halving, after which every block is one message away from its rank.
+    """Reduce-scatter by halving, then one message that delivers each block to its rank.
 
     Traffic r N + (q - 1) N + (p - s) / p N, where q is the power of two below p and r = p - q; s = 2**ceil(log2(q) / 2)
-    blocks are at home already. (After Thakur et al. 2005, who pair at distance q / 2, ..., 1: no last message, but
-    another order of combination.)
+    blocks need no delivery. (After Thakur et al. 2005, who pair at distance q / 2, ..., 1 and so need no delivery at
+    all, but combine in another order.)
     """
     fold = Fold(g.size)
     group = fold.group(g.rank)

@@ -1,9 +1,14 @@
-"""Hierarchical algorithms: inside hosts and across hosts in separate phases, so that slow links carry each byte once.
+"""Hierarchical algorithms: separate phases inside hosts and across hosts, so that slow links carry each byte once.
 
-Ranks are put in lanes, as many as the emptiest host has ranks: a lane has a team of ranks on every host, led by its
-first (one rank, where hosts are equally populated). All lanes cross between hosts at the same time, each with its
-share of the data. (Thakur and Gropp, "Improving the performance of collective operations in MPICH", 2003; the lanes:
-Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane communication", 2020.)
+                lane 0       lane 1
+    host A      0, 2         1            teams: {0, 2} and {1}, led by 0 and 1
+    host B      3            4            teams: {3} and {4}
+                0 <-> 3      1 <-> 4      across hosts: leaders of a lane, all lanes at the same time
+
+There are as many lanes as the host with the fewest ranks has ranks. On every host a lane has a team of ranks, led by
+its first; with equally populated hosts a team is one rank. Each lane carries its share of the data between hosts.
+(Thakur and Gropp, "Improving the performance of collective operations in MPICH", 2003; the lanes: Träff and Hunold,
+"Decomposing MPI collectives for exploiting multi-lane communication", 2020.)
 """
 
 from __future__ import annotations
@@ -15,8 +20,7 @@ from itertools import pairwise
 from collectives.algorithms.registry import Cost, algorithm
 from collectives.algorithms.ring import circulate
 from collectives.algorithms.tree import broadcast_from, depth, reduce_to
-from collectives.patterns import by_host, lanes, rounds, runs
-from collectives.schedule import Geometry, Step, copy, inp, out, recv, scratch, send
+from collectives.schedule import Geometry, Step, by_host, copy, inp, lanes, out, recv, rounds, runs, scratch, send
 
 
 def _allreduce_cost(g: Geometry) -> Cost:
@@ -81,7 +85,8 @@ def allreduce(g: Geometry) -> Iterator[Step]:
 
 
 def _rooted_teams(g: Geometry) -> tuple[list[int], list[int], int]:
-    """The ranks of the own host and the hosts' leaders, the root leading its host; and the root's place among them."""
+    """Return the ranks of the own host, the leaders of all hosts, and the root's index among them. The root leads its
+    host."""
     hosts = by_host(g.hosts, g.size)
     leaders = [g.root if g.root in members else members[0] for members in hosts]
     own = next(members for members in hosts if g.rank in members)

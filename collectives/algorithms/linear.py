@@ -1,6 +1,6 @@
-"""Linear algorithms: everybody talks to everybody it must, directly and all at once.
+"""Linear algorithms: one direct message for every block, all posted at once.
 
-The simplest there is; good for few ranks, and needs to know no other rank's block sizes.
+Good for few ranks. A rank need not know the block sizes of other ranks.
 """
 
 from __future__ import annotations
@@ -8,22 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from collectives.algorithms.registry import Cost, algorithm
-from collectives.patterns import around
-from collectives.schedule import Geometry, Step, copy, inp, out, recv, send
+from collectives.algorithms.registry import Cost, algorithm, share
+from collectives.schedule import Geometry, Step, around, copy, inp, out, recv, send
 
 
-def _share(g: Geometry) -> Fraction:
+def _traffic(g: Geometry) -> Fraction:
     return Fraction(g.size - 1, g.size)
 
 
 def _cost(g: Geometry) -> Cost:
-    return Cost(g.size - 1, float(_share(g)), copied=1 / g.size)
+    return Cost(g.size - 1, share(g), copied=1 / g.size)
 
 
-@algorithm("gather", "linear", traffic=_share, cost=_cost)
+@algorithm("gather", "linear", traffic=_traffic, cost=_cost)
 def gather(g: Geometry) -> Iterator[Step]:
-    """Everybody sends to the root. Traffic (p - 1) / p N."""
+    """Every rank sends its block to the root. Traffic (p - 1) / p N."""
     if g.rank != g.root:
         yield send(g.root, inp(g.rank), "linear gather")
         return
@@ -32,9 +31,9 @@ def gather(g: Geometry) -> Iterator[Step]:
     yield copy(inp(g.rank), out(g.rank), "copy own block")
 
 
-@algorithm("scatter", "linear", traffic=_share, cost=_cost)
+@algorithm("scatter", "linear", traffic=_traffic, cost=_cost)
 def scatter(g: Geometry) -> Iterator[Step]:
-    """The root sends to everybody. Traffic (p - 1) / p N."""
+    """The root sends each rank its block. Traffic (p - 1) / p N."""
     if g.rank != g.root:
         yield recv(g.root, out(g.rank), "linear scatter")
         return
@@ -45,7 +44,7 @@ def scatter(g: Geometry) -> Iterator[Step]:
 
 @algorithm("alltoall", "linear", traffic=lambda g: Fraction(g.size - 1), cost=_cost)
 def alltoall(g: Geometry) -> Iterator[Step]:
-    """All receives are posted, then all sends: nobody waits for a slow peer more than it must. Traffic (p - 1) rows."""
+    """Post all receives, then all sends, so that a slow peer delays only its own blocks. Traffic (p - 1) rows."""
     peers = around(g.rank, g.size)
     for peer in reversed(peers):
         yield recv(peer, out(peer * g.size + g.rank), "linear alltoall")

@@ -1,7 +1,7 @@
 """Pairwise exchange: in round i every rank sends to the i-th rank ahead and receives from the i-th behind.
 
-Every byte goes straight to where it is wanted. Good for large arrays: p - 1 rounds, one partner at a time each way
-(Thakur, Rabenseifner, Gropp 2005).
+Every block takes one hop. Good for large arrays: p - 1 rounds, one partner at a time in each direction (Thakur,
+Rabenseifner, Gropp 2005).
 """
 
 from __future__ import annotations
@@ -10,26 +10,21 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from collectives.algorithms.combining import TreeOrder
-from collectives.algorithms.registry import Cost, algorithm
-from collectives.patterns import canonical_siblings
-from collectives.schedule import Geometry, Step, copy, inp, out, recv, send, settle
-
-
-def _share(g: Geometry) -> float:
-    return (g.size - 1) / g.size
+from collectives.algorithms.registry import Cost, algorithm, share
+from collectives.schedule import Geometry, Step, canonical_siblings, copy, inp, out, recv, send, settle
 
 
 @algorithm(
     "reduce_scatter",
     "pairwise",
     traffic=lambda g: Fraction(g.size - 1),
-    cost=lambda g: Cost(g.size - 1, _share(g), 1 / g.size),
+    cost=lambda g: Cost(g.size - 1, share(g), 1 / g.size),
     tree_order=True,
     finishes=True,
 )
 def reduce_scatter(g: Geometry) -> Iterator[Step]:
-    """Every rank gets all contributions to its block and combines them in tree order, as far as they are there while
-    the next one is under way. Traffic (p - 1) N."""
+    """Every rank receives all contributions to its block and combines them in tree order, overlapping with the next
+    message. Traffic (p - 1) N."""
     if g.size == 1:
         yield copy(inp(0), out(0), "copy")
         return
@@ -51,10 +46,10 @@ def reduce_scatter(g: Geometry) -> Iterator[Step]:
     "alltoall",
     "pairwise",
     traffic=lambda g: Fraction(g.size - 1),
-    cost=lambda g: Cost(g.size - 1, _share(g), copied=1 / g.size),
+    cost=lambda g: Cost(g.size - 1, share(g), copied=1 / g.size),
 )
 def alltoall(g: Geometry) -> Iterator[Step]:
-    """One exchange after the other, so that no rank is flooded. Traffic (p - 1) rows."""
+    """Complete each exchange before the next one, so that no rank receives from many at once. Traffic (p - 1) rows."""
     own = g.rank * g.size + g.rank
     yield copy(inp(own), out(own), "copy own block")
     for i in range(1, g.size):

@@ -1,5 +1,10 @@
 """Pipelines: the data goes through a fixed chain or tree in segments, so that all links work at once.
 
+    time           1     2     3     4
+    root -> 1      s1    s2    s3
+    1 -> 2               s1    s2    s3
+    2 -> 3                     s1    s2
+
 Good for large arrays in broadcast and reduce. Time of a pipeline of depth d: (d + s - 1) (alpha + beta N / s) for s
 segments; the best s is sqrt((d - 1) beta N / alpha) (van de Geijn et al., "Collective communication: theory, practice,
 and experience", 2007).
@@ -15,12 +20,12 @@ from collectives.schedule import Geometry, Step, copy, inp, out, recv, reduce, s
 
 
 def _chain_steps(g: Geometry) -> int:
-    """Messages one after the other: the first segment passes p - 1 links, every other follows one later."""
+    """Return the number of successive messages: the first segment passes p - 1 links, each other follows one later."""
     return g.size + g.segments - 2 if g.size > 1 else 0
 
 
 def _binary_tree_steps(g: Geometry) -> int:
-    """The same where inner ranks send everything twice, to their left child first."""
+    """Return the number of successive messages in a tree whose inner ranks send everything twice, left child first."""
     arrival = [0]
     for position in range(1, g.size):
         arrival.append(arrival[(position - 1) // 2] + (1 if position % 2 else 2))
@@ -28,6 +33,7 @@ def _binary_tree_steps(g: Geometry) -> int:
 
 
 def _send_down(g: Geometry, parent: int | None, children: Sequence[int], label: str) -> Iterator[Step]:
+    """Receive segments from the parent and forward each to all children, with one receive posted ahead."""
     hold = inp if parent is None else out
     if parent is not None:
         yield recv(parent, out(0), label)
@@ -49,7 +55,7 @@ def _send_down(g: Geometry, parent: int | None, children: Sequence[int], label: 
     segmented=True,
 )
 def broadcast_chain(g: Geometry) -> Iterator[Step]:
-    """root -> root + 1 -> ... Traffic (p - 1) N; with many segments every rank sends and receives N once."""
+    """Forward segments along root -> root + 1 -> ... Traffic (p - 1) N; every rank sends N at most once."""
     position = (g.rank - g.root) % g.size
     parent = (g.rank - 1) % g.size if position else None
     children = [(g.rank + 1) % g.size] if position + 1 < g.size else []
@@ -65,8 +71,8 @@ def broadcast_chain(g: Geometry) -> Iterator[Step]:
     segmented=True,
 )
 def broadcast_binary_tree(g: Geometry) -> Iterator[Step]:
-    """A pipelined binary tree: logarithmic depth, but inner ranks send everything twice. Between the binomial tree
-    and the chain. Traffic (p - 1) N."""
+    """Forward segments down a binary tree: logarithmic depth, but inner ranks send everything twice. A compromise
+    between the binomial tree and the chain. Traffic (p - 1) N."""
     position = (g.rank - g.root) % g.size
     parent = (g.root + (position - 1) // 2) % g.size if position else None
     children = [(g.root + c) % g.size for c in (2 * position + 1, 2 * position + 2) if c < g.size]
@@ -82,7 +88,8 @@ def broadcast_binary_tree(g: Geometry) -> Iterator[Step]:
     segmented=True,
 )
 def reduce_chain(g: Geometry) -> Iterator[Step]:
-    """... -> root + 2 -> root + 1 -> root, every rank adding its contribution on the way. Traffic (p - 1) N."""
+    """Pass segments along ... -> root + 2 -> root + 1 -> root; every rank combines its contribution on the way.
+    Traffic (p - 1) N."""
     position = (g.rank - g.root) % g.size
     label, source, target = "chain reduce", (g.rank + 1) % g.size, (g.rank - 1) % g.size
     if g.size == 1:

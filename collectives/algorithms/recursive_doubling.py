@@ -1,7 +1,12 @@
-"""Recursive doubling: in round k ranks 2**k apart exchange all they have. The fewest rounds; good for small arrays.
+"""Recursive doubling: in round k ranks 2**k apart exchange all their data. The fewest rounds; good for small arrays.
+
+    round 1   0 <-> 1   2 <-> 3   4 <-> 5   6 <-> 7
+    round 2   0 <-> 2   1 <-> 3   4 <-> 6   5 <-> 7
+    round 3   0 <-> 4   1 <-> 5   2 <-> 6   3 <-> 7
 
 Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", 2005. Other sizes than
-powers of two are folded: of each pair of ranks the upper one hands its part to the lower and gets the result back.
+powers of two are folded (see `Fold`): in each pair the upper rank passes its data to the lower one and receives the
+result from it.
 """
 
 from __future__ import annotations
@@ -9,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from collectives.algorithms.registry import Cost, algorithm
+from collectives.algorithms.registry import Cost, algorithm, share
 from collectives.algorithms.tree import depth
-from collectives.patterns import Fold, runs
-from collectives.schedule import Geometry, Step, copy, inp, out, recv, reduce, scratch, send
+from collectives.schedule import Fold, Geometry, Step, copy, inp, out, recv, reduce, runs, scratch, send
 
 
 def _allreduce_traffic(g: Geometry) -> Fraction:
@@ -33,7 +37,7 @@ def _folding(g: Geometry) -> int:
     tree_order=True,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
-    """Partners swap partial results and both combine them, the lower rank's on the left.
+    """Partners exchange partial results, and both combine them with the lower rank's as the left operand.
 
     Traffic r 2 N + q log2(q) N, where q is the power of two below p and r = p - q (Thakur et al. 2005).
     """
@@ -68,10 +72,10 @@ def allreduce(g: Geometry) -> Iterator[Step]:
     "allgather",
     "recursive_doubling",
     traffic=lambda g: Fraction(g.size - 1),
-    cost=lambda g: Cost(depth(g.size) + _folding(g), (g.size - 1) / g.size * (1 + _folding(g)), copied=1 / g.size),
+    cost=lambda g: Cost(depth(g.size) + _folding(g), share(g) * (1 + _folding(g)), copied=1 / g.size),
 )
 def allgather(g: Geometry) -> Iterator[Step]:
-    """What a group holds doubles each round and stays contiguous. Traffic (p - 1) N (Thakur et al. 2005)."""
+    """Double the contiguous run of blocks of every group in each round. Traffic (p - 1) N (Thakur et al. 2005)."""
     fold = Fold(g.size)
     group = fold.group(g.rank)
     members = fold.members(group)

@@ -1,27 +1,28 @@
-"""Algorithms by collective and name. A module of algorithms registers its generators with `@algorithm(...)`."""
+"""The table of algorithms by collective and name. `@algorithm(...)` registers a generator of steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec
 
 from collectives.schedule import Buf, Geometry, Step
 
+P = ParamSpec("P")
 Generator = Callable[[Geometry], Iterator[Step]]
 
 
 class Cost(NamedTuple):
-    """The alpha-beta-gamma terms of one run on its critical path.
+    """The alpha-beta-gamma terms of one call on its critical path.
 
-    rounds        messages or signals one after the other, in units of alpha
+    rounds        successive messages or signals, in units of alpha
     sent          bytes through the busiest rank, in units of N
     reduced       bytes combined by the busiest rank, in units of N
     copied        bytes copied locally by the busiest rank, in units of N
-    local_rounds  of `rounds`, those that an algorithm which knows the hosts keeps inside one
-    local_sent    of `sent`, likewise
-    read          bytes that the kernel copies out of peers' private memory, in units of N
+    local_rounds  the part of `rounds` inside a host, for algorithms that know the hosts
+    local_sent    the part of `sent` inside a host, likewise
+    read          bytes that the kernel copies from peers' private memory, in units of N
 
     N is the size of all blocks together (alltoall: of one rank's row).
     """
@@ -35,102 +36,91 @@ class Cost(NamedTuple):
     read: float = 0.0
 
 
+def share(g: Geometry) -> float:
+    """Return (p - 1) / p: the other ranks' part of N."""
+    return (g.size - 1) / g.size
+
+
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A schedule generator and what the planner and the prover must know about it.
+    """A generator of steps, and its properties as the planner and the prover need them.
 
-    blocks     number of blocks it cuts the data into, for collectives that leave that open
-    traffic    bytes sent two-sidedly by all ranks together, in units of N (blocks of equal size); the prover checks it
-    cost       its terms in the cost model
-    segmented  it makes use of `Geometry.segments` > 1
-    tree_order it combines contributions in the order of `patterns.canonical_tree`, whatever the segmenting
-    finishes   it marks the last combination of every element, so that averages can be divided there
-    uniform    it needs blocks of equal size
-    onesided   it needs a window that all ranks of the communicator map
-    multihost  it needs `Geometry.hosts` and is only sensible when they span several hosts
-    windows    which of IN and OUT must lie in windows themselves, on all ranks
-    lends      peers read IN and OUT where they lie, in private memory
-    slots      STAGE slots that a segment takes, each of the size of the largest chunk; see `staged`
-    native     it is not Ronde's, but the transport's own: one NATIVE step, about which nothing can be proved here
+    generate      the steps of one rank
+    cost          terms of the cost model
+    traffic       bytes sent in messages by all ranks together, in units of N, for blocks of equal size; by default
+                  none. The prover checks it
+    blocks        number of blocks that the data is cut into, for collectives whose blocks do not belong to ranks; by
+                  default one for each rank
+    segmented     works with `Geometry.segments` > 1
+    tree_order    combines contributions in the order of `canonical_tree`, for any number of segments
+    finishes      marks the last combination of every element, where an average can be divided
+    uniform       needs blocks of equal size
+    multihost     needs `Geometry.hosts`; pays only if the ranks are on several hosts
+    onesided      needs a window that all ranks of the communicator map
+    stage_chunks  chunks that one segment occupies in this rank's STAGE
+    windows       the buffers among IN and OUT that must lie in windows on all ranks
+    single_copy   peers read IN and OUT in private memory
+    native        one NATIVE step, the transport's own collective; there is nothing to prove
     """
 
+    generate: Generator
     collective: str
     name: str
-    generate: Generator
-    blocks: Callable[[int], int]
-    traffic: Callable[[Geometry], Fraction]
+    _: KW_ONLY
     cost: Callable[[Geometry], Cost]
+    traffic: Callable[[Geometry], Fraction] = lambda g: Fraction(0)
+    blocks: Callable[[int], int] = lambda size: size
     segmented: bool = False
     tree_order: bool = False
     finishes: bool = False
     uniform: bool = False
-    onesided: bool = False
     multihost: bool = False
+    onesided: bool = False
+    stage_chunks: Callable[[int], int] = lambda size: 0
     windows: tuple[Buf, ...] = ()
-    lends: bool = False
-    slots: Callable[[int], int] = lambda size: 0
+    single_copy: bool = False
     native: bool = False
 
     @property
     def exposed(self) -> tuple[Buf, ...]:
-        """Which of IN and OUT peers may touch."""
-        return (Buf.IN, Buf.OUT) if self.lends else self.windows
+        """The buffers among IN and OUT that peers access."""
+        return (Buf.IN, Buf.OUT) if self.single_copy else self.windows
 
-    def staged(self, size: int, segments: int) -> int:
-        """Slots that so many segments need of a window's half: they use two sets in turn."""
-        return self.slots(size) * min(segments, 2)
+    def staged_chunks(self, size: int, segments: int) -> int:
+        """Return the chunks that a call occupies in STAGE: successive segments alternate between two sets."""
+        return self.stage_chunks(size) * min(segments, 2)
 
 
 _ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
 
 
-def algorithm(
-    collective: str,
-    name: str,
-    *,
-    traffic: Callable[[Geometry], Fraction],
-    cost: Callable[[Geometry], Cost],
-    blocks: Callable[[int], int] = lambda size: size,
-    segmented: bool = False,
-    tree_order: bool = False,
-    finishes: bool = False,
-    uniform: bool = False,
-    onesided: bool = False,
-    multihost: bool = False,
-    windows: tuple[Buf, ...] = (),
-    lends: bool = False,
-    slots: Callable[[int], int] = lambda size: 0,
-    native: bool = False,
-) -> Callable[[Generator], Generator]:
-    """Register the decorated generator as `name` for `collective`. Raises ValueError if that name is taken."""
+def _decorator(
+    make: Callable[Concatenate[Generator, P], Algorithm],
+) -> Callable[P, Callable[[Generator], Generator]]:
+    """Return a decorator with the arguments of `make` after the first; it registers what `make` returns."""
 
-    def register(generate: Generator) -> Generator:
-        names = _ALGORITHMS.setdefault(collective, {})
-        if name in names:
-            raise ValueError(f"algorithm {name!r} for {collective} is registered already")
-        names[name] = Algorithm(
-            collective,
-            name,
-            generate,
-            blocks,
-            traffic,
-            cost,
-            segmented,
-            tree_order,
-            finishes,
-            uniform,
-            onesided,
-            multihost,
-            windows,
-            lends,
-            slots,
-            native,
-        )
-        return generate
+    def algorithm(*args: P.args, **kwargs: P.kwargs) -> Callable[[Generator], Generator]:
+        """Register the decorated generator. The arguments are the fields of `Algorithm` after `generate`.
 
-    return register
+        Raises ValueError if the collective has an algorithm of this name.
+        """
+
+        def register(generate: Generator) -> Generator:
+            made = make(generate, *args, **kwargs)
+            names = _ALGORITHMS.setdefault(made.collective, {})
+            if made.name in names:
+                raise ValueError(f"algorithm {made.name!r} for {made.collective} is registered already")
+            names[made.name] = made
+            return generate
+
+        return register
+
+    return algorithm
+
+
+algorithm = _decorator(Algorithm)
 
 
 def algorithms(collective: str, *, native: bool = False) -> dict[str, Algorithm]:
-    """All algorithms of a collective by name, in order of registration; those that are the transport's own if asked."""
+    """Return the algorithms of a collective by name, in order of registration; `native` includes the transport's."""
     return {name: found for name, found in _ALGORITHMS.get(collective, {}).items() if native or not found.native}

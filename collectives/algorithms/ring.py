@@ -1,4 +1,8 @@
-"""Ring algorithms: every rank talks to its two neighbours only, and every byte crosses every link once a phase.
+"""Ring algorithms: every rank sends to its right neighbour and receives from its left one.
+
+    0 --> 1 --> 2 --> 3 --+      In each of p - 1 rounds every rank passes one part to the right:
+    ^                     |      reduce-scatter adds the own contribution to the part, allgather keeps a copy.
+    +---------------------+
 
 Optimal in bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009),
 linear in latency: good for large arrays.
@@ -9,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
-from collectives.algorithms.registry import Cost, algorithm
-from collectives.patterns import Run, neighbours
-from collectives.schedule import Geometry, Ref, Step, copy, inp, out, recv, reduce, scratch, send
+from collectives.algorithms.registry import Cost, algorithm, share
+from collectives.schedule import Geometry, Ref, Run, Step, copy, inp, neighbours, out, recv, reduce, scratch, send
 
 _AHEAD = 2
-"""Receives under way at a time: one that is needed next and one more."""
+"""Receives posted at a time: the next one and one more."""
 
 
 def circulate(
@@ -29,14 +32,14 @@ def circulate(
     copying: int = 0,
     label: str = "ring",
 ) -> Iterator[Step]:
-    """Parts travel to the right around `team`, of which the rank is number `me`.
+    """Move parts to the right around the ring `team`; the rank is member number `me`.
 
-    In round k the rank passes on part me + first - k and takes part me + first - 1 - k from the left. In the first
-    `reducing` rounds it adds its own contribution to what came, in the `copying` rounds after them it keeps what came.
+    In round k the member sends part me + first - k and receives part me + first - 1 - k from the left. In the first
+    `reducing` rounds it adds its own contribution to the received part, in the following `copying` rounds it keeps it.
 
-    parts   the pieces (chunk, width) of each part; a piece is passed on as soon as it is there
-    own     where a piece of the own contribution stands
-    place   where a piece goes that came; None: it only passes through SCRATCH
+    parts   the pieces (chunk, width) of each part; a piece is sent as soon as it is received and combined
+    own     piece -> memory of the own contribution
+    place   piece -> destination of a received piece; None if it only passes through SCRATCH
     """
     if not reducing + copying:
         return
@@ -46,7 +49,7 @@ def circulate(
     onward = len(items) - len(parts[(me + first - reducing - copying) % size])
     room = max(width for part in parts for _, width in part)
     slots = _AHEAD
-    if any(place(*piece) is None for k, piece in items):  # a slot is in use until a whole part has been passed on
+    if any(place(*piece) is None for k, piece in items):  # a slot is in use until a whole part has been sent
         slots += max(len(part) for part in parts)
 
     def name(k: int) -> str:
@@ -79,23 +82,19 @@ def circulate(
 
 
 def blocks_in_segments(g: Geometry) -> list[list[Run]]:
-    """Every rank's block as a part of `segments` pieces."""
+    """Return the block of every rank as a part of `segments` pieces."""
     return [[(block * g.segments + s, 1) for s in range(g.segments)] for block in range(g.size)]
-
-
-def _share(g: Geometry) -> float:
-    return (g.size - 1) / g.size
 
 
 @algorithm(
     "allreduce",
     "ring",
     traffic=lambda g: Fraction(2 * (g.size - 1)),
-    cost=lambda g: Cost(2 * (g.size - 1) * g.segments, 2 * _share(g), _share(g) / g.segments),
+    cost=lambda g: Cost(2 * (g.size - 1) * g.segments, 2 * share(g), share(g) / g.segments),
     segmented=True,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
-    """Reduce-scatter, then allgather, both around the ring, in segments so that adding overlaps with moving.
+    """Reduce-scatter, then allgather, both around the ring, in segments so that combining overlaps with messages.
 
     Traffic 2 (p - 1) N, that is 2 (p - 1) / p N per rank (Patarasuk and Yuan 2009).
     """
@@ -116,11 +115,11 @@ def allreduce(g: Geometry) -> Iterator[Step]:
     "reduce_scatter",
     "ring",
     traffic=lambda g: Fraction(g.size - 1),
-    cost=lambda g: Cost((g.size - 1) * g.segments, _share(g), _share(g) / g.segments),
+    cost=lambda g: Cost((g.size - 1) * g.segments, share(g), share(g) / g.segments),
     segmented=True,
 )
 def reduce_scatter(g: Geometry) -> Iterator[Step]:
-    """The first half of the ring allreduce, begun one part earlier so that every rank ends with its own block.
+    """The first half of the ring allreduce, shifted by one part so that every rank ends with its own block.
 
     Traffic (p - 1) N (Patarasuk and Yuan 2009).
     """
@@ -142,10 +141,10 @@ def reduce_scatter(g: Geometry) -> Iterator[Step]:
     "allgather",
     "ring",
     traffic=lambda g: Fraction(g.size - 1),
-    cost=lambda g: Cost(g.size - 1, _share(g), copied=1 / g.size),
+    cost=lambda g: Cost(g.size - 1, share(g), copied=1 / g.size),
 )
 def allgather(g: Geometry) -> Iterator[Step]:
-    """Every rank passes on what it got last.
+    """Every rank sends the block that it received last.
 
     Traffic (p - 1) N (Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH",
     2005).

@@ -1,8 +1,8 @@
-"""Broadcast by scattering and collecting again: 2 (p - 1) / p N per rank instead of log2(p) N. Good for large arrays.
+"""Broadcast as scatter and allgather: 2 (p - 1) / p N per rank instead of log2(p) N. Good for large arrays.
 
-Van de Geijn's algorithm (Barnett et al., "Interprocessor collective communication library", 1994). The ring leaves
-out what a rank got in the scatter already (Zhou et al., "A bandwidth-saving optimization for MPI broadcast collective
-operation", 2015).
+Van de Geijn's algorithm (Barnett et al., "Interprocessor collective communication library", 1994). The ring omits the
+blocks that a rank has received in the scatter (Zhou et al., "A bandwidth-saving optimization for MPI broadcast
+collective operation", 2015).
 """
 
 from __future__ import annotations
@@ -10,13 +10,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from collectives.algorithms.registry import Cost, algorithm
-from collectives.patterns import binomial_children, binomial_parent, binomial_width, circular_runs, rounds
-from collectives.schedule import Geometry, Step, copy, inp, out, recv, send
+from collectives.algorithms.registry import Cost, algorithm, share
+from collectives.schedule import (
+    Geometry,
+    Step,
+    binomial_children,
+    binomial_parent,
+    binomial_width,
+    circular_runs,
+    copy,
+    inp,
+    out,
+    recv,
+    rounds,
+    send,
+)
 
 
 def _traffic(g: Geometry) -> Fraction:
-    """In blocks of N / p: the subtree of every position but the root's, then for each what its subtree lacks."""
+    """Count blocks of N / p: for every position but the root's its subtree, then all blocks outside its subtree."""
     widths = [binomial_width(position, g.size) for position in range(1, g.size)]
     return Fraction(sum(widths) + sum(g.size - width for width in widths), g.size)
 
@@ -25,7 +37,7 @@ def _traffic(g: Geometry) -> Fraction:
     "broadcast",
     "scatter_allgather",
     traffic=_traffic,
-    cost=lambda g: Cost(rounds(g.size) + g.size - 1, 2 * (g.size - 1) / g.size),
+    cost=lambda g: Cost(rounds(g.size) + g.size - 1, 2 * share(g)),
 )
 def broadcast(g: Geometry) -> Iterator[Step]:
     """Binomial scatter, then ring allgather. Traffic (p - 1) N: every rank but the root receives every byte once."""

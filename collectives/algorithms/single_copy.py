@@ -1,11 +1,14 @@
-"""Algorithms that copy once: ranks of one host read each other's arrays where these lie, in private memory.
+"""Single-copy algorithms: ranks of one host read each other's arrays in private memory, without staging.
 
-The transport does that, through the system (`Window.read`), which on many machines has to allow it. A byte is moved by
-one copy instead of two, but the kernel's, which finds every page first: it pays for large arrays. (H.-W. Jin, S. Sur,
-L. Chai and D. K. Panda, "LiMIC: support for high-performance MPI intra-node communication on Linux cluster", 2005.)
+    staged        IN of rank 0 --copy--> STAGE of rank 0 --copy--> OUT of rank 1
+    single copy   IN of rank 0 ---------------- read ------------> OUT of rank 1
 
-Nobody reads a peer's array before that peer has signalled that it is in the call, nor leaves the call before all who
-read its own have signalled that they are done.
+The operating system reads (`Window.read`); some systems forbid it. It looks up every page, so the method pays for large
+arrays only. (H.-W. Jin, S. Sur, L. Chai and D. K. Panda, "LiMIC: support for high-performance MPI intra-node
+communication on Linux cluster", 2005.)
+
+A rank reads a peer's array after the peer has signalled that it has entered the call, and leaves the call after all
+readers of its own arrays have signalled that they are done.
 """
 
 from __future__ import annotations
@@ -13,27 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collectives.algorithms.combining import TreeOrder
-from collectives.algorithms.direct import nothing, wait_for_all
-from collectives.algorithms.registry import Cost, algorithm
-from collectives.patterns import around, canonical_siblings
-from collectives.schedule import Geometry, Step, copy, inp, out, signal, wait
+from collectives.algorithms.registry import Cost, algorithm, share
+from collectives.algorithms.signals import meet
+from collectives.schedule import Geometry, Step, around, canonical_siblings, copy, inp, out, signal, wait
 
 
 def _rounds(g: Geometry, count: int = 2) -> int:
+    """Return the number of successive signals."""
     return count if g.size > 1 else 0
 
 
-def _share(g: Geometry) -> float:
-    return (g.size - 1) / g.size
-
-
-def _done(g: Geometry, phase: int = 2) -> Iterator[Step]:
-    yield signal(phase, "done")
-    yield from wait_for_all(g, phase, "others done")
-
-
 def _combine(g: Geometry) -> Iterator[Step]:
-    """Combine the own share of everybody's IN, segment by segment while that is in the cache."""
+    """Combine the own share of all ranks' IN, in segments that stay in the cache."""
     for s in range(g.segments):
         chunk, label = g.rank * g.segments + s, f"segment {s + 1}/{g.segments}"
         order = TreeOrder(canonical_siblings(g.size), out(chunk), 0, f"{label} combine")
@@ -49,37 +43,35 @@ def _combine(g: Geometry) -> Iterator[Step]:
 @algorithm(
     "reduce_scatter",
     "single_copy",
-    traffic=nothing,
-    cost=lambda g: Cost(_rounds(g), 0, _share(g), 0, read=_share(g)),
+    cost=lambda g: Cost(_rounds(g), 0, share(g), 0, read=share(g)),
     segmented=True,
     tree_order=True,
     finishes=True,
     onesided=True,
-    lends=True,
+    single_copy=True,
 )
 def reduce_scatter(g: Geometry) -> Iterator[Step]:
-    """Everybody reads its block of the others' arrays, and combines it."""
+    """Every rank reads its block of the peers' IN and combines it."""
     if g.size == 1:
         yield copy(inp(0, g.segments), out(0, g.segments), "copy")
         return
     yield signal(1, "here")
     yield from _combine(g)
-    yield from _done(g)
+    yield from meet(g, 2, "done")
 
 
 @algorithm(
     "allreduce",
     "single_copy",
-    traffic=nothing,
-    cost=lambda g: Cost(_rounds(g, 3), 0, _share(g), 0, read=2 * _share(g)),
+    cost=lambda g: Cost(_rounds(g, 3), 0, share(g), 0, read=2 * share(g)),
     segmented=True,
     tree_order=True,
     finishes=True,
     onesided=True,
-    lends=True,
+    single_copy=True,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
-    """Everybody combines its share of what the others have, and then reads theirs of the result."""
+    """Every rank combines its share of all IN, then reads the peers' shares of the result."""
     if g.size == 1:
         yield copy(inp(0, g.segments), out(0, g.segments), "copy")
         return
@@ -90,19 +82,18 @@ def allreduce(g: Geometry) -> Iterator[Step]:
         yield wait(peer, 2, "others combined")
         share = peer * g.segments
         yield copy(out(share, g.segments, rank=peer), out(share, g.segments), "read")
-    yield from _done(g, 3)
+    yield from meet(g, 3, "done")
 
 
 @algorithm(
     "allgather",
     "single_copy",
-    traffic=nothing,
-    cost=lambda g: Cost(_rounds(g), 0, 0, 1 / g.size, read=_share(g)),
+    cost=lambda g: Cost(_rounds(g), 0, 0, 1 / g.size, read=share(g)),
     onesided=True,
-    lends=True,
+    single_copy=True,
 )
 def allgather(g: Geometry) -> Iterator[Step]:
-    """Everybody reads everybody's block."""
+    """Every rank reads the blocks of all others."""
     if g.size > 1:
         yield signal(1, "here")
     yield copy(inp(g.rank), out(g.rank), "copy own block")
@@ -110,20 +101,19 @@ def allgather(g: Geometry) -> Iterator[Step]:
         for peer in around(g.rank, g.size):
             yield wait(peer, 1, "others here")
             yield copy(inp(peer, rank=peer), out(peer), "read")
-        yield from _done(g)
+        yield from meet(g, 2, "done")
 
 
 @algorithm(
     "alltoall",
     "single_copy",
-    traffic=nothing,
-    cost=lambda g: Cost(_rounds(g), 0, 0, 1 / g.size, read=_share(g)),
+    cost=lambda g: Cost(_rounds(g), 0, 0, 1 / g.size, read=share(g)),
     uniform=True,
     onesided=True,
-    lends=True,
+    single_copy=True,
 )
 def alltoall(g: Geometry) -> Iterator[Step]:
-    """Everybody reads its column from the others' rows."""
+    """Every rank reads its column from the peers' rows."""
     if g.size > 1:
         yield signal(1, "here")
     own = g.rank * g.size + g.rank
@@ -133,20 +123,19 @@ def alltoall(g: Geometry) -> Iterator[Step]:
             block = peer * g.size + g.rank
             yield wait(peer, 1, "others here")
             yield copy(inp(block, rank=peer), out(block), "read")
-        yield from _done(g)
+        yield from meet(g, 2, "done")
 
 
 @algorithm(
     "broadcast",
     "single_copy",
     blocks=lambda size: 1,
-    traffic=nothing,
     cost=lambda g: Cost(_rounds(g), 0, 0, 0, read=1 if g.size > 1 else 0),
     onesided=True,
-    lends=True,
+    single_copy=True,
 )
 def broadcast(g: Geometry) -> Iterator[Step]:
-    """Everybody reads the root's array, which has no work with it."""
+    """Every rank reads the root's array; the root only waits."""
     if g.size == 1:
         yield copy(inp(0), out(0), "copy")
         return

@@ -1,7 +1,17 @@
-"""Binomial trees: log2(p) rounds, every rank sends at most once up and a few times down. Good for small arrays.
+r"""Binomial trees: log2(p) rounds. Good for small arrays.
 
-Broadcast and gather trees are rotated so that the root comes first; reduction trees keep the order of ranks and
-combine as `patterns.canonical_tree` says.
+Positions 0..7; a position's parent lacks its lowest bit:
+
+            0
+         /  |  \
+        4   2   1
+       / \  |
+      6   5 3
+      |
+      7
+
+Trees of broadcast, gather and scatter are rotated, so that the root has position 0. Reduction trees keep the order of
+ranks and combine in the order of `canonical_tree`.
 """
 
 from __future__ import annotations
@@ -9,21 +19,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
-from collectives.algorithms.registry import Cost, algorithm
-from collectives.patterns import (
+from collectives.algorithms.registry import Cost, algorithm, share
+from collectives.schedule import (
     Fold,
+    Geometry,
+    Ref,
+    Step,
     binomial_children,
     binomial_parent,
     binomial_width,
     circular_runs,
+    copy,
+    inp,
+    out,
+    recv,
+    reduce,
     reduction_links,
     rounds,
+    scratch,
+    send,
 )
-from collectives.schedule import Geometry, Ref, Step, copy, inp, out, recv, reduce, scratch, send
 
 
 def depth(size: int) -> int:
-    """Rounds of a reduction tree: folding, then doubling."""
+    """Return the rounds of a reduction tree: folding, then doubling."""
     fold = Fold(size)
     return fold.bits + (fold.pairs > 0)
 
@@ -31,9 +50,11 @@ def depth(size: int) -> int:
 def reduce_to(
     team: Sequence[int], me: int, root: int, own: Ref, work: Ref, slot: int, label: str = "binomial reduce"
 ) -> Iterator[Step]:
-    """Combine the contributions `own` of a team at its member `root`, in `work` (in `own` where the team is one rank).
+    """Combine the contributions `own` of a team at its member `root`.
 
-    Other members accumulate in their `work`; two pieces from SCRATCH slot `slot` on take what comes in.
+    The result is in `work`, or in `own` for a team of one rank.
+
+    Other members accumulate in their `work`. Received pieces go to two slots of SCRATCH, from `slot` on.
     """
     children, parent = reduction_links(me, len(team), root)
 
@@ -56,7 +77,7 @@ def reduce_to(
 def broadcast_from(
     team: Sequence[int], me: int, root: int, source: Ref, target: Ref, label: str = "binomial broadcast"
 ) -> Iterator[Step]:
-    """Bring `source` of the team's member `root` into `target` of all others."""
+    """Send `source` of the team's member `root` to `target` of all others."""
     size = len(team)
     position = (me - root) % size
     if position:
@@ -74,7 +95,7 @@ def broadcast_from(
     cost=lambda g: Cost(rounds(g.size), rounds(g.size)),
 )
 def broadcast(g: Geometry) -> Iterator[Step]:
-    """Whoever has the data sends it on, the largest subtree first. Traffic (p - 1) N (Thakur et al. 2005)."""
+    """Every rank forwards the data to its children, largest subtree first. Traffic (p - 1) N (Thakur et al. 2005)."""
     yield from broadcast_from(range(g.size), g.rank, g.root, inp(0), out(0))
     if g.rank == g.root:
         yield copy(inp(0), out(0), "copy")
@@ -89,7 +110,7 @@ def broadcast(g: Geometry) -> Iterator[Step]:
     tree_order=True,
 )
 def reduce_binomial(g: Geometry) -> Iterator[Step]:
-    """Partial results move towards the root. Traffic (p - 1) N (Thakur et al. 2005)."""
+    """Combine partial results from the leaves to the root. Traffic (p - 1) N (Thakur et al. 2005)."""
     if g.size == 1:
         yield copy(inp(0), out(0), "copy")
     work = out(0) if g.rank == g.root else scratch(0, 0)
@@ -115,12 +136,12 @@ def allreduce(g: Geometry) -> Iterator[Step]:
 
 
 def _blocks_moved(g: Geometry) -> Fraction:
-    """Every block makes as many hops as its position has one-bits."""
+    """Count hops: a block makes as many as its position has one-bits."""
     return Fraction(sum(position.bit_count() for position in range(g.size)), g.size)
 
 
 class _Subtree:
-    """The blocks of a rank's subtree and where they stand in SCRATCH: one run, or two where the numbers wrap."""
+    """The blocks of a rank's subtree and their memory in SCRATCH: one run, or two if block numbers wrap around."""
 
     def __init__(self, g: Geometry) -> None:
         self.g = g
@@ -131,7 +152,7 @@ class _Subtree:
         return (position + self.g.root) % self.g.size
 
     def pieces(self, position: int, hold: Callable[[int, int], Ref]) -> list[Ref]:
-        """The blocks below `position`, as pieces of what `hold` names."""
+        """Return the blocks of the subtree at `position`, as pieces of the memory that `hold` names."""
         width = binomial_width(position, self.g.size)
         return [hold(*run) for run in circular_runs(self.rank(position), width, self.g.size)]
 
@@ -145,10 +166,10 @@ class _Subtree:
     "gather",
     "binomial",
     traffic=_blocks_moved,
-    cost=lambda g: Cost(rounds(g.size), (g.size - 1) / g.size, copied=1 / g.size),
+    cost=lambda g: Cost(rounds(g.size), share(g), copied=1 / g.size),
 )
 def gather(g: Geometry) -> Iterator[Step]:
-    """Every rank collects its subtree, then passes it on as one message (two where ranks wrap around).
+    """Every rank collects its subtree, then sends it to its parent as one message (two if ranks wrap around).
 
     Traffic: each block makes as many hops as its position has one-bits (Thakur et al. 2005).
     """
@@ -170,7 +191,7 @@ def gather(g: Geometry) -> Iterator[Step]:
     "scatter",
     "binomial",
     traffic=_blocks_moved,
-    cost=lambda g: Cost(rounds(g.size), (g.size - 1) / g.size, copied=1 / g.size),
+    cost=lambda g: Cost(rounds(g.size), share(g), copied=1 / g.size),
 )
 def scatter(g: Geometry) -> Iterator[Step]:
     """The mirror image of the binomial gather, with the same traffic."""

@@ -11,12 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.arguments import apart
-from collectives.buffers import Array, Target, as_numpy, flat
+from collectives.arrays import FLOAT32, Array, Target, as_numpy, check_op, divide, flat, is_small_float
 from collectives.communicator import Communicator
-from collectives.composed import Peers, brief
-from collectives.progress import Work
-from collectives.reductions import FLOAT32, check_op, divide, is_small_float
+from collectives.execution import Peers, brief
+from collectives.operations import Work
 
 SMALL_BYTES: Final = 4096
 """Less than this is not compressed: what it costs is the message, not its bytes."""
@@ -179,7 +177,7 @@ class Compressor(ABC):
         if state is not None and (len(set(names)) != len(arrays) or "" in names):
             raise ValueError(f"names={list(names)!r}: with a state, every array needs a name of its own")
         targets = [Target(o, array.shape, array.dtype, like=x) for o, array, x in zip(outs, arrays, xs, strict=True)]
-        sources = [apart(flat(array), target) for array, target in zip(arrays, targets, strict=True)]
+        sources = [target.apart(flat(array)) for array, target in zip(arrays, targets, strict=True)]
         for name, array in zip(names, arrays, strict=True) if state is not None else ():
             state.memory(name, self, array.shape, array.dtype)  # type: ignore[union-attr]  # to hear of errors now
         kinds: dict[np.dtype[Any], list[int]] = {}

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from collectives.buffers import Array
+from collectives.arrays import BFLOAT16, FLOAT16, Array, is_small_float
 from collectives.compression.codec import Codec
-from collectives.reductions import BFLOAT16, FLOAT16, is_small_float
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collectives.buffers import Array
-from collectives.composed import Peers
+from collectives.arrays import Array, divide
 from collectives.compression.base import SMALL_BYTES, Compressor, Memory, add_up
-from collectives.reductions import divide
+from collectives.execution import Peers
 
 PIECE: Final = 1 << 15
 """Numbers that are worked on, and encoded, at once: so many stay in the cache."""

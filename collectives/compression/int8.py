@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collectives.buffers import Array
+from collectives.arrays import Array
 from collectives.compression.codec import PIECE, Codec
 
 

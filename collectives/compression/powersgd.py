@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collectives.buffers import Array
-from collectives.composed import Peers
+from collectives.arrays import Array, divide
 from collectives.compression.base import SMALL_BYTES, Compressor, Memory, add_up
-from collectives.reductions import divide
+from collectives.execution import Peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +114,14 @@ def orthonormalise(basis: Array) -> None:
 
 def _dot(a: Array, b: Array) -> np.float64:
     """The dot product by halves, since the order in which libraries add differs between machines."""
-    terms = a * b
-    while terms.size > 1:
-        half = terms.size // 2
-        rest = terms[2 * half :]
-        terms = terms[:half] + terms[half : 2 * half]
+    signature = a * b
+    while signature.size > 1:
+        half = signature.size // 2
+        rest = signature[2 * half :]
+        signature = signature[:half] + signature[half : 2 * half]
         if rest.size:
-            terms[0] += rest[0]
-    result: np.float64 = terms[0]
+            signature[0] += rest[0]
+    result: np.float64 = signature[0]
     return result
 
 

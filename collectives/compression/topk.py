@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from collectives.buffers import Array
-from collectives.composed import Peers
+from collectives.arrays import Array, divide
 from collectives.compression.base import SMALL_BYTES, Compressor, Memory, add_up
-from collectives.reductions import divide
+from collectives.execution import Peers
 
 
 @dataclass(frozen=True, slots=True)

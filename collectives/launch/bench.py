@@ -1,4 +1,4 @@
-"""`ronde bench`: times collectives and checks every result, in the columns of nccl-tests."""
+"""`ronde bench`: time collectives and check every result, in the columns of nccl-tests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.buffers import Array
+from collectives.arrays import UFUNCS, Array, check_op
 from collectives.communicator import Communicator
 from collectives.config import Config
-from collectives.devices import cuda
+from collectives.gpu import cuda
 from collectives.launch.bench_devices import Device, device
 from collectives.launch.function import run
-from collectives.reductions import UFUNCS, check_op
 from transports.errors import RondeError
 
 COLLECTIVES: Final = (
@@ -51,7 +50,7 @@ of its own (NCCL), "bare" is the time of that alone.
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be measured: the arguments of one `ronde bench`."""
+    """The arguments of one `ronde bench`."""
 
     collective: str
     sizes: tuple[int, ...]
@@ -111,7 +110,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def parse_size(text: str) -> int:
-    """'64M' -> 67108864."""
+    """Parse a number of bytes: '64M' gives 67108864."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
     try:
@@ -127,7 +126,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Run the subcommand; returns the exit status."""
     try:
         return _main(arguments)
-    except (TypeError, ValueError) as error:  # a name or number that only the runtime can judge
+    except (TypeError, ValueError) as error:  # an argument that only the runtime can check
         if isinstance(error, RondeError):
             raise
         print(f"ronde bench: error: {error}", file=sys.stderr)  # noqa: T201
@@ -162,7 +161,7 @@ def _main(arguments: argparse.Namespace) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """What a result must be read with."""
+    """Return the facts of the machine that results depend on."""
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -221,7 +220,7 @@ def _measure_size(task: Task, comm: Communicator, where: Device, size: int) -> R
 
 
 def bus_factor(collective: str, size: int) -> float:
-    """busbw / algbw, as nccl-tests defines it (its doc/PERFORMANCE.md)."""
+    """Return busbw / algbw, as nccl-tests defines it (its doc/PERFORMANCE.md)."""
     if collective == "allreduce":
         return 2 * (size - 1) / size
     if collective in ("allgather", "reduce_scatter", "alltoall", "gather", "scatter"):
@@ -230,7 +229,7 @@ def bus_factor(collective: str, size: int) -> float:
 
 
 class _Case:
-    """The arrays of one line and what must come out. Small whole numbers, so that every sum is exact."""
+    """The arrays of one line and the expected result. They hold small whole numbers, so that every sum is exact."""
 
     def __init__(self, task: Task, comm: Communicator, where: Device, count: int, dtype: np.dtype[Any]) -> None:
         self._task, self._comm, self._where = task, comm, where
@@ -256,7 +255,7 @@ class _Case:
         self._out = None if self.expected is None else where.put(np.zeros_like(self.expected))
 
     def call(self, inplace: bool) -> Callable[[], object]:
-        """One call as it is timed. In place means out=x where the result has x's shape, else a ready `out`."""
+        """Return the call to time. In place means out=x if the result has x's shape, else a given `out`."""
         task = self._task
         method = getattr(self._comm, task.collective)
         options: dict[str, Any] = {} if task.algorithm is None else {"algorithm": task.algorithm}
@@ -270,11 +269,11 @@ class _Case:
         return lambda: method(self._x, out=self._out, **options)
 
     def bare(self) -> Callable[[], object] | None:
-        """The transport's own call; see Device.bare."""
+        """Return the transport's own call; see Device.bare."""
         return self._where.bare(self._comm, self._task.op, self._x, self._out)
 
     def wrong(self, inplace: bool) -> int:
-        """Elements that differ from what a single fresh call must give."""
+        """Return the number of elements in which a single fresh call differs from the expected result."""
         if self._out is not None:
             self._out.fill(0)
         self.call(inplace)()
@@ -293,7 +292,7 @@ def _combine(op: str, parts: list[Array]) -> Array:
 
 
 def _median_time(task: Task, comm: Communicator, where: Device, call: Callable[[], object]) -> float:
-    """Seconds of one call: the median over the repeats, of the slowest rank."""
+    """Return the seconds of one call: the median over the repeats, of the slowest rank."""
     for _ in range(max(1, task.warmup)):
         call()
     began = time.perf_counter()

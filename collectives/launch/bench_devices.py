@@ -1,4 +1,4 @@
-"""Where the arrays of `ronde bench` are, and how calls on them are timed."""
+"""The devices on which `ronde bench` keeps its arrays, and the timing of calls there."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.buffers import Array
+from collectives.arrays import Array
 from collectives.communicator import Communicator
-from collectives.devices import cuda
+from collectives.gpu import cuda
 
 _IN_A_ROW: Final = 10
-"""Calls that are timed together on a GPU, which works on them while the host goes on."""
+"""Calls that are timed together on a GPU, since the GPU runs them asynchronously."""
 
 
 class Device(ABC):
-    """A place for arrays."""
+    """Memory for arrays, and a clock for calls on them."""
 
     @abstractmethod
     def put(self, array: Array) -> Any:
-        """The array there."""
+        """Copy an array to the device."""
 
     @abstractmethod
     def get(self, array: Any) -> Array:
-        """An array from there."""
+        """Copy an array from the device."""
 
     @abstractmethod
     def times(self, call: Callable[[], object], repeats: int) -> Array:
-        """The seconds of a call, measured so often."""
+        """Measure a call `repeats` times; returns the seconds of each."""
 
     @abstractmethod
     def bare(self, comm: Communicator, op: str, x: Any, out: Any) -> Callable[[], object] | None:
-        """The transport's own allreduce and nothing else; None if it has none."""
+        """Return a call of the transport's own allreduce alone; None if it has none."""
 
 
 class Host(Device):
-    """The host's memory."""
+    """Host memory."""
 
     def put(self, array: Array) -> Any:
         return array
@@ -60,8 +60,8 @@ class Host(Device):
 
 
 class Gpu(Device):
-    """The GPU of this rank's number on its host; ranks share GPUs if they are more. Calls are timed by events on the
-    GPU, around several in a row."""
+    """The GPU with this rank's local rank; ranks share GPUs if there are fewer. Calls are timed by GPU events, several
+    in a row."""
 
     def __init__(self, local_rank: int, timeout: float) -> None:
         self._timeout = timeout
@@ -86,5 +86,5 @@ class Gpu(Device):
 
 
 def device(name: str, comm: Communicator) -> Device:
-    """The device called `name`: cpu or cuda. Raises ConfigError if CuPy is missing."""
+    """Return the device called `name`: cpu or cuda. Raises ConfigError if CuPy is missing."""
     return Gpu(comm.local_rank, comm.config.timeout) if name == "cuda" else Host()

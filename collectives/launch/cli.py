@@ -1,4 +1,4 @@
-"""The `ronde` command. A subcommand is a module that fulfils `Command`; list it in COMMANDS."""
+"""The `ronde` command. A subcommand is a module that implements `Command` and is listed in COMMANDS."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-import collectives
 from collectives.launch import bench, doctor, run_command, timeline, tune
+from collectives.version import __version__
 from transports.errors import RondeError
 
 
 class Command(Protocol):
-    """What a subcommand's module offers."""
+    """The interface of a subcommand's module."""
 
     def add_parser(self, subparsers: Any) -> None:
-        """Add the subcommand's parser, whose default `main` is what to call with the parsed arguments. It returns the
-        exit code; a RondeError that it raises is shown to the user as one line, with exit code 1."""
+        """Add the subcommand's parser, with a default `main`: a function of the parsed arguments.
+
+        `main` returns the exit code. A RondeError that it raises is printed as one line, with exit code 1.
+        """
 
 
 COMMANDS: Final[tuple[Command, ...]] = (run_command, bench, tune, doctor, timeline)
@@ -26,16 +28,17 @@ DESCRIPTION: Final = "Collective communication in pure Python."
 EXAMPLES: Final = """\
 examples:
   ronde run -np 4 train.py          four ranks of train.py on this machine
-  ronde bench -np 4                 time allreduce over a range of sizes
-  ronde tune -np 4                  write a table of the algorithms that are fastest on this machine
-  ronde doctor                      what works here, and every setting with its source
-  ronde timeline merge all.json run.rank*.json   one timeline of those of all ranks
-  ronde run --help                  more about starting ranks
+  ronde bench -np 4                 measure allreduce over a range of sizes
+  ronde tune -np 4                  find the fastest algorithms on this machine and write them to a table
+  ronde doctor                      show available transports, and every setting with its source
+  ronde timeline merge all.json run.rank*.json
+                                    merge the timelines of all ranks into one file
+  ronde COMMAND --help              show the options of a command
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line's grammar."""
+    """The parser of the command line."""
     top = argparse.ArgumentParser(
         prog="ronde",
         description=DESCRIPTION,
@@ -43,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    top.add_argument("--version", action="version", version=f"ronde {collectives.__version__}")
+    top.add_argument("--version", action="version", version=f"ronde {__version__}")
     subparsers = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(subparsers)
@@ -51,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code. 2 for a bad command line, which argparse reports itself."""
+    """Run the command and return its exit code. For a bad command line argparse exits with 2."""
     args = parser().parse_args(argv)
     try:
         return int(args.main(args))

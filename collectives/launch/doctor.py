@@ -1,4 +1,4 @@
-"""`ronde doctor`: what works on this machine, and every setting with where it came from."""
+"""`ronde doctor`: show what works on this machine, and every setting with its source."""
 
 from __future__ import annotations
 
@@ -12,44 +12,57 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-import collectives
 from collectives.config import Config, Settings, unknown_variables
+from collectives.launch.function import run
 from collectives.launch.processes import usable_cores
-from transports import registry
+from collectives.version import __version__
+from transports import copying, registry
 from transports.errors import ConfigError
 from transports.interfaces import interfaces
 
 DESCRIPTION: Final = """\
-Show versions, which transports can be used here and why others cannot, the machine as Ronde sees it, and every setting
-with its value and where that came from. The exit code is 1 if a setting is bad or no transport can be used.
+Show versions, usable transports and why others are not usable, the machine as Ronde sees it, and every setting with its
+value and source. With --calibrate, also run as many ranks as -np says over the configured
+transport and show what they measure and choose, as every job does when it begins. The exit code is 1 if a setting is
+bad or no transport can be used.
+"""
+EXAMPLES: Final = """\
+examples:
+  ronde doctor
+  ronde doctor --calibrate -np 4
+  RONDE_TRANSPORT=tcp ronde doctor --json
 """
 PACKAGES: Final = ("numpy", "msgpack", "ml_dtypes")
 SHARED_MEMORY: Final = "/dev/shm"
 
 
 def add_parser(subparsers: Any) -> None:
-    """The grammar of `ronde doctor`."""
+    """Add the subcommand to `ronde`'s parser."""
     parser = subparsers.add_parser(
         "doctor",
         help="show what works here, and every setting with its source",
         description=DESCRIPTION,
-        epilog="examples:\n  ronde doctor\n  RONDE_TRANSPORT=tcp ronde doctor --json\n",
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--calibrate", action="store_true", help="start ranks and show how they are calibrated")
+    parser.add_argument("-np", type=int, default=2, metavar="N", help="ranks for --calibrate (default: 2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     parser.set_defaults(main=main)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the findings."""
+    """Run the subcommand; returns the exit status."""
     findings = examine()
+    if args.calibrate and not findings["problems"]:
+        findings["calibration"] = run(calibration, args.np)[0]
     sys.stdout.write(json.dumps(findings, indent=2) + "\n" if args.json else render(findings))
     return 1 if findings["problems"] else 0
 
 
 def examine() -> dict[str, Any]:
-    """Everything that `ronde doctor` knows, in JSON's types."""
+    """Return all findings but the calibration, in JSON's types."""
     problems: list[str] = []
     transports = {name: _why_not(name) for name in registry.names()}
     if all(reason is not None for reason in transports.values()):
@@ -72,8 +85,30 @@ def examine() -> dict[str, Any]:
     }
 
 
+def calibration() -> dict[str, Any]:
+    """Return the calibration of this rank's world: kernels of copies, and when single copy is used."""
+    from collectives.world import world
+
+    comm, table = world(), copying.kernel_table()
+    measured = comm.calibration
+    return {
+        "transport": comm.transport.name,
+        "ranks": comm.size,
+        "copies": "memcpy everywhere (not calibrated)" if table is None else table.describe(),
+        "copies_seconds": None if table is None else table.seconds,
+        "single_copy": "as the cost model and the rules say" if measured is None else measured.describe(),
+        "single_copy_seconds": None if measured is None else measured.seconds,
+        "measured": []
+        if measured is None
+        else [
+            {"collective": collective, "bytes": nbytes, "staged": staged, "single_copy": single}
+            for (collective, nbytes), (staged, single) in measured.measured.items()
+        ],
+    }
+
+
 def _versions() -> dict[str, str]:
-    found = {"ronde": collectives.__version__, "python": platform.python_version()}
+    found = {"ronde": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = version(package)
@@ -99,7 +134,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _why_not(name: str) -> str | None:
-    """None if the transport can be used here, else why not and what to install."""
+    """Return None if the transport is usable here, else the reason and what to install."""
     try:
         return registry.backend(name).usable()
     except ConfigError as error:
@@ -122,7 +157,7 @@ def _settings(config: Config) -> list[dict[str, Any]]:
 
 
 def render(findings: dict[str, Any]) -> str:
-    """The findings for people."""
+    """Return the findings as text for people."""
     machine, memory = findings["machine"], findings["machine"]["shared_memory"]
     lines = ["versions"]
     lines += _table([(name, text) for name, text in findings["versions"].items()])
@@ -139,12 +174,31 @@ def render(findings: dict[str, Any]) -> str:
     lines += _table([(name, ", ".join(found) or "no address") for name, found in findings["interfaces"].items()])
     lines += ["", "transports"]
     lines += _table([(name, "usable" if why is None else f"no: {why}") for name, why in findings["transports"].items()])
+    if "calibration" in findings:
+        lines += ["", "calibration", *_calibration(findings["calibration"])]
     if findings["settings"]:
         lines += ["", "settings"]
         lines += _table([(row["name"], _value(row["value"]), row["source"]) for row in findings["settings"]])
     lines += [f"\nwarning: {text}" for text in findings["warnings"]]
     lines += [f"\nproblem: {text}" for text in findings["problems"]]
     return "\n".join(lines) + "\n"
+
+
+def _calibration(found: dict[str, Any]) -> list[str]:
+    return _table(
+        [
+            ("ranks", f"{found['ranks']} over {found['transport']}"),
+            ("copies", found["copies"]),
+            ("collectives", found["single_copy"]),
+            *(
+                (
+                    f"{row['collective']}, {_size(row['bytes'])}",
+                    f"staged {row['staged'] * 1e6:.0f} us, single copy {row['single_copy'] * 1e6:.0f} us",
+                )
+                for row in found["measured"]
+            ),
+        ]
+    )
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
@@ -159,4 +213,6 @@ def _value(value: object) -> str:
 
 
 def _size(count: int) -> str:
+    if count < 2**20:
+        return f"{count / 2**10:.0f} KiB"
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from collectives.config import Config
-from collectives.launch.blame import is_consequence
-from collectives.launch.outcome import Failure, Outcome, Ranks, Success, cause
+from collectives.failure import is_consequence
+from collectives.launch.outcome import Failure, Outcome, Ranks, Success, root_cause
 from collectives.launch.process_ranks import ProcessRanks
 from collectives.launch.thread_ranks import ThreadRanks
 from transports.errors import DeadlineExceeded
 
-REPORT: Final = 1.5
-"""Seconds to wait for the cause after a failure that looks like a consequence."""
+REPORT_SECONDS: Final = 1.5
+"""Time to wait for the root cause after a failure that looks like a consequence."""
 
 
 def run(
@@ -32,19 +32,19 @@ def run(
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` on `np` ranks of this machine; the results in rank order.
 
-    In it the world communicator is ready; it is closed when the function returns. Ranks are new processes, so that
-    `fn`, its arguments and its results must be picklable (a function at the top level of a module), and a script that
-    calls `run` must do so under `if __name__ == "__main__"`. With the transport "local" ranks are threads of this
-    process instead, and anything goes.
+    The world communicator is initialized when `fn` is called, and closed when it returns. Ranks are new processes:
+    `fn`, its arguments and its results must be picklable (`fn` is a function at the top level of a module), and a
+    script must call `run` under `if __name__ == "__main__"`. With the transport "local" ranks are threads of this
+    process instead, without these restrictions.
 
-    transport  a transport's name, instead of the configured one
-    timeout    seconds for the whole call; None for no bound
+    transport  name of a transport, instead of the configured one
+    timeout    seconds for the whole call; None for no limit
 
-    Raises what the rank that failed first raised, with a note of its rank and traceback; RuntimeError if its error
-    cannot be pickled, or if the rank died, naming its status; DeadlineExceeded naming the ranks that did not finish.
-    The other ranks are ended first. TypeError, ValueError or ConfigError, before anything is started, for a bad
-    argument. Ranks that are threads cannot be ended from outside: after a failure their communicator is aborted, and
-    one that does not use it may run on.
+    Raises the error of the rank that failed first, with a note of its rank and traceback; RuntimeError if that error
+    cannot be pickled, or if the rank died, with its exit status; DeadlineExceeded with the ranks that did not finish.
+    The other ranks are ended first. Raises TypeError, ValueError or ConfigError for a bad argument, before it starts
+    anything. Ranks that are threads cannot be ended from outside: after a failure their communicator is aborted, and a
+    thread that does not use it runs on.
     """
     if not callable(fn):
         raise TypeError(f"fn={fn!r}: must be callable")
@@ -59,35 +59,34 @@ def run(
     if config.transport == "local":
         ranks = ThreadRanks(np, config, call)
     else:
-        ranks = ProcessRanks(np, config, _pickled(*call))
+        ranks = ProcessRanks(np, config, _pickle_call(*call))
     outcomes: list[Outcome] = []
     try:
         ranks.start()
         outcomes = _collect(ranks, np, deadline)
     finally:
-        ranks.end(at_once=sum(isinstance(outcome, Success) for outcome in outcomes) < np)
+        ranks.close(abort=sum(isinstance(outcome, Success) for outcome in outcomes) < np)
     return _results(outcomes, np, timeout)
 
 
 def _collect(ranks: Ranks, np: int, deadline: float) -> list[Outcome]:
-    """Outcomes in order of arrival: all of them, or those until there is a failure that explains itself, or until the
-    deadline."""
+    """Outcomes in order of arrival, until all have arrived, until a failure is a root cause, or until the deadline."""
     outcomes: list[Outcome] = []
     until = deadline
     while len(outcomes) < np and time.monotonic() < until:
         outcomes += ranks.receive(until)
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-        if failures and not is_consequence(cause(failures).error):
+        if failures and not is_consequence(root_cause(failures).error):
             break
         if failures and until == deadline:
-            until = min(deadline, time.monotonic() + REPORT)
+            until = min(deadline, time.monotonic() + REPORT_SECONDS)
     return outcomes
 
 
 def _results(outcomes: Sequence[Outcome], np: int, timeout: float | None) -> list[Any]:
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     if failures:
-        cause(failures).reraise()
+        root_cause(failures).reraise()
     values = {outcome.rank: outcome.value for outcome in outcomes if isinstance(outcome, Success)}
     absent = [str(rank) for rank in range(np) if rank not in values]
     if absent:
@@ -95,8 +94,8 @@ def _results(outcomes: Sequence[Outcome], np: int, timeout: float | None) -> lis
     return [values[rank] for rank in range(np)]
 
 
-def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """The call as bytes for another process. Raises TypeError for what cannot go there."""
+def _pickle_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """Pickle the call for another process. Raises TypeError if that is impossible."""
     remedy = "define it at the top level of a module, or use transport='local'"
     try:
         pickle.dumps(fn)

@@ -1,7 +1,7 @@
-"""Ends the ranks when the launcher was killed so hard that it could not. A script of its own; imports nothing of Ronde.
+"""Kills the ranks after the launcher was killed. A program of its own, which imports nothing of Ronde.
 
-It reads from a pipe whose other end only the launcher holds: "+4242" when the process group 4242 has started, "-4242"
-when it has ended. The end of the pipe means that the launcher is gone, and every group that is left is killed.
+It reads lines from a pipe whose other end only the launcher holds: "+4242" when process group 4242 has started, "-4242"
+when it has ended. At the end of the pipe the launcher is gone, and every group that is left is killed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 
 
 def main() -> None:
+    """Keep the set of process groups until the launcher is gone, then kill them."""
     groups: set[int] = set()
     for line in sys.stdin:
         if line.startswith("+"):

@@ -1,4 +1,4 @@
-"""How a rank of `run` ended, in a form that travels between processes."""
+"""The outcome of a rank started by `run`, in a form that can be sent between processes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn, Protocol, TypeGuard
 
-from collectives.launch.blame import is_consequence
+from collectives.failure import is_consequence
 
 
 @dataclass(frozen=True)
 class Success:
-    """What a rank returned."""
+    """The function returned `value`."""
 
     rank: int
     value: Any
@@ -21,29 +21,44 @@ class Success:
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank that raised, or died. `trace` is its traceback as text where the error itself cannot carry it."""
+    """The function raised, or the rank died. `trace`: the traceback as text if `error` has lost its own in transit."""
 
     rank: int
     error: Exception
     trace: str = ""
 
     def reraise(self) -> NoReturn:
-        """Raise the error, with a note that says where it comes from."""
-        self.error.add_note(f"raised on rank {self.rank}" + (f", where it was:\n{self.trace}" if self.trace else ""))
+        """Raise the error, with a note of its rank and traceback."""
+        self.error.add_note(f"raised on rank {self.rank}" + (f", traceback:\n{self.trace}" if self.trace else ""))
         raise self.error
 
 
 Outcome = Success | Failure
 
 
-def cause(failures: Sequence[Failure]) -> Failure:
-    """The failure to report: the first that is no consequence of another one, else the first."""
+class Ranks(Protocol):
+    """Ranks that call a function. Call `start` once, `receive` until enough outcomes have arrived, always `close`."""
+
+    def start(self) -> None:
+        """Start all ranks. `close` must be called even if this raises."""
+
+    def receive(self, until: float) -> list[Outcome]:
+        """Wait for outcomes, at most until that moment; each is returned once, in order of arrival."""
+
+    def close(self, *, abort: bool) -> None:
+        """Wait for the ranks and release everything. `abort`: end the ranks that still run."""
+
+
+def root_cause(failures: Sequence[Failure]) -> Failure:
+    """The failure to report: the first that is not a consequence of another one; if there is none, the first."""
     return next((failure for failure in failures if not is_consequence(failure.error)), failures[0])
 
 
 def failure(rank: int, error: BaseException) -> Failure:
-    """The failure of a rank that raised `error`. What is no Exception (SystemExit, KeyboardInterrupt) becomes a
-    RuntimeError: it was meant for the rank, not for the caller of `run`."""
+    """The failure of a rank that raised `error`.
+
+    SystemExit and KeyboardInterrupt become a RuntimeError: they must not end the caller of `run`.
+    """
     if isinstance(error, Exception):
         return Failure(rank, error)
     substitute = RuntimeError(f"rank {rank} raised {error!r}")
@@ -52,8 +67,11 @@ def failure(rank: int, error: BaseException) -> Failure:
 
 
 def dump(outcome: Outcome) -> bytes:
-    """The outcome as bytes. An error that does not survive the journey becomes a RuntimeError with its text; a result
-    that cannot be pickled is a failure."""
+    """Pickle an outcome.
+
+    An error that cannot be pickled and unpickled becomes a RuntimeError with its text; a result that cannot be pickled
+    becomes a failure.
+    """
     rank = outcome.rank
     if isinstance(outcome, Success):
         try:
@@ -72,29 +90,16 @@ def dump(outcome: Outcome) -> bytes:
 
 
 def load(rank: int, data: bytes) -> Outcome:
-    """The outcome that `dump` made bytes of. What cannot be unpickled here is a failure of that rank."""
+    """Unpickle an outcome made by `dump`. If that fails, the outcome is a failure of that rank."""
     try:
         outcome = pickle.loads(data)
     except Exception as error:  # noqa: BLE001  unpickling runs code of the object, which may raise anything
         return Failure(rank, RuntimeError(f"the result of rank {rank} cannot be unpickled: {error!r}"))
-    if not _complete(outcome) or outcome.rank != rank:
-        return Failure(rank, RuntimeError(f"the result of rank {rank} cannot be unpickled: it is no outcome of it"))
+    if not _is_complete(outcome) or outcome.rank != rank:
+        return Failure(rank, RuntimeError(f"the result of rank {rank} cannot be unpickled: it is not an outcome of it"))
     return outcome
 
 
-def _complete(outcome: object) -> TypeGuard[Outcome]:
-    """True for an outcome with all its fields: unpickling makes objects without asking what they lack."""
+def _is_complete(outcome: object) -> TypeGuard[Outcome]:
+    """True for an outcome that has all its fields; unpickling does not check that."""
     return isinstance(outcome, Outcome) and vars(outcome).keys() == {field.name for field in fields(outcome)}
-
-
-class Ranks(Protocol):
-    """Ranks that call a function. `start` once, `receive` until there are enough outcomes, `end` in any case."""
-
-    def start(self) -> None:
-        """Start all of them. After an error here `end` must still be called."""
-
-    def receive(self, until: float) -> list[Outcome]:
-        """Wait, until then at most, for outcomes that have not been told before; in the order in which they came."""
-
-    def end(self, *, at_once: bool) -> None:
-        """Release everything. `at_once` ends ranks that are not done yet."""

@@ -1,6 +1,6 @@
-"""What ranks print: whole lines, each with its rank in front, without the loop ever blocking on a slow reader.
+"""Splitting the output of ranks into lines, and writing these without ever blocking on a slow reader.
 
-Bytes in, bytes out: nothing is decoded, so text in any encoding passes unharmed.
+All of it works on bytes: nothing is decoded, so text in any encoding passes unchanged.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import stat
 from typing import Final
 
 MAX_LINE = 1 << 20
-"""A longer line is passed on in parts, so that a rank which never ends its line costs no more memory than this."""
+"""Bytes. A longer line is passed on in parts, which bounds the memory for a rank that never ends its line."""
 
 FULL = 1 << 18
-"""Bytes that wait for the reader; from here on the ranks' pipes are left unread until the reader has caught up."""
+"""Bytes. While a sink holds more, the pipes of the ranks that write to it are not read."""
 
 _END: Final = re.compile(rb"\r\n|\n|\r(?=[^\n])")
 _PIPE_CHUNK: Final = getattr(select, "PIPE_BUF", 512)
@@ -23,14 +23,14 @@ _FILE_CHUNK: Final = 1 << 16
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines, each with its ending: "\\n", "\\r\\n", or the "\\r" of a progress bar."""
+    """Splits a stream of bytes into lines, each with its ending: "\\n", "\\r\\n", or "\\r" as in progress bars."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
         self._searched = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes."""
+        """Add `data`; the lines that it completes."""
         self._rest += data
         lines, start = [], 0
         for end in [match.end() for match in _END.finditer(self._rest, self._searched)]:
@@ -43,7 +43,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[bytes]:
-        """What is left without an ending."""
+        """The last line, if it has no ending."""
         rest = bytes(self._rest)
         self._rest.clear()
         self._searched = 0
@@ -51,7 +51,10 @@ class LineSplitter:
 
 
 class Sink:
-    """A descriptor that lines of many ranks go to. `put` queues, `write_some` writes what can be written at once."""
+    """A descriptor to which many ranks write lines. `put` queues a line, `write_some` writes without blocking.
+
+    broken   the error that made the descriptor unusable, None while it is sound
+    """
 
     def __init__(self, fd: int) -> None:
         self.broken: OSError | None = None
@@ -63,8 +66,8 @@ class Sink:
         self.fd = self._reopen(fd) if self._owned else fd
 
     def _reopen(self, fd: int) -> int:
-        # A pipe or socket that polls as writable takes PIPE_BUF bytes; a terminal may take fewer and then block. An
-        # open file of our own can be non-blocking without making the terminal so for whoever shares it.
+        # A pipe or socket that polls as writable takes PIPE_BUF bytes; a terminal may take fewer and then block. A
+        # second open file can be non-blocking without affecting other processes that use the terminal.
         try:
             return os.open(os.ttyname(fd), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:
@@ -73,17 +76,20 @@ class Sink:
 
     @property
     def pending(self) -> bool:
-        """Some bytes still wait to be written."""
+        """True while queued bytes have not been written."""
         return bool(self._buffer)
 
     @property
     def full(self) -> bool:
-        """The reader is behind: read no more from the ranks."""
+        """True while the reader is so far behind that ranks must wait."""
         return len(self._buffer) >= FULL
 
     def put(self, writer: object, prefix: bytes, line: bytes) -> None:
-        """Queue `line` of `writer` with `prefix`. A line without an ending is continued by its writer's next one, or
-        ended when another writer comes first; a line ended by "\\r" is overwritten likewise."""
+        """Queue a line of `writer`, with `prefix` in front.
+
+        A line without an ending is continued by the next line of the same writer, and ended if another writer comes
+        first. A line ended by "\\r" is overwritten or ended likewise.
+        """
         if self.broken:
             return
         if self._unfinished and writer != self._writer:
@@ -96,7 +102,7 @@ class Sink:
         self._unfinished = b"" if line.endswith(b"\n") else line[-1:]
 
     def write_some(self) -> None:
-        """Write one piece; call it when the descriptor polls as writable. An error marks the sink broken."""
+        """Write some bytes. Call it when the descriptor polls as writable. An error marks the sink as broken."""
         try:
             with memoryview(self._buffer) as view:
                 count = os.write(self.fd, view[: self._chunk])
@@ -108,12 +114,12 @@ class Sink:
             self._buffer.clear()
 
     def close(self) -> None:
-        """Release what was opened here; the descriptor given stays open."""
+        """Release the descriptor opened here, if any; the given one stays open."""
         if self._owned:
             self._owned = False
             os.close(self.fd)
 
 
 def same_file(a: int, b: int) -> bool:
-    """True if two descriptors lead to the same pipe, terminal or file, as after `2>&1`."""
+    """True if two descriptors refer to the same pipe, terminal or file, as after `2>&1`."""
     return os.path.samestat(os.fstat(a), os.fstat(b))

@@ -1,4 +1,4 @@
-"""Ranks as new processes of this machine, for every transport that connects processes."""
+"""Ranks of `run` as new processes of this machine, for every transport that connects processes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from collectives.config import Config
 from collectives.launch.outcome import Failure, Outcome, load
 from collectives.launch.processes import describe_status
 from collectives.launch.worker import work
+from transports import rendezvous
 from transports.auth import new_secret
 from transports.interfaces import choose_address
-from transports.rendezvous import bootstrap
-from transports.rendezvous.server import TcpStoreServer
 
 GRACE: Final = 3.0
-"""Seconds that processes have to end before they are told to, or killed."""
+"""Seconds for processes to end by themselves, and then after SIGTERM, before the next harder means."""
 
 
 @dataclass
@@ -35,7 +34,7 @@ class _Process:
     outcome: Outcome | None = None
 
     def read(self) -> None:
-        """Take what has come; the outcome is known when all of it is here."""
+        """Read the pieces that have arrived; the last one completes the outcome."""
         try:
             while self.open and self.outcome is None and self.results.poll():
                 piece = self.results.recv_bytes()
@@ -45,8 +44,8 @@ class _Process:
         except EOFError:
             self.open = False
 
-    def judge(self) -> None:
-        """If it has ended without telling an outcome, that is one too."""
+    def check_exit(self) -> None:
+        """If the process has ended without sending an outcome, make that a failure."""
         if self.outcome is None and self.process.exitcode is not None:
             self.read()
         if self.outcome is None and self.process.exitcode is not None:
@@ -54,14 +53,14 @@ class _Process:
                 self.rank,
                 RuntimeError(
                     f"rank {self.rank} (pid {self.process.pid}) {describe_status(self.process.exitcode)} before the "
-                    "function returned. If that was before it could begin: a script must call run under "
+                    "function returned. If the function was not even called: a script must call run under "
                     "if __name__ == '__main__'"
                 ),
             )
 
 
 class ProcessRanks:
-    """`np` processes that call a function. `payload` is as of `worker.work`. See `outcome.Ranks`."""
+    """`np` processes that call a function; `payload` as for `worker.work`. See `outcome.Ranks`."""
 
     def __init__(self, np: int, config: Config, payload: bytes) -> None:
         self._np = np
@@ -71,41 +70,41 @@ class ProcessRanks:
         self._resources = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Start the processes, and the store in which they meet."""
+        """Start the processes, and the store by which they find each other."""
         context = multiprocessing.get_context("spawn")
         secret = new_secret()
-        server = TcpStoreServer(choose_address("", None), secret=secret, tls=self._config.load_tls())
+        server = rendezvous.TcpStoreServer(choose_address("", None), secret=secret, tls=self._config.load_tls())
         self._resources.enter_context(server)
         name = secrets.token_hex(4)
         for rank in range(self._np):
-            job = bootstrap.Job(rank, self._np, server.url, secret, rank, self._np, name)
+            job = rendezvous.Job(rank, self._np, server.url, secret, rank, self._np, name)
             receiver, sender = context.Pipe(duplex=False)
             self._resources.callback(receiver.close)
             with sender:
-                arguments = (rank, bootstrap.job_to_environment(job), self._config.transport, self._payload, sender)
+                arguments = (rank, rendezvous.job_to_environment(job), self._config.transport, self._payload, sender)
                 process = context.Process(target=work, args=arguments, name=f"ronde-rank-{rank}")
                 process.start()
             self._processes.append(_Process(rank, process, receiver))
 
     def receive(self, until: float) -> list[Outcome]:
-        """The outcomes that come next, or none by then."""
-        open_ones = [process for process in self._processes if process.outcome is None]
-        waiting: list[Any] = [process.process.sentinel for process in open_ones]
-        waiting += [process.results for process in open_ones if process.open]
+        """Wait for outcomes, at most until that moment."""
+        unfinished = [process for process in self._processes if process.outcome is None]
+        waiting: list[Any] = [process.process.sentinel for process in unfinished]
+        waiting += [process.results for process in unfinished if process.open]
         connection.wait(waiting, None if until == math.inf else max(0.0, until - time.monotonic()))
-        for process in open_ones:
+        for process in unfinished:
             process.read()
-            process.judge()
-        return [process.outcome for process in open_ones if process.outcome is not None]
+            process.check_exit()
+        return [process.outcome for process in unfinished if process.outcome is not None]
 
-    def end(self, *, at_once: bool) -> None:
-        """Wait for the processes to end, those that do not are ended, if need be killed. Releases everything."""
+    def close(self, *, abort: bool) -> None:
+        """Wait for the processes (not with `abort`), then terminate and at last kill them. Releases everything."""
         with self._resources:
-            for tell in ([] if at_once else [None]) + [BaseProcess.terminate, BaseProcess.kill]:
+            for end in ([] if abort else [None]) + [BaseProcess.terminate, BaseProcess.kill]:
                 deadline = time.monotonic() + GRACE
                 for process in self._processes:
-                    if tell is not None:
-                        tell(process.process)
+                    if end is not None:
+                        end(process.process)
                 for process in self._processes:
                     process.process.join(max(0.0, deadline - time.monotonic()))
             for process in self._processes:

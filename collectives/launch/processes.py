@@ -1,4 +1,4 @@
-"""Processes of a job: each rank in a session of its own, so that it can be ended with all that it started."""
+"""Starting, signalling and describing processes. Every rank gets a session of its own, to end it with its children."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ _DEFAULTS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE", "SIGCHLD", "SIGXFS
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Number of cores that this process may run on."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def adopt_orphans() -> None:
-    """Make processes whose parent died children of this one, so that their end is seen too. Linux only; elsewhere
-    nothing happens, and the end of a rank's own children is not waited for."""
+    """Make this process the parent of descendants whose parent has died, so that it can wait for them.
+
+    Linux only. Elsewhere it does nothing, and children that ranks leave behind are not waited for.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def fill_standard_descriptors() -> None:
-    """Open /dev/null for those of 0, 1, 2 that are closed, so that no pipe gets their number."""
+    """Open /dev/null for the closed ones among the descriptors 0, 1, 2, so that no pipe gets their number."""
     fd = os.open(os.devnull, os.O_RDWR)
     while fd <= 2:
         fd = os.open(os.devnull, os.O_RDWR)
@@ -38,9 +40,9 @@ def fill_standard_descriptors() -> None:
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], stdin: int, stdout: int, stderr: int) -> int:
-    """Start `command` in a session of its own, with default signal handling; its process id.
+    """Start `command` in a session of its own, with default signal handling, and return its process id.
 
-    Raises OSError when it cannot be started (not found, not executable, too many processes).
+    Raises OSError if it cannot be started (not found, not executable, too many processes).
     """
     return os.posix_spawnp(
         command[0],
@@ -54,7 +56,7 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], stdin: int, st
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Send a signal (0: none, just ask) to a process group; False if nobody is left there that can be reached."""
+    """Send a signal to a process group; False if it has no process that this one may signal. 0 only checks that."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
@@ -63,12 +65,12 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def exit_code(status: int) -> int:
-    """The shell's exit code for a status as of `os.waitstatus_to_exitcode`: 128 + N for signal N."""
+    """The exit code that a shell reports for a status of `os.waitstatus_to_exitcode`: 128 + N for signal N."""
     return 128 - status if status < 0 else status
 
 
 def describe_status(status: int) -> str:
-    """'exited with 3' or 'killed by SIGKILL'."""
+    """Format a status of `os.waitstatus_to_exitcode`: 'exited with 3', 'killed by SIGKILL'."""
     if status >= 0:
         return f"exited with {status}"
     with contextlib.suppress(ValueError):
@@ -77,14 +79,14 @@ def describe_status(status: int) -> str:
 
 
 class Guardian:
-    """A small process that kills the ranks should this one be killed. See guardian.py."""
+    """A small process that kills the ranks if this process is killed. guardian.py is its program."""
 
     def __init__(self) -> None:
         self._pid = 0
         self._pipe = -1
 
     def start(self) -> None:
-        """Start it. Raises OSError if it cannot be started."""
+        """Start the process. Raises OSError if that fails."""
         read, self._pipe = os.pipe()
         try:
             script = str(Path(__file__).with_name("guardian.py"))
@@ -94,20 +96,20 @@ class Guardian:
         finally:
             os.close(read)
 
-    def watch(self, group: int) -> None:
-        """From now on, kill `group` when this process is gone."""
-        self._tell(f"+{group}\n")
+    def add(self, group: int) -> None:
+        """Kill this process group when this process is gone."""
+        self._send(f"+{group}\n")
 
-    def forget(self, group: int) -> None:
-        """`group` has ended, its number may come to mean another."""
-        self._tell(f"-{group}\n")
+    def remove(self, group: int) -> None:
+        """Spare this process group: it has ended, and the system may use its number again."""
+        self._send(f"-{group}\n")
 
-    def _tell(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # somebody killed it: the job goes on without
+    def _send(self, line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the guardian was killed: the job goes on without it
             os.write(self._pipe, line.encode())
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """End the process. Idempotent."""
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1

@@ -1,4 +1,4 @@
-"""`ronde run`: start a program on several ranks of this machine and see it through."""
+"""`ronde run`: start a program on several ranks of this machine and supervise it."""
 
 from __future__ import annotations
 
@@ -16,44 +16,43 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from collectives.config import PREFIX, Config, Settings
-from collectives.launch.blame import culprit
-from collectives.launch.left_out import are_left_out
+from collectives.failure import are_left_out, culprit
 from collectives.launch.processes import usable_cores
 from collectives.launch.supervisor import Job, supervise
-from transports import registry
+from transports import registry, rendezvous
 from transports.auth import new_secret
 from transports.errors import ConfigError
 from transports.interfaces import choose_address
-from transports.rendezvous import bootstrap
-from transports.rendezvous.server import TcpStoreServer
-from transports.rendezvous.store import Store
 from transports.settings import did_you_mean
+from transports.store import Store
 
 DESCRIPTION: Final = """\
-Start a program on several ranks of this machine and see it through.
+Start a program on several ranks of this machine.
 
-Every rank is a process that runs the same command; collectives.init() in it finds the others. What ranks print comes
-line by line with the rank in front; rank 0 has the terminal's input. When a rank fails, the others get a moment to
-report and are then ended; the exit code is that of the rank that failed first (128 + N if signal N killed it).
-With --keep-going they go on instead; then the exit code is 0 if any rank exits with 0.
-Ctrl-C ends all ranks and what they started; pressed again, it kills them at once.
+Every rank is a process that runs the same command; collectives.init() connects it to the other ranks.
+Each line of output is printed with its rank in front. Only rank 0 reads standard input.
+
+If a rank fails, the other ranks get 1.5 seconds to print their errors and are then terminated. The report names the
+rank that failed first, with the end of its stderr. The exit code is that of this rank (128 + N if signal N killed it).
+With --keep-going the other ranks continue, and the exit code is 0 if any rank exits with 0.
+Ctrl-C ends all ranks and their child processes. A second Ctrl-C kills them at once.
 """
 EXAMPLES: Final = """\
 examples:
-  ronde run -np 4 train.py --lr 0.1            a word that ends in .py runs in this Python
-  ronde run -np 4 python -m package.train      any other command runs as it is
+  ronde run -np 4 train.py --lr 0.1            a file that ends in .py runs in this Python
+  ronde run -np 4 python -m package.train      any other command runs unchanged
   ronde run -np 2 --transport tcp --set tcp.interface=lo train.py
   ronde run -np 2 --timeout 600 pytest tests   end the job after ten minutes, with exit code 124
   ronde run -np 2 --no-prefix train.py | tee log
 
-The ranks' number of threads (OMP_NUM_THREADS) is the number of cores divided by the number of ranks, unless set.
+Unless OMP_NUM_THREADS is set, it is set for the ranks to the number of cores divided by the number of ranks.
 """
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-"""OpenBLAS and MKL go by the first unless they are told otherwise; Apple's Accelerate by the second."""
+"""OpenBLAS and MKL read the first by default, Apple's Accelerate the second."""
 
 
 def add_parser(subparsers: Any) -> None:
-    """The grammar of `ronde run`."""
+    """Add the parser of `ronde run`."""
     parser = subparsers.add_parser(
         "run",
         help="start a program on several ranks of this machine",
@@ -66,7 +65,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "-np", "-n", "--np", dest="np", type=_count, metavar="N", help="number of ranks (default: one per usable core)"
     )
-    parser.add_argument("--transport", metavar="NAME", help="how ranks reach each other (see: ronde doctor)")
+    parser.add_argument("--transport", metavar="NAME", help="transport between the ranks (ronde doctor lists them)")
     parser.add_argument(
         "--set",
         dest="settings",
@@ -74,23 +73,25 @@ def add_parser(subparsers: Any) -> None:
         default=[],
         type=_setting,
         metavar="KEY=VALUE",
-        help="a setting for the ranks, such as timeout=30 or tcp.interface=lo; may be repeated",
+        help="setting for the ranks, such as timeout=30 or tcp.interface=lo; repeat it for several settings",
     )
-    parser.add_argument("--timeout", type=_seconds, metavar="S", help="end the job after S seconds (default: never)")
+    parser.add_argument(
+        "--timeout", type=_seconds, metavar="S", help="end the job after S seconds, with exit code 124 (default: never)"
+    )
     parser.add_argument(
         "--grace",
         type=_seconds,
         default=5.0,
         metavar="S",
-        help="seconds between asking ranks to end and killing them (default: 5)",
+        help="seconds between SIGTERM and SIGKILL when ranks are ended (default: 5)",
     )
     parser.add_argument(
         "--keep-going",
         action="store_true",
-        help="when ranks fail, let the others go on: for programs that call shrink()",
+        help="let the other ranks continue when a rank fails; for programs that call shrink()",
     )
     parser.add_argument(
-        "--no-prefix", dest="prefix", action="store_false", help="do not put the rank in front of lines"
+        "--no-prefix", dest="prefix", action="store_false", help="print lines without the rank in front"
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     parser.set_defaults(main=main, usage_error=parser.error)
@@ -120,12 +121,14 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Start the ranks and wait for their end. Raises ConfigError for a bad setting, before anything is started."""
+    """Start the ranks and wait for them; the exit code. Raises ConfigError for a bad setting, with nothing started."""
     command = as_command(args.command)
     if not command:
-        args.usage_error("which program? Give a command after the options, such as: ronde run -np 4 train.py")
+        args.usage_error("no program given; put a command after the options, for example: ronde run -np 4 train.py")
     if not hasattr(os, "posix_spawnp"):
-        raise ConfigError("ronde run: needs a POSIX system; here, start ranks with collectives.run(fn, np=...)")
+        raise ConfigError(
+            "ronde run: requires a POSIX system; on this system start ranks with collectives.run(fn, np=...)"
+        )
     np = args.np or usable_cores()
     settings = list(args.settings)
     if args.transport is not None:
@@ -136,21 +139,21 @@ def main(args: argparse.Namespace) -> int:
         environment.setdefault(name, str(max(1, usable_cores() // np)))
     environment.setdefault("PYTHONUNBUFFERED", "1")
     secret = new_secret()
-    with TcpStoreServer(choose_address("", None), secret=secret, tls=tls) as server:
+    with rendezvous.TcpStoreServer(choose_address("", None), secret=secret, tls=tls) as server:
         name = secrets.token_hex(4)
-        jobs = [bootstrap.Job(rank, np, server.url, secret, rank, np, name) for rank in range(np)]
+        jobs = [rendezvous.Job(rank, np, server.url, secret, rank, np, name) for rank in range(np)]
         torch = _for_torch(server.address[0])
-        environments = [torch(job) | environment | bootstrap.job_to_environment(job) for job in jobs]
+        environments = [torch(job) | environment | rendezvous.job_to_environment(job) for job in jobs]
 
-        def lobby() -> contextlib.closing[Store]:
-            return contextlib.closing(bootstrap.open_store(server.url, secret, time.monotonic(), tls=tls))
+        def parent_store() -> contextlib.closing[Store]:
+            return contextlib.closing(rendezvous.open_store(server.url, secret, time.monotonic(), tls=tls))
 
         def find_culprit(failed: Sequence[int]) -> int:
-            with lobby() as store:
+            with parent_store() as store:
                 return culprit(store, failed)
 
         def left_out(ranks: Sequence[int]) -> bool:
-            with lobby() as store:
+            with parent_store() as store:
                 return are_left_out(store, ranks)
 
         try:
@@ -170,17 +173,17 @@ def main(args: argparse.Namespace) -> int:
             return 127 if error.errno == errno.ENOENT else 126
 
 
-def _for_torch(host: str) -> Callable[[bootstrap.Job], dict[str, str]]:
-    """The variables by which torch.distributed finds its ranks (torchrun(1)), so that its scripts run unchanged.
+def _for_torch(host: str) -> Callable[[rendezvous.Job], dict[str, str]]:
+    """A function that returns the environment variables of torchrun for a rank, so that torch scripts run unchanged.
 
-    torch's rank 0 listens on the port, which is free now; that somebody else takes it before is unlikely.
+    Rank 0 of torch listens on the port. It is free now; another process could take it before, but that is unlikely.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as free:
         free.bind((host, 0))
         port = free.getsockname()[1]
 
-    def variables(job: bootstrap.Job) -> dict[str, str]:
+    def variables(job: rendezvous.Job) -> dict[str, str]:
         return {
             "RANK": str(job.rank),
             "WORLD_SIZE": str(job.size),
@@ -194,14 +197,16 @@ def _for_torch(host: str) -> Callable[[bootstrap.Job], dict[str, str]]:
 
 
 def as_command(words: Sequence[str]) -> list[str]:
-    """What to execute for the words on the command line: a .py file runs in this Python."""
+    """The command to execute for the words on the command line: a .py file runs in this Python."""
     command = list(words[1:] if words[:1] == ["--"] else words)
     return [sys.executable, *command] if command and command[0].endswith(".py") else command
 
 
 def as_variables(settings: Sequence[tuple[str, str]]) -> Mapping[str, str]:
-    """The environment variables for settings by key ('timeout', 'tcp.interface'). Raises ConfigError for an unknown
-    key; values are for Config.load to judge."""
+    """The environment variables for settings with keys such as 'timeout' and 'tcp.interface'.
+
+    Raises ConfigError for an unknown key. Config.load checks the values.
+    """
     known = [field.name for field in dataclasses.fields(Settings)]
     variables = {}
     for key, value in settings:

@@ -1,4 +1,4 @@
-"""`ronde timeline`: makes one timeline of those that ranks have written."""
+"""`ronde timeline`: merges the timelines that ranks have written."""
 
 from __future__ import annotations
 
@@ -11,29 +11,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from collectives.timeline import HEADER, Header
+from collectives.metrics import HEADER, Header
 from transports.errors import ConfigError
 
 DESCRIPTION: Final = """\
-Ranks that run with the setting timeline=FILE (or call start_timeline) write what they do into one file each:
-negotiation, queues, fusion, every collective and every step of it. `merge` makes one file of them, on the clock of
-rank 0, to be opened in Perfetto (https://ui.perfetto.dev) or chrome://tracing. A file alone can be opened as well.
+Merge the timelines of several ranks.
 
-Ranks of one host share a clock. Clocks of several hosts were compared when the timeline began; how sure that is is
-printed. Files of ranks that were killed lack their last second at most.
+With the setting timeline=FILE (or after start_timeline) each rank writes a timeline into a file of its own:
+negotiation, queues, fusion, every collective and each of its steps. `merge` combines these files into one, on the
+clock of rank 0. Open the result, or the file of a single rank, in Perfetto (https://ui.perfetto.dev) or
+chrome://tracing.
+
+Ranks on one host share a clock. The clocks of different hosts are compared when the timeline begins; `merge` prints
+the uncertainty. The file of a rank that was killed may lack the last second.
 """
 EXAMPLES: Final = """\
 examples:
-  ronde run -np 4 --set timeline=run.json train.py      each rank writes: run.rank0.json, run.rank1.json, ...
+  ronde run -np 4 --set timeline=run.json train.py    ranks write run.rank0.json, run.rank1.json, ...
   ronde timeline merge all.json run.rank*.json
 """
 
 
 def add_parser(subparsers: Any) -> None:
-    """The grammar of `ronde timeline`."""
+    """Add the parser of `ronde timeline`."""
     parser = subparsers.add_parser(
         "timeline",
-        help="merge the timelines of ranks, to be looked at in Perfetto",
+        help="merge the timelines of several ranks, to view them in Perfetto",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -42,8 +45,8 @@ def add_parser(subparsers: Any) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     merging = actions.add_parser(
         "merge",
-        help="make one file of those of all ranks",
-        description="Make one file of those of all ranks, on the clock of rank 0.",
+        help="merge the files of several ranks into one",
+        description="Merge the timelines of several ranks into one file, on the clock of rank 0.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -54,7 +57,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Merge, and say what was merged. Raises ConfigError for a file that is none, or cannot be read or written."""
+    """Merge the files and print a summary. Raises ConfigError as `merge` and for a file that cannot be written."""
     headers, events = merge(args.files)
     try:
         temporary = args.out.with_name(f".{args.out.name}.{os.getpid()}")
@@ -71,42 +74,43 @@ def main(args: argparse.Namespace) -> int:
     if missing:
         sys.stdout.write(f"missing: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}\n")
     if worst:
-        sys.stdout.write(f"clocks of different hosts agree within {worst / 1000:.0f} us, at the beginning\n")
+        sys.stdout.write(f"clocks of different hosts agree within {worst / 1000:.0f} us at the beginning\n")
     return 0
 
 
 def merge(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The headers of timelines by rank, and all their events in order of time, which begins at 0 with the first.
+    """Merge timelines: their headers in rank order, and all events in order of time. The first event is at time 0.
 
-    Raises ConfigError for a file that cannot be read or is no timeline, and for two of one rank or of different jobs.
+    Raises ConfigError for a file that cannot be read or is not a timeline, for two files of one rank, and for files of
+    different jobs.
     """
     found: dict[int, tuple[dict[str, Any], list[dict[str, Any]], Path]] = {}
     for path in paths:
         events = read(path)
         header = events[0]["args"]
         if header["rank"] in found:
-            raise ConfigError(f"{path}: is of rank {header['rank']}, and so is {found[header['rank']][2]}")
+            raise ConfigError(f"{path}: is a timeline of rank {header['rank']}, as {found[header['rank']][2]} is")
         found[header["rank"]] = header, events, path
     ordered = [found[rank] for rank in sorted(found)]
     if len({header["size"] for header, _, _ in ordered}) > 1:
         sizes = "; ".join(f"{path}: {header['size']} ranks" for header, _, path in ordered)
-        raise ConfigError(f"these timelines are of different jobs: {sizes}")
-    facts, timed = [], []
+        raise ConfigError(f"the timelines belong to different jobs: {sizes}")
+    untimed, timed = [], []
     for header, events, _ in ordered:
         ahead = header["zero"] + header["offset"]
         for event in events:
             if "ts" in event:
                 timed.append((ahead + round(event["ts"] * 1000), event))
             else:
-                facts.append(event)
-    timed.sort(key=lambda item: item[0])  # the sort is stable: what begins together stays in its order
+                untimed.append(event)
+    timed.sort(key=lambda item: item[0])  # stable: simultaneous events keep their order
     for moment, event in timed:
         event["ts"] = (moment - timed[0][0]) / 1000
-    return [header for header, _, _ in ordered], facts + [event for _, event in timed]
+    return [header for header, _, _ in ordered], untimed + [event for _, event in timed]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The events of a rank's file, the header first. The end may be missing. Raises ConfigError."""
+    """The events of a rank's file, the header first. The file may be incomplete. Raises ConfigError."""
     try:
         with path.open(encoding="utf-8") as lines:
             events = list(_events(lines))
@@ -118,7 +122,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """One event per line; the last may be cut off."""
+    """One event per line; the last line may be incomplete."""
     for line in lines:
         text = line.strip().rstrip(",")
         if text.startswith("{"):

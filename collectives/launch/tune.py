@@ -1,8 +1,9 @@
-"""`ronde tune`: measures what this machine does fastest, and writes the rule table that chooses by it."""
+"""`ronde tune`: measure which algorithms are fastest on this machine, and write a rule table that chooses them."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import sys
 import time
@@ -18,7 +19,8 @@ from collectives.algorithms import algorithms
 from collectives.communicator import Communicator
 from collectives.launch.bench import machine, parse_size
 from collectives.launch.function import run
-from collectives.rules import NO_LIMIT, Costs, Rule, Rules
+from collectives.planning import NO_LIMIT, CopyKernel, Costs, Rule, Rules, SingleCopy
+from transports import copying
 
 COLLECTIVES: Final = ("allreduce", "allgather", "broadcast", "reduce", "reduce_scatter", "alltoall")
 EXAMPLES: Final = """\
@@ -27,24 +29,25 @@ examples:
   ronde tune allreduce -np 8 --transport tcp -o tcp-8.toml
   RONDE_RULES=ronde-rules.toml ronde run -np 4 train.py
 
-Every algorithm that can run is timed against the one that would be chosen, in turns; where another one is faster by
+Every usable algorithm is timed against the one that is chosen by default, in turns; where another one is faster by
 more than a twentieth, the table gets a rule for that number of ranks and that transport. It also gets the figures of
-the cost model, by which everything is chosen that no rule fits: alpha (seconds for a message), beta (per byte sent),
-gamma (per byte combined), copy (per byte copied). A machine that does other work meanwhile gives useless tables.
+the cost model, which decides where no rule fits: alpha (seconds for a message), beta (per byte sent),
+gamma (per byte combined), copy (per byte copied). And it gets the calibration of these ranks, which then is not
+measured any more when a job begins. A machine that does other work meanwhile gives useless tables.
 """
 ROUNDS: Final = 7
-"""Turns of each algorithm."""
+"""Turns (blocks of timed calls) of each algorithm."""
 HOPELESS: Final = 3.0
-"""Whatever takes so many times as long as the best in the first turn gets no other."""
+"""An algorithm that takes so many times as long as the best one in its first turn gets no other turn."""
 WORTH: Final = 0.95
-"""An algorithm is preferred that takes no more than so much of the time of the one chosen by default."""
+"""An algorithm gets a rule if it takes at most this share of the time of the default choice."""
 _GRAIN: Final = 1 << 18
-"""Bytes of the arrays on which combining and copying are timed: they stay in the cache."""
+"""Bytes of the arrays on which combining and copying are timed; small enough for the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be tuned. Sizes are in bytes, as rules count them."""
+    """The arguments of one `ronde tune`. Sizes are in bytes, as rules count them."""
 
     collectives: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -53,7 +56,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One collective at one size: seconds by default, and the fastest algorithm with its seconds."""
+    """Result for one collective at one size: seconds by default, and the fastest algorithm with its seconds."""
 
     collective: str
     size: int
@@ -63,7 +66,7 @@ class Found:
 
     @property
     def preferred(self) -> str:
-        """The algorithm that a rule is worth while for; empty if there is none."""
+        """Name of the algorithm that deserves a rule; empty if the default choice is good enough."""
         return self.algorithm if self.seconds <= WORTH * self.default else ""
 
 
@@ -103,8 +106,8 @@ def main(arguments: argparse.Namespace) -> int:
     while sizes[-1] * max(2, arguments.factor) <= arguments.max:
         sizes.append(sizes[-1] * max(2, arguments.factor))
     task = Task(chosen, tuple(sizes), arguments.seconds)
-    costs, found = run(measure, arguments.np, (task,), transport=arguments.transport, timeout=3600)[0]
-    table = Rules(tuple(rules(found, arguments.np, costs.transport)), (costs,))
+    table = run(measure, arguments.np, (task,), transport=arguments.transport, timeout=3600)[0]
+    (costs,) = table.costs
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
     words = " ".join(["ronde tune", *chosen, f"-np {arguments.np} --transport {costs.transport}"])
     table.write(arguments.output, f"Written by: {words}\n{about}")
@@ -116,7 +119,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def rules(found: Sequence[Found], size: int, transport: str) -> Iterator[Rule]:
-    """The rules that make what was found be chosen. A rule begins and ends half-way, in powers, between sizes."""
+    """Yield the rules that choose the preferred algorithms. A rule ends at the geometric mean of two measured sizes."""
     for collective in dict.fromkeys(one.collective for one in found):
         mine = [one for one in found if one.collective == collective]
         bounds = [0, *(math.isqrt(a.size * b.size) for a, b in pairwise(mine)), NO_LIMIT]
@@ -131,8 +134,25 @@ def rules(found: Sequence[Found], size: int, transport: str) -> Iterator[Rule]:
             at = end
 
 
-def measure(task: Task) -> tuple[Costs, list[Found]]:
-    """Measure everything, on every rank of the world; rank 0 tells what it finds."""
+def calibration(comm: Communicator) -> Rules:
+    """Return the calibration that the ranks made in `init`, as rows of a table."""
+    measured, kernels = comm.calibration, copying.kernel_table()
+    starts = {} if measured is None else measured.single_copy_from
+    rows = [
+        SingleCopy(collective, start, comm.size, comm.size, comm.transport.name) for collective, start in starts.items()
+    ]
+    copies = (
+        []
+        if kernels is None
+        else [CopyKernel("vector", kind.nbytes, kind.fetched, kind.large) for kind in sorted(kernels.vector)]
+    )
+    if kernels is not None and not copies:
+        copies = [CopyKernel("memcpy")]
+    return Rules(single_copy=tuple(rows), copy_kernels=tuple(copies))
+
+
+def measure(task: Task) -> Rules:
+    """Measure everything, on every rank of the world; rank 0 prints results. Returns the table."""
     from collectives.world import world
 
     comm = world()
@@ -148,11 +168,11 @@ def measure(task: Task) -> tuple[Costs, list[Found]]:
             mark = one.algorithm if one.preferred else "as by default"
             times = f"{one.default * 1e6:>11.1f} us{one.seconds * 1e6:>11.1f} us"
             say(f"{collective:>15}{size:>12}{times}  {mark}", flush=True)
-    return costs, found
+    return dataclasses.replace(calibration(comm), rules=tuple(rules(found, comm.size, costs.transport)), costs=(costs,))
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """What the other ranks say."""
+    """Print nothing, on ranks other than 0."""
 
 
 def fastest(comm: Communicator, collective: str, size: int, seconds: float) -> Found:
@@ -162,7 +182,7 @@ def fastest(comm: Communicator, collective: str, size: int, seconds: float) -> F
         one = call(comm, collective, size, name)
         try:
             one()
-        except ValueError:  # it cannot do this here; all ranks find so before anything is sent
+        except ValueError:  # not usable here; all ranks find out before anything is sent
             continue
         calls[name] = one
     first = {name: _turn(comm, one, seconds / ROUNDS) for name, one in calls.items()}
@@ -189,7 +209,7 @@ def call(comm: Communicator, collective: str, size: int, algorithm: str | None) 
 
 
 def _turn(comm: Communicator, one: Callable[[], object], seconds: float) -> float:
-    """Seconds of a call, for which all ranks are there: the median over a turn, of the slowest rank."""
+    """Return the seconds of a call that all ranks begin together: the median over a turn, of the slowest rank."""
 
     def times(count: int) -> float:
         taken = np.empty(count)
@@ -205,7 +225,7 @@ def _turn(comm: Communicator, one: Callable[[], object], seconds: float) -> floa
 
 
 def terms(comm: Communicator) -> Costs:
-    """The figures of the cost model between two ranks of this host. The same on every rank."""
+    """Measure the terms of the cost model between two ranks of this host. The same on every rank."""
 
     def exchange(nbytes: int) -> float:
         x, out = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)

@@ -1,4 +1,4 @@
-"""What a process of `run` does: find the others, call the function, send home what came of it."""
+"""The program of a process started by `run`: join the world, call the function, send the outcome to the parent."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from collectives.launch.outcome import Outcome, Success, dump, failure
-from collectives.world import init, is_initialized, shutdown, world
+from collectives.startup import init
+from collectives.world import is_initialized, shutdown, world
 from transports.errors import RondeError
 
 PIECE: Final = 1 << 14
-"""Bytes of a message: small, so that the parent never waits long in the middle of one."""
+"""Bytes. An outcome is sent in pieces of this size, so that the parent never waits long inside one."""
 
 
 def work(rank: int, environment: Mapping[str, str], transport: str | None, payload: bytes, results: Connection) -> None:
-    """The process of one rank. `payload` is the pickled (fn, args, kwargs)."""
-    threading.Thread(target=_end_with_parent, name="ronde-parent", daemon=True).start()
+    """The main function of a rank's process. `payload` is the pickled (fn, args, kwargs)."""
+    threading.Thread(target=_exit_with_parent, name="ronde-parent", daemon=True).start()
     os.environ.update(environment)
+    process = os.getpid()
     outcome: Outcome
     try:
         fn, args, kwargs = pickle.loads(payload)
@@ -31,25 +33,29 @@ def work(rank: int, environment: Mapping[str, str], transport: str | None, paylo
         value = fn(*args, **kwargs)
         shutdown()
         outcome = Success(rank, value)
-    except BaseException as error:  # noqa: BLE001  whatever it is, the caller of run must learn of it
+    except BaseException as error:  # the caller of run must learn of any error
+        if os.getpid() != process:
+            raise
         outcome = failure(rank, error)
-    _send(results, dump(outcome))  # before the others hear of it, so that the cause arrives before its consequences
+    if os.getpid() != process:  # a child that the function has forked, and that has returned from it too
+        sys.exit(0)
+    _send(results, dump(outcome))  # before the other ranks can fail in consequence, so that the cause arrives first
     if is_initialized() and not isinstance(outcome, Success):
         world().abort(f"{type(outcome.error).__name__}: {outcome.error}")
-        with contextlib.suppress(RondeError):  # the failure has been told
+        with contextlib.suppress(RondeError):  # the failure has been sent
             shutdown()
     sys.exit(0 if isinstance(outcome, Success) else 1)
 
 
 def _send(results: Connection, data: bytes) -> None:
-    """In pieces, ended by an empty one. If the parent does not listen any more, nobody needs it."""
+    """Send in pieces, followed by an empty one. A parent that has closed the pipe does not need the outcome."""
     with contextlib.suppress(BrokenPipeError):
         for start in range(0, len(data), PIECE):
             results.send_bytes(data, start, min(PIECE, len(data) - start))
         results.send_bytes(b"")
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     multiprocessing.connection.wait([parent.sentinel])

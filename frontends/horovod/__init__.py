@@ -1,1 +1,112 @@
-"""What Horovod's API has in common for all frameworks. The frontends export it; nothing here knows a framework."""
+"""The part of Horovod's API that is the same for every framework; it imports no framework.
+
+The frontends import it from here, and export its public names as their own: `rank`, `Average`, `barrier`,
+`broadcast_object` and so on. Code that two frontends need belongs here if it does not depend on a tensor's type;
+names, defaults and errors must stay those of Horovod 0.28.
+"""
+
+from frontends.horovod.basics import (
+    barrier,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    join,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start,
+    start_timeline,
+    stop_timeline,
+)
+from frontends.horovod.compression import Cast, Compressor, NoneCompressor
+from frontends.horovod.elastic import ObjectState, VariablesState, recovering
+from frontends.horovod.errors import HorovodInternalError, as_horovod
+from frontends.horovod.handles import Handle, Handles, poll, synchronize
+from frontends.horovod.names import alone_in, communicator_of, full_name, reset_numbers, root_in
+from frontends.horovod.objects import allgather_object, broadcast_object
+from frontends.horovod.ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    check_linear,
+    choose_op,
+    predivided,
+    scale_options,
+)
+from frontends.horovod.splits import divided, rows_for
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Cast",
+    "Compressor",
+    "Handle",
+    "Handles",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "NoneCompressor",
+    "ObjectState",
+    "Product",
+    "Sum",
+    "VariablesState",
+    "allgather_object",
+    "alone_in",
+    "as_horovod",
+    "barrier",
+    "broadcast_object",
+    "ccl_built",
+    "check_linear",
+    "choose_op",
+    "communicator_of",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "divided",
+    "full_name",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "predivided",
+    "rank",
+    "recovering",
+    "reset_numbers",
+    "rocm_built",
+    "root_in",
+    "rows_for",
+    "scale_options",
+    "shutdown",
+    "size",
+    "start",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]

@@ -1,4 +1,4 @@
-"""The beginning and the end, and who one is: Horovod's functions without tensors."""
+"""Start and end of a job, ranks and sizes, barrier, join, timeline and build information."""
 
 from __future__ import annotations
 
@@ -8,10 +8,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import collectives
-from collectives import cross_rank, cross_size, is_initialized, local_rank, local_size, rank, shutdown, size
-from collectives.process_sets import ProcessSet, global_process_set
+from collectives import (
+    ProcessSet,
+    cross_rank,
+    cross_size,
+    global_process_set,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
 from frontends.horovod.errors import as_horovod
-from frontends.horovod.names import communicator_of, full_name, number_anew
+from frontends.horovod.names import communicator_of, full_name, reset_numbers
 from transports import registry
 
 __all__ = ["cross_rank", "cross_size", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size"]
@@ -22,12 +32,13 @@ def start(
     process_sets: Sequence[ProcessSet | Sequence[int]] | str | None,
     find: Callable[[contextlib.ExitStack], dict[str, Any]],
 ) -> None:
-    """What a frontend's `init` does, with its own way to find the other ranks.
+    """Implement a frontend's `init`, with the frontend's own way to find the other ranks.
 
-    find   called if nothing has been initialised yet: arguments for `collectives.init`, {} for those of `ronde run`;
-           what it puts on the stack is released when the process ends
+    find   called unless `init` was called before; returns arguments for `collectives.init`, {} to use the environment
+    of
+           `ronde run`. Resources that it puts on the stack are released when the process ends
 
-    Raises HorovodInternalError if the ranks do not come together, ValueError for a bad argument.
+    Raises HorovodInternalError if the ranks do not connect in time, ValueError for a bad argument.
     """
     if comm is not None:
         raise ValueError(f"comm={comm!r}: must be None; use process_sets for groups of ranks")
@@ -42,96 +53,98 @@ def start(
 def init(
     comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
-    """Find the other ranks: those of `ronde run`, or none. Does nothing if that has been done.
+    """Connect to the other ranks of `ronde run`; without a launcher, make a world of one rank. Further calls do
+    nothing.
 
-    comm          None; Horovod's lists of MPI ranks have no meaning here: use process sets
-    process_sets  sets to make at once, the same on all ranks. "dynamic" is taken for None: sets can always be added
+    comm          must be None; Horovod's lists of MPI ranks are not supported: use process sets
+    process_sets  sets to create at once, the same on all ranks. "dynamic" means None: sets can always be added
 
-    Raises HorovodInternalError if the ranks do not come together, ValueError for a bad argument.
+    Raises HorovodInternalError if the ranks do not connect in time, ValueError for a bad argument.
     """
     start(comm, process_sets, lambda _: {})
 
 
 def join(device: int = -1) -> int:
-    """This rank has no more data: until all ranks have joined, it gives zeros to allreduces of the others.
+    """Announce that this rank has no more data. Until all ranks have joined, it contributes zeros to their allreduces.
 
-    Returns the last rank to join. `device` is there for Horovod's scripts and means nothing.
+    Returns the last rank that joined. `device` is accepted for Horovod's sake and ignored.
     """
     comm = global_process_set.communicator
     with as_horovod():
         last = comm.join()
-    number_anew(comm)
+    reset_numbers(comm)
     return last
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all ranks of the set have called it."""
+    """Wait until all ranks of the process set have called `barrier`. Raises HorovodInternalError if a rank is lost."""
     comm = communicator_of(process_set)
     with as_horovod():
         comm.barrier_async(name=full_name(comm, "barrier", None)).wait()
 
 
 def is_homogeneous() -> bool:
-    """True if all hosts have equally many ranks."""
+    """True if every host has the same number of ranks."""
     hosts = [member.host for member in collectives.world().members]
     return len({hosts.count(host) for host in hosts}) == 1
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write what happens from now on to a file for chrome://tracing or Perfetto, one per rank. There are no cycles."""
+    """Write a trace for chrome://tracing or Perfetto to a file, one per rank. `mark_cycles` is ignored: there are no
+    cycles."""
     collectives.start_timeline(file_path)
 
 
 def stop_timeline() -> None:
-    """Finish the file."""
+    """End the trace and close its file."""
     collectives.stop_timeline()
 
 
 def mpi_threads_supported() -> bool:
-    """False: there is no MPI. Operations may be called from any thread."""
+    """False: MPI is not used. Operations may be called from any thread."""
     return False
 
 
 def mpi_enabled() -> bool:
-    """False."""
+    """False: MPI is not used."""
     return False
 
 
 def mpi_built() -> bool:
-    """False."""
+    """False: MPI is not used."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """False: TCP and shared memory are Ronde's own."""
+    """False: Ronde has its own transports over TCP and shared memory."""
     return False
 
 
 def gloo_built() -> bool:
-    """False."""
+    """False: Ronde has its own transports over TCP and shared memory."""
     return False
 
 
 def nccl_built() -> int:
-    """NCCL's version as an int if it can be used here, else 0."""
+    """1 if NCCL is usable in this process, else 0."""
     return 0 if registry.backend("nccl").usable() else 1
 
 
 def cuda_built() -> bool:
-    """True if CUDA tensors can go over NCCL here."""
+    """True if CUDA tensors can travel over NCCL in this process."""
     return bool(nccl_built())
 
 
 def ddl_built() -> bool:
-    """False."""
+    """False: DDL is not used."""
     return False
 
 
 def ccl_built() -> bool:
-    """False."""
+    """False: oneCCL is not used."""
     return False
 
 
 def rocm_built() -> bool:
-    """False."""
+    """False: ROCm is not used."""
     return False

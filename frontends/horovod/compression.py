@@ -1,6 +1,6 @@
-"""Horovod's compression of gradients: cast to half the size before they are sent, back when they have come.
+"""Horovod's compression of gradients: floats are cast to a smaller type before the reduction and back after it.
 
-A frontend says how its tensors are cast; the rest is here.
+Each frontend gives the two functions that depend on its tensor type; see Cast.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from typing import Any
 
 
 class Compressor:
-    """What `compression=` takes: any object with these two functions. They may run inside a compiled step."""
+    """Interface of the argument `compression`: any object with these two functions. They may run inside a compiled
+    step."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor to be sent, and what `decompress` needs."""
+        """Return the tensor to send, and a context for `decompress`."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor as it was before, of what came."""
+        """Restore the original type of a reduced tensor. `ctx` is the context that `compress` returned."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Leaves everything as it is."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -35,18 +36,18 @@ class NoneCompressor(Compressor):
 
 
 class Cast(Compressor):
-    """Floats that are larger than `dtype` travel as that. A frontend gives `shrinks` and `cast`."""
+    """Sends floats that are larger than `dtype` as `dtype`. A frontend's subclass implements `shrinks` and `cast`."""
 
-    dtype: Any
+    dtype: Any = None
 
     @classmethod
     def shrinks(cls, tensor: Any) -> bool:
-        """True for a tensor of floats that are larger than `dtype`."""
+        """True if the tensor's elements are floats larger than `dtype`."""
         raise NotImplementedError
 
     @staticmethod
     def cast(tensor: Any, dtype: Any) -> Any:
-        """The tensor in another dtype."""
+        """Return the tensor converted to `dtype`."""
         raise NotImplementedError
 
     @classmethod

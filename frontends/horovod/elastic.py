@@ -1,8 +1,7 @@
-"""Training that goes on without lost ranks: state that is committed and restored, and the loop around it.
+"""Elastic training: state that is committed and restored, and a loop that continues without lost ranks.
 
-What Horovod's elastic API has for every framework, as far as a world with a fixed set of processes allows: ranks are
-lost, and never added. Start the job with `ronde run --keep-going`, or the launcher ends it with the first rank that
-fails.
+The set of processes is fixed: ranks can be lost, but not added. Start the job with `ronde run --keep-going`, or the
+launcher ends it with the first rank that fails.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 
 class ObjectState:
-    """Values that are attributes: `state = ObjectState(epoch=0)`, `state.epoch += 1`, `state.commit()`."""
+    """Values kept as attributes: `state = ObjectState(epoch=0)`, `state.epoch += 1`, `state.commit()`."""
 
     def __init__(self, **values: Any) -> None:
         self._names = list(values)
@@ -33,36 +32,36 @@ class ObjectState:
         self.save()
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
-        """Functions to call when there are other ranks than before, say to adapt the learning rate."""
+        """Add functions to call after the set of ranks has changed, for example to adapt the learning rate."""
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The ranks have changed."""
+        """Called after the set of ranks has changed: `reset`, then the registered callbacks."""
         self.reset()
         for callback in self._callbacks:
             callback()
 
     def reset(self) -> None:
-        """Adapt to the ranks that there are."""
+        """Adapt to the current set of ranks. Nothing to do for plain values."""
 
     def save(self) -> None:
-        """Remember everything as it is, in this process."""
+        """Copy all values, in this process's memory."""
         self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._names}
 
     def commit(self) -> None:
-        """`save`; what comes after it is lost with a rank."""
+        """Save. When a rank is lost, the survivors continue from the last commit."""
         self.save()
 
     def check_host_updates(self) -> None:
-        """Nothing: hosts are not added."""
+        """Nothing: hosts are never added."""
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Return to the values of the last `save`."""
         for name, value in self._saved.items():
             setattr(self, name, copy.deepcopy(value))
 
     def sync(self) -> None:
-        """Give all ranks what the first one has."""
+        """Broadcast the values of rank 0 to all ranks, and save them. Collective."""
         values = broadcast_object({name: getattr(self, name) for name in self._names}, 0, "elastic.state")
         for name, value in values.items():
             setattr(self, name, value)
@@ -70,50 +69,51 @@ class ObjectState:
 
 
 class VariablesState(ObjectState, ABC):
-    """ObjectState with a framework's variables. One that was not there at the last commit keeps its value."""
+    """ObjectState with a framework's variables. A variable created after the last commit keeps its value on
+    `restore`."""
 
     @abstractmethod
     def variables(self) -> list[Any]:
-        """Those that there are now, in the same order on all ranks."""
+        """Return the current variables, in the same order on all ranks."""
 
     def read(self, variables: Sequence[Any]) -> list[Any]:
-        """Copies of their values."""
+        """Return copies of the variables' values."""
         return [np.array(variable) for variable in variables]
 
     def assign(self, variable: Any, value: Any) -> None:
-        """Give it the value."""
+        """Set a variable to a value."""
         variable.assign(value)
 
     @abstractmethod
     def broadcast(self, variables: Sequence[Any]) -> None:
-        """Give all ranks the values of the first one."""
+        """Give the variables of all ranks the values of rank 0. Collective."""
 
     def save(self) -> None:
-        """Remember everything as it is, in this process."""
+        """Copy all values and variables, in this process's memory."""
         super().save()
         variables = self.variables()
         self._values = list(zip(variables, self.read(variables), strict=True))
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Return to the values of the last `save`."""
         super().restore()
         for variable, value in self._values:
             self.assign(variable, value)
 
     def sync(self) -> None:
-        """Give all ranks what the first one has."""
+        """Broadcast values and variables of rank 0 to all ranks, and save them. Collective."""
         self.broadcast(self.variables())
         super().sync()
 
 
 def recovering(*failures: type[Exception]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Makes a framework's `run`, which decorates `func(state, ...)`: it is called with the state in sync, and again
-    after the loss of a rank.
+    """Make a framework's `run`, a decorator for `func(state, ...)`.
 
-    failures  what the framework raises, beside HorovodInternalError, when an operation fails
+    failures   exceptions that the framework raises for a failed operation, beside HorovodInternalError
 
-    After one of them the survivors shrink the world, restore the state's last commit, and go on. Raises what `func`
-    raises while the world is sound, and what `collectives.shrink` raises on a rank that is left out.
+    The decorated function synchronises the state and calls `func`. If a rank is lost, the survivors shrink the world,
+    restore the last commit, and call `func` again. It raises the error of `func` if the world is intact, and the error
+    of `collectives.shrink` on a rank that is excluded.
     """
 
     caught: tuple[type[Exception], ...] = (HorovodInternalError, *failures)

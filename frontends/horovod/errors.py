@@ -1,4 +1,4 @@
-"""Failures as Horovod's users expect them."""
+"""The exception that Horovod's users expect."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from transports.errors import RondeError
 
 
 class HorovodInternalError(RuntimeError):
-    """An operation failed: ranks disagreed about it, or one was lost. The runtime's own error is the cause."""
+    """An operation failed, because the ranks disagreed or a rank was lost. Its cause is the runtime's own error."""
 
 
 @contextlib.contextmanager
 def as_horovod() -> Iterator[None]:
-    """Raise the runtime's errors as HorovodInternalError."""
+    """Convert the runtime's errors to HorovodInternalError."""
     try:
         yield
     except RondeError as error:

@@ -1,4 +1,4 @@
-"""Handles of asynchronous operations, and what one does with them."""
+"""Handles of asynchronous operations."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from frontends.horovod.errors import as_horovod
 
 
 class Handle:
-    """An operation in flight. It keeps its tensors alive."""
+    """An operation in flight. It keeps the operation's tensors alive."""
 
     __slots__ = ("_finish", "_result", "_work")
 
     def __init__(self, work: Work[Any], finish: Callable[[Any], Any]) -> None:
-        """`finish` makes what `synchronize` returns of the operation's result, once."""
+        """`finish` converts the operation's result for `synchronize`; called once."""
         self._work: Work[Any] | None = work
         self._finish: Callable[[Any], Any] | None = finish
         self._result: Any = None
 
     def poll(self) -> bool:
-        """True once the operation is over, well or not."""
+        """True when the operation has ended, with or without an error."""
         return self._work is None or self._work.test()
 
     def synchronize(self) -> Any:
-        """Wait for the result. Raises HorovodInternalError, again and again, if the operation failed."""
+        """Wait for the operation and return its result. Raises HorovodInternalError, at every call, if the operation
+        failed."""
         if self._work is not None and self._finish is not None:
             with as_horovod():
                 self._result = self._finish(self._work.wait())
@@ -34,7 +35,7 @@ class Handle:
 
 
 class Handles:
-    """Several handles as one, whose result is the list of theirs."""
+    """Several handles as one; its result is the list of their results."""
 
     __slots__ = ("_handles",)
 
@@ -42,22 +43,22 @@ class Handles:
         self._handles = list(handles)
 
     def poll(self) -> bool:
-        """True once all are over."""
+        """True when all operations have ended."""
         return all(handle.poll() for handle in self._handles)
 
     def synchronize(self) -> list[Any]:
-        """Wait for all. Raises what the first that failed raises."""
+        """Wait for all operations. Raises the error of the first one that failed."""
         return [handle.synchronize() for handle in self._handles]
 
 
 def poll(handle: Handle | Handles) -> bool:
-    """True once the operation of a handle is over; then `synchronize` does not wait."""
+    """True when the operation of a handle has ended; `synchronize` then returns at once."""
     return handle.poll()
 
 
 def synchronize(handle: Handle | Handles) -> Any:
-    """Wait for the operation of a handle, and return its output: a tensor, a list of them, or as the operation tells.
+    """Wait for the operation of a handle and return its output: a tensor, or a list of tensors for a grouped operation.
 
-    Raises HorovodInternalError (a RuntimeError) if the operation failed: on every rank if they disagreed about it.
+    Raises HorovodInternalError (a RuntimeError) if the operation failed: on every rank if the ranks disagreed.
     """
     return handle.synchronize()

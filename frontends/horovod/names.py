@@ -1,4 +1,4 @@
-"""What operations are called: how they combine, and the names by which ranks find each other's."""
+"""Names of operations, by which the ranks match their calls, and ranks within process sets."""
 
 from __future__ import annotations
 
@@ -7,76 +7,61 @@ from collections import Counter
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from collectives import Communicator, rank
-from collectives.process_sets import ProcessSet
-
-Average: Final = "average"
-Sum: Final = "sum"
-Adasum: Final = "adasum"
-Min: Final = "min"
-Max: Final = "max"
-Product: Final = "prod"
+from collectives import Communicator, ProcessSet, rank
 
 
-class _Numbers:
-    """Numbers for operations without a name, from 1 on for every communicator and kind."""
+class _CallCounters:
+    """Numbers for operations without a name: one count, from 1, for each communicator and kind of operation."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: WeakKeyDictionary[Communicator, Counter[str]] = WeakKeyDictionary()
 
-    def name(self, communicator: Communicator, kind: str) -> str:
+    def next_name(self, communicator: Communicator, kind: str) -> str:
         with self._lock:
             counts = self._counts.setdefault(communicator, Counter())
             counts[kind] += 1
             return f"{kind}.noname.{counts[kind]}"
 
-    def begin_anew(self, communicator: Communicator) -> None:
+    def reset(self, communicator: Communicator) -> None:
         with self._lock:
             self._counts.pop(communicator, None)
 
 
-_numbers: Final = _Numbers()
+_counters: Final = _CallCounters()
+
+
+def full_name(communicator: Communicator, kind: str, name: str | None) -> str:
+    """Return the name by which ranks match a call, numbered if `name` is None.
+
+    The kind is part of it, because in Horovod operations of two kinds may have the same name.
+    """
+    return _counters.next_name(communicator, kind) if name is None else f"{kind}.{name}"
+
+
+def reset_numbers(communicator: Communicator) -> None:
+    """Number operations without a name from 1 again, after a join: the ranks have made different numbers of calls."""
+    _counters.reset(communicator)
 
 
 def communicator_of(process_set: ProcessSet) -> Communicator:
+    """Return the communicator of a process set. Raises TypeError for another object, ValueError for an unknown set."""
     if not isinstance(process_set, ProcessSet):
         raise TypeError(f"process_set={process_set!r}: must be a ProcessSet")
     return process_set.communicator
 
 
 def alone_in(process_set: ProcessSet) -> bool:
-    """True if this rank has nobody to combine with: it is the only one, or not of the process set. Raises RuntimeError
-    while there is no world, ValueError for a set that was not added."""
+    """True if this rank has no other rank to combine with: it is the only member, or not a member.
+
+    Raises RuntimeError before `init`, ValueError for a process set that was not added.
+    """
     return rank() not in (process_set.ranks or ()) or process_set.communicator.size == 1
 
 
-def full_name(communicator: Communicator, kind: str, name: str | None) -> str:
-    """Operations of two kinds may have one name in Horovod."""
-    return _numbers.name(communicator, kind) if name is None else f"{kind}.{name}"
-
-
-def number_anew(communicator: Communicator) -> None:
-    """Operations without a name are counted from 1 again: all ranks have joined, after unequally many."""
-    _numbers.begin_anew(communicator)
-
-
 def root_in(process_set: ProcessSet, root_rank: int) -> int:
-    """The number within a process set of a rank of the world. Raises ValueError if it is not in it."""
+    """Translate a rank of the world into its rank in the process set. Raises ValueError if it is not a member."""
     ranks = process_set.ranks or []
     if root_rank not in ranks:
         raise ValueError(f"root_rank={root_rank!r}: must be a rank of the process set, one of {ranks}")
     return ranks.index(root_rank)
-
-
-def choose_op(op: str | None, average: bool | None) -> str:
-    """`op`, or what the deprecated `average` says; Average by default. Raises ValueError for both or an unknown one."""
-    if average is not None:
-        if op is not None:
-            raise ValueError("op and average: give one of them; average is deprecated")
-        return Average if average else Sum
-    if op is None:
-        return Average
-    if op not in (Average, Sum, Adasum, Min, Max, Product):
-        raise ValueError(f"op={op!r}: must be Average, Sum, Adasum, Min, Max or Product")
-    return op

@@ -1,10 +1,10 @@
-"""Objects, pickled, from one rank to all and from all to all."""
+"""Collectives on pickled Python objects."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from collectives.process_sets import ProcessSet, global_process_set
+from collectives import ProcessSet, global_process_set
 from frontends.horovod.errors import as_horovod
 from frontends.horovod.names import full_name, root_in
 
@@ -12,7 +12,10 @@ from frontends.horovod.names import full_name, root_in
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The object of `root_rank`, pickled; on that rank, `obj` itself."""
+    """Return the object of `root_rank`, a rank of the world, on all ranks; on that rank, `obj` itself.
+
+    Raises ValueError if `root_rank` is not in the process set, HorovodInternalError if a rank is lost.
+    """
     comm, root = process_set.communicator, root_in(process_set, root_rank)
     full = full_name(comm, "broadcast_object", name)
     with as_horovod():
@@ -21,7 +24,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """All ranks' objects, in rank order."""
+    """Return the objects of all ranks, in rank order. Raises HorovodInternalError if a rank is lost."""
     comm = process_set.communicator
     with as_horovod():
         return list(comm.allgather_object_async(obj, name=full_name(comm, "allgather_object", name)).wait())

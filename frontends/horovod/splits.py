@@ -1,15 +1,25 @@
-"""How many rows of a tensor go to each rank."""
+"""Division of tensors and lists among ranks and groups."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
+from typing import TypeVar
+
+from collectives.schedule import split_evenly
+
+T = TypeVar("T")
 
 
 def rows_for(
     shape: Sequence[int], given: Sequence[int] | None, size: int, tensor: str = "tensor", splits: str = "splits"
 ) -> list[int]:
-    """What `given` says, or without it equally many for each of `size` ranks. Raises ValueError, with the names of both
-    arguments, for what does not fit."""
+    """Return the number of rows for each of `size` ranks: `given`, or equal parts of the first dimension if None.
+
+    tensor, splits   names of the arguments, for the error text
+
+    Raises ValueError for splits that do not fit the shape, and for a first dimension that cannot be divided equally.
+    """
     rows = shape[0] if len(shape) else -1
     if rows < 0 or (given is None and rows % size):
         raise ValueError(
@@ -25,3 +35,9 @@ def rows_for(
             f"the rows of {tensor}"
         )
     return found
+
+
+def divided(items: Sequence[T], groups: int) -> list[list[T]]:
+    """Cut `items` into at most `groups` consecutive lists of about equal length; none of them is empty."""
+    left = iter(items)
+    return [list(islice(left, size)) for size in split_evenly(len(items), groups) if size]

@@ -6,7 +6,11 @@
     params = hvd.broadcast_parameters(params)
     optimizer = hvd.distributed(optax.adam(1e-3))     # its update reduces the gradients of all ranks
 
-One process per rank, on the CPU. docs/jax.md tells the rest.
+One process per rank, on the CPU; docs/jax.md describes it. JAX and XLA interfaces that are not public are used in
+primitive.py, programs.py and call_frames.py only:
+
+    ops, training -> primitive (tracing, order, gradients) -> handler (XLA's call) -> requests (the collectives)
+    programs (jit, eager calls) -^
 """
 
 from __future__ import annotations
@@ -18,8 +22,17 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError("frontends.jax needs jax: pip install 'ronde[jax]'", name="jax") from None
 
-from collectives.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from frontends.horovod.basics import (
+from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
+from frontends.horovod import (
+    Adasum,
+    Average,
+    HorovodInternalError,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather_object,
+    broadcast_object,
     cross_rank,
     cross_size,
     init,
@@ -32,9 +45,6 @@ from frontends.horovod.basics import (
     start_timeline,
     stop_timeline,
 )
-from frontends.horovod.errors import HorovodInternalError
-from frontends.horovod.names import Adasum, Average, Max, Min, Product, Sum
-from frontends.horovod.objects import allgather_object, broadcast_object
 from frontends.jax.basics import shutdown
 from frontends.jax.compression import Compression
 from frontends.jax.handler import path

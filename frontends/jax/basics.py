@@ -1,4 +1,4 @@
-"""How a process with JAX leaves the other ranks."""
+"""End of a job for JAX."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from frontends.jax.primitive import settle
 
 
 def shutdown() -> None:
-    """Wait for what was called, and leave the other ranks. `init` may follow; then call jax.clear_caches() if there are
-    compiled functions of a world of another size. What has failed is raised where its result is waited for, not here.
+    """Wait for this thread's calls and leave the world.
+
+    `init` may follow. Then call jax.clear_caches() if there are functions compiled for another rank or size. Errors of
+    calls are raised where their results are used, not here.
     """
     if collectives.is_initialized():
         with contextlib.suppress(jax.errors.JaxRuntimeError):

@@ -1,7 +1,7 @@
-"""The structures by which XLA calls foreign functions, as far as they are needed: xla/ffi/api/c_api.h, version 0.3.
+"""XLA's C structures for foreign function calls, the part used here: xla/ffi/api/c_api.h, version 0.3.
 
-jaxlib brings that header: `jax.ffi.include_dir()`. Every structure begins with its size, and XLA promises that fields
-are only ever added at the end unless the major version changes; `handler.py` checks both before it trusts a frame.
+jaxlib contains that header: `jax.ffi.include_dir()`. Every structure begins with its size. Unless the major version
+changes, XLA only appends fields; handler.py checks version and sizes before it reads a frame.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Buffers(ctypes.Structure):
     ]
 
     def addresses(self) -> list[int]:
-        """Where the memory of each is."""
+        """Return the address of each buffer's memory."""
         pointers = (ctypes.c_size_t * self.size).from_address(self.buffers)
         return [ctypes.c_size_t.from_address(pointer + _Buffer.data.offset).value for pointer in pointers]
 
@@ -102,7 +102,7 @@ class Frame(ctypes.Structure):
     ]
 
     def metadata(self) -> _Metadata | None:
-        """What to fill in if XLA asks who the handler is; None if this is a call."""
+        """Return the structure to fill in if XLA asks for the handler's version; None if the frame is a call."""
         at = self.extension_start
         while at:
             base = _Extension.from_address(at)
@@ -113,6 +113,6 @@ class Frame(ctypes.Structure):
         return None
 
     def attribute(self) -> bytes:
-        """The handler's one attribute, a string."""
+        """Return the handler's only attribute, a string."""
         span = _Span.from_address(self.attributes.values[0])
         return ctypes.string_at(span.ptr, span.len)

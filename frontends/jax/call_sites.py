@@ -1,4 +1,5 @@
-"""What a compiled program tells the handler wherever it calls it: the request, and shapes and types of the arrays."""
+"""Call sites: the text that a compiled program passes to the handler, with the request and the arrays' shapes and
+types."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _Kind = tuple[tuple[int, ...], str]
 
 
 class CallSite:
-    """A request on arrays of known shapes: all that need not be found out at every call."""
+    """A request on arrays of known shapes; everything that does not change between calls."""
 
     def __init__(self, request: Request, operands: Sequence[_Kind], results: Sequence[_Kind]) -> None:
         self.request = request
@@ -30,11 +31,11 @@ class CallSite:
         self._operands, self._results = ([_Memory(*kind) for kind in kinds] for kinds in self._kinds)
 
     def encode(self) -> str:
-        """As text, which `decode` reads."""
+        """Return the call site as text; `decode` is the inverse."""
         return json.dumps([astuple(self.request), *self._kinds])
 
     def arrays(self, operands: Sequence[int], results: Sequence[int]) -> tuple[list[Array], list[Array]]:
-        """The arrays at these addresses; a result in its operand's memory is the same array."""
+        """Return the arrays at these addresses. A result that shares its operand's memory is the same array."""
         sources = [memory.at(address) for memory, address in zip(self._operands, operands, strict=True)]
         targets = [
             source if address == origin and source.size else memory.at(address)
@@ -44,7 +45,7 @@ class CallSite:
 
 
 class _Memory:
-    """Makes arrays of a shape and type at an address."""
+    """Makes arrays of one shape and type at given addresses."""
 
     __slots__ = ("_block", "_count", "_dtype", "_shape")
 
@@ -61,7 +62,7 @@ class _Memory:
 
 @lru_cache(maxsize=4096)
 def decode(text: bytes) -> CallSite:
-    """The call site that was encoded."""
+    """Return the call site of a text."""
 
     def frozen(value: Any) -> Any:
         return tuple(map(frozen, value)) if isinstance(value, list) else value

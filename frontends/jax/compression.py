@@ -1,4 +1,4 @@
-"""Compression of JAX's arrays by casting them."""
+"""Compression of JAX arrays by a cast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from frontends.horovod.compression import Cast, Compressor, NoneCompressor
+from frontends.horovod import Cast, Compressor, NoneCompressor
 
 __all__ = ["Compression", "Compressor"]
 
@@ -23,19 +23,19 @@ class _Cast(Cast):
 
 
 class FP16Compressor(_Cast):
-    """Floats travel as float16: numbers beyond 65504 become infinite."""
+    """Sends floats as float16. Values beyond 65504 become infinite."""
 
     dtype = jnp.float16
 
 
 class BF16Compressor(_Cast):
-    """Floats travel as bfloat16: the range of float32, 8 bits of precision. Not in Horovod."""
+    """Sends floats as bfloat16: the range of float32 with 8 bits of precision. Horovod does not have it."""
 
     dtype = jnp.bfloat16
 
 
 class Compression:
-    """The choices."""
+    """Values for the argument `compression`."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,7 +1,7 @@
-"""Ronde's function for XLA, called from compiled programs on the CPU: a ctypes callback that reads XLA's call frame.
+"""The function that compiled programs call on the CPU: a ctypes callback that reads XLA's call frame.
 
-It sees the memory of operands and results itself, so nothing is copied. While it waits for the other ranks it does not
-hold the interpreter's lock. What it raises comes out of the program as a JaxRuntimeError with the text.
+It accesses the memory of operands and results directly, without copies, and releases the interpreter lock while it
+waits for other ranks. An exception in it becomes a JaxRuntimeError of the program with the same text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
 
 @dataclass
 class _Handler:
-    """What XLA calls, and whether it can be trusted to."""
+    """The callback, and the reason why it cannot be used with this XLA; empty if it can."""
 
     obstacle: str = "XLA has not asked for the handler's version"
     function: Any = field(init=False)
@@ -54,7 +54,7 @@ class _Handler:
         self.function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(Frame))(self)
 
     def register(self) -> None:
-        """Have XLA call it from now on. XLA asks for its version at once."""
+        """Register the callback with XLA, which asks for its version at once."""
         jax.local_devices(backend="cpu")  # before there is one, nothing is asked
         address = ctypes.cast(self.function, ctypes.c_void_p).value
         try:
@@ -81,14 +81,14 @@ class _Handler:
 
 @functools.cache
 def registered() -> _Handler:
-    """The handler, registered with the first use; XLA keeps it as long as the process."""
+    """Return the handler, registered at the first call; XLA keeps it until the process ends."""
     handler = _Handler()
     handler.register()
     return handler
 
 
 def obstacle_of(frame: Frame) -> str:
-    """Why this XLA's frames cannot be read; empty if they can."""
+    """Return the reason why this XLA's frames cannot be read; empty if they can."""
     version = frame.api.contents.version
     if version.major != MAJOR or version.minor < MINOR:
         return f"XLA's FFI has version {version.major}.{version.minor}, must be {MAJOR}.{MINOR} or later"
@@ -112,10 +112,10 @@ def _error(frame: Frame, error: BaseException) -> int | None:
 
 
 def path() -> str:
-    """How compiled programs call Ronde: "ffi", or "callback" where XLA's interface is not the one that is known here.
+    """Return how compiled programs call Ronde: "ffi", or "callback" if XLA's interface has another version.
 
     The environment variable RONDE_JAX_PATH chooses: ffi, callback, or auto. Raises ConfigError for another value, and
-    for ffi where that is not possible.
+    for ffi if it is not possible.
     """
     chosen = os.environ.get("RONDE_JAX_PATH", "auto")
     if chosen not in ("auto", "ffi", "callback"):

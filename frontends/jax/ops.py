@@ -1,8 +1,8 @@
-"""The operations on trees of arrays: eager, and within jit, grad, scan and cond.
+"""Collectives on trees of arrays: eager, and within jit, grad, scan and cond.
 
-All arrays of a tree travel as one operation. Ranks must make the same calls in the same order, as programs that were
-traced from the same function do; a call without a name is numbered as it is run. A failure is raised where the result
-is waited for, as jax.errors.JaxRuntimeError with the text of Ronde's error; to go on after it, call `settle`.
+All arrays of a tree travel as one operation. All ranks must make the same calls in the same order; programs traced from
+the same function do. A call without a name is numbered when it runs. An error is raised where the result is used, as
+jax.errors.JaxRuntimeError with the text of Ronde's error; call `settle` to continue after it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from collectives.process_sets import ProcessSet, global_process_set
-from collectives.reductions import check_op
-from frontends.horovod.names import Average, Sum, choose_op, communicator_of, root_in
+from collectives import Op, ProcessSet, global_process_set
+from collectives.arrays import check_op
+from frontends.horovod import check_linear, choose_op, communicator_of, root_in
 from frontends.jax.compression import Compression, Compressor
 from frontends.jax.primitive import bind, settle
 from frontends.jax.requests import Request
@@ -28,25 +28,25 @@ _PARTS: Final = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 
 def allreduce(
     x: Any,
-    op: str | None = None,
+    op: Op | None = None,
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: type[Compressor] = Compression.none,
 ) -> Any:
-    """Combine the arrays of `x` over the ranks of a process set, element by element; the same bits on every rank.
+    """Reduce the arrays of `x` over the ranks of a process set, element by element; bit-identical on all ranks.
 
     x                                  a tree of arrays and numbers
     op                                 Average by default, Sum, Adasum, Min, Max, Product
-    name                               ranks match calls by it; without one they are numbered
-    prescale_factor, postscale_factor  what arrays are multiplied by before, and results after
-    compression                        Compression.none, .fp16, .bf16: as what floats travel
+    name                               name by which ranks match the call; numbered by default
+    prescale_factor, postscale_factor  factors of the arrays before and of the results after the reduction
+    compression                        Compression.none, .fp16, .bf16: type in which floats travel
 
-    Gradients flow through sums and averages: the same of all ranks' gradients. Raises TypeError or ValueError for a
-    bad argument; JaxRuntimeError on every rank if they disagree about types, shapes or op, or one is lost.
+    Differentiable for Sum and Average: the gradient is reduced in the same way. Raises TypeError or ValueError for a
+    bad argument; JaxRuntimeError on every rank if they disagree about types, shapes or op, or a rank is lost.
     """
-    op = choose_op(op, None)
+    op = choose_op(op)
     request = _request("allreduce", process_set, name, op=op, prescale=prescale_factor, postscale=postscale_factor)
     arrays, tree = _arrays(x)
     return jax.tree_util.tree_unflatten(tree, _reduced(request, arrays, compression))
@@ -54,14 +54,14 @@ def allreduce(
 
 def grouped_allreduce(
     tensors: Sequence[Any],
-    op: str | None = None,
+    op: Op | None = None,
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: type[Compressor] = Compression.none,
 ) -> list[Any]:
-    """`allreduce` of a sequence; a list of results."""
+    """`allreduce` of a sequence; returns a list."""
     return allreduce(list(tensors), op, name, prescale_factor, postscale_factor, process_set, compression)  # type: ignore[no-any-return]
 
 
@@ -71,13 +71,13 @@ def allgather(
     process_set: ProcessSet = global_process_set,
     rows: Sequence[int] | None = None,
 ) -> Any:
-    """All ranks' arrays, concatenated along the first dimension in rank order; a number counts as one row.
+    """Concatenate the arrays of all ranks along the first dimension in rank order; a number counts as one row.
 
-    rows   how many rows come from each rank, the same on all ranks, where they are not equally many: the shape of the
-           result must be known when a function is traced. allgather_object(len(x)) finds them
+    rows   number of rows of each rank, the same on all ranks; needed if they differ, because the result's shape must be
+           known when a function is traced. allgather_object(len(x)) finds them
 
-    The gradient is the average of all ranks' gradients, of this rank's rows. Raises ValueError for rows that are not
-    this rank's; JaxRuntimeError if other ranks have others.
+    The gradient is this rank's rows of the average of all ranks' gradients. Raises ValueError if `rows` does not fit
+    this rank's array; JaxRuntimeError if the ranks pass different `rows`.
     """
     arrays, tree = _arrays(x)
     comm = communicator_of(process_set)
@@ -91,7 +91,7 @@ def allgather(
 
 
 def broadcast(x: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """The arrays of rank `root_rank` of the world; all ranks give arrays of one shape and type.
+    """Return the arrays of `root_rank`, a rank of the world. All ranks pass arrays of the same shapes and types.
 
     The gradient is the average of all ranks' gradients on the root, zeros elsewhere.
     """
@@ -102,20 +102,19 @@ def broadcast(x: Any, root_rank: int, name: str | None = None, process_set: Proc
 
 def reduce_scatter(
     x: Any,
-    op: str | None = None,
+    op: Op | None = None,
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: type[Compressor] = Compression.none,
 ) -> Any:
-    """Combine arrays over the ranks and give each its rows of the results, larger parts first. Average and Sum only.
+    """Reduce arrays over the ranks and return this rank's rows; lower ranks get the larger parts. Average and Sum only.
 
     The gradient is the allgather of all ranks' gradients, times the number of ranks for Sum.
     """
-    op = choose_op(op, None)
-    if op not in (Average, Sum):
-        raise ValueError(f"op={op!r}: reduce_scatter takes Average and Sum only")
+    op = choose_op(op)
+    check_linear(op, "reduce_scatter")
     request = _request("reduce_scatter", process_set, name, op=op, prescale=prescale_factor, postscale=postscale_factor)
     arrays, tree = _arrays(x, "has no axis to split; it must have at least one dimension")
     return jax.tree_util.tree_unflatten(tree, _reduced(request, arrays, compression))
@@ -127,12 +126,13 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send parts of the arrays, cut along the first dimension, to all ranks; what came, in rank order.
+    """Send parts of the arrays, cut along the first dimension, to all ranks; return the received parts in rank order.
 
-    splits   splits[i][j] rows go from rank i to rank j: the whole table, the same on all ranks, since the shape of the
-             result must be known when a function is traced. By default equal parts
+    splits   splits[i][j] rows go from rank i to rank j: the whole table, the same on all ranks, because the result's
+    shape
+             must be known when a function is traced. Equal parts by default
 
-    The gradient is the alltoall back. Raises ValueError for arrays that cannot be divided so.
+    The gradient is the alltoall back. Raises ValueError for arrays that cannot be divided.
     """
     comm = communicator_of(process_set)
     arrays, tree = _arrays(x, "has no axis to split; it must have at least one dimension")
@@ -153,9 +153,9 @@ def alltoall(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all ranks of the set have come here, and all that was called before is done.
+    """Wait until all ranks of the set have called `barrier` and this thread's earlier calls are done.
 
-    Within a traced function it becomes a part of the program.
+    In a traced function it becomes part of the program.
     """
     bind(_request("barrier", process_set, None))
     settle()
@@ -176,9 +176,9 @@ def _reduced(request: Request, arrays: list[jax.Array], compression: type[Compre
 
 
 def _arrays(x: Any, otherwise: str = "") -> tuple[list[jax.Array], Any]:
-    """The arrays of a tree and how to put it together again. Raises TypeError for leaves that cannot be moved.
+    """Return a tree's arrays and its structure. Raises TypeError for leaves that cannot travel.
 
-    otherwise   what to say of arrays without dimensions where these will not do
+    otherwise   error text for arrays without dimensions, if they are not allowed
     """
     leaves, tree = jax.tree_util.tree_flatten(x)
     arrays = []

@@ -1,9 +1,8 @@
-"""The primitive that all operations are made of: how JAX traces, orders, lowers and differentiates it.
+"""The JAX primitive of all collectives: tracing, order, lowering and derivatives.
 
-Its effect is an ordered one: JAX threads a token through all of Ronde's calls, within a program in the order in which
-they were traced, and from one program to the next in the order in which these were called. So one call is in flight at
-a time, and no two ranks that run the same program can wait for each other's next one.
-https://docs.jax.dev/en/latest/jep/10657-sequencing-effects.html
+It has an ordered effect: JAX passes a token through all calls, within a program in the order of tracing, and from one
+program to the next in the order of the programs' calls. So one call is in flight at a time, and ranks that run the same
+program cannot deadlock. https://docs.jax.dev/en/latest/jep/10657-sequencing-effects.html
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from frontends.jax.requests import Request, perform
 
 
 class _RondeEffect(effects.Effect):  # type: ignore[misc]
-    """Tells JAX that the order of calls matters."""
+    """Effect that makes JAX keep the order of calls."""
 
     def __str__(self) -> str:
         return "Ronde"
@@ -52,15 +51,15 @@ COLLECTIVE.multiple_results = True
 
 
 def bind(request: Request, *arrays: jax.Array) -> list[jax.Array]:
-    """The results of a request, of each array one. In a trace it becomes part of the program."""
+    """Return the results of a request, one for each array. In a trace it becomes part of the program."""
     return list(COLLECTIVE.bind(*arrays, request=request, path=path(), in_place=request.kind in _IN_PLACE))
 
 
 def settle() -> None:
-    """Wait until all that this thread has called is done.
+    """Wait for all calls of this thread.
 
-    Raises JaxRuntimeError if something has failed. A failure stays in the token that orders the calls of a thread, and
-    in all that it calls after that; from here on it is forgotten.
+    Raises JaxRuntimeError if one has failed. An error stays in the token that orders the thread's calls, and fails all
+    later ones; `settle` removes it.
     """
     try:
         jax.effects_barrier()
@@ -89,7 +88,7 @@ def _lower(ctx: Any, *operands: Any, request: Request, path: str, in_place: bool
 def _lower_call(
     ctx: Any, token: Any, operands: Sequence[Any], request: Request, in_place: bool
 ) -> tuple[Any, Sequence[Any]]:
-    """A call of the handler, which takes and gives the token first."""
+    """Lower to a call of the handler, with the token as first operand and result."""
     aliases = {index: index for index, one in enumerate(operands, 1) if in_place and not _is_kept(one)}
     lower = jax.ffi.ffi_lowering(TARGET, has_side_effect=True, operand_output_aliases=aliases)
     avals_in, avals_out = [core.abstract_token, *ctx.avals_in], [core.abstract_token, *ctx.avals_out]
@@ -102,7 +101,7 @@ def _lower_call(
 
 
 def _is_kept(operand: Any) -> bool:
-    """True for an argument of the program that is not donated: to work in its place, XLA would have to copy it."""
+    """True for an argument of the program that is not donated: XLA would copy it before an in-place operation."""
     owner = operand.owner
     around = owner.owner.attributes if isinstance(owner, mlir.ir.Block) else {}
     if "sym_name" not in around or mlir.ir.StringAttr(around["sym_name"]).value != "main":
@@ -114,7 +113,7 @@ def _is_kept(operand: Any) -> bool:
 def _lower_callback(
     ctx: Any, token: Any, operands: Sequence[Any], request: Request, in_place: bool
 ) -> tuple[Any, Sequence[Any]]:
-    """What `io_callback(ordered=True)` does, with Ronde's token."""
+    """Lower like `io_callback(ordered=True)`, with Ronde's token."""
     shapes = [(aval.shape, aval.dtype) for aval in ctx.avals_out]
 
     def call(*arrays: Any) -> tuple[Any, ...]:
@@ -167,7 +166,7 @@ def _transpose(
 
 
 def _back(request: Request, given: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
-    """What flows back, as Horovod defines it; docs/jax.md has the table.
+    """Return the gradients of the operands, as Horovod defines them; docs/jax.md has the table.
 
     shapes   of the operands
     """
@@ -192,7 +191,7 @@ def _back(request: Request, given: Sequence[Any], shapes: Sequence[tuple[int, ..
 
 
 def _gather(request: Request, given: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
-    """Through a reduce_scatter flow all ranks' gradients, times their number for a sum."""
+    """Gradient of a reduce_scatter: the allgather of all gradients, times the number of ranks for a sum."""
     factor = request.prescale * request.postscale * (request.size if request.op == "sum" else 1)
     results = []
     for one, shape in zip(given, shapes, strict=True):
@@ -213,7 +212,7 @@ def _average(request: Request) -> Request:
 
 
 def _unnamed(request: Request) -> Request:
-    """For derivatives: a name is that of the operation itself."""
+    """Return the request of a derivative: without the name, which belongs to the operation itself."""
     return replace(request, name=None)
 
 

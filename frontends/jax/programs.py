@@ -1,9 +1,9 @@
-"""`jit` for programs that call Ronde, which JAX then dispatches as fast as programs that do not; and calls outside of
-programs, each of which is such a program.
+"""`jit` for programs that contain collectives, with the same dispatch time as other programs; and eager calls.
 
-JAX dispatches a program with ordered effects in Python: some 15 us for each argument and result. A program of this
-`jit` has none. It takes the token that orders calls as an argument and gives the next one as a result, as any array,
-and within it the calls are ordered as always. The token is JAX's own, so programs of either kind run in one order.
+JAX dispatches a program with ordered effects in Python, in about 15 us for each argument and result. A program of this
+`jit` has no such effect: it receives the token that orders calls as an argument and returns the next one as a result,
+and orders its calls inside. The token is JAX's own, so programs of both kinds run in one order. Each eager call is such
+a program.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def jit(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Sequence[str] | None = None,
 ) -> Callable[P, R]:
-    """`jax.jit`, for the outermost function of a training step: its calls take less time, above all with many arrays.
+    """`jax.jit` with less time per call, above all with many arrays; for the outermost function of a training step.
 
-    What it means is the same, also the order of calls, and what is raised. The options are those of jax.jit. Within
-    other transformations (`grad`, another `jit`) it is jax.jit.
+    Results, order of calls, errors and options are those of jax.jit. Within another transformation (`grad`, another
+    `jit`) it is jax.jit.
     """
     options: dict[str, Any] = {
         "static_argnums": static_argnums,
@@ -74,7 +74,7 @@ def jit(
 
 
 class _Latest(threading.local):
-    """The token that this thread's last program of `jit` has given."""
+    """The token returned by this thread's last program of `jit`."""
 
     token: Any = None
 
@@ -83,7 +83,7 @@ _latest: Final = _Latest()
 
 
 def _held() -> jax.Array:
-    """The token of this thread's last call, as an array."""
+    """Return the token of this thread's last call as an array."""
     token = dispatch.runtime_tokens.current_tokens.get(EFFECT)
     if token is not None and token is _latest.token:
         return token._buf
@@ -92,14 +92,14 @@ def _held() -> jax.Array:
 
 @functools.partial(jax.jit)
 def _converted() -> jax.Array:
-    """What is there when all is over that was called before."""
+    """Return a token of this thread's earlier calls in the form of an array."""
     return _passing.bind()
 
 
 def _enclose(
     function: Callable[..., Any], token: jax.Array, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[jax.Array, Any]:
-    """The next token, and what the function gives. Arguments that are no tracers are static."""
+    """Return the next token and the function's result. Arguments that are not tracers are static."""
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
     traced = [index for index, leaf in enumerate(leaves) if isinstance(leaf, core.Tracer)]
 
@@ -121,7 +121,7 @@ def _trace(token: Any, *_: Any, program: Jaxpr) -> tuple[list[Any], set[Any]]:
 
 
 def _lower(ctx: Any, token: Any, *operands: Any, program: Jaxpr) -> Sequence[Any]:
-    """The program's calls, ordered among themselves; the program as a whole is by its arguments and results."""
+    """Lower the program with its calls ordered among themselves; the program as a whole is ordered by the token."""
     results, tokens = mlir.jaxpr_subcomp(
         ctx.module_context,
         program,

@@ -1,4 +1,4 @@
-"""What a compiled program asks for, and how it is done: a call of named operations of the engine, and one wait."""
+"""Requests of compiled programs, and their execution by named asynchronous collectives."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from collectives import Communicator, Work, world
-from collectives.process_sets import ProcessSet
-from frontends.horovod.names import full_name
+from collectives import Communicator, Op, ProcessSet, Work, world
+from frontends.horovod import full_name, scale_options
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A collective on some arrays, all that is known of it when a function is traced.
+    """A collective on some arrays: everything that is known when a function is traced.
 
     kind      allreduce, allgather, broadcast, reduce_scatter, alltoall or barrier
-    size      of the process set then; the shapes of the results follow from it
-    rank      within the set
-    ranks     the process set's; None for all
-    name      None to be numbered as it is run
+    size      size of the process set when traced; the results' shapes depend on it
+    rank      rank in the process set
+    ranks     members of the process set; None for the world
+    name      None: numbered when it runs
     op, prescale, postscale   of reductions
-    root      of broadcasts, within the set
-    rows      allgather: how many rows come from each rank, if not as many as from this one
+    root      of broadcasts, as a rank of the process set
+    rows      allgather: number of rows of each rank; None if all have as many as this rank
     table     alltoall: table[i][j] rows go from i to j; None for equal parts
     """
 
@@ -37,7 +36,7 @@ class Request:
     rank: int
     ranks: tuple[int, ...] | None = None
     name: str | None = None
-    op: str = "sum"
+    op: Op = "sum"
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = 0
@@ -45,7 +44,7 @@ class Request:
     table: tuple[tuple[int, ...], ...] | None = None
 
     def result(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the result for an array of this shape."""
+        """Return the shape of the result for an array of this shape."""
         match self.kind:
             case "allgather":
                 own, *rest = shape or (1,)
@@ -58,10 +57,10 @@ class Request:
 
 
 def perform(request: Request, sources: Sequence[Array], targets: Sequence[Array]) -> None:
-    """Do it, from `sources` into `targets`; where these are the same arrays, in place.
+    """Run the request from `sources` into `targets`; in place where these are the same arrays.
 
-    Raises what the operations raise, after all of them are over; ValueError if the world is not the one for which the
-    function was traced.
+    Raises the first error of the operations, after all of them have ended; ValueError if the function was traced in
+    another world.
     """
     comm = world() if request.ranks is None else ProcessSet(request.ranks).communicator
     if (comm.size, comm.rank) != (request.size, request.rank):
@@ -81,8 +80,8 @@ def perform(request: Request, sources: Sequence[Array], targets: Sequence[Array]
 def _begin(
     comm: Communicator, request: Request, name: str, sources: Sequence[Array], targets: Sequence[Array]
 ) -> Iterator[Work[Any]]:
-    """Begin all that the request consists of."""
-    factors = {"prescale": request.prescale, "postscale": request.postscale}
+    """Begin all operations of the request."""
+    factors = scale_options(request.prescale, request.postscale)
     if request.kind == "barrier":
         yield comm.barrier_async(name=name)
     elif request.kind == "allreduce" and len(sources) > 1:
@@ -104,7 +103,7 @@ def _begin(
 
 
 def _wait(comm: Communicator, begun: Sequence[Work[Any]]) -> None:
-    """Wait until all are over, and raise what the first that failed raises."""
+    """Wait until all operations have ended, then raise the error of the first that failed."""
     interrupt: BaseException | None = None
     for work in begun:
         while not work.test():

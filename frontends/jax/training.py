@@ -1,4 +1,4 @@
-"""What training needs: parameters that begin alike, and an optimizer that steps on all ranks' gradients."""
+"""Training: broadcast of parameters, and an optax optimizer that combines gradients over the ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from collectives.process_sets import ProcessSet, global_process_set
+from collectives import Op, ProcessSet, global_process_set
 from frontends.jax.compression import Compression, Compressor
 from frontends.jax.ops import allreduce, broadcast
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
-    """The tree of rank `root_rank` of the world, as one operation: parameters, optimizer state, random keys.
+    """Return the tree of `root_rank`, a rank of the world, as one operation: parameters, optimizer state, random keys.
 
-    Leaves that are no arrays are left alone. JAX's arrays do not change: use what is returned. Raises ValueError for a
-    bad root; JaxRuntimeError on every rank if their trees differ in shape or type.
+    Leaves that are not arrays are returned unchanged. JAX arrays are immutable: use the returned tree. Raises
+    ValueError for a bad root; JaxRuntimeError on every rank if the trees differ in shape or type.
     """
     leaves, tree = jax.tree_util.tree_flatten(params)
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.generic)]
@@ -35,22 +35,23 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
 
 def distributed(
     optimizer: optax.GradientTransformation,
-    op: str | None = None,
+    op: Op | None = None,
     compression: type[Compressor] = Compression.none,
     process_set: ProcessSet = global_process_set,
     backward_passes_per_step: int = 1,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """An optax optimizer whose `update` combines the gradients of all ranks, as one operation, before `optimizer`.
+    """Return an optax optimizer whose `update` combines the gradients of all ranks, as one operation, before
+    `optimizer`.
 
     op                         Average by default; Sum, Adasum
-    compression                as what gradients travel: Compression.none, .fp16, .bf16
-    backward_passes_per_step   so many gradients of this rank are averaged before they are combined and one step is
+    compression                type in which gradients travel: Compression.none, .fp16, .bf16
+    backward_passes_per_step   number of this rank's gradients that are averaged before they are combined and a step is
                                taken (optax.MultiSteps); `update` returns zeros before that
 
-    With one that clips by global norm, clips what has been combined. Its state is the optimizer's own, so checkpoints
-    can be read with and without it. Raises ValueError for a bad argument; what `allreduce` raises.
+    An optimizer that clips by global norm clips the combined gradients. The state is the optimizer's own, so
+    checkpoints fit with and without `distributed`. Raises ValueError for a bad argument; otherwise as `allreduce`.
     """
     import optax
 

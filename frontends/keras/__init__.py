@@ -1,8 +1,10 @@
-"""Horovod's API for Keras 3, on Ronde and on any of Keras's backends: `import frontends.keras as hvd`, and `model.fit`
-trains as before.
+"""Horovod's API for Keras 3, on any Keras backend: `import frontends.keras as hvd`, and `model.fit` trains on all
+ranks.
 
 Names, signatures, defaults and semantics are those of `horovod.keras` and `horovod.tensorflow.keras` 0.28;
-docs/migrating-from-horovod.md tells the differences.
+docs/migrating-from-horovod.md lists the differences. This room is built on the frontends of the three backends, which
+must not import it. Code that depends on the backend belongs in `backends/`, one module each; nothing else here may
+import a backend.
 """
 
 from __future__ import annotations
@@ -19,9 +21,18 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(text, name=_absent) from None
 
-from collectives.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from frontends.horovod.basics import (
+from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
+from frontends.horovod import (
+    Adasum,
+    Average,
+    HorovodInternalError,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather_object,
     barrier,
+    broadcast_object,
     ccl_built,
     cross_rank,
     cross_size,
@@ -44,9 +55,6 @@ from frontends.horovod.basics import (
     start_timeline,
     stop_timeline,
 )
-from frontends.horovod.errors import HorovodInternalError
-from frontends.horovod.names import Adasum, Average, Max, Min, Product, Sum
-from frontends.horovod.objects import allgather_object, broadcast_object
 from frontends.keras import callbacks, elastic
 from frontends.keras.basics import init
 from frontends.keras.compression import Compression

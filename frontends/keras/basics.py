@@ -1,22 +1,22 @@
-"""How a process with Keras finds the other ranks."""
+"""Start of a job for Keras."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectives.process_sets import ProcessSet
+from collectives import ProcessSet
 from frontends.keras.backends import chosen
 
 
 def init(
     comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
-    """Find the other ranks: those of `ronde run`; on the torch backend those of torchrun, on the tensorflow backend
-    those of TF_CONFIG; or none. Does nothing if that has been done.
+    """Connect to the other ranks: those of `ronde run`; on the torch backend also torchrun's, on the tensorflow backend
+    also those of TF_CONFIG. Without a launcher, make a world of one rank. Further calls do nothing.
 
-    comm          None; Horovod's lists of MPI ranks have no meaning here: use process sets
-    process_sets  sets to make at once, the same on all ranks. "dynamic" is taken for None: sets can always be added
+    comm          must be None; Horovod's lists of MPI ranks are not supported: use process sets
+    process_sets  sets to create at once, the same on all ranks. "dynamic" means None: sets can always be added
 
-    Raises HorovodInternalError if the ranks do not come together, ValueError for a bad argument.
+    Raises HorovodInternalError if the ranks do not connect in time, ValueError for a bad argument.
     """
     chosen().init(comm, process_sets)

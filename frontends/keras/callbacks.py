@@ -1,4 +1,4 @@
-"""Horovod's callbacks for `model.fit`, on any backend. All ranks give `fit` the same ones, in the same order."""
+"""Horovod's callbacks for `model.fit`. All ranks must pass the same callbacks in the same order."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.basics import rank, size
-from frontends.horovod.errors import as_horovod
-from frontends.horovod.names import Min, full_name
+from collectives import ProcessSet, global_process_set
+from frontends.horovod import Min, as_horovod, full_name, rank, size
 from frontends.keras.backends import chosen
 from frontends.keras.values import allreduce, broadcast_variables
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives all ranks the model and the optimizer of `root_rank`: weights, slots, iterations and learning rate.
+    """Broadcasts model and optimizer of `root_rank` to all ranks: weights, slots, iterations and learning rate.
 
-    That happens when training begins, or after the first batch if any rank's model has no variables before. Seeds of
-    dropout and the like stay the ranks' own.
+    The broadcast happens when training begins, or after the first batch if some rank's model is not built before. Seeds
+    of dropout and similar layers stay different on each rank.
 
-    device            there for Horovod's scripts, and means nothing
-    local_variables   variables that each rank keeps for itself
+    device            accepted for Horovod's sake and ignored
+    local_variables   variables that are not broadcast
     """
 
     def __init__(
@@ -46,17 +44,17 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         chosen().prepare(model)
 
     def register_local_var(self, var: Any) -> None:
-        """Let each rank keep a variable for itself."""
+        """Exclude a variable from the broadcast."""
         self._local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast, if all ranks have something to. Collective."""
+        """Broadcast if the models of all ranks are built. Collective."""
         self._done = False
         if int(allreduce(int(self.model.built), op=Min, process_set=self._process_set)):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast, if that has not been done. Collective."""
+        """Broadcast if it has not happened yet. Collective."""
         if not self._done:
             self._broadcast()
 
@@ -71,15 +69,18 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages the epoch's metrics over the ranks, so that callbacks after it in the list (ReduceLROnPlateau,
-    TensorBoard, ModelCheckpoint, EarlyStopping) see the same numbers everywhere and decide the same."""
+    """Averages the epoch's metrics over the ranks.
+
+    Callbacks after it in the list (ReduceLROnPlateau, TensorBoard, ModelCheckpoint, EarlyStopping) then see the same
+    numbers on all ranks and take the same decisions.
+    """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
         super().__init__()
         self._process_set = process_set
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Replace the numbers in `logs`. Collective: all ranks have metrics of the same names."""
+        """Replace the numbers in `logs` by their averages. Collective: all ranks must have the same metrics."""
         if not logs:
             return
         names = sorted(logs)
@@ -91,18 +92,19 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Sets the learning rate to initial_lr * multiplier(epoch) from start_epoch on, before end_epoch.
+    """Sets the learning rate to initial_lr * multiplier(epoch) for start_epoch <= epoch < end_epoch.
 
     initial_lr            the learning rate to multiply
     multiplier            a function of the epoch, or a number
-    start_epoch           the first epoch that it acts in, from 0
-    end_epoch             the first epoch that it acts in no more; None for never
-    staircase             True: set once per epoch. False: before every batch, and the epoch is a fraction
-    momentum_correction   with a changed learning rate, change the optimizer's velocity in proportion (Goyal et al.,
-                          "Accurate, Large Minibatch SGD", 2017, section 3), where the optimizer has one
-    steps_per_epoch       batches in an epoch, if `fit` does not know (staircase=False)
+    start_epoch           first epoch of the schedule, counted from 0
+    end_epoch             first epoch after the schedule; None for no end
+    staircase             True: set the rate once per epoch. False: before every batch, with a fractional epoch
+    momentum_correction   scale the optimizer's velocity with the learning rate (Goyal et al., "Accurate, Large
+    Minibatch
+                          SGD", 2017, section 3), if the optimizer has a velocity
+    steps_per_epoch       batches per epoch, if `fit` does not know them; needed with staircase=False
 
-    Raises ValueError without initial_lr, or if the steps per epoch are not known.
+    Raises ValueError without initial_lr, or if the steps per epoch are unknown.
     """
 
     def __init__(
@@ -128,18 +130,18 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self._epoch = 0
 
     def multiplier(self, epoch: float) -> float:
-        """What the initial learning rate is multiplied by."""
+        """Return the factor for an epoch."""
         return self._multiplier(epoch) if callable(self._multiplier) else self._multiplier
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Find out how many batches an epoch has, where that matters."""
+        """Find the number of batches per epoch if the schedule needs it."""
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
                 raise ValueError("steps_per_epoch: is not known to fit; give it to the callback")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember the epoch."""
+        """Store the number of the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -153,7 +155,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             self._set(self.initial_lr * self.multiplier(self._epoch))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Tell the learning rate as `lr`."""
+        """Add the learning rate to the logs, as `lr`."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
@@ -169,8 +171,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
 
 def _velocities(optimizer: Any) -> list[Any]:
-    """The variables in which an optimizer keeps momentum times the learning rate. Keras 3 compiles the momentum itself
-    into the train step, so it is these that a momentum correction changes: the next step is the same."""
+    """Return the variables in which an optimizer accumulates momentum times learning rate.
+
+    Keras 3 compiles the momentum into the train step as a constant, so a momentum correction changes these variables;
+    the next step has the same result.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not inner.built or not getattr(inner, "momentum", 0):
         return []
@@ -178,13 +183,13 @@ def _velocities(optimizer: Any) -> list[Any]:
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate batch by batch from initial_lr / size to initial_lr, over `warmup_epochs` (Goyal et al.,
-    2017, section 2.2).
+    """Raises the learning rate batch by batch from initial_lr / size to initial_lr in the first `warmup_epochs` epochs
+    (Goyal et al., 2017, section 2.2).
 
-    initial_lr   the learning rate to reach: that of one rank times the size
-    verbose      1: rank 0 says when it is done
+    initial_lr   the learning rate to reach: the rate of one rank times the size
+    verbose      1: rank 0 prints a line at the end of the warm-up
 
-    The others are those of LearningRateScheduleCallback.
+    The other arguments are those of LearningRateScheduleCallback.
     """
 
     def __init__(
@@ -204,7 +209,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Say that it is done."""
+        """Add `lr` to the logs, and print a line after the last epoch of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose and rank() == 0:
             rate = float(self.model.optimizer.learning_rate)
@@ -212,11 +217,11 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
-    """Rank 0 saves the model whenever `monitor` is better than ever before.
+    """Saves the model on rank 0 whenever `monitor` improves.
 
-    filepath   where to; the others are those of keras.callbacks.ModelCheckpoint
+    filepath   file to write; the other arguments are those of keras.callbacks.ModelCheckpoint
 
-    Put a MetricAverageCallback before it, so that `monitor` is that of all ranks.
+    Put a MetricAverageCallback before it in the list, so that `monitor` is the average over all ranks.
     """
 
     def __init__(
@@ -231,7 +236,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         super().__init__(filepath, monitor, verbose, save_best_only=True, mode=mode, save_freq=save_freq)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save, on rank 0, if save_freq is a number of batches."""
+        """Save on rank 0, if save_freq is a number of batches."""
         if rank() == 0:
             super().on_train_batch_end(batch, logs)
 

@@ -1,4 +1,4 @@
-"""Compression of Keras's tensors, on any backend, by casting them."""
+"""Compression of Keras tensors by a cast, on any backend."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from frontends.horovod.compression import Cast, Compressor, NoneCompressor
+from frontends.horovod import Cast, Compressor, NoneCompressor
 
 __all__ = ["Compression", "Compressor"]
 
@@ -22,19 +22,19 @@ class _Cast(Cast):
 
 
 class FP16Compressor(_Cast):
-    """Floats travel as float16: numbers beyond 65504 become infinite."""
+    """Sends floats as float16. Values beyond 65504 become infinite."""
 
     dtype = "float16"
 
 
 class BF16Compressor(_Cast):
-    """Floats travel as bfloat16: the range of float32, 8 bits of precision. Not in Horovod."""
+    """Sends floats as bfloat16: the range of float32 with 8 bits of precision. Horovod does not have it."""
 
     dtype = "bfloat16"
 
 
 class Compression:
-    """The choices."""
+    """Values for the argument `compression`."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,4 +1,4 @@
-"""Horovod's elastic API for Keras: `fit` goes on without lost ranks (`frontends.horovod.elastic`)."""
+"""Horovod's elastic API for Keras; frontends/horovod/elastic.py has the loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from frontends.horovod.elastic import ObjectState, VariablesState, recovering
+from frontends.horovod import ObjectState, VariablesState, recovering
 from frontends.keras.backends import chosen
 from frontends.keras.values import broadcast_variables
 
@@ -27,7 +27,7 @@ run = recovering(*chosen().FAILURES)
 class KerasState(VariablesState):
     """ObjectState with a model and an optimizer: `KerasState(model, optimizer, epoch=0, batch=0)`.
 
-    optimizer  None: that with which the model was compiled
+    optimizer  None for the optimizer that the model was compiled with
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **values: Any) -> None:
@@ -38,19 +38,19 @@ class KerasState(VariablesState):
         super().__init__(**values)
 
     def variables(self) -> list[Any]:
-        """Those of the model and the optimizer."""
+        """Return the variables of the model and of the optimizer."""
         return [*self.model.variables, *(() if self.optimizer is None else self.optimizer.variables)]
 
     def read(self, variables: Sequence[Any]) -> list[Any]:
-        """Copies of their values."""
+        """Return copies of the variables' values."""
         return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
 
     def broadcast(self, variables: Sequence[Any]) -> None:
-        """Give all ranks the values of the first one."""
+        """Give the variables of all ranks the values of rank 0. Collective."""
         broadcast_variables(variables, 0)
 
     def reset(self) -> None:
-        """Compile the model's steps anew: how many ranks there are may stand in them."""
+        """Discard the model's compiled steps, because the number of ranks may be a constant in them."""
         chosen().forget()
         self.model.train_function = self.model.test_function = self.model.predict_function = None
 
@@ -62,7 +62,7 @@ class _StateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class CommitStateCallback(_StateCallback):
-    """Commits the state after every `batches_per_commit` batches and at the end of an epoch."""
+    """Commits the state after every `batches_per_commit` batches and at the end of each epoch."""
 
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         """Raises ValueError if `batches_per_commit` is less than 1."""
@@ -73,11 +73,11 @@ class CommitStateCallback(_StateCallback):
         self._remaining = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Count anew."""
+        """Restart the count of batches."""
         self._remaining = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit, if it is time."""
+        """Commit after every `batches_per_commit` batches."""
         self._remaining -= 1
         if not self._remaining:
             self._commit()
@@ -88,29 +88,29 @@ class CommitStateCallback(_StateCallback):
         self._commit()
 
     def _commit(self) -> None:
-        chosen().settle(self.model)
+        chosen().sync_variables(self.model)
         self.state.commit()
 
 
 class UpdateBatchStateCallback(_StateCallback):
-    """Keeps the number of the last batch in `state.batch`, 0 between epochs."""
+    """Keeps the number of the last batch in `state.batch`; 0 between epochs."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """One more is over."""
+        """Store the number of the batch."""
         self.state.batch = batch  # type: ignore[attr-defined]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """All are over."""
+        """Set `state.batch` to 0."""
         self.state.batch = 0  # type: ignore[attr-defined]
 
 
 class UpdateEpochStateCallback(_StateCallback):
-    """Keeps how many epochs are over in `state.epoch`, those before this `fit` included, which counts from 0."""
+    """Keeps the number of finished epochs in `state.epoch`, including those of earlier calls of `fit`."""
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Remember how many were over before."""
+        """Store the number of epochs finished before this `fit`."""
         self._before = self.state.epoch  # type: ignore[attr-defined]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """One more is over."""
+        """Store the number of finished epochs."""
         self.state.epoch = self._before + epoch + 1  # type: ignore[attr-defined]

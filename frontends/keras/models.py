@@ -1,4 +1,4 @@
-"""Models that were saved, to go on with."""
+"""Loading of saved models to continue their training."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ def load_model(
     compression: type[Compressor] = Compression.none,
     **options: Any,
 ) -> Any:
-    """A saved model, compiled with a DistributedOptimizer that has the saved one's options and state.
+    """Load a model and compile it with a DistributedOptimizer that has the options and the state of the saved
+    optimizer.
 
     filepath           as for keras.models.load_model
-    custom_optimizers  classes of optimizers that are not Keras's own
+    custom_optimizers  optimizer classes that are not part of Keras
     custom_objects     other classes and functions that the model needs, by name
-    compression        and `options`: those of DistributedOptimizer
+    compression        passed to DistributedOptimizer, like `options`
 
-    A model that was saved without an optimizer comes as it is. Raises what keras.models.load_model raises.
+    A model that was saved without an optimizer is returned unchanged. Raises the errors of keras.models.load_model.
     """
     known = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=known)

@@ -1,8 +1,8 @@
 """DistributedOptimizer: a Keras optimizer that combines gradients over the ranks before it applies them.
 
-The optimizer's class is subclassed, so that it stays what it was for Keras and for the user, and is saved as what it
-was. All gradients of a step travel as one operation with one name and one wait: no order of a graph's operations, and
-no order of variables, can make ranks wait for each other in a circle.
+The optimizer's class is subclassed, so it is still an instance of its class for Keras and the user, and is saved as
+such. All gradients of a step travel as one operation with one name and one wait, so neither the order of a graph's
+operations nor the order of variables can cause a deadlock.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any, TypeAlias
 
 import keras
 
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.gradients import predivided
-from frontends.horovod.names import Average, Sum, alone_in
-from frontends.keras.backends import Backend, Way, chosen
+from collectives import Op, ProcessSet, global_process_set
+from frontends.horovod import Average, Sum, alone_in, predivided
+from frontends.keras.backends import Backend, ReductionOptions, chosen
 from frontends.keras.compression import Compression, Compressor
 
 Groups: TypeAlias = int | Sequence[Sequence[Any]] | None
@@ -32,7 +31,7 @@ def DistributedOptimizer(
     compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: str = Average,
+    op: Op = Average,
     num_groups: int = 0,
     groups: Groups = None,
     backward_passes_per_step: int = 1,
@@ -40,24 +39,24 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A new optimizer of the same class, options and state whose `apply` combines gradients over the ranks first.
+    """Return a new optimizer of the same class, options and state whose `apply` combines gradients over the ranks.
 
-    name                          of its operations, for programs with several optimizers at work at the same time on
-                                  variables of the same shapes; by default made of class and shapes
-    compression                   Compression.none, .fp16, .bf16, or any with their two functions; of dense gradients
+    name                          name of its operations, by default made of class and shapes. Needed only if several
+                                  optimizers work at the same time on variables of the same shapes
+    compression                   Compression.none, .fp16, .bf16, or any Compressor; applies to dense gradients
     sparse_as_dense               make TensorFlow's IndexedSlices dense before they are combined
     gradient_predivide_factor     Average divides by it before the sum and by size / it after
     op                            Average or Sum
-    groups, num_groups            taken and checked: all gradients travel together here, whatever the groups
-    backward_passes_per_step      gradients of so many calls of `apply` add up before they are combined and applied
-    average_aggregated_gradients  then divide them by that number
-    scale_local_gradients         divide gradients of variables that `register_local_var` was given by the size
-    device_dense, device_sparse   there for Horovod's scripts, and mean nothing
+    groups, num_groups            checked and then ignored: all gradients always travel together
+    backward_passes_per_step      number of calls of `apply` whose gradients are summed before they are combined and
+    applied average_aggregated_gradients  divide these sums by backward_passes_per_step
+    scale_local_gradients         divide gradients of variables passed to `register_local_var` by the size
+    device_dense, device_sparse   accepted for Horovod's sake and ignored
 
-    With a global policy of mixed_float16 the optimizer becomes the inner one of a LossScaleOptimizer, as model.compile
-    would make it, so that the ranks agree on which steps to leave out.
+    With a global policy of mixed_float16 the optimizer is wrapped in a LossScaleOptimizer, as model.compile does, so
+    that the ranks agree on the steps to skip.
 
-    Raises TypeError for something else than a Keras optimizer, ValueError for bad options.
+    Raises TypeError for an object that is not a Keras optimizer, ValueError for bad options.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"optimizer: must be a Keras optimizer, not {type(optimizer).__name__}")
@@ -101,7 +100,7 @@ def PartialDistributedOptimizer(
     compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: str = Average,
+    op: Op = Average,
     num_groups: int = 0,
     groups: Groups = None,
     backward_passes_per_step: int = 1,
@@ -110,7 +109,7 @@ def PartialDistributedOptimizer(
     local_layers: keras.layers.Layer | Sequence[keras.layers.Layer] | None = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """DistributedOptimizer that leaves the gradients of `local_layers` to their rank. The layers must be built.
+    """DistributedOptimizer that does not combine the gradients of `local_layers`. The layers must be built.
 
     Raises as DistributedOptimizer; ValueError for a layer without variables.
     """
@@ -141,12 +140,12 @@ def PartialDistributedOptimizer(
 
 @dataclass(frozen=True)
 class _Settings:
-    """What DistributedOptimizer was told, in terms of what it does."""
+    """Options of a DistributedOptimizer, and the combination of gradients that follows from them."""
 
     name: str
     compression: type[Compressor]
     sparse_as_dense: bool
-    op: str
+    op: Op
     prescale: float
     postscale: float
     passes: int
@@ -158,7 +157,7 @@ class _Settings:
     """The ids of the variables whose gradients stay in their rank."""
 
     def combine(self, backend: Backend, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients over all ranks, in order; None stays None."""
+        """Return the gradients combined over all ranks, in the same order; None stays None."""
         result = list(gradients)
         if alone_in(self.process_set):
             return result
@@ -177,15 +176,18 @@ class _Settings:
             tensors.append(tensor)
         if not tensors:
             return result
-        way = Way(self._label(variables), self.op, self.prescale, self.postscale, self.process_set)
-        for index, context, tensor in zip(chosen, contexts, backend.combine(tensors, way), strict=True):
+        options = ReductionOptions(self._label(variables), self.op, self.prescale, self.postscale, self.process_set)
+        for index, context, tensor in zip(chosen, contexts, backend.combine(tensors, options), strict=True):
             sparse = isinstance(tensor, backend.SPARSE)
             result[index] = tensor if sparse else self.compression.decompress(tensor, context)
         return result
 
     def _label(self, variables: Sequence[Any]) -> str:
-        """The name of the operation. Ranks may have made other numbers of layers and optimizers before (one that
-        resumes loads a model), so automatic names would not do; shapes are the same everywhere."""
+        """Return the name of the operation, made of the variables' shapes.
+
+        Names that Keras numbers would differ between ranks that have made different numbers of layers before, for
+        example because only one of them loaded a model.
+        """
         if self.named:
             return self.name
         shapes = [(tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype)) for variable in variables]
@@ -193,19 +195,19 @@ class _Settings:
 
 
 def distribute(optimizer: Any, settings: _Settings) -> Any:
-    """Make an optimizer combine gradients, in place."""
+    """Make an optimizer combine gradients, in place, by changing its class."""
     kind = type(optimizer)
     base = _LossScaling if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else _Combining
     title = keras.saving.get_registered_name(kind)  # by which Keras saves an object and finds its class when loading
     optimizer.__class__ = type(title, (base, kind), {"__module__": kind.__module__})
-    optimizer._ronde = settings
+    optimizer._attach(settings)
     if optimizer.built:
         optimizer._add_sums(optimizer._trainable_variables)
     return optimizer
 
 
 def _copy(optimizer: Any) -> Any:
-    """An optimizer of the same class, options and state, for the same variables."""
+    """Return an optimizer of the same class, options and state, for the same variables."""
     kind = type(optimizer)
     if isinstance(optimizer, _Combining):
         kind = kind.__bases__[1]
@@ -218,26 +220,30 @@ def _copy(optimizer: Any) -> Any:
 
 
 class _Combining:
-    """Combines gradients in `apply`. Mixed with the class of the user's optimizer, which follows it in the order of
-    methods."""
+    """The methods by which an optimizer combines gradients. `distribute` makes a class of it and of the user's
+    class."""
 
-    _ronde: _Settings
-    built: bool
+    def _attach(self, settings: _Settings) -> None:
+        self._ronde = settings
 
     def register_local_var(self, var: Any) -> None:
-        """Never combine the gradient of a variable: it stays in the rank that computed it."""
+        """Do not combine the gradient of a variable."""
         self._ronde.local.add(id(var))
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make the optimizer's variables."""
-        if not self.built:
+        """Create the optimizer's variables."""
+        given: Any = self
+        if not given.built:
             super().build(variables)  # type: ignore[misc]
             self._add_sums(variables)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Combine the gradients and apply them, if enough passes have come. Raises HorovodInternalError."""
+        """Combine the gradients and apply them; with several passes per step, after the last pass only.
+
+        Raises HorovodInternalError.
+        """
         given: Any = self
-        if trainable_variables is not None and not self.built:
+        if trainable_variables is not None and not given.built:
             with keras.name_scope(given.name, caller=self):
                 self.build(list(trainable_variables))
         variables = list(given._trainable_variables if trainable_variables is None else trainable_variables)
@@ -248,13 +254,14 @@ class _Combining:
             self._add_up(backend, grads, variables)
 
     def save_own_variables(self, store: Any) -> None:
-        """Keep what the optimizer has without Ronde: sums of passes are left out, so a file fits any setting."""
+        """Save the plain optimizer's variables. The sums of passes are left out, so that a file fits any setting."""
         for index, variable in enumerate(self._kept()):
             store[str(index)] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Take what `save_own_variables` or the plain optimizer has kept; warns and does nothing, as Keras, if that
-        are other variables."""
+        """Load variables saved by `save_own_variables` or by the plain optimizer. As Keras does, warn and load nothing
+        if their number differs.
+        """
         kept = self._kept()
         if len(store.keys()) != len(kept):
             text = f"the optimizer's state is not loaded: {len(store.keys())} variables for an optimizer of {len(kept)}"
@@ -264,7 +271,7 @@ class _Combining:
             variable.assign(store[str(index)])
 
     def _add_sums(self, variables: Sequence[Any]) -> None:
-        """The variables that passes add up in. They come last."""
+        """Create the variables in which passes are summed, after all others."""
         if self._ronde.passes == 1:
             return
         given: Any = self
@@ -273,7 +280,7 @@ class _Combining:
 
     def _kept(self) -> list[Any]:
         given: Any = self
-        extra = len(self._ronde_sums) + 1 if self._ronde.passes > 1 and self.built else 0
+        extra = len(self._ronde_sums) + 1 if self._ronde.passes > 1 and given.built else 0
         variables: list[Any] = given.variables
         return variables[: len(variables) - extra]
 
@@ -295,15 +302,15 @@ class _Combining:
                 total.assign(keras.ops.zeros(total.shape, dtype=total.dtype))
 
         totals = [keras.ops.convert_to_tensor(total) * self._ronde.share for total in sums]
-        now = keras.ops.equal(self._ronde_count, 0)
-        backend.take_turn(now, totals, combine, step, [*chosen_ones, *given.variables])
+        due = keras.ops.equal(self._ronde_count, 0)
+        backend.step_if(due, totals, combine, step, [*chosen_ones, *given.variables])
 
 
 class _LossScaling(_Combining):
-    """A LossScaleOptimizer combines gradients before it looks whether they are finite: all ranks see the same."""
+    """Combines gradients before the LossScaleOptimizer checks that they are finite, so that all ranks decide alike."""
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """As Keras's, of combined gradients."""
+        """Keras's method, with combined gradients."""
         given: Any = self
         combined = self._ronde.combine(chosen(), grads, given._trainable_variables)
         return super().stateless_apply(optimizer_variables, combined, trainable_variables)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Operations on values outside of training: numbers, arrays and tensors of any backend, and Keras variables."""
+"""Collectives outside of training, on numbers, arrays, Keras variables and tensors of any backend."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from typing import Any, NoReturn
 import keras
 import numpy as np
 
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.errors import as_horovod
-from frontends.horovod.names import Average, Sum, choose_op, communicator_of, full_name, root_in
+from collectives import Op, ProcessSet, global_process_set
+from frontends.horovod import (
+    Average,
+    as_horovod,
+    check_linear,
+    choose_op,
+    communicator_of,
+    full_name,
+    root_in,
+    scale_options,
+)
 from frontends.keras.compression import Compression, Compressor
 
 
@@ -24,32 +32,29 @@ def allreduce(
     average: bool | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    op: str | None = None,
+    op: Op | None = None,
     compression: type[Compressor] = Compression.none,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Combine a value over the ranks; a tensor of Keras's backend.
+    """Reduce a value over the ranks and return a tensor of Keras's backend.
 
-    value     anything that keras.ops.convert_to_tensor takes, of one shape and type on all ranks
+    value     anything that keras.ops.convert_to_tensor accepts, with the same shape and type on all ranks
     op        Average by default, Sum, Adasum, Min, Max, Product
     average   deprecated: True means op=Average, False op=Sum
 
-    Raises ValueError for a bad argument, HorovodInternalError if the ranks disagree or one is lost.
+    Raises ValueError for a bad argument, HorovodInternalError if the ranks disagree or a rank is lost.
     """
     chosen = choose_op(op, average)
     comm = communicator_of(process_set)
     small, ctx = compression.compress(keras.ops.convert_to_tensor(value))
-    scales = {
-        "prescale": None if prescale_factor == 1.0 else prescale_factor,
-        "postscale": None if postscale_factor == 1.0 else postscale_factor,
-    }
     with as_horovod():
+        scales = scale_options(prescale_factor, postscale_factor)
         work = comm.allreduce_async(_array(small), chosen, name=full_name(comm, "allreduce", name), **scales)
         return compression.decompress(keras.ops.convert_to_tensor(work.wait()), ctx)
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """All ranks' values, concatenated along the first dimension, in which they may differ. Raises as `allreduce`."""
+    """Concatenate the values of all ranks along the first dimension, which may differ. Raises as `allreduce`."""
     comm = communicator_of(process_set)
     array = _array(keras.ops.convert_to_tensor(value))
     with as_horovod():
@@ -58,7 +63,8 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """The value of a rank of the world; the others give one of the same shape and type. Raises as `allreduce`."""
+    """Return the value of `root_rank`, a rank of the world; all ranks pass the same shape and type. Raises as
+    `allreduce`."""
     comm, root = communicator_of(process_set), root_in(process_set, root_rank)
     array = _array(keras.ops.convert_to_tensor(value))
     with as_horovod():
@@ -67,11 +73,11 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
 
 
 def reducescatter(
-    value: Any, name: str | None = None, op: str = Average, process_set: ProcessSet = global_process_set
+    value: Any, name: str | None = None, op: Op = Average, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Combine a value over the ranks and give each its rows of the result. Average and Sum. Raises as `allreduce`."""
-    if op not in (Average, Sum):
-        raise ValueError(f"op={op!r}: must be Average or Sum")
+    """Reduce a value over the ranks and return this rank's rows of the result. Average and Sum only. Raises as
+    `allreduce`."""
+    check_linear(op, "reducescatter")
     comm = communicator_of(process_set)
     array = _array(keras.ops.convert_to_tensor(value))
     with as_horovod():
@@ -80,9 +86,10 @@ def reducescatter(
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Give all ranks the values of `root_rank`'s variables, such as model.weights and model.optimizer.variables.
+    """Assign the values of `root_rank`'s variables on all ranks, e.g. of model.weights and model.optimizer.variables.
 
-    All ranks give as many variables, in the same order. Raises HorovodInternalError if shapes or types differ.
+    All ranks pass the same number of variables in the same order. Raises HorovodInternalError if shapes or types
+    differ.
     """
     comm, root = communicator_of(process_set), root_in(process_set, root_rank)
     label = full_name(comm, "broadcast_variables", None)
@@ -98,7 +105,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
 
 
 def broadcast_global_variables(root_rank: int) -> NoReturn:
-    """Raises RuntimeError, as Horovod does on TensorFlow 2: there are no global variables in Keras 3."""
+    """Raises RuntimeError, as Horovod does on TensorFlow 2: Keras 3 has no global variables."""
     raise RuntimeError(
         f"broadcast_global_variables({root_rank}): Keras 3 keeps no list of all variables; give fit "
         "callbacks.BroadcastGlobalVariablesCallback, or call broadcast_variables(model.weights, root_rank) and "

@@ -1,4 +1,4 @@
-"""Ronde for loops that are written by hand, with NumPy or scikit-learn's `partial_fit`.
+"""Ronde for hand-written training loops with NumPy, or scikit-learn's `partial_fit`.
 
     import frontends.numpy as hvd
 
@@ -7,14 +7,24 @@
     ...
     gradients = hvd.allreduce(gradients)        # the average over the ranks
 
-docs/numpy.md tells the rest.
+docs/numpy.md is its guide. trees.py defines the trees of arrays that all functions accept; a function that reduces in
+the background belongs in averager.py.
 """
 
 from __future__ import annotations
 
-from collectives.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from frontends.horovod.basics import (
+from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
+from frontends.horovod import (
+    Adasum,
+    Average,
+    HorovodInternalError,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather_object,
     barrier,
+    broadcast_object,
     cross_rank,
     cross_size,
     init,
@@ -29,9 +39,6 @@ from frontends.horovod.basics import (
     start_timeline,
     stop_timeline,
 )
-from frontends.horovod.errors import HorovodInternalError
-from frontends.horovod.names import Adasum, Average, Max, Min, Product, Sum
-from frontends.horovod.objects import allgather_object, broadcast_object
 from frontends.numpy.averager import GradientAverager
 from frontends.numpy.ops import allgather, allreduce, average_metrics, broadcast_parameters
 from frontends.numpy.shards import shard

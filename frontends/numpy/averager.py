@@ -1,4 +1,4 @@
-"""Gradients averaged over the ranks while the rest of them is computed: what a DistributedOptimizer is elsewhere."""
+"""GradientAverager: reduction of gradients while the remaining gradients are computed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from collectives import Work
+from collectives import Op, ProcessSet, Work, global_process_set
 from collectives.compression import Compressor, State
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.errors import as_horovod
-from frontends.horovod.names import Average, Sum, choose_op, communicator_of
+from frontends.horovod import Average, Sum, as_horovod, choose_op, communicator_of
 from frontends.numpy.ops import as_array, as_leaf, writable
 from frontends.numpy.trees import Array, leaves, rebuilt
 
@@ -27,15 +25,15 @@ class GradientAverager:
         averager.begin({"w": dw, "b": db}); ...; gradients = averager.wait()       # a whole tree at once
         gradients = averager.average({"w": dw, "b": db})                           # both
 
-    What is ready at the same time travels together, and ranks may add in different orders. Arrays must not be changed
-    between `add` or `begin` and `wait`. Averagers that are used at the same time need different names.
+    Gradients that are ready at the same time travel together, and ranks may add them in different orders. Arrays must
+    not be changed between `add` or `begin` and `wait`. Averagers in use at the same time need different names.
 
-    state   what `compression` remembers of what it has not sent yet; this rank's own, to be kept in a checkpoint
+    state   error feedback of `compression`, different on each rank; keep it in checkpoints
     """
 
     def __init__(
         self,
-        op: str | None = None,
+        op: Op | None = None,
         *,
         name: str = "gradients",
         in_place: bool = False,
@@ -43,17 +41,16 @@ class GradientAverager:
         backward_passes_per_step: int = 1,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        """
-        op            Average by default; Sum, Adasum
-        name          what ranks call it
-        in_place      put the results into the arrays that were given
+        """op            Average by default; Sum, Adasum
+        name          prefix of the operations' names
+        in_place      write the results into the given arrays
         compression   one of collectives.compression, with error feedback, for Average and Sum
-        backward_passes_per_step   so many gradients of this rank are averaged before they are combined; `wait` returns
-                      None before that
+        backward_passes_per_step   number of this rank's gradients that are averaged before they are combined; `wait`
+                      returns None before that
 
         Raises ValueError for a bad argument.
         """
-        self._op = choose_op(op, None)
+        self._op = choose_op(op)
         if compression is not None and self._op not in (Average, Sum):
             raise ValueError(f"op={op!r}: with compression it must be Average or Sum")
         if isinstance(backward_passes_per_step, bool) or backward_passes_per_step < 1:
@@ -65,7 +62,7 @@ class GradientAverager:
         self._process_set = process_set
         self._done = 0
         self._sums: dict[str, Array] = {}
-        self._begun: dict[str, _Begun] = {}
+        self._begun: dict[str, _PendingReduction] = {}
         self.state = State()
 
     def add(self, name: str, gradient: Any) -> None:
@@ -85,10 +82,10 @@ class GradientAverager:
         self._begin("", tree)
 
     def wait(self) -> Any:
-        """The averages: a dict of what was added, or the tree that was begun; None if more passes are to come.
+        """Return the averages: a dict of the added gradients, or the tree of `begin`; None if more passes must follow.
 
-        Raises HorovodInternalError if the ranks disagree about a gradient, or one is lost. Then all that was added is
-        over, and if it was a disagreement, the next step may begin.
+        Raises HorovodInternalError if the ranks disagree about a gradient, or a rank is lost. Afterwards no operation
+        is in flight; after a disagreement the next step may begin.
         """
         begun, self._begun = self._begun, {}
         self._done = (self._done + 1) % self._passes
@@ -120,7 +117,7 @@ class GradientAverager:
             writable(array, path) if self._in_place else np.empty_like(array)
             for array, (path, _) in zip(arrays, found, strict=True)
         ]
-        begun = _Begun(tree, [leaf for _, leaf in found], outs)
+        begun = _PendingReduction(tree, [leaf for _, leaf in found], outs)
         paths = [path for path, _ in found]
         if self._passes > 1:
             arrays = [self._add_up(path, array) for path, array in zip(paths, arrays, strict=True)]
@@ -152,8 +149,8 @@ class GradientAverager:
             )
 
 
-class _Begun:
-    """What is being averaged under one name."""
+class _PendingReduction:
+    """The reduction in flight under one name."""
 
     def __init__(self, tree: Any, given: Iterable[Any], outs: list[Array]) -> None:
         self._tree, self._given, self._outs = tree, list(given), outs

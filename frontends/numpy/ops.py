@@ -1,4 +1,4 @@
-"""Operations on trees of arrays, which wait for their results."""
+"""Synchronous collectives on trees of arrays."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from collectives import Op, ProcessSet, global_process_set
 from collectives.compression import Compressor
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.errors import as_horovod
-from frontends.horovod.names import Average, choose_op, communicator_of, root_in
-from frontends.horovod.objects import allgather_object, broadcast_object
+from frontends.horovod import (
+    Average,
+    allgather_object,
+    as_horovod,
+    broadcast_object,
+    choose_op,
+    communicator_of,
+    root_in,
+)
 from frontends.numpy.trees import Array, leaves, rebuilt
 
 
 def allreduce(
     tree: Any,
-    op: str | None = None,
+    op: Op | None = None,
     *,
     in_place: bool = False,
     prescale_factor: float = 1.0,
@@ -25,18 +31,19 @@ def allreduce(
     compression: Compressor | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Combine a tree over the ranks of a process set, element by element, as one operation; the same bits everywhere.
+    """Reduce a tree over the ranks of a process set, element by element, as one operation; bit-identical on all ranks.
 
-    tree          arrays and numbers, also in dicts, lists and tuples. Numbers become numbers again
-    op            Average by default, Sum, Adasum, Min, Max, Product. Averages of integer arrays are cut off
-    in_place      put the results into the arrays themselves; they are in the returned tree
-    prescale_factor, postscale_factor   what is multiplied before, and after
-    compression   one of collectives.compression, for Average and Sum. GradientAverager also makes good what that loses
+    tree          arrays and numbers, also in dicts, lists and tuples; numbers are returned as numbers
+    op            Average by default, Sum, Adasum, Min, Max, Product. Averages of integer arrays are truncated
+    in_place      write the results into the arrays themselves, which the returned tree contains
+    prescale_factor, postscale_factor   factors before and after the reduction
+    compression   one of collectives.compression, for Average and Sum. GradientAverager adds error feedback
 
-    Raises TypeError or ValueError for a bad argument. HorovodInternalError if the ranks disagree about shapes, types or
-    op, or one is lost: after it nothing more can be called but `shutdown`, and arrays are untouched unless in place.
+    Raises TypeError or ValueError for a bad argument, such as a masked array. Raises HorovodInternalError if the ranks
+    disagree about shapes, types or op, or a rank is lost; after it only `shutdown` can be called, and the arrays are
+    unchanged unless in place.
     """
-    op = choose_op(op, None)
+    op = choose_op(op)
     comm = communicator_of(process_set)
     found = list(leaves(tree))
     arrays = [as_array(leaf, op) for _, leaf in found]
@@ -55,7 +62,7 @@ def allreduce(
 
 
 def allgather(tree: Any, *, process_set: ProcessSet = global_process_set) -> Any:
-    """All ranks' arrays, concatenated along the first dimension, in which they may differ; numbers become arrays.
+    """Concatenate the arrays of all ranks along the first dimension, which may differ; numbers become arrays.
 
     Raises as `allreduce`.
     """
@@ -66,9 +73,9 @@ def allgather(tree: Any, *, process_set: ProcessSet = global_process_set) -> Any
 
 
 def broadcast_parameters(tree: Any, root_rank: int = 0, *, process_set: ProcessSet = global_process_set) -> Any:
-    """Give all ranks what rank `root_rank` of the world has: arrays in place, numbers in the tree that is returned.
+    """Give all ranks the tree of `root_rank`, a rank of the world: arrays in place, numbers in the returned tree.
 
-    Raises ValueError for an array that is read-only, otherwise as `allreduce`.
+    Raises ValueError for a read-only array, otherwise as `allreduce`.
     """
     comm, root = communicator_of(process_set), root_in(process_set, root_rank)
     found = list(leaves(tree))
@@ -86,13 +93,13 @@ def broadcast_parameters(tree: Any, root_rank: int = 0, *, process_set: ProcessS
 def average_metrics(
     metrics: Mapping[str, Any], weight: float = 1.0, *, process_set: ProcessSet = global_process_set
 ) -> dict[str, float]:
-    """The averages of all ranks' metrics.
+    """Return the weighted averages of all ranks' metrics.
 
     metrics   numbers by name, the same names on all ranks
-    weight    how much this rank's count: the number of its rows, say
+    weight    weight of this rank, for example its number of rows
 
-    Raises TypeError for what is no number; ValueError on all ranks for different names or weights that do not add up to
-    more than 0.
+    Raises TypeError for a value that is not a number; ValueError on all ranks for different names, a negative weight,
+    or weights whose sum is 0.
     """
     mine = {str(name): float(value) for name, value in metrics.items()}
     rows = allgather_object((mine, float(weight)), process_set=process_set)
@@ -105,19 +112,19 @@ def average_metrics(
     return {name: sum(row[name] * part for row, part in rows if part) / total for name in mine}
 
 
-def as_array(leaf: Any, op: str) -> Array:
-    """The array of a leaf. Averages of numbers are floats."""
+def as_array(leaf: Any, op: Op) -> Array:
+    """Return the array of a leaf. Numbers to be averaged become floats."""
     array = np.asarray(leaf)
     return array.astype(np.float64) if op == Average and _is_number(leaf) and array.dtype.kind in "iub" else array
 
 
 def as_leaf(array: Array, leaf: Any) -> Any:
-    """What stands in the place of a leaf: an array, or a number."""
+    """Return the result for a leaf: an array, or a number if the leaf was one."""
     return array if isinstance(leaf, np.ndarray) else array[()].item() if _is_number(leaf) else array[()]
 
 
 def writable(array: Array, path: str) -> Array:
-    """The array itself. Raises ValueError if it cannot be written to."""
+    """Return the array itself. Raises ValueError if it is read-only."""
     if not array.flags.writeable:
         raise ValueError(f"tree[{path!r}]: is a read-only array, which cannot be changed in place; give a copy")
     return array

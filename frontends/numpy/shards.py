@@ -1,4 +1,4 @@
-"""This rank's part of a dataset."""
+"""Division of datasets among the ranks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.names import communicator_of
+from collectives import ProcessSet, global_process_set
+from frontends.horovod import communicator_of
 from frontends.numpy.trees import Array, like
 
 _REMAINDERS: Final = ("pad", "drop", "uneven")
@@ -22,17 +22,18 @@ def shard(
     remainder: str = "pad",
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """This rank's rows of datasets of one length: `X, y = shard(X, y, shuffle=True, epoch=epoch)`.
+    """Return this rank's rows of datasets of equal length: `X, y = shard(X, y, shuffle=True, epoch=epoch)`.
 
-    datasets    arrays (also of pandas and SciPy), lists and other sequences of samples, and dicts and tuples of those
-    shuffle     in an order that depends on seed and epoch only, so that all ranks cut up the same one
-    remainder   what becomes of rows that cannot be divided: "pad" takes rows from the beginning once more, "drop"
-                leaves rows out, in both cases all ranks have equally many; "uneven" gives some ranks one row more,
-                which is right for evaluation and wrong for steps that wait for each other
+    datasets    arrays (also of pandas and SciPy), lists and other sequences of samples, and dicts and tuples of them
+    shuffle     permute the rows first; the order depends on seed and epoch only, so it is the same on all ranks
+    remainder   treatment of rows that cannot be divided equally: "pad" repeats rows from the beginning, "drop" omits
+    rows;
+                all ranks then have the same number. "uneven" gives some ranks one row more; use it for evaluation, not
+                for steps that wait for each other
 
-    Rank r gets rows r, r + size, ... of that order: what all ranks take for their n-th batch is together the n-th batch
-    of one process. Nothing is sent. Returns one part for one dataset, a tuple of parts for several. Raises ValueError
-    for datasets of different lengths, for fewer rows than ranks with "drop", for none at all, and a bad argument.
+    Rank r gets rows r, r + size, ... of that order, so the n-th batches of all ranks together are the n-th batch of a
+    single process. Nothing is sent. Returns one part for one dataset, a tuple of parts for several. Raises ValueError
+    for datasets of different lengths, an empty dataset, fewer rows than ranks with "drop", and a bad argument.
     """
     if remainder not in _REMAINDERS:
         raise ValueError(f"remainder={remainder!r}: must be one of {', '.join(_REMAINDERS)}")
@@ -52,7 +53,7 @@ def shard(
 
 
 def _rows(count: int, rank: int, size: int, shuffle: bool, seed: int, epoch: int, remainder: str) -> slice | Array:
-    """The rows of a rank; a slice where that will do, so that arrays need not be copied."""
+    """Return the rows of a rank; a slice if possible, so that arrays need not be copied."""
     whole = count % size == 0
     if not shuffle and (whole or remainder != "pad"):
         return slice(rank, count - count % size if remainder == "drop" else count, size)
@@ -65,7 +66,7 @@ def _rows(count: int, rank: int, size: int, shuffle: bool, seed: int, epoch: int
 
 
 def _lengths(dataset: Any, place: str) -> Iterator[tuple[str, int]]:
-    """Where the datasets in a dict or tuple are, and how many rows they have."""
+    """Yield the argument path and the number of rows of each dataset."""
     if isinstance(dataset, dict):
         for key, part in dataset.items():
             yield from _lengths(part, f"{place}[{key!r}]")

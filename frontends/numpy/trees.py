@@ -1,4 +1,4 @@
-"""Trees: dicts, lists and tuples (also named ones) of arrays and numbers, taken apart and put together again."""
+"""Trees: dicts, lists and tuples (also named tuples) of arrays and numbers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ Array = np.ndarray[Any, Any]
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves with their paths, such as layers/0/bias, in an order that is that of the paths' last parts.
+    """Yield the path and value of each leaf, such as ("layers/0/bias", array).
 
-    Dicts are walked by sorted keys, so that ranks that filled them differently agree. None is a tree without leaves.
-    Raises TypeError for what is neither a container, nor an array or number.
+    Dicts are walked by sorted keys, so the order is the same on ranks that filled them differently. None is a tree
+    without leaves. Raises TypeError for a leaf that is neither an array nor a number, and for a masked array.
     """
+    argument = f"tree[{path!r}]" if path else "tree"
     if tree is None:
         return
     if isinstance(tree, dict):
@@ -25,15 +26,16 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(tree, list | tuple):
         for index, part in enumerate(tree):
             yield from leaves(part, f"{path}/{index}" if path else str(index))
+    elif isinstance(tree, np.ma.MaskedArray):
+        raise TypeError(f"{argument}: is a masked array, and masks are not communicated; pass its filled(value)")
     elif is_array(tree) or isinstance(tree, Number):
         yield path, tree
     else:
-        place = f"tree[{path!r}]" if path else "tree"
-        raise TypeError(f"{place}: must be an array, a number or a dict, list or tuple, not {type(tree).__name__}")
+        raise TypeError(f"{argument}: must be an array, a number or a dict, list or tuple, not {type(tree).__name__}")
 
 
 def rebuilt(tree: Any, values: Iterator[Any]) -> Any:
-    """A tree of this form whose leaves are the next values, in the order of `leaves`."""
+    """Return a tree of the same structure with these leaves, in the order of `leaves`."""
     if tree is None:
         return None
     if isinstance(tree, dict):
@@ -47,11 +49,11 @@ def rebuilt(tree: Any, values: Iterator[Any]) -> Any:
 
 
 def like(given: tuple[Any, ...], parts: Iterator[Any]) -> tuple[Any, ...]:
-    """A tuple of the kind of `given`, which may be a named one."""
+    """Return a tuple of the same class as `given`, which may be a named tuple."""
     make: Callable[..., tuple[Any, ...]] | None = getattr(type(given), "_make", None)
     return tuple(parts) if make is None else make(parts)
 
 
 def is_array(leaf: Any) -> bool:
-    """True for NumPy's arrays and numbers."""
+    """True for NumPy arrays and scalars."""
     return isinstance(leaf, np.ndarray | np.generic)

@@ -1,7 +1,12 @@
-"""Horovod's API for TensorFlow, on Ronde: `import frontends.tensorflow as hvd`, and the script trains as before.
+"""Horovod's API for TensorFlow: `import frontends.tensorflow as hvd`, and a Horovod script runs unchanged.
 
-Names, signatures, defaults and semantics are those of `horovod.tensorflow` 0.28; docs/migrating-from-horovod.md tells
-the differences. Everything works eagerly, in `tf.function` and in graphs of `tf.compat.v1`.
+    ops, functions, tape, optimizer   Horovod's functions on tensors: eager, in tf.function, in graphs of tf.compat.v1
+      nodes                           one collective as a node of a graph, and its gradient
+        calls                         the node's description, and how its execution starts in the runtime
+          kernel, done                the TensorFlow operations, through TensorFlow's C interface
+
+Names, signatures, defaults and semantics are those of `horovod.tensorflow` 0.28; docs/migrating-from-horovod.md lists
+the differences. frontends.keras is built on this room, which reaches it through keras_bridge.py only.
 """
 
 from __future__ import annotations
@@ -17,8 +22,15 @@ except ModuleNotFoundError as error:
         "frontends.tensorflow needs tensorflow: pip install 'ronde[tensorflow]'", name="tensorflow"
     ) from None
 
-from collectives.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from frontends.horovod.basics import (
+from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
+from frontends.horovod import (
+    Adasum,
+    Average,
+    HorovodInternalError,
+    Max,
+    Min,
+    Product,
+    Sum,
     ccl_built,
     cross_rank,
     cross_size,
@@ -41,8 +53,6 @@ from frontends.horovod.basics import (
     start_timeline,
     stop_timeline,
 )
-from frontends.horovod.errors import HorovodInternalError
-from frontends.horovod.names import Adasum, Average, Max, Min, Product, Sum
 from frontends.tensorflow import elastic
 from frontends.tensorflow.basics import init
 from frontends.tensorflow.compression import Compression
@@ -142,7 +152,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """SyncBatchNormalization is a Keras layer, and Keras loads its backend: not before somebody wants it."""
+    """Import SyncBatchNormalization at its first use: it is a Keras layer, and Keras loads its backend."""
     if name == "SyncBatchNormalization":
         from frontends.tensorflow.sync_batch_norm import SyncBatchNormalization
 

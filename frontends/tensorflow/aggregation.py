@@ -1,4 +1,4 @@
-"""Gradients of several passes that add up before they are combined and applied: backward_passes_per_step."""
+"""Summation of gradients over several backward passes before they are combined: backward_passes_per_step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 class Aggregation:
-    """Sums of gradients, kept in variables, and when they are due: eager and in graphs."""
+    """Sums of gradients in variables, and the number of passes in them; for eager mode and graphs."""
 
     def __init__(self, passes: int, average: bool) -> None:
         """`average` divides the sums by `passes`."""
@@ -20,7 +20,8 @@ class Aggregation:
         self._due: Any = None
 
     def add(self, gradients: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """What is to be applied: in the last pass what `reduce` makes of the sums, in others zeros. None stays None."""
+        """Add a pass's gradients. Returns `reduce(sums)` in the last pass of a step and zeros in the others; None stays
+        None."""
         dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         given = [gradient for gradient in dense if gradient is not None]
         if self._count is None:
@@ -45,7 +46,7 @@ class Aggregation:
         return [None if gradient is None else next(results) for gradient in dense]
 
     def apply(self, step: Callable[[], Any]) -> Any:
-        """step() if the sums are due, and begin new ones."""
+        """Run step() and reset the sums in the last pass; do nothing in the others."""
 
         def take() -> Any:
             done = step()

@@ -1,6 +1,6 @@
-"""What an operation in a graph asks for, and how that is begun when TensorFlow executes it.
+"""Description of a collective in a graph, and its start when TensorFlow executes the node.
 
-The description is text in the graph, so that a graph outlives the world that it was made in, and may be saved.
+The description is text, an attribute of the node. So a graph can be saved, and be used in another world.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collectives import Communicator, Work
-from collectives.process_sets import ProcessSet
-from frontends.horovod.names import Average, full_name, number_anew, root_in
-from frontends.horovod.splits import rows_for
+from collectives import Communicator, Op, ProcessSet, Work
+from frontends.horovod import Average, full_name, reset_numbers, root_in, rows_for, scale_options
 from frontends.tensorflow.kernel import Begin, Execution, register
 
 Start = Callable[[], Work[Any]]
@@ -26,17 +24,17 @@ Finish = Callable[[list[Any]], None]
 class Call(NamedTuple):
     """One operation on tensors.
 
-    kind    a key of the table at the end
-    name    by which the ranks find each other's; None: numbered when it is executed; "": that of the node
-    ranks   of the process set; None: all
+    kind    a key of the table `_KINDS`
+    name    the name by which ranks match the call; None: numbered at each execution; "": the name of the node
+    ranks   members of the process set; None for the world
     root    a rank of the world
-    shapes  of the tensors, where all of them are known before the graph is run
+    shapes  shapes of the tensors, if all of them are known when the graph is built
     """
 
     kind: str
     name: str | None = None
     ranks: tuple[int, ...] | None = None
-    op: str = Average
+    op: Op = Average
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = 0
@@ -44,21 +42,26 @@ class Call(NamedTuple):
 
     @property
     def process_set(self) -> ProcessSet:
-        """Of its ranks."""
+        """The process set of `ranks`."""
         return ProcessSet(self.ranks)
 
     @property
     def communicator(self) -> Communicator:
-        """Of its process set. Raises ValueError for a set that was not added, or without this rank."""
+        """The communicator of the process set. Raises ValueError for a set that was not added, or without this rank."""
         return self.process_set.communicator
 
+    @property
+    def scales(self) -> dict[str, Any]:
+        """The scale factors as keyword arguments of a Communicator method."""
+        return scale_options(self.prescale, self.postscale)
+
     def text(self) -> str:
-        """What `read` makes a Call of."""
+        """Return the description as text; `read` is the inverse."""
         return json.dumps(self._asdict(), sort_keys=True)
 
     @classmethod
     def read(cls, text: str | bytes) -> Call:
-        """The Call that was described."""
+        """Return the Call of a description."""
         given = json.loads(text)
         ranks, shapes = given.pop("ranks"), given.pop("shapes")
         return cls(
@@ -69,14 +72,14 @@ class Call(NamedTuple):
 
 
 def ranks_of(process_set: ProcessSet) -> tuple[int, ...] | None:
-    """What a Call says of a process set. Raises TypeError for something else."""
+    """Return the `ranks` of a Call for a process set. Raises TypeError for another object."""
     if not isinstance(process_set, ProcessSet):
         raise TypeError(f"process_set={process_set!r}: must be a ProcessSet")
     return None if process_set == ProcessSet() else tuple(process_set.ranks or ())
 
 
-class _Begun:
-    """Several operations of the runtime as one execution, which ends when all are over."""
+class _PendingWorks:
+    """Several operations of the runtime as one execution, which ends when all of them have ended."""
 
     def __init__(self, execution: Execution, finish: Finish) -> None:
         self._execution = execution
@@ -87,7 +90,8 @@ class _Begun:
         self._error: BaseException | None = None
 
     def begin(self, starts: Sequence[Start]) -> None:
-        """What fails to begin does not end the execution while the others use its memory."""
+        """Start all operations. If one cannot start, the execution still ends only after the others, which use its
+        memory."""
         try:
             for start in starts:
                 work = start()
@@ -113,15 +117,8 @@ class _Begun:
         self._execution.end(error)
 
 
-def _scales(call: Call) -> dict[str, float | None]:
-    return {
-        "prescale": None if call.prescale == 1.0 else call.prescale,
-        "postscale": None if call.postscale == 1.0 else call.postscale,
-    }
-
-
 def _nothing(_: list[Any]) -> None:
-    """The results are where they belong."""
+    """Finish function for results that are already in place."""
 
 
 def _allreduce(call: Call, execution: Execution) -> tuple[list[Start], Finish]:
@@ -130,10 +127,10 @@ def _allreduce(call: Call, execution: Execution) -> tuple[list[Start], Finish]:
     if len(pairs) == 1:
         ((source, target),) = pairs
         name = full_name(comm, "allreduce", call.name)
-        return [lambda: comm.allreduce_async(source, call.op, out=target, name=name, **_scales(call))], _nothing
+        return [lambda: comm.allreduce_async(source, call.op, out=target, name=name, **call.scales)], _nothing
     sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
     name = full_name(comm, "grouped_allreduce", call.name)
-    return [lambda: comm.grouped_allreduce_async(sources, call.op, out=targets, name=name, **_scales(call))], _nothing
+    return [lambda: comm.grouped_allreduce_async(sources, call.op, out=targets, name=name, **call.scales)], _nothing
 
 
 def _allgather(call: Call, execution: Execution) -> tuple[list[Start], Finish]:
@@ -180,7 +177,7 @@ def _reducescatter(call: Call, execution: Execution) -> tuple[list[Start], Finis
             raise ValueError("reducescatter: a tensor must have a first dimension")
         rows, more = divmod(array.shape[0], comm.size)
         target = execution.output(index, (rows + (comm.rank < more), *array.shape[1:]), array.dtype)
-        return lambda: comm.reduce_scatter_async(array, call.op, out=target, name=f"{name}.{index}", **_scales(call))
+        return lambda: comm.reduce_scatter_async(array, call.op, out=target, name=f"{name}.{index}", **call.scales)
 
     return [start(index, array) for index, array in enumerate(execution.inputs())], _nothing
 
@@ -196,14 +193,14 @@ def _number(execution: Execution, value: int) -> None:
 
 def _join(call: Call, execution: Execution) -> tuple[list[Start], Finish]:
     def finish(results: list[Any]) -> None:
-        number_anew(call.communicator)
+        reset_numbers(call.communicator)
         _number(execution, results[0])
 
     return [call.communicator.join_async], finish
 
 
 def _known(find: Callable[[Call], int]) -> Callable[[Call, Execution], tuple[list[Start], Finish]]:
-    """What a rank knows without the others."""
+    """Make the start function of a call that needs no communication."""
 
     def begin(call: Call, execution: Execution) -> tuple[list[Start], Finish]:
         return [], lambda _: _number(execution, find(call))
@@ -228,8 +225,11 @@ _KINDS: Final = {
 
 
 def _reader(text: str, node: str) -> Begin:
-    """A node's name begins with those of the functions and loops that it was found in when these were put in their
-    places. Numbers that were given to them then may differ from rank to rank, and do not count."""
+    """Return the function that starts an execution of the node, for `register`.
+
+    A node's name begins with the names of the functions and loops that were inlined around it. Numbers in them may
+    differ between ranks, so they are removed.
+    """
     given = Call.read(text)
     if given.name == "":
         given = given._replace(name=re.sub(r"/_\d+(?=/)", "", node))
@@ -240,7 +240,7 @@ def _reader(text: str, node: str) -> Begin:
         if iteration and call.name is not None:
             call = call._replace(name=f"{call.name}.iteration_{iteration}")
         starts, finish = begin(call, execution)
-        _Begun(execution, finish).begin(starts)
+        _PendingWorks(execution, finish).begin(starts)
 
     return execute
 

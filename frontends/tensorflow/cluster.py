@@ -1,10 +1,9 @@
-"""Ranks from TF_CONFIG, the variable by which clusters tell TensorFlow's processes of each other.
+"""Ranks from TF_CONFIG, the variable that describes a TensorFlow cluster to its processes.
 
     {"cluster": {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"]}, "task": {"type": "worker", "index": 1}}
 
-The chief, if there is one, is rank 0, and the workers follow in order. The ranks meet at the address of rank 0, which
-listens there in place of TensorFlow's server. The secret comes from RONDE_SECRET, as everywhere (docs/security.md):
-TF_CONFIG has none, and whoever reaches that address could otherwise be a rank.
+The chief, if there is one, is rank 0; the workers follow in order. The store is served at the address of rank 0, in
+place of TensorFlow's server. TF_CONFIG contains no secret, so RONDE_SECRET must be set (docs/security.md).
 https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
 """
 
@@ -21,9 +20,7 @@ from typing import Any, Final
 
 import collectives
 from transports.errors import ConfigError
-from transports.rendezvous.bootstrap import RONDE, job_from_environment
-from transports.rendezvous.server import TcpStoreServer
-from transports.rendezvous.wire import parse_url
+from transports.rendezvous import RONDE, TcpStoreServer, job_from_environment, parse_url
 
 VARIABLE: Final = "TF_CONFIG"
 _TORCHRUN: Final = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -31,16 +28,16 @@ _SHAPE: Final = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "w
 
 
 @dataclass(frozen=True)
-class Place:
-    """A process in a cluster. `meeting` is the address of rank 0: host and port."""
+class ClusterTask:
+    """A process of a cluster. `store_address` is the address of rank 0, host:port."""
 
     rank: int
     size: int
-    meeting: str
+    store_address: str
 
 
-def place_in(text: str) -> Place | None:
-    """The place that a TF_CONFIG gives; None if it names no cluster. Raises ConfigError for what makes no rank."""
+def parse_task(text: str) -> ClusterTask | None:
+    """Parse TF_CONFIG; None if it has no cluster. Raises ConfigError for a bad value, or a task that is not a rank."""
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -61,40 +58,40 @@ def place_in(text: str) -> Place | None:
         raise ConfigError(f"{VARIABLE}: has {len(jobs['chief'])} chiefs; must have one, or none")
     tasks = [*jobs["chief"], *jobs["worker"]]
     rank = int(number) + (len(jobs["chief"]) if kind == "worker" else 0)
-    return Place(rank, len(tasks), tasks[0])
+    return ClusterTask(rank, len(tasks), tasks[0])
 
 
 def from_tf_config(_: contextlib.ExitStack) -> dict[str, Any]:
-    """Rank, size, store and secret for `collectives.init`, as TF_CONFIG tells; {} without it, and for the processes of
-    `ronde run` and torchrun. Rank 0 serves the store until its process ends.
+    """Return rank, size, store and secret for `collectives.init`; {} without TF_CONFIG or under `ronde run` or
+    torchrun.
 
-    Raises ConfigError naming the variable and what is wrong with it, RendezvousError if rank 0 cannot listen at its
-    address.
+    Rank 0 serves the store until its process ends. Raises ConfigError naming the variable and the fault,
+    RendezvousError if rank 0 cannot listen at its address.
     """
     env = os.environ
     if VARIABLE not in env or job_from_environment(env) is not None or set(env) >= _TORCHRUN:
         return {}
-    place = place_in(env[VARIABLE])
-    if place is None or place.size == 1:
+    task = parse_task(env[VARIABLE])
+    if task is None or task.size == 1:
         return {}
-    job = job_from_environment(_as_ronde_run(place, env))
+    job = job_from_environment(_as_ronde_run(task, env))
     assert job is not None
     if job.rank == 0:
         _serve(job.store, job.secret)
     return {"rank": job.rank, "size": job.size, "store": job.store, "secret": job.secret}
 
 
-def _as_ronde_run(place: Place, env: Mapping[str, str]) -> dict[str, str]:
-    """What `ronde run` would have told a process at such a place."""
+def _as_ronde_run(task: ClusterTask, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that `ronde run` would set for this process."""
     if RONDE.secret not in env:
         raise ConfigError(
-            f"{RONDE.secret}: is needed with {VARIABLE}, the same for all {place.size} tasks. `python -c 'import "
+            f"{RONDE.secret}: is needed with {VARIABLE}, the same for all {task.size} tasks. `python -c 'import "
             "secrets; print(secrets.token_hex(32))'` makes one; set it, but to nothing, to go without authentication"
         )
     return {
-        RONDE.rank: str(place.rank),
-        RONDE.size: str(place.size),
-        RONDE.store: f"tcp://{place.meeting}",
+        RONDE.rank: str(task.rank),
+        RONDE.size: str(task.size),
+        RONDE.store: f"tcp://{task.store_address}",
         RONDE.secret: env[RONDE.secret],
     }
 
@@ -109,7 +106,7 @@ def _addresses(job: str, given: Any) -> list[str]:
 
 @functools.cache
 def _serve(url: str, secret: bytes) -> TcpStoreServer:
-    """Serve a store at an address for as long as the process lives: `init` may be called again, and meets there."""
+    """Serve a store at an address until the process ends, so that `init` can be called again."""
     host, port = parse_url(url)
     server = TcpStoreServer(host, port, secret=secret, tls=collectives.Config.load().load_tls())
     server.start()

@@ -1,9 +1,9 @@
-"""tf.distribute.MirroredStrategy over several processes: replicas in each, and Ronde between them.
+"""tf.distribute.MirroredStrategy over several processes, with Ronde between them.
 
     strategy = tf.distribute.MirroredStrategy(cross_device_ops=RondeCrossDeviceOps())
 
-TensorFlow reduces over the devices of a process, as it would without; what comes out of that is combined over the
-ranks, all gradients of a step as one operation. docs/tf-distribute.md has an example and tells what stays local.
+TensorFlow reduces over the devices of a process. The result is reduced over the ranks, all gradients of a step as one
+operation. docs/tf-distribute.md has an example, and lists what is not shared between processes.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.names import Average, Sum
+from collectives import Op, ProcessSet, global_process_set
+from frontends.horovod import Average, Sum
 from frontends.tensorflow.compression import Compression, Compressor
 from frontends.tensorflow.ops import grouped_allreduce
 
 
 class RondeCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
-    """What MirroredStrategy reduces with: over its own devices first, then over the ranks of a process set.
+    """Reduction for MirroredStrategy: over the process's own devices first, then over the ranks of a process set.
 
-    op            how ranks combine what ReduceOp.SUM has summed over their devices. Average, the default, suits code
-                  that divides losses by strategy.num_replicas_in_sync or by its own batch's size, as Keras does, for
-                  these know of one process only; Sum is for losses divided by the size of the batch of all ranks.
-                  What ReduceOp.MEAN has averaged is averaged in either case
-    compression   of what travels between ranks
+    op            combination over the ranks of a value that ReduceOp.SUM has summed over the devices. Average, the
+                  default, suits code that divides losses by strategy.num_replicas_in_sync or by its own batch size, as
+                  Keras does; Sum suits losses divided by the batch size of all ranks. A value that ReduceOp.MEAN has
+                  averaged is averaged in either case
+    compression   compression of the data between ranks
 
-    `reduce` and `batch_reduce` raise HorovodInternalError in eager mode, tf.errors.InternalError in a function, if the
-    ranks disagree or one is lost. `broadcast` gives a tensor of the process to its devices.
+    `reduce` and `batch_reduce` raise HorovodInternalError in eager mode and tf.errors.InternalError in a function, if
+    the ranks disagree or one is lost. `broadcast` copies a tensor of the process to its devices.
     """
 
     def __init__(
         self,
-        op: str = Average,
+        op: Op = Average,
         compression: type[Compressor] = Compression.none,
         process_set: ProcessSet = global_process_set,
     ) -> None:
@@ -48,11 +48,11 @@ class RondeCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
 
     @property
     def _num_between_graph_workers(self) -> int:
-        """By more than 1 the base class knows that one device is not all there is."""
+        """The number of ranks. The base class uses its result directly only if this is 1."""
         return self._process_set.size() or 1
 
     def reduce_implementation(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any) -> Any:
-        """The value over all devices of all ranks, on the devices of `destinations`."""
+        """Return the value reduced over all devices of all ranks, on the devices of `destinations`."""
         return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
 
     def batch_reduce_implementation(

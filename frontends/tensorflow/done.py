@@ -1,10 +1,13 @@
-"""The function that TensorFlow wants called when an asynchronous kernel is done, kept beyond the call that brought it.
+"""The completion callback of an asynchronous kernel, kept beyond the call that passed it.
 
-`compute` of an asynchronous kernel is given a C++ `std::function<void()>` that lives as long as that call does; so
-TensorFlow 2.21's C interface alone cannot end a kernel later. It is moved here, as its move constructor would: in
-libstdc++ it is four words, of which the first two hold what it calls, the third manages these and the fourth calls
-them, and one whose third is null is empty (bits/std_function.h, the same since GCC 4). Where a look at these words
-does not show two functions of TensorFlow's, nothing is moved, and the thread that has brought it waits.
+TensorFlow passes `compute` a C++ `std::function<void()>` that is only valid during the call, so its C interface alone
+cannot complete a kernel later (TensorFlow 2.21). It is moved here, as its move constructor would do. In libstdc++ a
+std::function is four words: two of captured data, the manager function, and the invoker function; the manager is null
+in an empty one (bits/std_function.h, unchanged since GCC 4).
+
+    | data 0 | data 1 | manager | invoker |
+
+If the last two words are not addresses in TensorFlow's library, nothing is moved, and the calling thread waits.
 """
 
 from __future__ import annotations
@@ -23,17 +26,17 @@ _MANAGER, _INVOKER = 2, 3
 _DESTROY: Final = 3
 
 
-class _Where(ctypes.Structure):
-    """Dl_info, what dladdr tells of an address."""
+class _AddressInfo(ctypes.Structure):
+    """Dl_info, the result of dladdr."""
 
     _fields_ = (("file", c_char_p), ("base", c_void_p), ("symbol", c_char_p), ("address", c_void_p))
 
 
 class Done:
-    """Calls it once. `wait` returns when it may have to live no longer."""
+    """Calls the callback once."""
 
     def __init__(self, address: int, run: Callable[[int], Any], movable: bool) -> None:
-        """`run` calls what is at an address."""
+        """`run` calls the function at an address; used if it was not moved."""
         self._address = address
         self._run = run
         self._moved: Any = None
@@ -46,7 +49,7 @@ class Done:
             self._over = threading.Event()
 
     def __call__(self) -> None:
-        """TensorFlow goes on, in threads of its own."""
+        """Complete the kernel. TensorFlow continues in its own threads."""
         if self._over is not None:
             self._run(self._address)
             self._over.set()
@@ -56,17 +59,17 @@ class Done:
         _Manage(words[_MANAGER])(byref(words), byref(words), _DESTROY)
 
     def wait(self) -> None:
-        """Before this returns, the call that brought it must not."""
+        """Block until the memory of the callback is no longer needed: not at all if it was moved."""
         if self._over is not None:
             self._over.wait()
 
 
 def movable(address: int, library: ctypes.CDLL) -> bool:
-    """True if what is there looks like a libstdc++ function of TensorFlow's."""
+    """True if the object at the address looks like a libstdc++ function of TensorFlow's library."""
     if not hasattr(library, "_ZSt25__throw_bad_function_callv") or not hasattr(library, "dladdr"):
         return False
     library.dladdr.argtypes = (c_void_p, c_void_p)
-    words, where = _Words.from_address(address), _Where()
+    words, where = _Words.from_address(address), _AddressInfo()
     return all(
         library.dladdr(words[word], byref(where)) and Path(where.file.decode()).name.startswith("libtensorflow")
         for word in (_MANAGER, _INVOKER)

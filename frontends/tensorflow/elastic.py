@@ -1,4 +1,4 @@
-"""Horovod's elastic API for TensorFlow: training goes on without lost ranks (`frontends.horovod.elastic`)."""
+"""Horovod's elastic API for TensorFlow; frontends/horovod/elastic.py has the loop."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from frontends.horovod.elastic import ObjectState, VariablesState, recovering
+from frontends.horovod import ObjectState, VariablesState, recovering
 from frontends.tensorflow.functions import broadcast_variables
+from frontends.tensorflow.keras_bridge import keras_frontend
 
 __all__ = ["ObjectState", "TensorFlowState", "run"]
 
@@ -18,9 +19,10 @@ run = recovering(tf.errors.OpError)
 class TensorFlowState(VariablesState):
     """ObjectState with variables: `TensorFlowState(model.trainable_variables, epoch=0)`.
 
-    variables  which; None: all global ones of the graph
-    session    of the graph of `tf.compat.v1` in which they are; None in eager mode. It is made before the graph is
-               finalised, for it adds operations
+    variables  None for all global variables of the graph
+    session    session of the variables' graph of `tf.compat.v1`; None in eager mode. Create the state before the graph
+    is
+               finalised, because it adds operations
     """
 
     def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **values: Any) -> None:
@@ -31,15 +33,15 @@ class TensorFlowState(VariablesState):
         super().__init__(**values)
 
     def variables(self) -> list[Any]:
-        """Those that were given."""
+        """Return the variables."""
         return self._variables
 
     def read(self, variables: Sequence[Any]) -> list[Any]:
-        """Copies of their values."""
+        """Return copies of the variables' values."""
         return super().read(variables) if self._session is None else list(self._session.run(list(variables)))
 
     def assign(self, variable: Any, value: Any) -> None:
-        """Give it the value."""
+        """Set a variable to a value."""
         if self._session is None:
             super().assign(variable, value)
         else:
@@ -47,7 +49,7 @@ class TensorFlowState(VariablesState):
             self._session.run(start, feed_dict={start.inputs[1]: value})
 
     def broadcast(self, variables: Sequence[Any]) -> None:
-        """Give all ranks the values of the first one."""
+        """Give the variables of all ranks the values of rank 0. Collective."""
         if self._session is None:
             broadcast_variables(variables, 0)
         else:
@@ -55,9 +57,7 @@ class TensorFlowState(VariablesState):
 
 
 def __getattr__(name: str) -> Any:
-    """TensorFlowKerasState is frontends.keras's, and Keras loads its backend: not before somebody wants it."""
+    """Import TensorFlowKerasState, which is frontends.keras.elastic.KerasState, at its first use."""
     if name == "TensorFlowKerasState":
-        from frontends.keras.elastic import KerasState
-
-        return KerasState
+        return keras_frontend().elastic.KerasState
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

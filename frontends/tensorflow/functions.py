@@ -1,4 +1,4 @@
-"""Starting alike: variables and objects of one rank for all."""
+"""Broadcast of variables and collectives on objects."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod import objects
-from frontends.tensorflow.ops import as_it_is, broadcast_
+from collectives import ProcessSet, global_process_set
+from frontends import horovod
+from frontends.tensorflow.ops import broadcast_, no_autograph
 
 
-@as_it_is
+@no_autograph
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = True
 ) -> Any:
-    """Give all ranks the values that variables have on `root_rank`: TensorFlow's variables or Keras's, in the same
-    order everywhere.
+    """Assign the values of `root_rank`'s variables on all ranks. Accepts TensorFlow's and Keras variables.
 
-    Eager and in functions it is done at once; in a graph of `tf.compat.v1`, by the operation that is returned.
-    `inplace` is there for Horovod's scripts. Raises as allreduce.
+    All ranks pass the variables in the same order. Eager and in functions, the broadcast happens at once; in a graph of
+    `tf.compat.v1` the operation is returned. `inplace` is accepted for Horovod's sake and ignored. Raises as allreduce.
     """
     updates = broadcast_(list(variables), root_rank, None, process_set)
     return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.group(*updates)
 
 
-@as_it_is
+@no_autograph
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that gives all ranks the global variables of `root_rank`, in a graph of `tf.compat.v1`.
+    """Return the operation that broadcasts the global variables of `root_rank`, in a graph of `tf.compat.v1`.
 
     Raises RuntimeError in eager mode, which has no global variables.
     """
@@ -46,8 +45,8 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The object of `root_rank`, pickled; on that rank, `obj` itself. `session` is there for Horovod's scripts."""
-    return objects.broadcast_object(obj, root_rank, name, process_set)
+    """Return the object of `root_rank` on all ranks; on that rank, `obj` itself. `session` is ignored."""
+    return horovod.broadcast_object(obj, root_rank, name, process_set)
 
 
 def broadcast_object_fn(
@@ -56,12 +55,12 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """broadcast_object as a function of the object."""
-    return lambda obj: objects.broadcast_object(obj, root_rank, name, process_set)
+    """Return `broadcast_object` as a function of the object."""
+    return lambda obj: horovod.broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """All ranks' objects, in rank order. `session` is there for Horovod's scripts."""
-    return objects.allgather_object(obj, name, process_set)
+    """Return the objects of all ranks, in rank order. `session` is ignored."""
+    return horovod.allgather_object(obj, name, process_set)

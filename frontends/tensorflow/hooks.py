@@ -10,11 +10,11 @@ from frontends.tensorflow.functions import broadcast_global_variables
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Gives all ranks the global variables of `root_rank` when the session begins, whether that has initialised them
-    or restored them from a checkpoint."""
+    """Broadcasts the global variables of `root_rank` when a session begins, after their initialisation or
+    restoration."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
-        """`device` is there for Horovod's scripts."""
+        """`device` is accepted for Horovod's sake and ignored."""
         super().__init__()
         self.root_rank = root_rank
         self.bcast_op: Any = None
@@ -26,5 +26,5 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Collective: all ranks begin their sessions."""
+        """Run the broadcast. Collective: all ranks begin their sessions."""
         session.run(self.bcast_op)

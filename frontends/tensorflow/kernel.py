@@ -1,14 +1,14 @@
-"""TensorFlow's operations `RondeCall` and `RondeStatefulCall`, in Python, through TensorFlow's C interface for kernels.
+"""TensorFlow's operations `RondeCall` and `RondeStatefulCall`, implemented in Python through TensorFlow's C interface.
 
-They are asynchronous kernels, as Horovod's are: an execution submits to the engine and returns; the engine's thread
-ends it when the result is there. No thread of TensorFlow ever waits, so whatever order it runs operations in, and
-however few threads it has, none holds back another. Results are written into tensors that TensorFlow has allocated.
+They are asynchronous kernels, as Horovod's are: an execution submits its call and returns, and Ronde's thread completes
+it with the result. No thread of TensorFlow ever waits, so neither the order in which it runs operations nor the number
+of its threads can cause a deadlock. Results are written into tensors that TensorFlow has allocated.
 
-The two differ in how functions treat them. `RondeStatefulCall` runs in the order of the program, between prints and
-other effects. `RondeCall` runs as soon as its input is there, and not at all where nobody uses what it gives; a tensor
-that no optimiser knows, among its inputs, keeps it from being computed in advance.
+In functions, `RondeStatefulCall` runs in program order, between prints and other side effects. `RondeCall` runs as soon
+as its inputs are complete, and not at all if its results are not used. One of its inputs is a tensor whose value the
+graph optimiser cannot know, so that it never computes the call in advance.
 
-Manual: tensorflow/c/kernels.h and tensorflow/c/ops.h, which come with TensorFlow.
+Manual: tensorflow/c/kernels.h and tensorflow/c/ops.h, which are part of TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute
 from tensorflow.python.framework import op_def_library
 
-from frontends.horovod.errors import HorovodInternalError
+from frontends.horovod import HorovodInternalError
 from frontends.tensorflow.done import Done, movable
 
 Begin = Callable[["Execution"], None]
@@ -47,7 +47,7 @@ _WRITE: Final = 0x200
 
 
 def _library() -> ctypes.PyDLL:
-    """Its functions are short, and keep Python's lock: giving it away and getting it back takes longer than they do."""
+    """Load the library. Its functions are short, so they are called without releasing the interpreter lock."""
     folder = Path(tf.sysconfig.get_lib())
     for path in sorted(folder.glob("libtensorflow_framework*")):
         library = ctypes.PyDLL(str(path))
@@ -106,12 +106,12 @@ _memory.restype, _memory.argtypes = ctypes.py_object, (c_void_p, ctypes.c_ssize_
 
 
 def _form(tensor: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """A tensor's shape and type."""
+    """Return a tensor's shape and type."""
     return tuple([_dim(tensor, axis) for axis in range(_num_dims(tensor))]), DTYPES[_tensor_type(tensor)]
 
 
 def _array(tensor: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array over a tensor's memory, valid as long as that lives."""
+    """Return an array over a tensor's memory, valid while the tensor lives."""
     nbytes = prod(shape) * dtype.itemsize
     if not nbytes:
         return np.empty(shape, dtype)
@@ -121,12 +121,12 @@ def _array(tensor: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndar
 
 @lru_cache(4096)
 def _dims(shape: tuple[int, ...]) -> ctypes.Array[c_int64]:
-    """A shape for TensorFlow, which only reads it."""
+    """Return a shape as a C array, which TensorFlow only reads."""
     return (c_int64 * len(shape))(*shape)
 
 
 class _Latest(threading.local):
-    """What TensorFlow has last executed in a thread: in eager mode, what this has called."""
+    """The last execution in a thread: in eager mode, the execution of the thread's own call."""
 
     execution: Execution | None = None
 
@@ -135,7 +135,7 @@ _latest: Final = _Latest()
 
 
 class Execution:
-    """One execution of the operation. Whoever gets it must call `end`, once, after which no array of it may be used."""
+    """One execution of the operation. Its owner must call `end` once; after that no array of it may be used."""
 
     def __init__(self, context: int, done: Done, inputs: int) -> None:
         self._context = context
@@ -148,16 +148,16 @@ class Execution:
 
     @property
     def iteration(self) -> int:
-        """The number of the iteration, where the operation is in a loop: several may be under way."""
+        """Number of the iteration if the operation is in a loop; several may be in flight."""
         return int(_iteration(self._context))
 
     def inputs(self) -> list[np.ndarray[Any, Any]]:
-        """The given tensors, to be read only."""
+        """Return the input tensors as read-only arrays."""
         given = [self._input(index) for index in range(self._inputs)]
         return [_array(tensor, *_form(tensor)) for tensor in given]
 
     def output(self, index: int, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """Memory for a result."""
+        """Allocate a result."""
         nbytes = prod(shape) * dtype.itemsize
         dims = _dims(tuple(shape))
         tensor = _allocate_output(self._context, index, _NUMBERS[dtype], dims, len(shape), nbytes, self._status)
@@ -168,9 +168,10 @@ class Execution:
     def pairs(
         self, shapes: Sequence[tuple[int, ...]] | None
     ) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-        """Every given tensor, and memory for a result of its shape: the same, if nobody else needs what is in it.
+        """Return each input with memory for a result of its shape: the same memory if no other operation needs the
+        input.
 
-        shapes   of the tensors, if the graph tells them: those that are taken over need not be looked at before
+        shapes   shapes of the tensors, if the graph has them; then an input need not be read before it is reused
         """
         found = []
         forwarded = c_int()
@@ -197,7 +198,7 @@ class Execution:
         return found
 
     def end(self, error: BaseException | None = None) -> None:
-        """It is over. TensorFlow goes on in threads of its own."""
+        """Complete the execution, with an error or without. TensorFlow continues in its own threads."""
         if error is not None:
             self.error = error
             bad = isinstance(error, (TypeError, ValueError))
@@ -223,8 +224,9 @@ class Execution:
 
 
 class _Kernels:
-    """What TensorFlow has made kernels of. Kernels of one description are one, and none is ever forgotten: TensorFlow
-    may keep them until the process ends, when there is no Python any more to tell."""
+    """The kernels that TensorFlow has created, one for each description. They are never freed: TensorFlow may keep them
+    until the process ends.
+    """
 
     def __init__(self, read: Callable[[str, str], Begin]) -> None:
         self._read = read
@@ -276,8 +278,11 @@ _kept: Final[list[object]] = []
 
 
 def register(read: Callable[[str, str], Begin]) -> None:
-    """Tell TensorFlow of the operations. `read` makes what an execution begins of the description in the graph and the
-    name of the node when it is run; what it makes calls `end` of the Execution sooner or later, unless it raises."""
+    """Register the operations with TensorFlow.
+
+    read   called with a node's description and name; returns the function that starts an execution. That function must
+           raise, or make sure that `Execution.end` is called later
+    """
     kernels = _Kernels(read)
     create, compute = _Create(kernels.create), _Compute(kernels.compute)
     _kept.extend((create, compute))
@@ -302,7 +307,7 @@ def register(read: Callable[[str, str], Begin]) -> None:
 
 
 def _checked(function: str, *arguments: Any) -> None:
-    """Call a function whose last argument is a status. Raises RuntimeError with what that says."""
+    """Call a function whose last argument is a status. Raises RuntimeError with the text of a bad status."""
     status = _new_status()
     kinds = [c_char_p if isinstance(argument, bytes) else c_void_p for argument in arguments]
     _function(function, None, *kinds, c_void_p)(*arguments, status)
@@ -315,13 +320,13 @@ def _checked(function: str, *arguments: Any) -> None:
 def apply(
     what: str, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType], name: str, *, stateful: bool = False
 ) -> list[tf.Tensor]:
-    """Execute the operation, or put it into the graph that is being made.
+    """Execute the operation, or add it to the graph under construction.
 
-    what    the description that `read` understands
-    kinds   the types of its results
-    name    of its node in the graph
+    what    description that `read` understands
+    kinds   types of its results
+    name    name of the node
 
-    Raises, in eager mode, the ValueError or TypeError that `begin` has raised, else HorovodInternalError.
+    Raises, in eager mode, the ValueError or TypeError of the start function, otherwise HorovodInternalError.
     """
     with tf.device("/cpu:0"):
         return _apply("RondeStatefulCall" if stateful else "RondeCall", what, tensors, kinds, name)

@@ -1,8 +1,12 @@
-"""Calls on tensors -> results: executed at once, or nodes of a graph. And what flows back through them.
+"""Collectives on tensors, executed at once or as nodes of a graph, and their gradients.
 
-What flows back, as Horovod defines it: through an allreduce the allreduce of the gradient; through an allgather the
-average of all ranks' gradients, of this rank's rows; through a broadcast that average on the root, zeros elsewhere;
-through an alltoall the alltoall back; through a reducescatter the allgather, times the number of ranks for Sum.
+| forward       | gradient, as Horovod defines it                                          |
+| ------------- | ------------------------------------------------------------------------ |
+| allreduce     | allreduce of the gradient                                                |
+| allgather     | this rank's rows of the average of all ranks' gradients                  |
+| broadcast     | the average of all ranks' gradients on the root, zeros elsewhere         |
+| alltoall      | alltoall back                                                            |
+| reducescatter | allgather of the gradients, times the number of ranks for Sum            |
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from frontends.horovod.names import Average, Sum, root_in
+from frontends.horovod import Average, Sum, root_in
 from frontends.tensorflow import kernel
 from frontends.tensorflow.calls import Call
 
@@ -21,11 +25,11 @@ _STATEFUL: Final = {"barrier", "join", "rank", "size", "local_rank", "local_size
 
 
 def run(call: Call, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType] | None = None) -> list[Any]:
-    """The results of a call, of the types `kinds`, by default those of the tensors.
+    """Return the results of a call, of the types `kinds`, by default the types of the tensors.
 
-    In a graph a named call gets a number if the graph has another of that name. One without a name is called what its
-    node is: by its kind and first tensor, after the functions and loops that it is in. Raises TypeError for a tensor
-    that cannot travel, else as kernel.apply.
+    In a graph, a name that the graph has already is numbered. A call without a name is called after its node: by kind,
+    first tensor, and the functions and loops around it. Raises TypeError for a tensor that cannot travel, otherwise as
+    kernel.apply.
     """
     for tensor in tensors:
         if tensor.dtype.as_datatype_enum not in kernel.DTYPES:
@@ -57,7 +61,7 @@ def _in_graph() -> bool:
 
 
 def _dense(gradients: Sequence[Any], results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Zeros for those that nobody has asked for."""
+    """Return the gradients with zeros in place of None."""
     return [
         tf.zeros_like(result) if gradient is None else tf.convert_to_tensor(gradient)
         for gradient, result in zip(gradients, results, strict=True)

@@ -1,8 +1,8 @@
-"""Horovod's operations on TensorFlow's tensors: eager, in functions and in graphs of `tf.compat.v1`, with gradients.
+"""Horovod's operations on TensorFlow tensors: eager, in functions and in graphs of `tf.compat.v1`, with gradients.
 
-Operations of one name find each other whatever the order in which the ranks run them. In a graph an operation without
-a name is called after its first tensor, so that graphs made alike fit together; in eager mode such operations are
-numbered, one count for each kind and process set, and must be called in one order.
+Ranks match calls by name, in any order of execution. In a graph, a call without a name is called after its first
+tensor, so equally built graphs match. In eager mode, calls without a name are numbered, with one count for each kind
+and process set, so all ranks must make them in the same order.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from collectives import world
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.names import Average, Sum, choose_op
+from collectives import Op, ProcessSet, global_process_set, world
+from frontends.horovod import Average, Sum, check_linear, choose_op
 from frontends.tensorflow.calls import Call, ranks_of
 from frontends.tensorflow.compression import Compression, Compressor
 from frontends.tensorflow.nodes import run
@@ -22,38 +21,38 @@ from frontends.tensorflow.nodes import run
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def as_it_is(function: F) -> F:
-    """Decorates what AutoGraph is not to rewrite."""
+def no_autograph(function: F) -> F:
+    """Decorator for functions that AutoGraph must not convert."""
     return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
-@as_it_is
+@no_autograph
 def allreduce(
     tensor: Any,
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
     compression: type[Compressor] = Compression.none,
-    op: str | None = None,
+    op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Combine a tensor, variable or tf.IndexedSlices over the ranks of a process set; the same bits on every rank.
+    """Reduce a tensor, variable or tf.IndexedSlices over the ranks of a process set; bit-identical on all ranks.
 
     op                                 Average by default, Sum, Adasum, Min, Max, Product
-    prescale_factor, postscale_factor  what the tensor is multiplied by before, and the result after
+    prescale_factor, postscale_factor  factors of the tensor before and of the result after the reduction
     compression                        Compression.none, .fp16, .bf16
     average                            deprecated: True means op=Average, False op=Sum
-    ignore_name_scope                  call it `name` in a graph, without the scope that is being filled
-    device_dense, device_sparse        there for Horovod's scripts; without meaning
+    ignore_name_scope                  use `name` in a graph without the current name scope
+    device_dense, device_sparse        accepted for Horovod's sake and ignored
 
-    Of IndexedSlices, which may have different numbers of rows, all ranks' values and indices are gathered: Average and
-    Sum only. Raises ValueError or TypeError for a bad argument, HorovodInternalError on every rank if they disagree
-    about type, shape or op, or one is lost. When a graph runs, tf.errors.InvalidArgumentError and InternalError with
-    the same text stand for these; the ranks may go on with other operations after a disagreement.
+    IndexedSlices, which may have different numbers of rows, are reduced by an allgather of values and indices: Average
+    and Sum only. Raises ValueError or TypeError for a bad argument; HorovodInternalError on every rank if they disagree
+    about type, shape or op, or a rank is lost. A running graph raises tf.errors.InvalidArgumentError and InternalError
+    with the same texts instead. After a disagreement the ranks can continue with other operations.
     """
     chosen = choose_op(op, average)
     if isinstance(tensor, tf.IndexedSlices):
@@ -63,21 +62,21 @@ def allreduce(
     return grouped_allreduce([tensor], None, "", "", *how)[0]
 
 
-@as_it_is
+@no_autograph
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
     compression: type[Compressor] = Compression.none,
-    op: str | None = None,
+    op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """allreduce of several tensors as one operation; of IndexedSlices among them one by one."""
+    """allreduce of several tensors as one operation; IndexedSlices among them are reduced one by one."""
     chosen = choose_op(op, average)
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     results: list[Any] = list(tensors)
@@ -97,7 +96,7 @@ def grouped_allreduce(
 
 def _sparse(
     slices: tf.IndexedSlices,
-    op: str,
+    op: Op,
     factor: float,
     compression: type[Compressor],
     name: str | None,
@@ -116,18 +115,18 @@ def _sparse(
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-@as_it_is
+@no_autograph
 def allgather(
     tensor: Any,
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """All ranks' tensors, concatenated along the first dimension, in which they may differ."""
+    """Concatenate the tensors of all ranks along the first dimension, which may differ."""
     return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
 
 
-@as_it_is
+@no_autograph
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -145,7 +144,7 @@ def grouped_allgather(
     return results
 
 
-@as_it_is
+@no_autograph
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -153,17 +152,19 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """The tensor of rank `root_rank` of the world; a new tensor."""
+    """Return the tensor of `root_rank`, a rank of the world, as a new tensor."""
     call = Call("broadcast", name, ranks_of(process_set), root=int(root_rank))
     return _scoped(call, [tf.convert_to_tensor(tensor)], ignore_name_scope)[0]
 
 
-@as_it_is
+@no_autograph
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Give variables the values that they have on rank `root_rank`, in place. Returns what their `assign` does: the
-    variables, or in a graph of `tf.compat.v1` the operations that do it."""
+    """Assign the values of `root_rank`'s variables, in place.
+
+    Returns the results of `assign`: the variables, or in a graph of `tf.compat.v1` the operations.
+    """
     if not variables:
         return []
     call = Call("broadcast", name, ranks_of(process_set), root=int(root_rank))
@@ -171,7 +172,7 @@ def broadcast_(
     return [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
 
 
-@as_it_is
+@no_autograph
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -179,10 +180,11 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send parts of `tensor`, cut along the first dimension, to all ranks; what came, in rank order.
+    """Send parts of `tensor`, cut along the first dimension, to all ranks; return the received parts in rank order.
 
-    splits   rows for each rank, by default equal parts of what this rank has. If they are given, the result is a pair:
-             the tensor, and how many rows came from each rank, an int32 tensor. Bad splits are bad arguments
+    splits   rows for each rank, by default equal parts. If given, the result is a pair: the tensor, and the number of
+    rows
+             received from each rank, an int32 tensor. Splits that do not fit raise ValueError
     """
     given = [tf.convert_to_tensor(tensor)]
     if splits is not None:
@@ -194,29 +196,30 @@ def alltoall(
     return result if splits is None else (result, received)
 
 
-@as_it_is
+@no_autograph
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
     compression: type[Compressor] = Compression.none,
-    op: str = Average,
+    op: Op = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Combine a tensor over the ranks and give each its rows, larger parts first. Average and Sum only."""
+    """Reduce a tensor over the ranks and return this rank's rows; lower ranks get the larger parts. Average and Sum
+    only."""
     how = op, process_set, prescale_factor, postscale_factor, ignore_name_scope, name
     return grouped_reducescatter([tensor], device_dense, compression, *how)[0]
 
 
-@as_it_is
+@no_autograph
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
     compression: type[Compressor] = Compression.none,
-    op: str = Average,
+    op: Op = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -224,8 +227,7 @@ def grouped_reducescatter(
     name: str | None = None,
 ) -> list[tf.Tensor]:
     """reducescatter of several tensors."""
-    if op not in (Average, Sum):
-        raise ValueError(f"op={op!r}: reducescatter takes Average and Sum only")
+    check_linear(op, "reducescatter")
     compressed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
     call = Call("reducescatter", name, ranks_of(process_set), op, prescale_factor, postscale_factor)
     results = _scoped(call, [small for small, _ in compressed], ignore_name_scope)
@@ -236,56 +238,56 @@ def grouped_reducescatter(
     return [compression.decompress(small, ctx) for small, (_, ctx) in zip(results, compressed, strict=True)]
 
 
-@as_it_is
+@no_autograph
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
-    """Wait until all ranks of the set are here. In a graph of `tf.compat.v1`: the operation that does it."""
+    """Wait until all ranks of the set have called `barrier`. In a graph of `tf.compat.v1`, return the operation."""
     done = run(Call("barrier", name, ranks_of(process_set)), [], [])
     return None if tf.compat.v1.executing_eagerly_outside_functions() else done[0]
 
 
-@as_it_is
+@no_autograph
 def join() -> Any:
-    """This rank has no more data: until all ranks have joined, it gives zeros to allreduces of the others.
+    """Announce that this rank has no more data. Until all ranks have joined, it contributes zeros to their allreduces.
 
-    Returns the last rank to join: an int32 tensor.
+    Returns the last rank that joined, an int32 tensor.
     """
     return run(Call("join"), [], [tf.int32])[0]
 
 
-@as_it_is
+@no_autograph
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """`rank`, found when the graph is run."""
+    """The rank, read when the graph runs."""
     return run(Call("rank", name), [], [tf.int32])[0]
 
 
-@as_it_is
+@no_autograph
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """How many ranks a process set has, found when the graph is run. Raises ValueError for one that was not added."""
+    """The size of a process set, read when the graph runs. Raises ValueError for a set that was not added."""
     return run(Call("size", name, _ranks_by(process_set_id)), [], [tf.int32])[0]
 
 
-@as_it_is
+@no_autograph
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 on the ranks of a process set, 0 on others. Raises ValueError for one that was not added."""
+    """1 on the ranks of a process set, 0 on others. Raises ValueError for a set that was not added."""
     return run(Call("included", name, _ranks_by(process_set_id)), [], [tf.int32])[0]
 
 
-@as_it_is
+@no_autograph
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """`local_rank`, found when the graph is run."""
+    """The local rank, read when the graph runs."""
     return run(Call("local_rank", name), [], [tf.int32])[0]
 
 
-@as_it_is
+@no_autograph
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """`local_size`, found when the graph is run."""
+    """The local size, read when the graph runs."""
     return run(Call("local_size", name), [], [tf.int32])[0]
 
 
 def _scoped(
     call: Call, tensors: Sequence[tf.Tensor], ignore: bool, kinds: Sequence[tf.DType] | None = None
 ) -> list[Any]:
-    """Results of a call whose name is to be as it is, or within the scope that the graph is being made in."""
+    """Run a call with its exact name, or with its name in the current name scope."""
     if ignore and not tf.executing_eagerly():
         with tf.name_scope("/"):
             return run(call, tensors, kinds)

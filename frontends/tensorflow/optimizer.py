@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import tensorflow as tf
 
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.names import Average
+from collectives import Op, ProcessSet, global_process_set
+from frontends.horovod import Average
 from frontends.tensorflow.aggregation import Aggregation
 from frontends.tensorflow.compression import Compression, Compressor
-from frontends.tensorflow.ops import as_it_is
+from frontends.tensorflow.keras_bridge import distributed_optimizer
+from frontends.tensorflow.ops import no_autograph
 from frontends.tensorflow.reducing import Groups, Reducer
 from frontends.tensorflow.tape import variables_of
 
 
 class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """Combines what `compute_gradients` of another optimizer gives."""
+    """Combines the gradients of another optimizer's `compute_gradients`."""
 
     def __init__(
         self, optimizer: Any, name: str, use_locking: bool, reducer: Reducer, aggregation: Aggregation | None
@@ -28,12 +28,12 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         self._aggregation = aggregation
 
     def register_local_var(self, variable: Any) -> None:
-        """The gradient of a variable is not combined, but this rank's own."""
+        """Do not combine the gradient of a variable."""
         self._reducer.register_local_source(variable)
 
-    @as_it_is
+    @no_autograph
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As the other optimizer's, then combined over the ranks. Raises as allreduce."""
+        """The other optimizer's gradients, combined over the ranks. Raises as allreduce."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
         if self._aggregation is None:
@@ -43,9 +43,9 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             reduced = self._aggregation.add(gradients, lambda totals: self._reducer.reduce(totals, present))
         return list(zip(reduced, variables, strict=True))
 
-    @as_it_is
+    @no_autograph
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """As the other optimizer's; with backward_passes_per_step in every so many passes only."""
+        """The other optimizer's method; with several passes per step, in the last pass only."""
         if self._aggregation is None:
             return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
         pairs = list(grads_and_vars)
@@ -73,7 +73,7 @@ def DistributedOptimizer(
     compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
-    op: str = Average,
+    op: Op = Average,
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
@@ -81,27 +81,29 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer that applies gradients combined over the ranks.
+    """Return an optimizer that applies gradients combined over the ranks.
 
-    optimizer                     of `tf.compat.v1.train`, eager or in a graph; one of Keras becomes
+    optimizer                     of `tf.compat.v1.train`, eager or in a graph. For a Keras optimizer the result is
                                   frontends.keras.DistributedOptimizer with the same arguments
-    compression                   Compression.none, .fp16, .bf16, or any with their two functions
+    compression                   Compression.none, .fp16, .bf16, or any Compressor
     sparse_as_dense               make IndexedSlices dense before they are combined
-    backward_passes_per_step      gradients of so many passes add up (IndexedSlices as dense ones) before they are
-                                  combined and applied; other passes change nothing, nor the global step
-    average_aggregated_gradients  divide these sums by the number of passes
+    backward_passes_per_step      number of passes whose gradients are summed (IndexedSlices as dense tensors) before
+    they
+                                  are combined and applied; other passes change neither variables nor the global step
+    average_aggregated_gradients  divide these sums by backward_passes_per_step
     op                            Average, Sum, Adasum (of the gradients), Min, Max, Product
     gradient_predivide_factor     Average divides by it before the sum and by size / it after
-    groups                        lists of variables whose gradients travel together, or how many such groups to make
+    groups                        lists of variables whose gradients travel together, or the number of such groups
     num_groups                    the same, as an int; deprecated
     scale_local_gradients         divide the gradients of local variables by the number of ranks
+    device_dense, device_sparse   accepted for Horovod's sake and ignored
 
-    Raises ValueError for bad arguments, TypeError for something that is no optimizer.
+    Raises ValueError for bad arguments, TypeError for an object that is not an optimizer.
     """
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be 1 or more")
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return _of_keras(
+        return distributed_optimizer(
             "DistributedOptimizer",
             optimizer,
             name=name,
@@ -134,21 +136,13 @@ def DistributedOptimizer(
 
 
 def PartialDistributedOptimizer(optimizer: Any, *, local_layers: Any = None, **options: Any) -> Any:
-    """DistributedOptimizer, with its arguments, that leaves out the variables of some layers: each rank has its own.
+    """DistributedOptimizer, with its arguments, that does not combine the gradients of `local_layers`.
 
-    local_layers   a Keras layer or several
+    local_layers   a Keras layer, or several
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return _of_keras("PartialDistributedOptimizer", optimizer, local_layers=local_layers, **options)
+        return distributed_optimizer("PartialDistributedOptimizer", optimizer, local_layers=local_layers, **options)
     distributed = DistributedOptimizer(optimizer, **options)
     for variable in variables_of(local_layers):
         distributed.register_local_var(variable)
     return distributed
-
-
-def _of_keras(kind: str, optimizer: Any, **options: Any) -> Any:
-    """What frontends.keras has by a name, made for a Keras optimizer."""
-    keras = importlib.import_module("keras")
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"optimizer: must be of tf.compat.v1.train or of Keras, not {type(optimizer).__name__}")
-    return getattr(importlib.import_module("frontends.keras"), kind)(optimizer, **options)

@@ -1,4 +1,4 @@
-"""Gradients of all ranks -> combined ones: what the tape and the optimizer have in common."""
+"""Combination of gradients over the ranks, for the tape and the optimizer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from collectives.process_sets import ProcessSet
-from frontends.horovod.gradients import divided, predivided
-from frontends.horovod.names import alone_in
+from collectives import Op, ProcessSet
+from frontends.horovod import alone_in, divided, predivided
 from frontends.tensorflow import ops
 from frontends.tensorflow.compression import Compressor
 
@@ -24,22 +23,23 @@ backward pass makes is under way before its end. It is what torch's DistributedD
 
 
 class Reducer:
-    """How gradients are combined, and of which variables they are not."""
+    """Combines gradients, except those of variables that are registered as local."""
 
     def __init__(
         self,
         name: str,
         compression: type[Compressor],
         sparse_as_dense: bool,
-        op: str,
+        op: Op,
         gradient_predivide_factor: float,
         num_groups: int,
         groups: Groups,
         process_set: ProcessSet,
         scale_local_gradients: bool,
     ) -> None:
-        """`name` begins the names of the operations. Raises ValueError for a bad factor, TypeError or ValueError for
-        bad groups."""
+        """`name` is the prefix of the operations' names. Raises ValueError for a bad factor, TypeError or ValueError
+        for bad groups.
+        """
         self._factors = predivided(op, gradient_predivide_factor)
         if num_groups:
             warnings.warn("num_groups: deprecated, use groups", DeprecationWarning, stacklevel=4)
@@ -56,15 +56,15 @@ class Reducer:
         self._local: set[Any] = set()
 
     def register_local_source(self, source: Any) -> None:
-        """The gradient of a variable is this rank's own: it is not combined."""
+        """Do not combine the gradient of a variable."""
         self._local.add(_key(source))
 
     def reduce(self, gradients: Sequence[Any], sources: Sequence[Any], generic_names: bool = False) -> list[Any]:
-        """The combined gradients of `sources`; None stays None.
+        """Return the combined gradients of `sources`; None stays None.
 
-        They find each other by the names of their sources, so that ranks may have them in different orders; with
-        `generic_names` by their places. In a graph a group travels as soon as its gradients are there; in eager mode,
-        where they all are, in one.
+        Gradients are matched by the names of their sources, so ranks may list them in different orders; with
+        `generic_names`, by their positions. In a graph, a group travels as soon as its gradients are complete; in eager
+        mode, all gradients are complete, and travel as one operation.
         """
         results = list(gradients)
         if alone_in(self._process_set):
@@ -96,14 +96,16 @@ class Reducer:
 
     @property
     def _crowded(self) -> bool:
-        """True if all ranks are on one host without two cores for each: none is free to combine gradients while others
-        are computed, and doing both at once takes longer than one after the other. All ranks find the same.
+        """True if all ranks are on one host with less than two cores for each rank.
+
+        Then no core is free to combine gradients while others are computed, and overlapping the two takes longer. All
+        ranks get the same answer.
         """
         comm = self._process_set.communicator
         return comm.local_size == comm.size and (os.cpu_count() or 1) < 2 * comm.size
 
     def _own(self, gradient: Any) -> Any:
-        """A local gradient, scaled as the average of one that the other ranks do not have."""
+        """Return a local gradient, divided by the number of ranks if `scale_local_gradients` is set."""
         if not self._scale_local:
             return gradient
         factor = 1.0 / (self._process_set.size() or 1)
@@ -115,7 +117,7 @@ class Reducer:
     def _divide(
         self, indices: list[int], names: list[str], sources: Sequence[Any], gradients: Sequence[Any]
     ) -> list[list[int]]:
-        """The gradients that travel together, in an order that is the same on all ranks."""
+        """Return the groups of gradients that travel together, in the same order on all ranks."""
         indices = sorted(indices, key=names.__getitem__)
         if isinstance(self._groups, int) and self._groups:
             return divided(indices, self._groups)
@@ -139,8 +141,10 @@ class Reducer:
 
 
 def source_names(sources: Sequence[Any]) -> list[str]:
-    """A name for each source, the same on all ranks that made their variables alike: that of the variable, numbered
-    where several have one."""
+    """Return a name for each source: the name of the variable, numbered if several have the same.
+
+    The names are the same on all ranks that created their variables in the same order.
+    """
     counts: Counter[str] = Counter()
     names = []
     for index, source in enumerate(sources):
@@ -152,7 +156,7 @@ def source_names(sources: Sequence[Any]) -> list[str]:
 
 
 def _key(source: Any) -> Any:
-    """What tells a variable from others: Keras's and TensorFlow's stand for one another."""
+    """Return a key for a variable that is the same for a Keras variable and the TensorFlow variable in it."""
     inner = getattr(source, "value", source)
     inner = source if callable(inner) else inner
     return inner.ref() if hasattr(inner, "ref") else id(inner)

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.names import Sum
+from collectives import ProcessSet, global_process_set
+from frontends.horovod import Sum
 from frontends.tensorflow.ops import allreduce
 
 if keras.backend.backend() != "tensorflow":
@@ -16,12 +16,13 @@ if keras.backend.backend() != "tensorflow":
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
-    """keras.layers.BatchNormalization, with its arguments, whose mean and variance are those of all ranks' batches
-    together (Ioffe and Szegedy, 2015). Batches may differ in size; masked values do not count.
+    """keras.layers.BatchNormalization, with its arguments, with mean and variance over the batches of all ranks (Ioffe
+    and Szegedy, 2015).
 
-    process_set   the ranks whose batches count, by default all
+    process_set   the ranks whose batches count; all by default
 
-    Sums are taken in float64. Collective in training; otherwise it is ordinary batch normalisation.
+    Batches may differ in size; masked values do not count. Sums are float64. Collective in training; otherwise it is
+    ordinary batch normalisation.
     """
 
     def __init__(self, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
@@ -31,7 +32,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        """Mean and biased variance of every channel, of shape (C,)."""
+        """Return mean and biased variance of each channel, of shape (C,)."""
         wide = tf.cast(inputs, tf.float64)
         axes = [axis for axis in range(wide.shape.rank) if axis != self.axis % wide.shape.rank]
         weights = tf.ones_like(wide)

@@ -7,30 +7,33 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.names import Average
+from collectives import Op, ProcessSet, global_process_set
+from frontends.horovod import Average
 from frontends.tensorflow.compression import Compression, Compressor
-from frontends.tensorflow.ops import as_it_is
+from frontends.tensorflow.ops import no_autograph
 from frontends.tensorflow.reducing import Groups, Reducer
 
 
 class _DistributedTape:
-    """Mixed with the class of the user's tape, which follows it in the order of methods."""
+    """The methods of a distributed tape. DistributedGradientTape makes a class of it and of the class of the user's
+    tape."""
 
-    _reducer: Reducer
+    def _attach(self, reducer: Reducer) -> None:
+        self._reducer = reducer
 
     def register_local_source(self, source: Any) -> None:
-        """The gradient of a variable is not combined, but this rank's own."""
+        """Do not combine the gradient of a variable."""
         self._reducer.register_local_source(source)
 
-    @as_it_is
+    @no_autograph
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False, **options: Any
     ) -> Any:
-        """As tf.GradientTape's, then combined over the ranks. Raises as allreduce.
+        """tf.GradientTape's gradients, combined over the ranks. Raises as allreduce.
 
-        use_generic_names   gradients find each other by their places in `sources`: for ranks whose variables have other
-                            names, say because only some have made another model before
+        use_generic_names   match gradients by their positions in `sources`: for ranks whose variables have different
+        names, for
+                            example because only some of them have created another model before
         """
         gradients = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
         flat = self._reducer.reduce(tf.nest.flatten(gradients), tf.nest.flatten(sources), use_generic_names)
@@ -43,40 +46,42 @@ def DistributedGradientTape(
     device_sparse: str = "",
     compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
-    op: str = Average,
+    op: Op = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
-    """`gradtape`, so that `gradient` combines over the ranks, eager and in functions.
+    """Return `gradtape` with a `gradient` that combines over the ranks, eager and in functions.
 
-    compression                Compression.none, .fp16, .bf16, or any with their two functions
+    compression                Compression.none, .fp16, .bf16, or any Compressor
     sparse_as_dense            make IndexedSlices dense before they are combined
     op                         Average, Sum, Adasum, Min, Max, Product
     gradient_predivide_factor  Average divides by it before the sum and by size / it after
-    groups                     lists of variables whose gradients travel together, or how many such groups to make
+    groups                     lists of variables whose gradients travel together, or the number of such groups
     num_groups                 the same, as an int; deprecated
     scale_local_gradients      divide the gradients of local sources (`register_local_source`) by the number of ranks
+    device_dense, device_sparse  accepted for Horovod's sake and ignored
 
-    Gradients find each other by the names of their variables, so that ranks may list these in different orders; a
-    variable whose name another has must come after it on all ranks. device_dense and device_sparse are there for
-    Horovod's scripts. Raises ValueError for bad arguments.
+    Gradients are matched by the names of their variables, so ranks may list them in different orders. Among variables
+    of the same name, the order must be the same on all ranks. Raises ValueError for bad arguments.
     """
     kind = type(type(gradtape).__name__, (_DistributedTape, type(gradtape)), {})
     distributed: Any = object.__new__(kind)
     distributed.__dict__.update(gradtape.__dict__)
-    distributed._reducer = Reducer(
-        "DistributedGradientTape_Allreduce",
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
+    distributed._attach(
+        Reducer(
+            "DistributedGradientTape_Allreduce",
+            compression,
+            sparse_as_dense,
+            op,
+            gradient_predivide_factor,
+            num_groups,
+            groups,
+            process_set,
+            scale_local_gradients,
+        )
     )
     return distributed
 
@@ -87,7 +92,7 @@ def PartialDistributedGradientTape(
     device_sparse: str = "",
     compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
-    op: str = Average,
+    op: Op = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Groups = None,
@@ -95,9 +100,9 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
-    """DistributedGradientTape that leaves out the variables of some layers: each rank has its own.
+    """DistributedGradientTape that does not combine the gradients of some layers.
 
-    local_layers   a Keras layer or several
+    local_layers   a Keras layer, or several
     """
     tape: Any = DistributedGradientTape(
         gradtape,
@@ -118,7 +123,7 @@ def PartialDistributedGradientTape(
 
 
 def variables_of(layers: Any) -> list[Any]:
-    """The trainable variables of a layer, or of several. Raises TypeError for what has none."""
+    """Return the trainable variables of one layer or several. Raises TypeError for an object that is not a layer."""
     if layers is None:
         return []
     chosen = list(layers) if isinstance(layers, Iterable) else [layers]

@@ -1,7 +1,9 @@
-"""Horovod's API for PyTorch, on Ronde: `import frontends.torch as hvd`, and the script trains as before.
+"""Horovod's API for PyTorch: `import frontends.torch as hvd`, and a Horovod script runs unchanged.
 
-Names, signatures, defaults and semantics are those of `horovod.torch` 0.28; docs/migrating-from-horovod.md tells the
-differences.
+Names, signatures, defaults and semantics are those of `horovod.torch` 0.28; docs/migrating-from-horovod.md lists the
+differences. Beside Horovod's API this room has the torch.distributed backend "ronde" (distributed.py) and compression
+hooks for DistributedDataParallel (ddp_comm_hooks.py), which this module does not import. tensors.py is the only place
+that converts between tensors and arrays.
 """
 
 from __future__ import annotations
@@ -13,9 +15,18 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError("frontends.torch needs torch: pip install 'ronde[torch]'", name="torch") from None
 
-from collectives.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from frontends.horovod.basics import (
+from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
+from frontends.horovod import (
+    Adasum,
+    Average,
+    HorovodInternalError,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather_object,
     barrier,
+    broadcast_object,
     ccl_built,
     cross_rank,
     cross_size,
@@ -32,17 +43,15 @@ from frontends.horovod.basics import (
     mpi_enabled,
     mpi_threads_supported,
     nccl_built,
+    poll,
     rank,
     rocm_built,
     shutdown,
     size,
     start_timeline,
     stop_timeline,
+    synchronize,
 )
-from frontends.horovod.errors import HorovodInternalError
-from frontends.horovod.handles import poll, synchronize
-from frontends.horovod.names import Adasum, Average, Max, Min, Product, Sum
-from frontends.horovod.objects import allgather_object, broadcast_object
 from frontends.torch import elastic
 from frontends.torch.autograd import (
     allgather,

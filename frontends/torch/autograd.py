@@ -1,8 +1,12 @@
-"""Horovod's operations that wait for their result, and through which gradients flow.
+"""Horovod's synchronous operations, which are differentiable.
 
-What flows back, as Horovod defines it: through an allreduce the allreduce of the gradient; through an allgather the
-average of all ranks' gradients, of this rank's rows; through a broadcast that average on the root, zeros elsewhere;
-through an alltoall the alltoall back; through a reducescatter the allgather, times the number of ranks for Sum.
+| forward       | gradient, as Horovod defines it                                          |
+| ------------- | ------------------------------------------------------------------------ |
+| allreduce     | allreduce of the gradient                                                |
+| allgather     | this rank's rows of the average of all ranks' gradients                  |
+| broadcast     | the average of all ranks' gradients on the root, zeros elsewhere         |
+| alltoall      | alltoall back                                                            |
+| reducescatter | allgather of the gradients, times the number of ranks for Sum            |
 """
 
 from __future__ import annotations
@@ -12,9 +16,8 @@ from typing import Any
 
 import torch
 
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.names import Average, Sum, choose_op, root_in
-from frontends.horovod.splits import rows_for
+from collectives import Op, ProcessSet, global_process_set
+from frontends.horovod import Average, Sum, choose_op, root_in, rows_for
 from frontends.torch import ops
 from frontends.torch.compression import Compression, Compressor
 
@@ -113,18 +116,19 @@ def allreduce(
     average: bool | None = None,
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
-    op: str | None = None,
+    op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Combine `tensor` over the ranks of a process set; a new tensor, the same bits on every rank.
+    """Reduce `tensor` over the ranks of a process set into a new tensor; the result is bit-identical on all ranks.
 
-    op            Average by default, Sum, Adasum, Min, Max, Product; `average` is the deprecated way to say it
+    op            Average by default, Sum, Adasum, Min, Max, Product
+    average       deprecated: True means op=Average, False op=Sum
     compression   Compression.none, .fp16, .bf16
 
-    Raises ValueError or TypeError for a bad argument, HorovodInternalError (a RuntimeError) on every rank if they
-    disagree about type, shape or op, or one is lost.
+    Raises ValueError or TypeError for a bad argument; HorovodInternalError (a RuntimeError) on every rank if they
+    disagree about type, shape or op, or a rank is lost.
     """
     small, ctx = compression.compress(tensor)
     how = choose_op(op, average), prescale_factor, postscale_factor, process_set
@@ -136,7 +140,7 @@ def grouped_allreduce(
     average: bool | None = None,
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
-    op: str | None = None,
+    op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -151,7 +155,7 @@ def grouped_allreduce(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """All ranks' tensors, concatenated along the first dimension, in which they may differ."""
+    """Concatenate the tensors of all ranks along the first dimension, which may differ."""
     return grouped_allgather([tensor], name, process_set)[0]
 
 
@@ -165,7 +169,7 @@ def grouped_allgather(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The tensor of rank `root_rank` of the world; a new tensor."""
+    """Return the tensor of `root_rank`, a rank of the world, as a new tensor."""
     result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
     return result
 
@@ -176,10 +180,11 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send parts of `tensor`, cut along the first dimension, to all ranks; what came, in rank order.
+    """Send parts of `tensor`, cut along the first dimension, to all ranks; return the received parts in rank order.
 
-    splits   rows for each rank, equal parts by default. If they are given, the result is a pair: the tensor, and how
-             many rows came from each rank. Raises ValueError if they do not fit
+    splits   rows for each rank, equal parts by default. If given, the result is a pair: the tensor, and the number of
+    rows
+             received from each rank. Raises ValueError if they do not fit the tensor
     """
     result, received = _Alltoall.apply(tensor, splits, name, process_set)
     return result if splits is None else (result, received)
@@ -189,12 +194,13 @@ def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
-    op: str = Average,
+    op: Op = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Combine `tensor` over the ranks and give each its rows, larger parts first. Average and Sum only."""
+    """Reduce `tensor` over the ranks and return this rank's rows; lower ranks get the larger parts. Average and Sum
+    only."""
     return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
 
 
@@ -202,7 +208,7 @@ def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
-    op: str = Average,
+    op: Op = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,

@@ -1,4 +1,4 @@
-"""How a process with torch finds the other ranks: those of `ronde run`, or those of torchrun."""
+"""Start of a job for torch: ranks from `ronde run` or torchrun."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import torch.distributed as dist
 
 import collectives
-from collectives.process_sets import ProcessSet
-from frontends.horovod.basics import start
+from collectives import ProcessSet
+from frontends.horovod import start
 from frontends.torch.stores import open_store
-from transports.rendezvous.bootstrap import job_from_environment
+from transports.rendezvous import job_from_environment
 
 _meetings = itertools.count()
 """Every init of the process has a room of its own in torch's store."""
@@ -25,18 +25,20 @@ _meetings = itertools.count()
 def init(
     comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
-    """Find the other ranks: those of `ronde run`, of torchrun, or none. Does nothing if that has been done.
+    """Connect to the other ranks of `ronde run` or torchrun; without a launcher, make a world of one rank. Further
+    calls do nothing.
 
-    comm          None; Horovod's lists of MPI ranks have no meaning here: use process sets
-    process_sets  sets to make at once, the same on all ranks. "dynamic" is taken for None: sets can always be added
+    comm          must be None; Horovod's lists of MPI ranks are not supported: use process sets
+    process_sets  sets to create at once, the same on all ranks. "dynamic" means None: sets can always be added
 
-    Raises HorovodInternalError if the ranks do not come together, ValueError for a bad argument.
+    Raises HorovodInternalError if the ranks do not connect in time, ValueError for a bad argument.
     """
     start(comm, process_sets, _from_torchrun)
 
 
 def _from_torchrun(resources: contextlib.ExitStack) -> dict[str, Any]:
-    """Rank, size, store and secret for a process of torchrun, which all meet in torch's store."""
+    """Return rank, size, store and secret of a process started by torchrun, using torch's store as rendezvous; {}
+    otherwise."""
     env = os.environ
     if job_from_environment(env) is not None or not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(env):
         return {}

@@ -1,12 +1,12 @@
-"""A communication hook of DistributedDataParallel: gradients are averaged by one of Ronde's compressors.
+"""A communication hook of DistributedDataParallel that averages gradients by one of Ronde's compressors.
 
     from collectives.compression import PowerSGD
     from frontends.torch.ddp_comm_hooks import CompressionState, compression_hook
 
     model.register_comm_hook(CompressionState(PowerSGD(2)), compression_hook)
 
-The model may be on any backend: where it is not `ronde`, give the state a group of its own, made by
-`torch.distributed.new_group(backend="ronde")`. docs/compression.md tells which compressor does what.
+The model may use any backend. If it is not `ronde`, give the state a group of its own, made by
+`torch.distributed.new_group(backend="ronde")`. docs/compression.md describes the compressors.
 """
 
 # No annotations from the future: torch compares those of a hook with its types.
@@ -21,17 +21,18 @@ from frontends.torch.distributed import ProcessGroup
 
 
 class CompressionState:
-    """What the hook needs, and what it keeps from one step to the next; one for each model.
+    """State of the hook for one model.
 
-    compressor      any of collectives.compression
-    process_group   whose ranks' gradients are averaged: a group on the backend `ronde`, None for the default one
-    memory          what was not sent yet, by parameter: each rank's own. It can be pickled, to be kept in a checkpoint
-                    and given to the state of the same model after that is loaded
+    compressor      one of collectives.compression
+    process_group   the group over which gradients are averaged, on the backend `ronde`; None for the default group
+    memory          error feedback by parameter, different on each rank: the part of the gradients that was not sent
+    yet. It
+                    can be pickled into a checkpoint, and passed to the state of the same model after loading
 
-    Parameters are known by the order in which their gradients came first, which is the same on all ranks and does not
-    change when DistributedDataParallel makes other buckets of them after the first step.
+    Parameters are identified by the order of their first gradients. It is the same on all ranks, and does not change
+    when DistributedDataParallel rebuilds its buckets after the first step.
 
-    Raises TypeError for what is no compressor, and for a group of another backend.
+    Raises TypeError if `compressor` is not a compressor, and for a group of another backend.
     """
 
     def __init__(self, compressor: Compressor, process_group: Any = None, memory: State | None = None) -> None:
@@ -49,15 +50,15 @@ class CompressionState:
         self._numbers: dict[torch.Tensor, int] = {}
 
     def names(self, parameters: list[torch.Tensor]) -> list[str]:
-        """What parameters are called in the memory."""
+        """Return the parameters' names in the memory."""
         return [str(self._numbers.setdefault(parameter, len(self._numbers))) for parameter in parameters]
 
 
 def compression_hook(state: CompressionState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Begin the average of a bucket's gradients over the ranks; a future of the bucket's tensor, which has it then.
+    """Begin to average a bucket's gradients over the ranks; return a future of the bucket's tensor with the averages.
 
-    The future, and with it `backward`, fails with DistBackendError if the operation does; the memory is as it was.
-    Raises TypeError for gradients that are not dense or not in the host's memory.
+    If the operation fails, the future and with it `backward` fail with DistBackendError; the memory is unchanged.
+    Raises TypeError for gradients that are not dense or not in host memory.
     """
     whole = bucket.buffer()
     if whole.is_cuda:

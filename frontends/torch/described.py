@@ -1,4 +1,4 @@
-"""What torch asks of any process group besides collectives: names, devices, abilities."""
+"""The part of torch's process group interface that is not communication: names, devices, capabilities."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 
 from frontends.torch.works import eager
-from frontends.torch_plugin import BACKEND
+from frontends.torch_backend import BACKEND
 
 
 @eager
 class Described(dist.ProcessGroup):  # type: ignore[misc]
-    """A process group that is its own backend, for the CPU and for CUDA devices alike."""
+    """Base of ProcessGroup: a process group that is its own backend, for CPU and CUDA devices."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -28,7 +28,7 @@ class Described(dist.ProcessGroup):  # type: ignore[misc]
         self._description = "undefined"
 
     def getBackendName(self) -> str:
-        """'ronde'."""
+        """Return 'ronde'."""
         return BACKEND
 
     name = getBackendName
@@ -67,5 +67,5 @@ class Described(dist.ProcessGroup):  # type: ignore[misc]
         return self._description
 
     def get_group_store(self) -> Any:
-        """The store in which the group met."""
+        """Return torch's store, which the group used as rendezvous."""
         return self._store

@@ -1,15 +1,15 @@
-"""The torch.distributed backend "ronde": DistributedDataParallel, FSDP and every script that takes a backend's name.
+"""The torch.distributed backend "ronde", for DistributedDataParallel, FSDP and every script that accepts a backend
+name.
 
-    import frontends.torch.distributed                    # or nothing: an installed Ronde announces itself to torch
+    import frontends.torch.distributed                    # not needed if Ronde is installed: torch then knows it
     torch.distributed.init_process_group("ronde")         # under torchrun, `ronde run`, mp.spawn
 
-A process group is a communicator; the transport is Ronde's setting (RONDE_TRANSPORT, `auto` by default). Its ranks meet
-by way of the store that torch has opened (stores.py).
+A process group is a communicator. The transport is Ronde's setting RONDE_TRANSPORT, `auto` by default. The ranks find
+each other through the store that torch has opened (stores.py).
 
-Operations of one group run in the order in which they were begun, except those that callbacks of futures begin, which
-have no order that all ranks share: works.py tells how they find each other. What torch did not ask to be asynchronous
-runs in the caller's thread. Errors of the runtime are raised as torch.distributed.DistBackendError, a RuntimeError,
-with the runtime's own error as the cause.
+Operations of a group run in the order of their calls, except operations begun in callbacks of futures, whose order
+differs between ranks (works.py). Synchronous operations run in the caller's thread. Errors of the runtime are raised as
+torch.distributed.DistBackendError, a RuntimeError, with the runtime's error as the cause.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch.distributed as dist
 from collectives import Communicator, Config, connect
 from collectives import Work as Ours
 from collectives.compression import Compressor, State
-from frontends.horovod.splits import rows_for
+from frontends.horovod import rows_for
 from frontends.torch import streams
 from frontends.torch.described import Described
 from frontends.torch.groups import (
@@ -45,19 +45,19 @@ from frontends.torch.groups import (
 )
 from frontends.torch.stores import open_store
 from frontends.torch.tensors import as_array, writable_array
-from frontends.torch.works import Callers, Done, Finish, Work, eager, raise_for_torch
-from frontends.torch_plugin import register
+from frontends.torch.works import Callbacks, Done, Finish, Work, eager, raise_for_torch
+from frontends.torch_backend import announce
 from transports.errors import RondeError
-from transports.rendezvous.bootstrap import join
+from transports.rendezvous import join
 
 Calls: TypeAlias = Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
 """The arguments of one or more calls of one method."""
 
 
 def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
-    """What torch calls for every group. `timeout` is that of the group's operations, and for it to come together.
+    """Make a process group; called by torch. `timeout` limits the group's rendezvous and its operations.
 
-    Raises DistBackendError if the ranks do not find or reach each other.
+    Raises DistBackendError if the ranks cannot connect.
     """
     seconds = timeout.total_seconds()
     deadline = time.monotonic() + seconds
@@ -73,27 +73,27 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup
 
 @eager
 class ProcessGroup(Described):
-    """A communicator as torch's process group."""
+    """A communicator as a torch process group."""
 
     def __init__(self, communicator: Communicator, store: Any, resources: contextlib.ExitStack) -> None:
-        """`resources` are what the communicator needs, and are closed after it."""
+        """`resources` are closed after the communicator."""
         super().__init__(communicator.rank, communicator.size, store)
         self.communicator = communicator
         self._resources = resources
         self._options: dict[str, float] = {}
         self._begun = 0
-        self._callers = Callers()
+        self._group_callbacks = Callbacks()
 
     def _get_sequence_number_for_group(self) -> int:
         return self._begun
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing: it begins at 0 everywhere."""
+        """Nothing: the count begins at 0 on all ranks."""
 
     # Collectives
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
-        """Combine in place. Of sparse COO tensors, also uncoalesced, the sum."""
+        """Reduce in position. Sparse COO tensors, also uncoalesced ones, are summed."""
         opts = opts or dist.AllreduceOptions()
         tensor = single(tensors)
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo:
@@ -103,7 +103,7 @@ class ProcessGroup(Described):
         return self._run("allreduce", opts, [tensor], None, array, out=array, **combining(opts))
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
-        """Combine several in place, as one operation."""
+        """Reduce several tensors in position, as one operation."""
         opts = opts or dist.AllreduceCoalescedOptions()
         arrays = [writable_array(tensor) for tensor in tensors]
         return self._run("grouped_allreduce", opts, list(tensors), None, arrays, out=arrays, **combining(opts))
@@ -116,22 +116,23 @@ class ProcessGroup(Described):
         state: State,
         names: Sequence[str],
     ) -> dist.Work:
-        """Begin the mean of all ranks' tensors, in place, by a compressor with a state; see Compressor. The result is
-        `whole`, the tensor whose parts they are."""
+        """Begin to average tensors over the ranks in position, by a compressor with its state. The result is `whole`,
+        the tensor that contains them.
+        """
         arrays = [writable_array(tensor) for tensor in tensors]
         begin = partial(compressor.grouped_allreduce_async, self.communicator)
         options = {"out": arrays, "state": state, "names": names}
-        return self._begin(begin, [whole], None, [((arrays, "average"), options)], self._callers.place())
+        return self._begin(begin, [whole], None, [((arrays, "average"), options)], self._group_callbacks.position())
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
-        """From opts.rootRank, in place."""
+        """Broadcast from opts.rootRank, in position."""
         opts = opts or dist.BroadcastOptions()
         tensor = single(tensors)
         array = writable_array(tensor)
         return self._run("broadcast", opts, [tensor], None, array, root=opts.rootRank, out=array)
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
-        """Combine in place on opts.rootRank."""
+        """Reduce in position on opts.rootRank."""
         opts = opts or dist.ReduceOptions()
         tensor = single(tensors)
         array = writable_array(tensor)
@@ -140,7 +141,7 @@ class ProcessGroup(Described):
     def allgather(
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any = None
     ) -> dist.Work:
-        """Everybody's tensor, in a list; sizes may differ."""
+        """Gather the tensors of all ranks into a list; sizes may differ."""
         outputs = list(single(output_tensors))
         check_count(outputs, self.size(), "output_tensors")
         given = as_array(single(input_tensors)).reshape(-1)
@@ -149,14 +150,14 @@ class ProcessGroup(Described):
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> dist.Work:
-        """Everybody's tensors, rank i's in the i-th list, as one operation."""
+        """Gather lists of tensors, rank i's into the i-th list, as one operation."""
         check_lists(output_lists, len(inputs), self.size(), "output_lists")
         arrays = [as_array(given).reshape(-1) for given in inputs]
         outputs = [output for outputs in output_lists for output in outputs]
         return self._run("grouped_allgather", opts, outputs, distribute_each(zip(*output_lists, strict=True)), arrays)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
-        """Everybody's tensor, one after the other in `output`."""
+        """Gather the tensors of all ranks into `output`, one after the other."""
         target = flat(output, "output")
         check_shares(output, input, self.size(), "output")
         return self._run("allgather", opts, [output], None, as_array(input).reshape(-1), out=target)
@@ -174,7 +175,7 @@ class ProcessGroup(Described):
     def reduce_scatter(
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> dist.Work:
-        """Combine the i-th tensors of all ranks' lists for rank i."""
+        """Reduce the i-th tensors of all ranks' lists for rank i."""
         opts = opts or dist.ReduceScatterOptions()
         output, inputs = single(output_tensors), list(single(input_tensors))
         check_count(inputs, self.size(), "input_tensors")
@@ -184,7 +185,7 @@ class ProcessGroup(Described):
         return self._run("reduce_scatter", opts, [output], finish, given, counts=counts, **combining(opts))
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
-        """Combine, and give rank i the i-th share."""
+        """Reduce `input`, and give rank i the i-th share."""
         opts = opts or dist.ReduceScatterOptions()
         check_shares(input, output, self.size(), "input")
         target, given = flat(output, "output"), as_array(input).reshape(-1)
@@ -207,7 +208,7 @@ class ProcessGroup(Described):
     def alltoall(
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], opts: Any = None
     ) -> dist.Work:
-        """The i-th tensor of the list goes to rank i; sizes may differ."""
+        """Send the i-th tensor of the list to rank i; sizes may differ."""
         outputs, inputs = list(output_tensors), list(input_tensors)
         check_count(outputs, self.size(), "output_tensors")
         check_count(inputs, self.size(), "input_tensors")
@@ -223,7 +224,8 @@ class ProcessGroup(Described):
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
     ) -> dist.Work:
-        """Rows of `input`, by split sizes or equally, go to the ranks; rows of `output` come from them."""
+        """Send rows of `input` to the ranks, and receive rows of `output` from them; equal parts without split
+        sizes."""
         going = rows_for(input.shape, input_split_sizes or None, self.size(), "input", "input_split_sizes")
         rows_for(output.shape, output_split_sizes or None, self.size(), "output", "output_split_sizes")
         target = writable_array(output, "output")
@@ -232,7 +234,7 @@ class ProcessGroup(Described):
     def gather(
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any = None
     ) -> dist.Work:
-        """Everybody's tensor, in a list on opts.rootRank."""
+        """Gather the tensors of all ranks into a list on opts.rootRank."""
         opts = opts or dist.GatherOptions()
         given = as_array(single(input_tensors)).reshape(-1)
         outputs: list[torch.Tensor] = []
@@ -244,7 +246,7 @@ class ProcessGroup(Described):
     def scatter(
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> dist.Work:
-        """The i-th tensor of opts.rootRank's list, for rank i."""
+        """Receive the i-th tensor of opts.rootRank's list on rank i."""
         opts = opts or dist.ScatterOptions()
         output = single(output_tensors)
         given, counts = None, None
@@ -265,19 +267,19 @@ class ProcessGroup(Described):
     # Messages
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
-        """Begin to send."""
+        """Begin to send a tensor."""
         tensor = single(tensors)
         return self._begin(self.communicator.send_async, [tensor], None, [((as_array(tensor), dst), {"tag": tag})])
 
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
-        """Begin to receive."""
+        """Begin to receive a tensor."""
         tensor = single(tensors)
         calls: Calls = [((writable_array(tensor), src), {"tag": tag})]
         return self._begin(self.communicator.recv_async, [tensor], None, calls, source=src)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> dist.Work:
-        """Not here: a receive is posted for one rank (transports/base.py), and could not be taken back from the others.
-        Raises NotImplementedError."""
+        """Raises NotImplementedError: a receive is posted for one rank (transports/base.py) and cannot be withdrawn
+        from others."""
         raise NotImplementedError("src=None: the ronde backend cannot receive from any rank; give the source's rank")
 
     # Names of before torch 2.13
@@ -291,21 +293,21 @@ class ProcessGroup(Described):
     # Life
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long operations that are begun from now on may take."""
+        """Set the timeout of operations that begin from now on."""
         self._options = {"timeout": timeout.total_seconds()}
 
     def shutdown(self) -> None:
-        """Finish what was begun and close. Idempotent."""
+        """Finish the operations in flight and close the group. Idempotent."""
         try:
             with self._resources:
                 self.communicator.close()
         except RondeError as error:
             raise_for_torch(error)
         finally:
-            self._callers.close()
+            self._group_callbacks.close()
 
     def abort(self) -> None:
-        """Give up on all ranks."""
+        """Abort the communicator on all ranks."""
         self.communicator.abort("torch.distributed asked for it")
 
     # How they run
@@ -323,10 +325,10 @@ class ProcessGroup(Described):
         finish: Finish | None,
         calls: Calls,
     ) -> dist.Work:
-        """Carry out one or more calls of one of the communicator's methods, now or later, as `opts` say."""
-        place = self._callers.place()
-        if place or getattr(opts, "asyncOp", True):
-            return self._begin(getattr(self.communicator, f"{collective}_async"), results, finish, calls, place)
+        """Run one or more calls of a communicator method, synchronously or asynchronously as `opts` say."""
+        position = self._group_callbacks.position()
+        if position or getattr(opts, "asyncOp", True):
+            return self._begin(getattr(self.communicator, f"{collective}_async"), results, finish, calls, position)
         self._begun += 1
         method = getattr(self.communicator, collective)
         try:
@@ -335,7 +337,7 @@ class ProcessGroup(Described):
             raise_for_torch(error)
         if finish is not None:
             finish(values)
-            self._callers.keeper.keep(streams.mark(streams.devices_of(results)), values)
+            self._group_callbacks.keeper.keep(streams.mark(streams.devices_of(results)), values)
         return Done(results)
 
     def _begin(
@@ -344,20 +346,20 @@ class ProcessGroup(Described):
         results: list[torch.Tensor],
         finish: Finish | None,
         calls: Calls,
-        place: tuple[int, ...] = (),
+        position: tuple[int, ...] = (),
         source: int = -1,
     ) -> dist.Work:
-        if place:
-            name = f"after {'.'.join(map(str, place))}"
+        if position:
+            name = f"after {'.'.join(map(str, position))}"
             calls = [(args, {**kwargs, "name": f"{name} #{index}"}) for index, (args, kwargs) in enumerate(calls)]
         else:
             self._begun += 1
-            place = (self._begun,)
+            position = (self._begun,)
         try:
             works = [begin(*args, **kwargs, **self._options) for args, kwargs in calls]
         except RondeError as error:
             raise_for_torch(error)
-        return Work(works, results, finish, self._callers, place, source)
+        return Work(works, results, finish, self._group_callbacks, position, source)
 
 
-register()
+announce(create)

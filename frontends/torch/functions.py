@@ -1,4 +1,4 @@
-"""Starting alike: parameters, optimizer state and objects of one rank for all."""
+"""Broadcast of parameters and optimizer state, so that all ranks begin alike."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from typing import Any, Final
 
 import torch
 
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.names import root_in
-from frontends.horovod.objects import broadcast_object
+from collectives import ProcessSet, global_process_set
+from frontends.horovod import broadcast_object, root_in
 from frontends.torch import ops
 
 
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Give all ranks the parameters of `root_rank`, in place.
+    """Give the parameters of all ranks the values of `root_rank`, a rank of the world, in place.
 
-    params   model.state_dict(), model.named_parameters(), or a list of tensors. What is no tensor is left alone
+    params   model.state_dict(), model.named_parameters(), or a list of tensors. Values that are not tensors are ignored
 
-    Raises ValueError for something else, HorovodInternalError if the ranks' parameters differ in shape or type.
+    Raises ValueError for another type, HorovodInternalError if the ranks' parameters differ in shape or type.
     """
     pairs: list[tuple[str | None, Any]]
     if isinstance(params, Mapping):
@@ -42,9 +41,10 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give all ranks the state and the options of `root_rank`'s optimizer, whether it has stepped yet or not.
+    """Give the optimizers of all ranks state and options of `root_rank`'s optimizer, also before its first step.
 
-    Any optimizer whose `load_state_dict` takes what its `state_dict` gives. `model` is there for Horovod's scripts.
+    Works for every optimizer whose `load_state_dict` accepts its `state_dict`. `model` is accepted for Horovod's sake
+    and ignored.
     """
     state = optimizer.state_dict() if _is_root(root_rank, process_set) else None
     tensors: list[torch.Tensor] = []
@@ -58,7 +58,7 @@ def broadcast_optimizer_state(
 
 
 class _Tensor:
-    """Stands for a tensor in an outline."""
+    """Placeholder of a tensor in an outline."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device.type
@@ -68,7 +68,7 @@ _CONTAINERS: Final = (dict, list, tuple)
 
 
 def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """`value` without its tensors, which are put into the list in order."""
+    """Return `value` with placeholders in place of its tensors, which are appended to the list."""
     if isinstance(value, torch.Tensor):
         tensors.append(value.detach().contiguous())
         return _Tensor(value)
@@ -80,7 +80,7 @@ def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _fill(outline: Any, tensors: list[torch.Tensor]) -> Any:
-    """What `_outline` was made of, with empty tensors, which are put into the list in order."""
+    """Return the value of an outline with empty tensors in place of the placeholders; they are appended to the list."""
     if isinstance(outline, _Tensor):
         tensors.append(torch.empty(outline.shape, dtype=outline.dtype, device=outline.device))
         return tensors[-1]

@@ -1,9 +1,12 @@
-"""Which gradients travel together, and where they lie.
+"""Groups of gradients that travel together, and their memory.
 
-A group has memory once `lay_out` has given it some: in a window (collectives/windows.py), so that its gradients are
-combined where they lie. What autograd gives is copied there once, while it is in the cache; the parameter's `grad` is a
-view of it from then on, and autograd uses its own memory again for the next parameter. DistributedDataParallel calls
-that gradient_as_bucket_view.
+`lay_out` gives a group memory in a window that all ranks map, so its gradients are reduced in place. A gradient is
+copied there once, when autograd has just written it and it is still in the cache; from then on the parameter's `grad`
+is a view of that memory, and autograd reuses its own for the next parameter. DistributedDataParallel calls this
+gradient_as_bucket_view.
+
+    window   | w1 ........ | b1 . | w2 ...... |     one flat array for each dtype, gradients aligned to 64 bytes
+               Slot(w1)      ...
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import numpy as np
 import torch
 
 from collectives import Communicator, MismatchError, RendezvousError
-from frontends.horovod.gradients import divided
+from frontends.horovod import divided
 from frontends.torch.tensors import as_array, plain_array
 
 Parameter: TypeAlias = torch.nn.Parameter
@@ -35,23 +38,24 @@ log = logging.getLogger("ronde")
 
 
 class Slot:
-    """The place of a parameter's gradient."""
+    """Memory of one parameter's gradient."""
 
     __slots__ = ("_address", "_kind", "_last", "_memory", "_shape", "_stride")
 
     def __init__(self, parameter: Parameter, memory: Any) -> None:
-        """`memory` is a flat array as large as the parameter."""
+        """`memory` is a flat array of the parameter's size."""
         self._memory, self._kind = plain_array(memory)
         self._address = self._memory.ctypes.data
         self._shape, self._stride = parameter.shape, parameter.stride()
         self._last: weakref.ref[Any] | None = None
 
     def view(self) -> torch.Tensor:
-        """The gradient."""
+        """Return the gradient."""
         return self._look(self._memory)
 
     def take(self, parameter: Parameter, gradient: torch.Tensor) -> bool:
-        """Bring the parameter's gradient here. False if it also stays where it is, and is to get what comes of it."""
+        """Move the parameter's gradient into the slot. False if the parameter keeps its own tensor too, which must get
+        the result."""
         if gradient.data_ptr() == self._address:
             return True
         if self._last is not None and self._last() is not None:
@@ -75,13 +79,13 @@ class Slot:
 
 
 class Group:
-    """Parameters whose gradients are combined as one operation.
+    """Parameters whose gradients are reduced as one operation.
 
-    given    it is the user's
-    arrays   its memory, as few flat arrays; none without
-    slots    where each gradient lies in it
-    ready    how many gradients are complete
-    outside  parameters whose `grad` is not in the slot, as `Slot.take` says
+    given    True if the user asked for this group
+    arrays   its memory, as few flat arrays; empty if it has none
+    slots    the slot of each parameter in that memory
+    ready    number of complete gradients
+    outside  parameters whose `grad` is not in the slot; see `Slot.take`
     """
 
     def __init__(self, parameters: Sequence[Parameter], name: str, *, given: bool) -> None:
@@ -94,19 +98,18 @@ class Group:
         self.outside: list[Parameter] = []
 
     def take_early(self, parameter: Parameter) -> None:
-        """Have a gradient that is not complete yet lie in its slot already, if there is one for it."""
+        """Move a gradient that is not complete yet into its slot, if it has one."""
         if self.slots and parameter.grad is not None and not parameter.grad.is_sparse:
             self.slots[parameter].take(parameter, parameter.grad)
 
     def start_over(self) -> None:
-        """No gradient is complete."""
+        """Begin a step: no gradient is complete."""
         self.ready = 0
         self.outside = []
 
 
 def given_groups(names: Mapping[Parameter, str], groups: int | Sequence[Sequence[Parameter]] | None) -> list[Group]:
-    """What the user wants to travel together: lists of the parameters, or into how many groups to divide them. Raises
-    ValueError."""
+    """Return the groups that the user asked for: lists of parameters, or the number of groups. Raises ValueError."""
     if groups is None or groups == 0:
         return []
     if isinstance(groups, int):
@@ -124,7 +127,8 @@ def given_groups(names: Mapping[Parameter, str], groups: int | Sequence[Sequence
 
 
 def own_groups(names: Mapping[Parameter, str], limit: int) -> list[Group]:
-    """Groups of parameters that `can_lie`, in about the order in which their gradients are complete: the last first.
+    """Divide parameters into groups by size, roughly in the order in which their gradients complete: the last layer
+    first.
 
     limit  bytes; a group with at least that many is complete
     """
@@ -141,8 +145,12 @@ def own_groups(names: Mapping[Parameter, str], limit: int) -> list[Group]:
 
 
 def can_lie(parameter: Parameter) -> bool:
-    """True if its gradients may lie in memory of the host, in the order of its own elements, and should: of a huge
-    parameter they may turn out to be sparse, and then there may not be as much memory."""
+    """True if gradients of the parameter can and should have a slot: dense, in host memory, in a format of contiguous
+    elements.
+
+    A huge parameter has none, because its gradients may turn out to be sparse, and memory may not suffice for dense
+    ones.
+    """
     dense = parameter.layout is torch.strided and parameter.device.type == "cpu" and 0 < parameter.nbytes <= _HUGE
     formats = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
     return dense and any(parameter.is_contiguous(memory_format=one) for one in formats if parameter.ndim in _RANKS[one])
@@ -157,10 +165,10 @@ _RANKS: Final = {
 
 
 def lay_out(communicator: Communicator, groups: Sequence[Group], names: Mapping[Parameter, str]) -> bool:
-    """Give all groups memory that the ranks of the communicator map, or none of them. Collective.
+    """Give memory in a window to all groups, or to none of them. Collective.
 
-    False if that is to be tried again, because a rank has joined. The ranks must have equal parameters; otherwise, or
-    where there is no room, no group gets memory. Raises RondeError.
+    Returns False if it must be tried again, because a rank has joined. All ranks must have equal parameters; otherwise,
+    or without enough memory, no group gets memory. Raises RondeError.
     """
     sizes: Counter[np.dtype[Any]] = Counter()
     ends: list[tuple[Group, np.dtype[Any], int, int]] = []

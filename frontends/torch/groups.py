@@ -1,4 +1,4 @@
-"""torch.distributed's arguments -> the communicator's."""
+"""Conversion of torch.distributed's arguments to those of the communicator."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from collectives import Op
 from frontends.torch.tensors import as_array, as_tensor, writable_array
 
 _OPS: Final = {
@@ -29,7 +30,7 @@ def single(tensors: Sequence[Any]) -> Any:
 
 
 def combining(opts: Any) -> dict[str, Any]:
-    """op, and the factor of a PREMUL_SUM, as the communicator's arguments."""
+    """Return op and, for PREMUL_SUM, the scale factor as the communicator's arguments."""
     kind = opts.reduceOp.op
     if kind == dist.ReduceOp.RedOpType.PREMUL_SUM:
         return {"op": "sum", "prescale": float(opts.reduceOp.factor)}
@@ -37,7 +38,7 @@ def combining(opts: Any) -> dict[str, Any]:
 
 
 def flat(tensor: torch.Tensor, name: str) -> Any:
-    """The elements of a contiguous tensor, to be written to."""
+    """Return the elements of a contiguous tensor as a writable array of one dimension."""
     if not tensor.is_contiguous():
         raise ValueError(f"{name}: must be contiguous")
     return writable_array(tensor, name).reshape(-1)
@@ -62,12 +63,12 @@ def check_shares(whole: torch.Tensor, share: torch.Tensor, size: int, name: str)
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> Any:
-    """The elements of several tensors, one after the other, in new memory."""
+    """Return the elements of several tensors in one new array."""
     return as_array(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
 
 
 def distribute(outputs: Sequence[torch.Tensor]) -> Callable[[list[Any]], None]:
-    """Cuts what came into the tensors that it is for."""
+    """Return a function that cuts an operation's result into the output tensors."""
 
     def finish(values: list[Any]) -> None:
         if not outputs:
@@ -93,8 +94,10 @@ def distribute_each(outputs: Iterable[Sequence[torch.Tensor]]) -> Callable[[list
     return finish
 
 
-def sparse(tensor: torch.Tensor, op: str) -> tuple[list[Any], Callable[[list[Any]], None]]:
-    """What of a sparse COO tensor is to be gathered from all ranks for its sum, and how that is made, in place."""
+def sparse(tensor: torch.Tensor, op: Op) -> tuple[list[Any], Callable[[list[Any]], None]]:
+    """Return the arrays of a sparse COO tensor to gather from all ranks, and a function that makes their sum of the
+    result, in place.
+    """
     if op != "sum":
         raise ValueError(f"op={op!r}: sparse tensors can be combined by SUM only")
     mine = tensor.detach().coalesce()
@@ -109,5 +112,5 @@ def sparse(tensor: torch.Tensor, op: str) -> tuple[list[Any], Callable[[list[Any
 
 
 def put(piece: torch.Tensor, output: torch.Tensor) -> None:
-    """Copy what came into the tensor that it is for."""
+    """Copy a part of the result into its output tensor."""
     output.detach().copy_(piece.view(output.shape))

@@ -1,7 +1,7 @@
-"""Horovod's operations on tensors, asynchronous and in place: named, in any order, from any thread.
+"""Horovod's asynchronous and in-place operations on tensors. They may be called in any order and from any thread.
 
-Without a name operations are numbered, one count for each kind and process set; so those must be called in one order.
-The differentiable forms are in autograd.py.
+Ranks match calls by name. Calls without a name are numbered, with one count for each kind and process set, so all ranks
+must make them in the same order. The differentiable operations are in autograd.py.
 """
 
 from __future__ import annotations
@@ -12,23 +12,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from collectives import Communicator
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.errors import as_horovod
-from frontends.horovod.handles import Handle, Handles
-from frontends.horovod.names import Average, Sum, choose_op, communicator_of, full_name, root_in
-from frontends.horovod.splits import rows_for
+from collectives import Communicator, Op, ProcessSet, global_process_set
+from frontends.horovod import (
+    Average,
+    Handle,
+    Handles,
+    as_horovod,
+    check_linear,
+    choose_op,
+    communicator_of,
+    full_name,
+    root_in,
+    rows_for,
+    scale_options,
+)
 from frontends.torch.tensors import as_array, as_tensor, writable_array
 
 
 def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor for a result. Raises TypeError for what `as_array` does not take."""
+    """Return a contiguous tensor for a result. Raises TypeError as `as_array`."""
     as_array(tensor)
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _scale(factor: float) -> float | None:
-    return None if factor == 1.0 else factor
 
 
 def _start(begin: Callable[[], Any], finish: Callable[[Any], Any]) -> Handle:
@@ -43,18 +47,18 @@ def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: str | None = None,
+    op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Begin to combine `tensor` over the ranks of a process set, into a new tensor.
+    """Begin to reduce `tensor` over the ranks of a process set, into a new tensor.
 
     op                                 Average by default, Sum, Adasum, Min, Max, Product
-    prescale_factor, postscale_factor  what the tensor is multiplied by before, and the result after
+    prescale_factor, postscale_factor  factors of the tensor before and of the result after the reduction
     average                            deprecated: True means op=Average, False op=Sum
 
-    Raises ValueError or TypeError for a bad argument, also for a name in flight; HorovodInternalError after a failure.
+    Raises ValueError or TypeError for a bad argument or a name that is in flight; HorovodInternalError after a failure.
     """
     output = _empty_like(tensor)
     return _allreduce(tensor, output, choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
@@ -64,7 +68,7 @@ def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: str | None = None,
+    op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -77,7 +81,7 @@ def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: str | None = None,
+    op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -91,7 +95,7 @@ def allreduce_(
 def _allreduce(
     tensor: torch.Tensor,
     output: torch.Tensor,
-    op: str,
+    op: Op,
     name: str | None,
     prescale: float,
     postscale: float,
@@ -100,20 +104,20 @@ def _allreduce(
     comm = communicator_of(process_set)
     target = writable_array(output)
     source = target if output is tensor else as_array(tensor)
-    options = {"prescale": _scale(prescale), "postscale": _scale(postscale), "name": full_name(comm, "allreduce", name)}
-    return _start(lambda: comm.allreduce_async(source, op, out=target, **options), lambda _: output)
+    scales, label = scale_options(prescale, postscale), full_name(comm, "allreduce", name)
+    return _start(lambda: comm.allreduce_async(source, op, out=target, name=label, **scales), lambda _: output)
 
 
 def grouped_allreduce_async(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    op: str | None = None,
+    op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """allreduce_async of several tensors as one operation; a list of results."""
+    """allreduce_async of several tensors as one operation; its result is a list."""
     outputs = [_empty_like(tensor) for tensor in tensors]
     return _grouped(tensors, outputs, choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
 
@@ -122,7 +126,7 @@ def grouped_allreduce_async_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    op: str | None = None,
+    op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -136,7 +140,7 @@ def grouped_allreduce_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    op: str | None = None,
+    op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -150,7 +154,7 @@ def grouped_allreduce_(
 def _grouped(
     tensors: Sequence[torch.Tensor],
     outputs: list[torch.Tensor],
-    op: str,
+    op: Op,
     name: str | None,
     prescale: float,
     postscale: float,
@@ -169,24 +173,22 @@ def _combine(
     comm: Communicator,
     sources: list[Any],
     targets: list[Any],
-    op: str,
+    op: Op,
     name: str | None,
     prescale: float,
     postscale: float,
     result: Any,
 ) -> Handle:
-    options = {
-        "prescale": _scale(prescale),
-        "postscale": _scale(postscale),
-        "name": full_name(comm, "grouped_allreduce", name),
-    }
-    return _start(lambda: comm.grouped_allreduce_async(sources, op, out=targets, **options), lambda _: result)
+    scales, label = scale_options(prescale, postscale), full_name(comm, "grouped_allreduce", name)
+    return _start(
+        lambda: comm.grouped_allreduce_async(sources, op, out=targets, name=label, **scales), lambda _: result
+    )
 
 
 def combine_arrays_async(
     arrays: list[Any],
     name: str,
-    op: str,
+    op: Op,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -197,14 +199,13 @@ def combine_arrays_async(
 
 
 def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str | None, op: str, process_set: ProcessSet = global_process_set
+    tensor: torch.Tensor, name: str | None, op: Op, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Begin to combine a sparse COO tensor by gathering all ranks' indices and values. Average and Sum only.
+    """Begin to reduce a sparse COO tensor by an allgather of indices and values. Average and Sum only.
 
-    Returns a function that waits for the result, a coalesced sparse tensor.
+    Returns a function that waits for the result and returns a coalesced sparse tensor.
     """
-    if op not in (Average, Sum):
-        raise ValueError(f"op={op!r}: sparse tensors can be combined by Average and Sum only")
+    check_linear(op, "allreduce of a sparse tensor")
     comm = communicator_of(process_set)
     coalesced = tensor.coalesce()
     label = full_name(comm, "sparse_allreduce", name)
@@ -226,7 +227,7 @@ def sparse_allreduce_async(
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Begin to concatenate all ranks' tensors along the first dimension, in which they may differ."""
+    """Begin to concatenate the tensors of all ranks along the first dimension, which may differ."""
     comm = communicator_of(process_set)
     source, label = as_array(tensor), full_name(comm, "allgather", name)
     return _start(lambda: comm.allgather_async(source, name=label), as_tensor)
@@ -235,7 +236,7 @@ def allgather_async(
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """allgather_async of several tensors as one operation; a list of results."""
+    """allgather_async of several tensors as one operation; its result is a list."""
     comm = communicator_of(process_set)
     sources = [as_array(tensor, f"tensors[{index}]") for index, tensor in enumerate(tensors)]
     label = full_name(comm, "grouped_allgather", name)
@@ -250,7 +251,7 @@ def grouped_allgather_async(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Begin to send the tensor of a rank of the world to all ranks of the set, into a new tensor."""
+    """Begin to send the tensor of `root_rank`, a rank of the world, to all ranks of the set, into a new tensor."""
     return _broadcast(tensor, _empty_like(tensor), root_rank, name, process_set)
 
 
@@ -291,10 +292,10 @@ def alltoall_async(
 ) -> Handle:
     """Begin to send parts of `tensor`, cut along the first dimension, to all ranks.
 
-    splits   rows for each rank; by default equal parts
+    splits   rows for each rank; equal parts by default
 
-    `synchronize` gives the tensor of what came; with splits, that and how many rows came from each rank.
-    Raises ValueError for splits that do not fit.
+    `synchronize` returns the received tensor; with splits, also the number of rows received from each rank. Raises
+    ValueError for splits that do not fit.
     """
     comm = communicator_of(process_set)
     # always with splits: ranks may have different numbers of rows
@@ -315,27 +316,28 @@ def alltoall_async(
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
-    op: str = Average,
+    op: Op = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Begin to combine `tensor` over the ranks and give each its rows of the result. Average and Sum only."""
+    """Begin to reduce `tensor` over the ranks and give each its rows of the result. Average and Sum only."""
     comm = communicator_of(process_set)
     source = as_array(tensor)
-    options = _scattering(op, prescale_factor, postscale_factor, full_name(comm, "reducescatter", name))
-    return _start(lambda: comm.reduce_scatter_async(source, op, **options), as_tensor)
+    check_linear(op, "reducescatter")
+    scales, label = scale_options(prescale_factor, postscale_factor), full_name(comm, "reducescatter", name)
+    return _start(lambda: comm.reduce_scatter_async(source, op, name=label, **scales), as_tensor)
 
 
 def grouped_reducescatter_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
-    op: str = Average,
+    op: Op = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handles:
-    """reducescatter_async of several tensors; a handle whose result is the list of results."""
+    """reducescatter_async of several tensors; the handle's result is a list."""
     comm = communicator_of(process_set)
     label = full_name(comm, "grouped_reducescatter", name)
     return Handles(
@@ -344,9 +346,3 @@ def grouped_reducescatter_async(
             for index, tensor in enumerate(tensors)
         ]
     )
-
-
-def _scattering(op: str, prescale: float, postscale: float, name: str) -> dict[str, Any]:
-    if op not in (Average, Sum):
-        raise ValueError(f"op={op!r}: reducescatter takes Average and Sum only")
-    return {"prescale": _scale(prescale), "postscale": _scale(postscale), "name": name}

@@ -1,8 +1,8 @@
-"""Order among CUDA streams where threads of Ronde's own touch tensors of the caller's.
+"""Order among CUDA streams for threads of Ronde that access the caller's tensors.
 
-A thread that ends an operation, or settles its future, works *aside*: on streams that nobody else uses, so that what
-the caller computes meanwhile need not wait for it. What it has enqueued there is behind an event, for which the current
-stream of whoever waits is made to wait, and not the host. Without CUDA tensors all of this does nothing.
+A thread that ends an operation or completes its future uses private streams (`aside`), so that the caller's kernels do
+not wait for it. It records an event after its work; the current stream of a waiting thread waits for that event, and
+the host does not. Without CUDA tensors these functions do nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Marks = list[tuple[torch.device, torch.cuda.Event]]
 
 
 def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
-    """The CUDA devices that they are on."""
+    """Return the CUDA devices of the tensors."""
     return list(dict.fromkeys(tensor.device for tensor in tensors if tensor.is_cuda))
 
 
 @contextlib.contextmanager
 def aside(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Within it the thread's current streams of these devices are others than anybody's."""
+    """Context in which the thread's current streams of these devices are private ones."""
     with contextlib.ExitStack() as stack:
         for device in devices:
             stack.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
@@ -33,25 +33,25 @@ def aside(devices: Sequence[torch.device]) -> Iterator[None]:
 
 
 def mark(devices: Sequence[torch.device]) -> Marks:
-    """Where the thread's current streams of these devices have come to."""
+    """Record an event on the thread's current stream of each device."""
     return [(device, torch.cuda.current_stream(device).record_event()) for device in devices]
 
 
 def follow(marks: Marks) -> None:
-    """Have the thread's current streams wait for marks."""
+    """Make the thread's current streams wait for the events."""
     for device, event in marks:
         torch.cuda.current_stream(device).wait_event(event)
 
 
 class Keeper:
-    """Keeps what GPUs are still at work on."""
+    """Keeps references to memory until the GPUs have finished their work on it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: deque[tuple[Marks, object]] = deque()
 
     def keep(self, marks: Marks, memory: object) -> None:
-        """Keep `memory` at least until the devices have come past the marks; forget what is done with."""
+        """Keep `memory` until the devices have passed the events; release memory whose events have passed."""
         if not marks:
             return
         with self._lock:

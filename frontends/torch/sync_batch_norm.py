@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 
-from collectives.process_sets import ProcessSet, global_process_set
-from frontends.horovod.names import Sum, communicator_of
+from collectives import ProcessSet, global_process_set
+from frontends.horovod import Sum, communicator_of
 from frontends.torch import ops
 
 
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
-    """torch.nn.BatchNorm1d/2d/3d whose mean and variance are those of all ranks' batches together (Ioffe and Szegedy,
-    2015). Batches may differ in size. Input (N, C) or (N, C, ...); in evaluation it is ordinary batch normalisation.
+    """torch.nn.BatchNorm1d/2d/3d with mean and variance over the batches of all ranks (Ioffe and Szegedy, 2015).
 
-    process_set   the ranks whose batches count, by default all
+    process_set   the ranks whose batches count; all by default
+
+    Batches may differ in size. Input is (N, C) or (N, C, ...). `forward` is collective in training; in evaluation it is
+    ordinary batch normalisation.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc
             raise ValueError(f"input: has {input.dim()} dimensions, must have 2 or more: (N, C, ...)")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise a batch; collective in training."""
+        """Normalise a batch. Collective in training."""
         self._check_input_dim(input)
         if not (self.training or not self.track_running_stats) or communicator_of(self._process_set).size == 1:
             return super().forward(input)
@@ -66,9 +68,9 @@ def _total(sums: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
 
 
 class _Normalise(torch.autograd.Function):  # type: ignore[misc]
-    """(x - mean) / sqrt(variance + eps) over all ranks; also mean, biased variance and the number of values.
+    """(x - mean) / sqrt(variance + eps) over all ranks; also mean, biased variance and number of values.
 
-    Sums are taken in float64, so that a mean that is large against the deviation costs no precision.
+    Sums are float64, so that a mean that is large against the deviation costs no precision.
     """
 
     @staticmethod

@@ -1,7 +1,8 @@
-"""torch tensors <-> arrays that the runtime moves, without copies.
+"""Conversion between torch tensors and the runtime's arrays, without copies.
 
-A CPU tensor becomes a NumPy view of its memory; bfloat16 and the 8-bit floats, which `Tensor.numpy()` does not know, by
-way of integers of their size. A CUDA tensor stays what it is: the runtime takes it by `__cuda_array_interface__`.
+A CPU tensor becomes a NumPy view of its memory. bfloat16 and the 8-bit floats, which `Tensor.numpy()` does not support,
+are viewed as integers of the same size in between. A CUDA tensor is passed on unchanged: the runtime uses its
+`__cuda_array_interface__`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _BACK: Final = {numpy: (bits, kind) for kind, (bits, numpy) in _BY_BITS.items()}
 
 
 def as_array(tensor: torch.Tensor, name: str = "tensor") -> Any:
-    """An array that shares the tensor's memory, of any strides. Gradients are not tracked through it.
+    """Return an array that shares the tensor's memory, of any strides; a copy for a lazily conjugated or negated
+    tensor. Gradients are not tracked through it. For a tensor to be written to, use `writable_array`.
 
-    Raises TypeError for what is no dense tensor of numbers on the CPU or a CUDA device. Of a lazily conjugated or
-    negated tensor it is a copy: take `writable_array` for what is to be written to.
+    Raises TypeError unless the tensor is a dense tensor of numbers on the CPU or a CUDA device.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: must be a torch.Tensor, not {type(tensor).__name__}")
@@ -46,14 +47,14 @@ def as_array(tensor: torch.Tensor, name: str = "tensor") -> Any:
 
 
 def writable_array(tensor: torch.Tensor, name: str = "tensor") -> Any:
-    """`as_array` for a tensor that is written to. Raises TypeError also for a lazily conjugated or negated one."""
+    """`as_array` for a tensor to be written to. Also raises TypeError for a lazily conjugated or negated tensor."""
     if isinstance(tensor, torch.Tensor) and (tensor.is_conj() or tensor.is_neg()):
         raise TypeError(f"{name}: is a conjugated or negated view; give tensor.resolve_conj().resolve_neg()")
     return as_array(tensor, name)
 
 
 def as_tensor(array: Any) -> torch.Tensor:
-    """A tensor that shares a NumPy array's memory; a CUDA tensor is returned as it is."""
+    """Return a tensor that shares a NumPy array's memory. A CUDA tensor is returned unchanged."""
     if isinstance(array, torch.Tensor):
         return array
     plain, kind = plain_array(np.asarray(array))
@@ -62,8 +63,9 @@ def as_tensor(array: Any) -> torch.Tensor:
 
 
 def plain_array(array: Any) -> tuple[Any, torch.dtype | None]:
-    """An array that `torch.from_numpy` takes, of the same memory; and the dtype as which to view the tensor, if that is
-    another."""
+    """Return a view of the array with a type that `torch.from_numpy` accepts, and the torch dtype to view the tensor
+    as; None if that is already its type.
+    """
     if array.dtype not in _BACK:
         return array, None
     bits, kind = _BACK[array.dtype]

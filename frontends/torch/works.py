@@ -1,4 +1,4 @@
-"""torch's Work over ours."""
+"""torch.distributed's Work and Future, on top of the runtime's Work."""
 
 from __future__ import annotations
 
@@ -22,83 +22,85 @@ Finish = Callable[[list[Any]], object]
 
 
 def eager(kind: type) -> type:
-    """What torch.compiler.disable does, for all methods of a class, and without the second that importing the compiler
-    takes."""
+    """Mark all methods of a class as torch.compiler.disable does, without importing the compiler, which takes a
+    second."""
     for attribute in vars(kind).values():
         if callable(attribute) and hasattr(attribute, "__code__"):
             attribute._torchdynamo_disable = True
     return kind
 
 
-class Callers:
-    """Threads that run the callbacks of futures, and whose callback a thread is in.
+class Callbacks:
+    """The threads that run callbacks of futures, and the callback that each thread is running.
 
-    A callback may begin operations and wait for them, as PowerSGD's does; it may run in a thread of these, or at once
-    in the main thread if the operation was over when it was given. So what comes first, an operation of a callback or
-    the next of the main thread, differs from rank to rank; the runtime orders the former by their names, which tell
-    the `place`: (3, 0, 1) is the second operation in a callback of the first one in a callback of the group's third.
+    A callback may begin operations and wait for them, as PowerSGD's does. It runs in one of these threads, or at once
+    in the main thread if the operation has already ended. So the order of a callback's operations and the main thread's
+    next operation differs between ranks. Ranks match a callback's operations by name instead, made of the `position`:
+    (3, 0, 1) is the second operation in a callback of the first operation in a callback of the group's third operation.
     """
 
     def __init__(self) -> None:
         self.keeper = streams.Keeper()
-        self._here = threading.local()
+        self._thread = threading.local()
         self._lock = threading.Lock()
         self._threads: list[ThreadPoolExecutor] = []
 
-    def place(self) -> tuple[int, ...]:
-        """Where the calling thread begins its next operation; () outside of callbacks."""
-        inside: _Inside | None = getattr(self._here, "inside", None)
-        return () if inside is None else (*inside.place, next(inside.count))
+    def position(self) -> tuple[int, ...]:
+        """Return the position of the calling thread's next operation; () outside of callbacks."""
+        inside: _Callback | None = getattr(self._thread, "callback", None)
+        return () if inside is None else (*inside.position, next(inside.count))
 
     @contextlib.contextmanager
-    def inside(self, callback: _Inside) -> Iterator[None]:
-        """The calling thread runs a callback of the operation at a place."""
-        before = getattr(self._here, "inside", None)
-        self._here.inside = callback
+    def running(self, callback: _Callback) -> Iterator[None]:
+        """Context in which the calling thread runs a callback."""
+        before = getattr(self._thread, "callback", None)
+        self._thread.callback = callback
         try:
             yield
         finally:
-            self._here.inside = before
+            self._thread.callback = before
 
-    def submit(self, depth: int, settle: Callable[[], object]) -> None:
-        """Call `settle` in the thread for operations of a depth: those of callbacks do not wait for their callers."""
+    def submit(self, depth: int, complete: Callable[[], object]) -> None:
+        """Call `complete` in the thread for a depth of callbacks. Each depth has its own, so that a callback can wait
+        for another's operations.
+        """
         with self._lock:
             while len(self._threads) <= depth:
                 self._threads.append(ThreadPoolExecutor(1, f"ronde-torch-callback-{len(self._threads)}"))
-            self._threads[depth].submit(settle)
+            self._threads[depth].submit(complete)
 
     def close(self) -> None:
-        """End the threads, when they have done what they have to."""
+        """End the threads after their last call."""
         for threads in self._threads:
             threads.shutdown()
 
 
-class _Inside:
-    """Callbacks of one operation: its place, and a number for each operation that they begin."""
+class _Callback:
+    """The position of an operation, and a number for each operation that its callbacks begin."""
 
-    __slots__ = ("count", "place")
+    __slots__ = ("count", "position")
 
-    def __init__(self, place: tuple[int, ...]) -> None:
-        self.place = place
+    def __init__(self, position: tuple[int, ...]) -> None:
+        self.position = position
         self.count = itertools.count()
 
 
 class Future(torch.futures.Future):  # type: ignore[misc]
     """A future whose callbacks know which operation they follow. `devices` are the GPUs of its tensors."""
 
-    def __init__(self, callers: Callers, callbacks: _Inside, devices: Sequence[torch.device]) -> None:
+    def __init__(self, group_callbacks: Callbacks, callbacks: _Callback, devices: Sequence[torch.device]) -> None:
         super().__init__(devices=list(devices))
         self._devices = devices
-        self._callers = callers
+        self._group_callbacks = group_callbacks
         self._callbacks = callbacks
 
     def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
-        """As torch's: a future of what `callback(self)` returns, which is called when this one is over."""
-        following = Future(self._callers, self._callbacks, self._devices)
+        """Return a future of `callback(self)`, which is called when this future is complete. The same as torch's."""
+        following = Future(self._group_callbacks, self._callbacks, self._devices)
 
         def call(this: torch.futures.Future[Any]) -> None:
             try:
-                with self._callers.inside(self._callbacks):
+                with self._group_callbacks.running(self._callbacks):
                     result = callback(this)
             except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the following one
                 following.set_exception(error)
@@ -111,11 +113,11 @@ class Future(torch.futures.Future):  # type: ignore[misc]
 
 @eager
 class Work(dist.Work):  # type: ignore[misc]
-    """One or more operations of the runtime as one of torch's.
+    """One or more operations of the runtime as one torch Work.
 
-    results  the tensors that `result` and the future give
-    place    see Callers
-    finish   called once with the operations' results when all are over, to put them where they belong
+    results    the tensors that `result` and the future return
+    finish     called once with the operations' results when all of them have ended, to copy them into the tensors
+    position   see Callbacks
     """
 
     def __init__(
@@ -123,8 +125,8 @@ class Work(dist.Work):  # type: ignore[misc]
         works: Sequence[Ours[Any]],
         results: list[torch.Tensor],
         finish: Finish | None,
-        callers: Callers,
-        place: tuple[int, ...],
+        group_callbacks: Callbacks,
+        position: tuple[int, ...],
         source: int = -1,
     ) -> None:
         super().__init__()
@@ -133,8 +135,8 @@ class Work(dist.Work):  # type: ignore[misc]
         self._devices = streams.devices_of(results)
         self._marks: streams.Marks = []
         self._finish = finish
-        self._callers = callers
-        self._place = place
+        self._group_callbacks = group_callbacks
+        self._position = position
         self._source = source
         self._lock = threading.Lock()
         self._open = len(self._works)
@@ -145,10 +147,10 @@ class Work(dist.Work):  # type: ignore[misc]
             work.add_done_callback(self._one_is_over)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until it is over; True. `timeout` zero or less waits as long as the operation's own lets it run.
+        """Wait until it has ended; return True. A `timeout` of zero or less means the operation's own timeout.
 
-        On GPUs it is the thread's current streams that wait from now on, and not the host.
-        Raises DistBackendError (a RuntimeError) with the runtime's error as its cause.
+        With CUDA tensors, the thread's current streams wait from then on, and the host does not. Raises
+        DistBackendError (a RuntimeError) with the runtime's error as its cause.
         """
         seconds = timeout.total_seconds()
         try:
@@ -170,34 +172,34 @@ class Work(dist.Work):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        """True once it is over, well or not."""
+        """True when it has ended, with or without an error."""
         return self._over.is_set() or (all(work.test() for work in self._works) and self._over.is_set())
 
     def is_success(self) -> bool:
-        """True once it has ended well."""
+        """True when it has ended without an error."""
         return self._over.is_set() and self._error is None
 
     def exception(self) -> Exception | None:
-        """What it failed with."""
+        """Return its error, None without one."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that were written."""
+        """Return the tensors that were written."""
         return self._results
 
     def source_rank(self) -> int:
-        """The rank that a message came from."""
+        """Return the rank that sent the message, -1 for a collective."""
         return self._source
 
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of `result`. Its callbacks run in threads of their own, and may wait for other operations."""
+        """Return a future of `result`. Its callbacks run in threads of their own and may wait for other operations."""
         with self._lock:
             if self._future is None:
-                self._future = Future(self._callers, _Inside(self._place), self._devices)
+                self._future = Future(self._group_callbacks, _Callback(self._position), self._devices)
                 if self._over.is_set():
-                    self._settle()  # nobody can have given it a callback
+                    self._complete_future()  # nobody can have given it a callback
             return self._future
 
     def _one_is_over(self, work: Ours[Any]) -> None:
@@ -211,15 +213,15 @@ class Work(dist.Work):  # type: ignore[misc]
                 if self._finish is not None:
                     self._finish(values)
                 self._marks = streams.mark(self._devices)
-            self._callers.keeper.keep(self._marks, values)
+            self._group_callbacks.keeper.keep(self._marks, values)
         except Exception as error:  # noqa: BLE001 - whatever it was, it belongs to whoever waits
             self._error = error
         with self._lock:
             self._over.set()
             if self._future is not None:
-                self._callers.submit(len(self._place) - 1, self._settle)
+                self._group_callbacks.submit(len(self._position) - 1, self._complete_future)
 
-    def _settle(self) -> None:
+    def _complete_future(self) -> None:
         assert self._future is not None
         if self._error is None:
             with streams.aside(self._devices):
@@ -231,7 +233,7 @@ class Work(dist.Work):  # type: ignore[misc]
 
 @eager
 class Done(dist.Work):  # type: ignore[misc]
-    """An operation that was over when it was returned, because nobody asked for it to be asynchronous."""
+    """An operation that had ended when it was returned: a synchronous one."""
 
     def __init__(self, results: list[torch.Tensor]) -> None:
         super().__init__()
@@ -251,7 +253,7 @@ class Done(dist.Work):  # type: ignore[misc]
     is_success = is_completed
 
     def exception(self) -> Exception | None:
-        """None: it would have been raised."""
+        """None: an error would have been raised."""
         return None
 
     def result(self) -> list[torch.Tensor]:
@@ -259,7 +261,7 @@ class Done(dist.Work):  # type: ignore[misc]
         return self._results
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future that has its result."""
+        """Return a complete future."""
         devices = streams.devices_of(self._results)
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=devices)
         future.set_result(self._results)
@@ -267,5 +269,5 @@ class Done(dist.Work):  # type: ignore[misc]
 
 
 def raise_for_torch(error: RondeError) -> None:
-    """Raise a runtime's error as torch's users expect it."""
+    """Raise an error of the runtime as DistBackendError."""
     raise dist.DistBackendError(str(error)) from error

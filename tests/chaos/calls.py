@@ -18,7 +18,7 @@ import numpy as np
 
 from collectives import Communicator, RondeError
 from collectives.algorithms import algorithms
-from collectives.reductions import LOGICAL, UFUNCS, allowed_ops
+from collectives.arrays.ops import LOGICAL, UFUNCS, allowed_ops
 
 Array = np.ndarray[Any, Any]
 

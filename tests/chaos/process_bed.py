@@ -199,6 +199,7 @@ class ProcessBed:
             "connect_timeout": BOUND,
             "heartbeat": HEARTBEAT,
             "shm": {"directory": self._directory},
+            "calibrate": False,
             **self._settings,
         }
         for place, rank in enumerate(self.world):

@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.table import markers
 
 ROOT = Path(__file__).resolve().parents[2]
-BOUND = 110.0
+BOUND = 300.0
 
 
 def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from collectives.alarm import Alarm
-from collectives.watch import Watchman
+from collectives.failure.abort import AbortSignal
+from collectives.watchdog.watchdog import Watchdog
 from tests.chaos import thread_bed
 from tests.chaos.case import Case
 from tests.chaos.process_bed import ProcessBed
@@ -19,10 +19,10 @@ SECONDS = 2.5
 
 @dataclass(frozen=True)
 class Blind(Order):
-    """Take the watchman's sight of the other processes of the host."""
+    """Take the watchdog's sight of the other processes of the host."""
 
     def obey(self, seat: Seat) -> None:
-        Watchman._guard = lambda watchman: None  # type: ignore[method-assign]
+        Watchdog._guard = lambda watchdog: None  # type: ignore[method-assign]
 
 
 def test_detection_notices_who_is_stopped_and_without_it_that_is_noticed_too_late() -> None:
@@ -42,6 +42,6 @@ def test_without_a_heartbeat_a_silent_host_is_noticed_too_late() -> None:
 def test_without_an_alarm_nobody_learns_why(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("threads", "tcp", "interrupt", 3, 3)
     assert not thread_bed.run(case, patience=5.0).findings
-    monkeypatch.setattr(Alarm, "sound", lambda alarm, cause: None)
+    monkeypatch.setattr(AbortSignal, "raise_abort", lambda abort_signal, cause: None)
     outcome = thread_bed.run(case, patience=5.0, settings={"timeout": SECONDS})
     assert "culprit" in {finding.broken for finding in outcome.findings}

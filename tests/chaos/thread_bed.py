@@ -22,8 +22,8 @@ from transports.errors import DeadlineExceeded, RendezvousError
 from transports.faulty import FaultyTransport, Operation, Rule
 from transports.rendezvous.bootstrap import join
 from transports.rendezvous.memory import MemoryStore
-from transports.rendezvous.store import Store
 from transports.shm.segments import default_directory
+from transports.store import Store
 from transports.testing import LeakError, Leaks, run_threads
 
 BOUND: Final = 20.0
@@ -248,6 +248,7 @@ def run(
                 "timeout": BOUND,
                 "connect_timeout": BOUND,
                 "shm": {"directory": directory},
+                "calibrate": False,  # faults are counted from the first call on
                 **(settings or {}),
             },
             environment={},

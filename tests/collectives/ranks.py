@@ -13,7 +13,7 @@ from transports.rendezvous.bootstrap import join, open_store
 from transports.rendezvous.server import TcpStoreServer
 
 SECRET: Final = b"a secret for tests only"
-SECONDS: Final = 30.0
+SECONDS: Final = 60.0
 
 
 @contextlib.contextmanager
@@ -37,7 +37,9 @@ def member(
     """A rank's communicator, closed in the end, for which it has `patience`. `hosts` are those that the ranks pretend
     to be on."""
     deadline = time.monotonic() + SECONDS
-    config = Config.load({"timeout": SECONDS, "tcp": {"interface": "lo"}, **settings}, environment={})
+    config = Config.load(
+        {"timeout": SECONDS, "calibrate": False, "tcp": {"interface": "lo"}, **settings}, environment={}
+    )
     with contextlib.closing(open_store(url, SECRET, deadline)) as store:
         group = join(rank, size, store, secret=SECRET, generation=generation, deadline=deadline)
         if hosts:
@@ -51,7 +53,7 @@ def member(
 
 
 def await_failure(comm: Communicator, seconds: float = SECONDS) -> RondeError | None:
-    """What aborts the communicator, without a call of it: there is nothing to wait for but the watchman."""
+    """What aborts the communicator, without a call of it: there is nothing to wait for but the watchdog."""
     end = time.monotonic() + seconds
     while comm.failure is None and time.monotonic() < end:
         time.sleep(0.01)

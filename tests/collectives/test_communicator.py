@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_overloads
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import collectives as ronde
-from collectives import AbortedError, ClosedError, Communicator, DeadlineExceeded, MismatchError, TransportError
-from tests.launch.launcher import ronde as ronde_command
+from collectives import (
+    AbortedError,
+    ClosedError,
+    Communicator,
+    DeadlineExceeded,
+    MismatchError,
+    TransportError,
+    functions,
+)
+from tests.collectives.launch.launcher import ronde as ronde_command
 from tests.worlds import World, Worlds, world_of
 
 
@@ -504,13 +514,51 @@ def test_after_close_every_call_says_so() -> None:
         world.run(body)
 
 
-def test_the_signatures_are_those_of_the_jobs() -> None:
-    import inspect
+# ---- the written face
 
-    assert list(inspect.signature(ronde.allreduce).parameters)[:3] == ["x", "op", "out"]
-    assert list(inspect.signature(Communicator.allreduce).parameters)[:2] == ["self", "x"]
-    assert "every rank gets the result" in (ronde.allreduce.__doc__ or "")
-    assert ronde.allreduce_async.__name__ == "allreduce_async"
+METHODS = {name: method for name, method in vars(Communicator).items() if inspect.isfunction(method) and name[0] != "_"}
+FUNCTIONS = {name: function for name, function in vars(functions).items() if name in ronde.__all__ and name in METHODS}
+
+
+def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return [item for item in inspect.signature(function).parameters.values() if item.name != "self"]
+
+
+def test_every_method_but_these_is_a_function_of_the_package() -> None:
+    assert set(METHODS) - set(FUNCTIONS) == {"close"}
+    assert all(getattr(ronde, name) is function for name, function in FUNCTIONS.items())
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_has_the_signature_of_its_method(name: str) -> None:
+    function, method = FUNCTIONS[name], METHODS[name]
+    for one, other in zip([function, *get_overloads(function)], [method, *get_overloads(method)], strict=True):
+        assert parameters(one) == parameters(other)
+        assert inspect.signature(one).return_annotation == inspect.signature(other).return_annotation
+    assert f"Communicator.{name}." in inspect.cleandoc(function.__doc__ or "").replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_says_what_its_arguments_are(name: str) -> None:
+    method = METHODS[name]
+    text = method.__doc__ or ""
+    assert text
+    if name.endswith("_async"):
+        assert f"`{name.removesuffix('_async')}`" in text
+        text += METHODS[name.removesuffix("_async")].__doc__ or ""
+    explained = {word for line in text.splitlines() for word in re.split(r"  +|, ", line.strip())}
+    assert {item.name for item in parameters(method)} <= explained
+    assert all(item.kind is not item.VAR_KEYWORD for item in parameters(method)) or name == "plan"
+
+
+def test_only_collectives_that_are_begun_take_a_name() -> None:
+    messages = {"send_async", "recv_async", "sendrecv_async", "join_async"}
+    named = {name for name, method in METHODS.items() if "name" in inspect.signature(method).parameters}
+    assert named == {name for name in METHODS if name.endswith("_async")} - messages | {"empty"}
+
+
+def test_the_ops_are_those_of_the_type() -> None:
+    assert set(get_args(ronde.Op)) == set(ronde.OPS)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm", "auto"])

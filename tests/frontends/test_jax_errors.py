@@ -6,10 +6,8 @@ import contextlib
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,10 +19,9 @@ import jax.numpy as jnp  # noqa: E402
 import frontends.jax as hvd  # noqa: E402
 from frontends.jax.call_frames import MINOR, Api, Frame, Version  # noqa: E402
 from frontends.jax.handler import obstacle_of, registered  # noqa: E402
+from tests.frontends.launch import output, python, ronde_run  # noqa: E402
 from tests.frontends.test_jax_ops import Pools, in_world, same  # noqa: E402
 from transports.errors import ConfigError  # noqa: E402
-
-ROOT = Path(__file__).parents[2]
 
 
 def mistakes(rank: int, size: int) -> None:
@@ -71,13 +68,18 @@ def mistakes(rank: int, size: int) -> None:
     ):
         with pytest.raises(kind, match=text):
             wrong()
+
+
+def other_order(rank: int, size: int) -> None:
+    x = jnp.ones(3)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"named 'jax.allreduce.[ab]'.*(waited too|rank . closed)"):
         jax.block_until_ready([hvd.allreduce(x, name=name) for name in ("ab" if rank == 0 else "ba")])
 
 
-def test_mistakes_raise_everywhere_and_nothing_is_lost(pool: Pools) -> None:
-    pool(2).run(in_world, mistakes, timeout=3)
-    pool(2).run(in_world, mistakes, timeout=3, jax_path="callback")
+@pytest.mark.parametrize("path", ["ffi", "callback"])
+def test_mistakes_raise_everywhere_and_nothing_is_lost(pool: Pools, path: str) -> None:
+    pool(2).run(in_world, mistakes, jax_path=path)
+    pool(2).run(in_world, other_order, jax_path=path, timeout=3)
 
 
 def interrupted(rank: int, size: int) -> None:
@@ -153,20 +155,15 @@ def test_a_program_of_another_world_tells_so(pool: Pools) -> None:
     pool(2).run(in_world, another_world)
 
 
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=90
-    )
-
-
 def test_without_jax_the_error_names_the_extra() -> None:
-    done = python("import sys; sys.modules['jax'] = None; import frontends.jax")
+    done = python("-c", "import sys; sys.modules['jax'] = None; import frontends.jax")
     assert "ModuleNotFoundError: frontends.jax needs jax: pip install 'ronde[jax]'" in done.stderr
 
 
 def test_importing_it_imports_no_other_framework() -> None:
     done = python(
-        "import sys, frontends.jax; print([n for n in ('torch', 'tensorflow', 'keras', 'optax') if n in sys.modules])"
+        "-c",
+        "import sys, frontends.jax; print([n for n in ('torch', 'tensorflow', 'keras', 'optax') if n in sys.modules])",
     )
     assert done.stdout == "[]\n", done.stderr
 
@@ -191,7 +188,5 @@ hvd.shutdown()
 def test_one_thread_suffices() -> None:
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("processes cannot be bound to a core here")
-    command = [sys.executable, "-m", "collectives.launch.cli", "run", "-np", "2", sys.executable, "-c", ONE_CORE]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    assert all(abs(float(line.split()[-1]) - 2 * sum(range(8))) < 1 for line in done.stdout.splitlines()), done.stdout
+    text = output(*ronde_run(2), sys.executable, "-c", ONE_CORE)
+    assert all(abs(float(line.split()[-1]) - 2 * sum(range(8))) < 1 for line in text.splitlines()), text

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontends.pool import Pool
+from tests.frontends.pool import ROOT, Pool
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'ronde[jax]'")
 optax = pytest.importorskip("optax", reason="optax is not installed: pip install 'ronde[jax]'")
@@ -21,12 +19,11 @@ optax = pytest.importorskip("optax", reason="optax is not installed: pip install
 import jax.numpy as jnp  # noqa: E402
 
 import frontends.jax as hvd  # noqa: E402
+from tests.frontends.launch import output, ronde_run  # noqa: E402
 from tests.frontends.test_jax_ops import in_world, same  # noqa: E402
-from tests.launch.launcher import RONDE  # noqa: E402
-from tests.test_snippets import run, snippets  # noqa: E402
+from tests.test_snippets import snippets  # noqa: E402
 
 Pools = Callable[[int], Pool]
-ROOT = Path(__file__).parents[2]
 OPTIMIZERS = {
     "sgd": lambda: optax.sgd(0.1, momentum=0.9),
     "adam": lambda: optax.adam(0.01),
@@ -130,19 +127,17 @@ def test_all_begin_alike(pool: Pools) -> None:
 def test_the_page(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(snippets("docs/jax.md")[0])
-    run([*RONDE, "run", "--timeout", "60", "-np", "2", sys.executable, str(script)], tmp_path)
+    output(*ronde_run(2), sys.executable, script)
 
 
 @pytest.mark.parametrize(("size", "options"), [(2, []), (3, ["--optimizer", "sgd", "--compression", "bf16"])])
-def test_the_example(size: int, options: list[str]) -> None:
+def test_the_example(pool: Pools, size: int, options: list[str]) -> None:
+    """On two ranks as a user starts it, on three in ranks that have JAX already."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
-    command = [sys.executable, "-m", "collectives.launch.cli", "run", "--timeout", "90", "-np", str(size)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = [*command, sys.executable, str(ROOT / "examples/jax_optax_digits.py"), *options]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=110, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.search(r"accuracy ([\d.]+)% on (\d) ranks, parameters identical", done.stdout)
-    assert found is not None, done.stdout
-    assert "epoch 8: loss" in done.stdout
+    script = ROOT / "examples/jax_optax_digits.py"
+    text = output(*ronde_run(2), script) if size == 2 else pool(size).run_script(script, *options)
+    found = re.search(r"accuracy ([\d.]+)% on (\d) ranks, parameters identical", text)
+    assert found is not None, text
+    assert "epoch 8: loss" in text
     assert float(found[1]) > 92
     assert int(found[2]) == size

@@ -1,36 +1,23 @@
-"""The examples for Keras, as a user starts them."""
+"""The examples for Keras: one as a user starts it, all in ranks that have Keras already."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.frontends.launch import output, ronde_run
+from tests.frontends.pool import ROOT, Framework
 
 for needed in ("keras", "tensorflow", "jax", "torch", "sklearn"):
     if importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed: pip install 'ronde[test]'", allow_module_level=True)
 
-ROOT = Path(__file__).parents[2]
-RONDE = ["-m", "collectives.launch.cli", "run", "--timeout", "90", "-np", "2"]
-
-
-def output(script: str, *options: object, backend: str = "tensorflow") -> str:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "KERAS_BACKEND": backend,
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    words = [sys.executable, *RONDE, str(ROOT / "examples" / script), *map(str, options)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=110, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+EXAMPLES = ROOT / "examples"
+Frameworks = Callable[[str], Framework]
 
 
 def accuracy(text: str) -> float:
@@ -40,27 +27,29 @@ def accuracy(text: str) -> float:
     return float(found[1])
 
 
-def test_horovod_style_with_a_checkpoint(tmp_path: Path) -> None:
-    script, checkpoint, logs = "tensorflow_keras_digits.py", tmp_path / "digits.keras", tmp_path / "logs"
+def test_horovod_style_with_a_checkpoint(frameworks: Frameworks, tmp_path: Path) -> None:
+    script, checkpoint, logs = EXAMPLES / "tensorflow_keras_digits.py", tmp_path / "digits.keras", tmp_path / "logs"
     logging = ["--logs", logs] if importlib.util.find_spec("tensorboard") else []
-    first = output(script, "--epochs", 2, "--checkpoint", checkpoint)
+    first = output(*ronde_run(2), script, "--epochs", 2, "--checkpoint", checkpoint, KERAS_BACKEND="tensorflow")
     assert "epoch 2: loss" in first
-    second = output(script, "--epochs", 6, "--checkpoint", checkpoint, *logging)
+    second = frameworks("tensorflow")(2).run_script(script, "--epochs", 6, "--checkpoint", checkpoint, *logging)
     assert "epoch 2: loss" not in second
     assert "epoch 3: loss" in second
     assert accuracy(second) > 90
     assert not logging or sorted(one.name for one in logs.iterdir()) == ["rank0", "rank1"]
 
 
-def test_jax() -> None:
-    assert accuracy(output("keras_jax_digits.py", "--compression", "bf16", backend="jax")) > 90
+def test_jax(frameworks: Frameworks) -> None:
+    script = EXAMPLES / "keras_jax_digits.py"
+    assert accuracy(frameworks("keras-jax")(2).run_script(script, "--compression", "bf16")) > 90
 
 
-def test_convolutions(tmp_path: Path) -> None:
-    best = tmp_path / "best.keras"
-    assert accuracy(output("keras_cnn_digits.py", "--best", best, backend="torch")) > 85
+def test_convolutions(frameworks: Frameworks, tmp_path: Path) -> None:
+    script, best = EXAMPLES / "keras_cnn_digits.py", tmp_path / "best.keras"
+    assert accuracy(frameworks("keras-torch")(2).run_script(script, "--best", best)) > 85
     assert best.exists()
 
 
-def test_sequence_to_sequence() -> None:
-    assert accuracy(output("keras_lstm_seq2seq.py", "--epochs", 4)) > 90
+def test_sequence_to_sequence(frameworks: Frameworks) -> None:
+    script = EXAMPLES / "keras_lstm_seq2seq.py"
+    assert accuracy(frameworks("tensorflow")(2).run_script(script, "--epochs", 4)) > 90

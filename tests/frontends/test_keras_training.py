@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.frontends import keras_ranks
-from tests.frontends.pool import Pool
-
-ROOT = Path(__file__).parents[2]
+from tests.frontends.launch import output
+from tests.frontends.pool import Framework, Pool
 
 for needed in ("keras", *keras_ranks.BACKENDS):
     if importlib.util.find_spec(needed) is None:  # this process must not import what the ranks are to choose from
         pytest.skip(f"{needed} is not installed: pip install 'ronde[{needed}]'", allow_module_level=True)
 
 
-def environment(backend: str) -> dict[str, str]:
-    return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-
-
 @pytest.fixture(scope="module", params=keras_ranks.BACKENDS)
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+def pool(request: pytest.FixtureRequest, frameworks: Callable[[str], Framework]) -> Pool:
     """Three ranks with Keras on one backend, and without the frameworks of the others."""
-    ranks = Pool(3, environment(request.param))
-    yield ranks
-    ranks.close()
+    name = request.param if request.param == "tensorflow" else f"keras-{request.param}"
+    return frameworks(name)(3)
 
 
 def test_training_is_that_of_one_process(pool: Pool) -> None:
@@ -69,17 +60,10 @@ def test_xla_is_left_out_of_tensorflow(pool: Pool) -> None:
     pool.run(keras_ranks.with_xla, ranks=2)
 
 
-def python(code: str, backend: str) -> str:
-    variables = {**os.environ, **environment(backend), "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_no_other_framework_is_imported() -> None:
     """With JAX. Keras itself imports JAX whatever its backend is, where it is installed."""
-    told = python("import sys, frontends.keras; print([m in sys.modules for m in ('tensorflow', 'torch')])", "jax")
+    code = "import sys, frontends.keras; print([m in sys.modules for m in ('tensorflow', 'torch')])"
+    told = output("-c", code, KERAS_BACKEND="jax")
     assert told == "[False, False]\n"
 
 
@@ -93,4 +77,4 @@ try:
 except ModuleNotFoundError as error:
     print(error)
 """
-    assert f"pip install 'ronde[{absent}]'" in python(code, "torch")
+    assert f"pip install 'ronde[{absent}]'" in output("-c", code, KERAS_BACKEND="torch")

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import re
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +20,11 @@ import frontends.numpy as hvd
 from collectives import Communicator, MismatchError
 from collectives.compression import FP16, Int8, PowerSGD, TopK
 from frontends.numpy.shards import _rows
-from tests.launch.launcher import RONDE
-from tests.test_snippets import run, snippets
+from tests.frontends.launch import output, ronde_run
+from tests.frontends.pool import ROOT, Pool
+from tests.test_snippets import snippets
 from tests.worlds import Worlds
 
-ROOT = Path(__file__).parents[2]
 WORLDS = [("local", 2), ("shm", 2), ("shm", 3), ("tcp", 3)]
 
 
@@ -74,6 +71,25 @@ def trees(comm: Communicator) -> None:
     gathered = hvd.allgather({"rows": np.full((rank + 1, 2), rank), "number": rank})
     assert gathered["rows"][:, 0].tolist() == [peer for peer in range(size) for _ in range(peer + 1)]
     assert gathered["number"].tolist() == list(range(size))
+
+
+def masked(comm: Communicator) -> None:
+    array = np.ma.masked_array([1.0, 2.0], [False, True])
+    for function in (
+        hvd.allreduce,
+        hvd.allgather,
+        hvd.broadcast_parameters,
+        hvd.GradientAverager().begin,
+        lambda tree: hvd.GradientAverager().add("w", tree),
+    ):
+        with pytest.raises(TypeError, match=r"tree: is a masked array.*filled"):
+            function(array)
+        with pytest.raises(TypeError, match=r"tree\['layers/1'\]: is a masked array"):
+            function({"layers": [np.ones(2), array]})
+
+
+def test_masked_arrays_are_refused(worlds: Worlds) -> None:
+    worlds.get("local", 2).run(masked)
 
 
 @pytest.mark.parametrize(("transport", "size"), WORLDS)
@@ -330,28 +346,29 @@ def test_importing_it_imports_no_framework() -> None:
     code = (
         "import sys, frontends.numpy; print([n for n in ('torch', 'tensorflow', 'keras', 'jax') if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[]\n", done.stderr
+    assert output("-c", code) == "[]\n"
 
 
 @pytest.mark.parametrize("index", range(3))
-def test_the_page(tmp_path: Path, index: int) -> None:
+def test_the_page(pool: Callable[[int], Pool], tmp_path: Path, index: int) -> None:
+    """The first program as a user starts it, the others in ranks that have scikit-learn already."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
     script = tmp_path / "script.py"
     script.write_text(snippets("docs/numpy.md")[index])
-    run([*RONDE, "run", "--timeout", "60", "-np", "2", sys.executable, str(script)], tmp_path)
+    if index == 0:
+        output(*ronde_run(2), script)
+    else:
+        pool(2).run_script(script)
 
 
 @pytest.mark.parametrize(("size", "options"), [(2, []), (3, ["--partial-fit"]), (1, [])])
-def test_the_example(size: int, options: list[str]) -> None:
+def test_the_example(pool: Callable[[int], Pool], size: int, options: list[str]) -> None:
+    """On two ranks as a user starts it."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
-    command = [sys.executable, "-m", "collectives.launch.cli", "run", "--timeout", "60", "-np", str(size)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = [*command, sys.executable, str(ROOT / "examples/numpy_sgd_digits.py"), *options]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=90, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.search(r"accuracy ([\d.]+)% on (\d) ranks, parameters identical", done.stdout)
-    assert found is not None, done.stdout
-    assert "epoch 8: loss" in done.stdout
+    script = ROOT / "examples/numpy_sgd_digits.py"
+    text = output(*ronde_run(2), script) if size == 2 else pool(size).run_script(script, *options)
+    found = re.search(r"accuracy ([\d.]+)% on (\d) ranks, parameters identical", text)
+    assert found is not None, text
+    assert "epoch 8: loss" in text
     assert float(found[1]) > 90
     assert int(found[2]) == size

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -15,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.frontends.launch import python
 from tests.frontends.pool import Pool
 from transports.errors import MismatchError
 
@@ -358,7 +356,6 @@ def test_threads(pool: Pools) -> None:
 
 
 def test_imports_no_other_framework_and_names_its_extra() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     script = """
 import sys
 import tensorflow
@@ -366,8 +363,8 @@ before = set(sys.modules)
 import frontends.tensorflow
 print({name.split(".")[0] for name in set(sys.modules) - before} & {"torch", "jax", "keras", "mxnet"})
 """
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    done = python("-c", script)
     assert done.stdout.strip() == "set()", done.stdout + done.stderr
     without = "import sys; sys.modules['tensorflow'] = None; import frontends.tensorflow"
-    done = subprocess.run([sys.executable, "-c", without], env=environment, capture_output=True, text=True, timeout=60)
+    done = python("-c", without)
     assert "ModuleNotFoundError: frontends.tensorflow needs tensorflow: pip install 'ronde[tensorflow]'" in done.stderr

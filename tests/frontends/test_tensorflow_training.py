@@ -6,8 +6,6 @@ import functools
 import os
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontends.pool import Pool
+from tests.frontends.launch import output, ronde_run
+from tests.frontends.pool import ROOT, Framework, Pool
 from tests.frontends.test_tensorflow_ops import in_world
 
 tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed: pip install 'ronde[tensorflow]'")
@@ -24,7 +23,6 @@ import frontends.tensorflow as hvd  # noqa: E402
 from frontends.tensorflow import reducing  # noqa: E402
 
 Pools = Callable[[int], Pool]
-ROOT = Path(__file__).parents[2]
 ROWS, STEPS = 12, 6
 GENERATOR = np.random.default_rng(7)
 INPUTS = GENERATOR.normal(size=(STEPS, ROWS, 5)).astype(np.float32)
@@ -330,8 +328,8 @@ def without_version_2(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(("threads", "transport"), [(1, "shm"), (2, "tcp")])
-def test_no_deadlock_in_any_order(threads: int, transport: str) -> None:
-    ranks = Pool(2)
+def test_no_deadlock_in_any_order(pool: Framework, threads: int, transport: str) -> None:
+    ranks = pool.fresh(2)
     try:
         ranks.run(with_threads, threads)
         ranks.run(in_world, in_any_order, threads, transport=transport)
@@ -340,23 +338,20 @@ def test_no_deadlock_in_any_order(threads: int, transport: str) -> None:
         ranks.close()
 
 
-def run_example(name: str, *options: object) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "collectives.launch.cli", "run", "--timeout", "90", "-np", "2"]
-    words = [*command, str(ROOT / "examples" / name), *map(str, options)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=110, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("name", ["tensorflow_tape_digits.py", "tensorflow_v1_hook_digits.py"])
-def test_examples(name: str, tmp_path: Path) -> None:
+def test_examples(pool: Framework, name: str, tmp_path: Path) -> None:
+    """Started first as a user does, then again in new ranks that have TensorFlow already."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
-    text = run_example(name, "--checkpoint", tmp_path / "digits")
+    script, checkpoint = ROOT / "examples" / name, tmp_path / "digits"
+    text = output(*ronde_run(2), script, "--checkpoint", checkpoint)
     assert "epoch 5: loss" in text
     found = re.search(r"accuracy ([\d.]+)% on 2 ranks, parameters identical", text)
     assert found is not None, text
     assert float(found[1]) > 88
-    again = run_example(name, "--checkpoint", tmp_path / "digits", "--epochs", 6)
+    ranks = pool.fresh(2)
+    try:
+        again = ranks.run_script(script, "--checkpoint", checkpoint, "--epochs", 6)
+    finally:
+        ranks.close()
     assert "epoch 5: loss" not in again
     assert "epoch 6: loss" in again

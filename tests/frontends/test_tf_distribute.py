@@ -8,14 +8,14 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.frontends.pool import Pool
+from tests.frontends.pool import Framework, Pool
 from transports.errors import ConfigError
 
 for needed in ("tensorflow", "keras"):
@@ -27,10 +27,9 @@ ROWS = 24
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    """Two ranks with TensorFlow, for this process imports none."""
-    environment = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-    ranks = Pool(2, environment)
+def pool(frameworks: Callable[[str], Framework]) -> Iterator[Pool]:
+    """Two ranks with TensorFlow, which have two CPUs: TensorFlow must have run nothing before."""
+    ranks = frameworks("tensorflow").fresh(2)
     yield ranks
     ranks.close()
 
@@ -64,14 +63,14 @@ def from_tf_config(ports: list[int], tasks: list[tuple[str, int]]) -> tuple[int,
 
 def places() -> None:
     """What a TF_CONFIG says, good and bad."""
-    from frontends.tensorflow.cluster import Place, place_in
+    from frontends.tensorflow.cluster import ClusterTask, parse_task
 
     cluster = {"chief": ["a:1"], "worker": ["b:2", "[::1]:3"], "ps": ["c:4"]}
     first = {"type": "worker", "index": 0}
     for kind, index, rank in (("chief", 0, 0), ("worker", 0, 1), ("worker", "1", 2)):
         text = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
-        assert place_in(text) == Place(rank, 3, "a:1")
-    assert place_in("{}") is None
+        assert parse_task(text) == ClusterTask(rank, 3, "a:1")
+    assert parse_task("{}") is None
     for config, words in (
         ({"cluster": cluster}, "must be such as"),
         ({"cluster": cluster, "task": {"type": "ps", "index": 0}}, "type 'ps' has nothing to do"),
@@ -81,9 +80,9 @@ def places() -> None:
         ({"cluster": {"chief": ["a:1", "b:2"]}, "task": {"type": "chief", "index": 0}}, "2 chiefs"),
     ):
         with pytest.raises(ConfigError, match=words):
-            place_in(json.dumps(config))
+            parse_task(json.dumps(config))
     with pytest.raises(ConfigError, match="is not JSON"):
-        place_in("{")
+        parse_task("{")
 
 
 def two_cpus() -> None:

@@ -136,7 +136,7 @@ def collectives_of_the_backend(asynchronous: bool, comm: Communicator, cuda: Cud
         group.recv([tokens[1]], (rank - 1) % size).wait()
         sent.wait()
         same(tokens[1], [(rank - 1) % size] * 3)
-    group._callers.close()
+    group._group_callbacks.close()
 
 
 @pytest.mark.parametrize("transport", WAYS)
@@ -161,7 +161,7 @@ def test_a_call_goes_to_torchs_current_stream() -> None:
         with cuda.use(stream):
             assert torch.equal(cuda.host(y), torch.full((4,), 2.0 * comm.size))
         assert nccl_streams(some, comm) == [stream.cuda_stream]
-        group._callers.close()
+        group._group_callbacks.close()
 
     on_ranks(body, "nccl")
 
@@ -200,7 +200,7 @@ def test_who_waits_has_his_stream_wait_also_for_what_is_copied_last() -> None:
             found = cuda.host(result).reshape(comm.size, 4)
         assert found[:, 0].tolist() == [float(peer) for peer in range(comm.size)]
         assert nccl_streams(some, comm)[-1] not in (0, produce.cuda_stream, consume.cuda_stream)
-        group._callers.close()
+        group._group_callbacks.close()
 
     on_ranks(body, "nccl")
 

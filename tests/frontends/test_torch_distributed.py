@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from tests.frontends.launch import TORCHRUN, output, ronde_run
 from tests.frontends.pool import Pool, RankError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ronde[torch]'")
 
 import torch.distributed as dist  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
 Pools = Callable[[int], Pool]
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
 
@@ -88,8 +86,8 @@ def collectives_of(dtype: torch.dtype, rank: int, size: int) -> None:
     same(x, full(total if rank == 0 else rank + 1))
     outputs = [full(-1 if dtype.is_signed else 99, 2, 2) for _ in range(size)]
     dist.all_gather(outputs, full(rank, 2, 2))
-    for peer, output in enumerate(outputs):
-        same(output, full(peer, 2, 2))
+    for peer, gathered in enumerate(outputs):
+        same(gathered, full(peer, 2, 2))
     whole = full(99, size, 3)
     dist.all_gather_single(whole, full(rank, 3))
     same(whole, torch.arange(size).to(dtype)[:, None].expand(size, 3))
@@ -452,7 +450,8 @@ def test_a_group_may_be_made_with_a_device(pool: Pools, meeting: str) -> None:
 def timeouts(path: str) -> None:
     with group(path) as (rank, size):
         brief, x = dist.new_group(), torch.ones(1)
-        brief.set_timeout(timedelta(seconds=0.5))
+        dist.barrier()
+        brief.set_timeout(timedelta(seconds=2))
         dist.all_reduce(x, group=brief)
         assert x.item() == size
         if rank == 0:
@@ -506,7 +505,7 @@ def test_errors(pool: Pools) -> None:
 
 def test_a_rank_that_leaves_is_named(pool: Pools, meeting: str) -> None:
     with pytest.raises(RankError, match=r"exit code 3"):
-        pool(2).run(leave, meeting, bound=30.0)
+        pool(2).run(leave, meeting)
 
 
 def leave(path: str) -> None:
@@ -533,14 +532,5 @@ dist.destroy_process_group()
 def test_an_unmodified_script_under_its_launcher(tmp_path: Path, launcher: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    module = {
-        "torchrun": ["torch.distributed.run", "--nproc-per-node=2"],
-        "ronde run": ["collectives.launch.cli", "run", "-np", "2", "--timeout", "60"],
-    }[launcher]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *module, str(script)],
-        env=environment, capture_output=True, text=True, timeout=100, cwd=tmp_path, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("sum [3.0, 3.0] ProcessGroup") == 2, done.stdout + done.stderr
+    text = output(*([*TORCHRUN, 2] if launcher == "torchrun" else ronde_run(2)), script)
+    assert text.count("sum [3.0, 3.0] ProcessGroup") == 2, text

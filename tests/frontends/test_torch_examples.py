@@ -1,29 +1,20 @@
-"""The examples for torch, as a user starts them."""
+"""The examples for torch: as a user starts them, and again in ranks that have torch already."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.frontends.launch import TORCHRUN, output, ronde_run
+from tests.frontends.pool import ROOT, Pool
+
 pytest.importorskip("torch", reason="torch is not installed: pip install 'ronde[torch]'")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
 
-ROOT = Path(__file__).parents[2]
-RONDE = ["-m", "collectives.launch.cli", "run", "--timeout", "90", "-np"]
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node"]
-
-
-def output(*command: object) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, *map(str, command)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=110, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+HOROVOD, DDP = ROOT / "examples/torch_hvd_digits.py", ROOT / "examples/torch_ddp_digits.py"
 
 
 def accuracy(text: str) -> float:
@@ -32,27 +23,31 @@ def accuracy(text: str) -> float:
     return float(found[1])
 
 
-def test_horovod_style_with_a_checkpoint(tmp_path: Path) -> None:
-    script, checkpoint = ROOT / "examples/torch_hvd_digits.py", tmp_path / "digits.pt"
-    first = output(*RONDE, 2, script, "--epochs", 2, "--checkpoint", checkpoint)
+def test_horovod_style_with_a_checkpoint(pool: Callable[[int], Pool], tmp_path: Path) -> None:
+    checkpoint = tmp_path / "digits.pt"
+    first = output(*ronde_run(2), HOROVOD, "--epochs", 2, "--checkpoint", checkpoint)
     assert "epoch 2: loss" in first
-    second = output(*RONDE, 2, script, "--epochs", 6, "--checkpoint", checkpoint, "--accumulate", 2)
+    second = pool(2).run_script(HOROVOD, "--epochs", 6, "--checkpoint", checkpoint, "--accumulate", 2)
     assert "epoch 2: loss" not in second
     assert "epoch 3: loss" in second
     assert "parameters identical" in second
     assert accuracy(second) > 90
 
 
-@pytest.mark.parametrize("options", [["--bfloat16"], ["--compression", "fp16"]])
-def test_horovod_style_in_halves(options: list[str]) -> None:
-    text = output(*TORCHRUN, 2, ROOT / "examples/torch_hvd_digits.py", *options)
+def test_horovod_style_in_bfloat16_under_torchrun() -> None:
+    text = output(*TORCHRUN, 2, HOROVOD, "--bfloat16")
+    assert "parameters identical" in text
+    assert accuracy(text) > 88
+
+
+def test_horovod_style_with_compression(pool: Callable[[int], Pool]) -> None:
+    text = pool(2).run_script(HOROVOD, "--compression", "fp16")
     assert "parameters identical" in text
     assert accuracy(text) > 88
 
 
 @pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
 def test_ddp(launcher: str) -> None:
-    script = ROOT / "examples/torch_ddp_digits.py"
-    text = output(script, "--spawn", 2) if launcher == "spawn" else output(*TORCHRUN, 2, script)
+    text = output(DDP, "--spawn", 2) if launcher == "spawn" else output(*TORCHRUN, 2, DDP)
     assert "on 2 ranks, backend ronde" in text
     assert accuracy(text) > 90

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.frontends.launch import output
+
 pytest.importorskip("torch", reason="torch is not installed: pip install 'ronde[torch]'")
 
-ROOT = Path(__file__).parents[2]
 REPORT = """
 import json, sys
 import torch
@@ -23,12 +22,7 @@ print(json.dumps(sorted(set(sys.modules) - had)))
 
 def brought(what: str) -> list[str]:
     """The modules that an import loads where torch is loaded."""
-    program = REPORT.format(what=what)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    found: list[str] = json.loads(done.stdout)
+    found: list[str] = json.loads(output("-c", REPORT.format(what=what)))
     return found
 
 

@@ -287,7 +287,7 @@ def lying(rank: int, size: int, on: bool) -> int:
         assert net.images.weight.grad.is_contiguous(memory_format=torch.channels_last)
     assert (where[0] == where[1] == where[2]) or not (on and collectives.world().maps)
     assert where[2] == where[3], "zeros were kept"
-    return len([group for group in optimizer._groups if group.slots])
+    return len([group for group in optimizer._reduction._groups if group.slots])
 
 
 @pytest.mark.parametrize(("transport", "on", "wanted"), [("shm", True, 3), ("shm", False, 0), ("tcp", True, 0)])
@@ -366,7 +366,7 @@ def sometimes_sparse(rank: int, size: int) -> None:
             assert net.embedding.weight.grad.to_dense()[1, 0] != 0
         everywhere = hvd.allgather(net.layers[0].weight.grad[None])
         assert torch.equal(everywhere[0], everywhere[-1])
-    assert "embedding.weight" not in repr([group.name for group in optimizer._groups])
+    assert "embedding.weight" not in repr([group.name for group in optimizer._reduction._groups])
 
 
 def test_gradients_that_turn_out_to_be_sparse(pool: Pools) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from collectives import OPS, Communicator
 from collectives.algorithms import algorithms
-from collectives.reductions import ADASUM, UFUNCS, allowed_ops
+from collectives.arrays.ops import ADASUM, UFUNCS, allowed_ops
 
 DTYPES = [
     *(np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)),

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from collectives import Communicator, devices
+from collectives import Communicator
+from collectives.gpu import devices
 from tests.gpu import fake_cupy
 from tests.gpu.machine import FakeNccl, Machine
 from tests.worlds import World

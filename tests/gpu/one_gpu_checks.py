@@ -234,7 +234,7 @@ def dies_and_shrinks(comm: Communicator, cupy: Any, rig: Rig) -> str | None:
 
 def overhead(comm: Communicator, cupy: Any, rig: Rig) -> str:
     """Microseconds of an allreduce by Ronde, by its NCCL group alone, and by NCCL's bindings alone, by CUDA events."""
-    from collectives.devices import cuda
+    from collectives.gpu.devices import cuda
 
     lines = []
     for nbytes in (4, 1 << 10, 1 << 16, 1 << 20, 1 << 26):

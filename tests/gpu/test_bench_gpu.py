@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from collectives.launch import bench, cli
+from tests.collectives.launch.launcher import ronde
 from tests.gpu.gpus import gpus
-from tests.launch.launcher import ronde
 
 
 @pytest.mark.parametrize("collective", bench.COLLECTIVES)

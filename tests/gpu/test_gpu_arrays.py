@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import Communicator, ConfigError, ConnectError, MismatchError, RondeError, devices
+from collectives import Communicator, ConfigError, ConnectError, MismatchError, RondeError
+from collectives.gpu import devices
 from tests.gpu import bodies
 from tests.gpu.bodies import host, same, values
 from tests.gpu.gpus import Gpus, gpus

@@ -136,7 +136,7 @@ def test_without_the_packages_it_says_what_to_install(monkeypatch: pytest.Monkey
 def test_without_a_gpu_it_is_not_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transports.nccl.missing", lambda: None)
     monkeypatch.setattr("transports.nccl._DEVICE_FILES", ("/nowhere/nvidia*",))
-    assert usable() == "no NVIDIA GPU is to be seen: there is none of /nowhere/nvidia*"
+    assert usable() == "no NVIDIA GPU was found: none of /nowhere/nvidia* exists"
 
 
 def test_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_the_unique_id_is_keyed_by_generation() -> None:
         (lambda bench: setattr(bench.api, "version", lambda: 22800 + bench.rank), r"rank 0 .* has NCCL 2.28.0, rank 1 "
          r".* has 2.28.1; it must be the same everywhere"),
         (lambda bench: setattr(bench.machine, "nccl_version", 21705), r"rank 0 .* has NCCL 2.17.5; it must be 2.18.0"),
-        (lambda bench: setattr(bench.machine, "id_error", "no network"), r"rank 0 .* could not mint a unique id: no"),
+        (lambda bench: setattr(bench.machine, "id_error", "no network"), r"rank 0 .* could not make a unique id: no"),
         (lambda bench: setattr(bench.machine, "uuids", ["GPU-a", "GPU-a"]), r"rank 0 .* and rank 1 .* use the same GPU "
          r"\(a GPU that is not there, GPU-a\)"),
         (lambda bench: setattr(bench.machine, "devices", 1), r"rank 1 .*: there is no device 1"),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import devices
-from collectives.devices import Cuda
+from collectives.gpu import devices
+from collectives.gpu.devices import Cuda
 from transports.errors import ConfigError
 from transports.nccl import load, missing, usable
 from transports.nccl.api import INVALID_ARGUMENT, OLDEST, REMOTE, UNHANDLED_CUDA, NcclApi, NcclError, dotted

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from collectives.algorithms import Algorithm, algorithms
-from collectives.lowered import Lowered, ProofError, lower_ranks
-from collectives.program import Instruction, Kind, Program
-from collectives.rounds import rounds
-from collectives.specs import SPECS
+from collectives.proof.all_ranks import Lowered, ProofError, lower_ranks
+from collectives.proof.exchange_order import exchange_rounds
+from collectives.schedule.contracts import SPECS
+from collectives.schedule.program import Instruction, Kind, Program
 
 ALL = [found for collective in SPECS for found in algorithms(collective).values() if not found.onesided]
 IN_PLACE = ("allreduce", "reduce", "broadcast")
@@ -51,7 +51,7 @@ def play(programs: list[Program], orders: list[tuple[int, ...]]) -> None:
 
 
 def orders_of(lowered: Lowered, size: int) -> list[tuple[int, ...]]:
-    return [rounds(lowered.programs, rank) for rank in range(size)]
+    return [exchange_rounds(lowered.programs, rank) for rank in range(size)]
 
 
 @pytest.mark.parametrize("tested", ALL, ids=lambda tested: f"{tested.collective}-{tested.name}")
@@ -83,4 +83,4 @@ def test_ranks_that_wait_for_each_other_are_found() -> None:
         return Program(steps, 2, 0, 0, 0)
 
     with pytest.raises(ProofError, match="the ranks wait for each other"):
-        rounds([waits(1), waits(0)], 0)
+        exchange_rounds([waits(1), waits(0)], 0)

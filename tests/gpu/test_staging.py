@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import Communicator, DeadlineExceeded, devices, staging
+from collectives import Communicator, DeadlineExceeded
 from collectives.algorithms import algorithms
-from collectives.plan import Call
-from collectives.program import Kind
-from collectives.schedule import Buf
+from collectives.gpu import devices
+from collectives.gpu import overlap as staging
+from collectives.planning.plan import Call
+from collectives.schedule.program import Kind
+from collectives.schedule.steps import Buf
 from tests.gpu.bodies import host
 from tests.gpu.gpus import Gpus, gpus
 from tests.gpu.machine import Work

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.launch.launcher import environment
+from tests.collectives.launch.launcher import environment
 from tests.netns.network import Host
 
 BOUND = 40.0

@@ -18,8 +18,8 @@ import numpy as np
 
 import collectives
 from collectives import Communicator
-from collectives.schedule import Geometry
-from collectives.select import Demand, Selector
+from collectives.planning.select import Demand, Selector
+from collectives.schedule.steps import Geometry
 from tests.collectives.mixed import one
 from tests.netns.worker import Link
 from transports.errors import RondeError

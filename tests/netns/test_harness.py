@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launcher import BOUND, environment
+from tests.collectives.launch.launcher import BOUND, environment
 from tests.netns.__main__ import Row, attempt, table
 from tests.netns.cases import FAR, NEAR, Case, Seen
 from tests.netns.crew import Crew, RankFailed

@@ -23,7 +23,7 @@ def connect(target: TcpTransport) -> socket.socket:
 
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(listener, "MAX_UNAUTHENTICATED", 4)
     monkeypatch.setattr(listener, "CROWDED_SECONDS", 0.05)
 
 
@@ -42,18 +42,18 @@ def test_a_crowd_that_fits_is_left_in_peace() -> None:
     with ranks(2, PATIENT) as (a, _), contextlib.ExitStack() as opened:
         for _ in range(4):
             opened.enter_context(connect(a))
-        wait_until(lambda: len(a._listener._strangers) == 4, drive=a)
+        wait_until(lambda: len(a._listener._unauthenticated) == 4, drive=a)
         with pytest.raises(DeadlineExceeded):
             a.irecv(1, 1, memoryview(bytearray(1))).wait(briefly(0.2))
-        assert len(a._listener._strangers) == 4
+        assert len(a._listener._unauthenticated) == 4
 
 
 def test_waiting_for_room_ends_when_a_stranger_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "MAX_STRANGERS", 1)
+    monkeypatch.setattr(listener, "MAX_UNAUTHENTICATED", 1)
     monkeypatch.setattr(listener, "CROWDED_SECONDS", 3600.0)
     with ranks(2, PATIENT) as (a, b):
         with connect(a):
-            wait_until(lambda: len(a._listener._strangers) == 1, drive=a)
+            wait_until(lambda: len(a._listener._unauthenticated) == 1, drive=a)
             coming, going = a.irecv(1, 1, memoryview(bytearray(3))), b.isend(0, 1, memoryview(b"abc"))
             for request in (going, coming):
                 with pytest.raises(DeadlineExceeded):

@@ -11,8 +11,8 @@ import pytest
 
 from tests.security.certificates import Files
 from tests.security.test_tls import link, recv
-from transports import auth, errors, matching, packed
-from transports.rendezvous import server, store, wire
+from transports import auth, errors, matching, packed, store
+from transports.rendezvous import server, wire
 from transports.shm import board, exposing
 from transports.tcp import Options, frames, handshake, listener
 
@@ -44,9 +44,12 @@ def row(of: str) -> str:
 
 def test_the_limits_are_those_in_the_table() -> None:
     strangers = row("connections that have not proved themselves")
-    assert f"{listener.MAX_STRANGERS} for each listener" in strangers
+    assert f"{listener.MAX_UNAUTHENTICATED} for each listener" in strangers
     assert f"after {handshake.CROWDED_SECONDS:g} s" in strangers
-    assert (server.MAX_STRANGERS, server.CROWDED_SECONDS) == (listener.MAX_STRANGERS, handshake.CROWDED_SECONDS)
+    assert (server.MAX_UNAUTHENTICATED, server.CROWDED_SECONDS) == (
+        listener.MAX_UNAUTHENTICATED,
+        handshake.CROWDED_SECONDS,
+    )
     assert f"{Options().handshake_timeout:g} s" in row("time to prove oneself")
     assert f"the store {server.HANDSHAKE_SECONDS:g} s" in row("time to prove oneself")
     proof = auth.HELLO_BYTES + auth.PROOF_BYTES
@@ -60,7 +63,8 @@ def test_the_limits_are_those_in_the_table() -> None:
     assert f"{frames.MAX_CONTROL_BYTES >> 10} KiB, in shared memory {board._CAUSE_BYTES >> 10} KiB" in cause
     early = row("frames that came before their receive")
     assert (
-        f"{Options().max_parked_bytes >> 30} GiB together (`max_parked_bytes`), {matching.MAX_PARKED_FRAMES:,}" in early
+        f"{Options().max_parked_bytes >> 30} GiB together (`max_parked_bytes`), {matching.MAX_UNEXPECTED_FRAMES:,}"
+        in early
     )
     assert f"{frames.MAX_CONNECTIONS} from each rank" in row("connections for pieces of large messages")
     assert f"{packed.MAX_BYTES >> 20} MiB, {packed.MAX_ITEMS:,} items" in row("packed values")

@@ -107,7 +107,7 @@ def test_strangers_say_anything(worlds: list[TcpTransport], pieces: list[bytes])
             while part := stranger.recv(1000):
                 said += part
         assert len(said) <= auth.CHALLENGE_BYTES + 7
-    assert not a._listener._strangers
+    assert not a._listener._unauthenticated
     assert a.failure is None
     in_threads(lambda: send(b, 0, 1, b"abc"), lambda: recv(a, 1, 1, 3))
 
@@ -134,7 +134,7 @@ class Outcome:
     def poke(self) -> bool:
         return False
 
-    def assess(self) -> None:
+    def check_possible(self) -> None:
         """There is nothing else that could end it."""
 
 
@@ -143,7 +143,7 @@ def dial(listener: socket.socket) -> RondeError | socket.socket:
     outcome = Outcome()
     failed: list[BaseException] = []
     loop = Loop(0.0, Cores(groups(1)[0]), lambda now: now + 1.0, failed.append)
-    with loop.lock:
+    with loop.driver.lock:
         loop.open()
         dial = Dial(
             outcome,
@@ -158,8 +158,8 @@ def dial(listener: socket.socket) -> RondeError | socket.socket:
             options=Options(),
         )
         dial.start()
-    ended = loop.wait(outcome, time.monotonic() + SECONDS)
-    with loop.lock:
+    ended = loop.driver.wait(outcome, time.monotonic() + SECONDS)
+    with loop.driver.lock:
         dial.close()
         loop.close()
     assert ended

@@ -144,7 +144,7 @@ def test_a_member_says_anything(pieces: list[bytes], receives: list[tuple[int, i
         except RondeError as error:
             assert transport.failure is not None
             assert type(error) is type(transport.failure)  # noqa: PT017
-        assert transport._mailbox.parked_bytes <= LIMIT
+        assert transport._match_queue.unexpected_bytes <= LIMIT
         assert all(len(lane._rest) <= max(LIMIT, MAX_CONTROL_BYTES) for lane in transport._lanes())
 
 
@@ -167,11 +167,11 @@ piece_streams = st.lists(pieces | pieces | pieces | announcements | frames, max_
     st.lists(piece_streams | faulty(piece_streams), max_size=2),
     st.lists(st.tuples(tags, st.sampled_from([1, 50, LIMIT])), max_size=4),
 )
-def test_a_member_says_anything_in_pieces(main: bytes, bearers: list[bytes], receives: list[tuple[int, int]]) -> None:
+def test_a_member_says_anything_in_pieces(main: bytes, stripes: list[bytes], receives: list[tuple[int, int]]) -> None:
     """The same where messages come over several connections."""
     with beside([main], incoming=True) as (transport, _), contextlib.ExitStack() as opened:
         try:
-            for connection, says in enumerate(bearers, 1):
+            for connection, says in enumerate(stripes, 1):
                 opened.enter_context(member(transport, connection, says))
             posted = [transport.irecv(1, tag, memoryview(bytearray(length))) for tag, length in receives]
             for request in [*posted, transport.irecv(1, 2**50, memoryview(bytearray(1)))]:
@@ -180,7 +180,7 @@ def test_a_member_says_anything_in_pieces(main: bytes, bearers: list[bytes], rec
         except RondeError as error:
             assert transport.failure is not None
             assert type(error) is type(transport.failure)  # noqa: PT017
-        assert transport._mailbox.parked_bytes <= LIMIT
+        assert transport._match_queue.unexpected_bytes <= LIMIT
         assert all(len(lane._rest) <= max(LIMIT, MAX_CONTROL_BYTES) for lane in transport._lanes())
 
 
@@ -211,11 +211,11 @@ def test_a_frame_without_end_is_not_believed(length: int) -> None:
 
 
 def test_endless_small_frames_are_left_in_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transports.matching.MAX_PARKED_FRAMES", 10)
+    monkeypatch.setattr("transports.matching.MAX_UNEXPECTED_FRAMES", 10)
     with beside([b"".join(header(tag, 0, DATA, 0) for tag in range(100))], incoming=True) as (transport, _):
         with pytest.raises(DeadlineExceeded):
             transport.irecv(1, 1000, memoryview(bytearray(1))).wait(time.monotonic() + 0.05)
-        assert transport._mailbox.parked_frames == 10
+        assert transport._match_queue.unexpected_frames == 10
         for tag in range(100):
             transport.irecv(1, tag, memoryview(bytearray())).wait(soon())
 

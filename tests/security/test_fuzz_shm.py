@@ -149,7 +149,7 @@ def test_a_rank_writes_anything_into_the_board(
             with contextlib.suppress(DeadlineExceeded):
                 request.wait(time.monotonic() + 0.003)
         assert sane.failure is None or isinstance(sane.failure, RondeError)
-        assert sane._mailbox.parked_bytes <= LIMIT
+        assert sane._match_queue.unexpected_bytes <= LIMIT
 
 
 @fuzz(40)

@@ -19,8 +19,8 @@ from tests.transports.groups import SECRET, soon
 from transports.auth import CHALLENGE_BYTES, Client
 from transports.errors import DeadlineExceeded, RendezvousError
 from transports.rendezvous import wire
-from transports.rendezvous.store import MAX_KEY_BYTES
 from transports.rendezvous.tcp import TcpStore, TcpStoreServer
+from transports.store import MAX_KEY_BYTES
 
 SECONDS = 20.0
 LONGEST_GET = 0.01

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives import Config, stall
-from collectives.launch.blame import culprit
+from collectives import Config
+from collectives.failure.launcher_reports import culprit
+from collectives.failure.mismatched_calls import find_mismatch, mismatch
 from collectives.launch.outcome import Failure, Success, dump, load
 from collectives.launch.run_command import as_variables
-from collectives.mismatch import compare, mismatch
-from collectives.rules import Rules
+from collectives.planning.rules import Rules
+from collectives.watchdog import stall_report as stall
 from tests.security.fuzz import faulty, fuzz, numbers, values, words
 from transports import packed
 from transports.errors import ConfigError, MismatchError, RondeError, from_wire, to_wire
@@ -124,9 +125,9 @@ def test_the_cause_in_the_store_is_anything(said: bytes, counter: bool) -> None:
     store = MemoryStore()
     store.prefixed("cause").set("tellers" if counter else "first", said)
     causes = Causes(store)
-    cause = causes.ask(0.0)
+    cause = causes.fetch(0.0)
     assert cause is None or isinstance(cause, RondeError)
-    assert causes.tell(RondeError("of this rank")) in (True, False)
+    assert causes.publish(RondeError("of this rank")) in (True, False)
 
 
 calls = st.tuples(st.integers(1, 3) | values, values, values)
@@ -138,7 +139,7 @@ notes = st.tuples(st.integers(-1, 3) | values, st.lists(calls, max_size=3))
 def test_a_note_of_who_waits_is_anything(said: bytes) -> None:
     store = MemoryStore()
     store.prefixed("waiting").set("key", said)
-    found = compare(store, "key", [0, 1], 0, [(1, 7, "allreduce"), (2, 8, "barrier")])
+    found = find_mismatch(store, "key", [0, 1], 0, [(1, 7, "allreduce"), (2, 8, "barrier")])
     assert found is None or found.peer in (0, 1)
 
 
@@ -155,7 +156,7 @@ stalled = st.tuples(
 def test_an_answer_of_who_is_asked_is_anything(said: bytes) -> None:
     answer = stall._read(said, 2)
     if answer is not None:
-        assert all(isinstance(number, int) for _, number, _ in answer.inside)
+        assert all(isinstance(number, int) for _, number, _ in answer.calls)
         assert all(wait.peer in (None, 0, 1) for wait in answer.waits)
 
 

@@ -27,7 +27,7 @@ from transports.rendezvous import server as server_module
 from transports.rendezvous.tcp import TcpStore, TcpStoreServer
 from transports.tcp import Options, TcpTransport
 from transports.tcp.frames import DATA, HEADER, intro_frame
-from transports.tcp.listener import MAX_REFUSALS_LOGGED, MAX_STRANGERS
+from transports.tcp.listener import MAX_REFUSALS_LOGGED, MAX_UNAUTHENTICATED
 from transports.testing import run_threads
 from transports.tls import Tls
 
@@ -324,7 +324,7 @@ def test_a_session_of_the_store_said_again(job: Job, server: TcpStoreServer) -> 
 def test_a_crowd_that_says_a_byte_now_and_then(job: Job, target: Target) -> None:
     """More connections than the limit, each a byte every 50 ms."""
     with contextlib.ExitStack() as opened:
-        crowd = [opened.enter_context(target.connect()) for _ in range(MAX_STRANGERS + 32)]
+        crowd = [opened.enter_context(target.connect()) for _ in range(MAX_UNAUTHENTICATED + 32)]
         end = time.monotonic() + HANDSHAKE + 0.3
         hello = iter(target.greet().hello)
         while time.monotonic() < end:
@@ -342,7 +342,7 @@ def test_a_crowd_that_says_a_byte_now_and_then(job: Job, target: Target) -> None
 def test_a_crowd_that_says_nothing(job: Job, target: Target) -> None:
     """Half-open handshakes, as many as are let in at once, and more."""
     with contextlib.ExitStack() as opened:
-        crowd = [opened.enter_context(target.connect()) for _ in range(2 * MAX_STRANGERS)]
+        crowd = [opened.enter_context(target.connect()) for _ in range(2 * MAX_UNAUTHENTICATED)]
         for sock in crowd[::2]:
             say(sock, target.greet().hello)
         job.goes_on()

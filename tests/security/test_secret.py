@@ -18,7 +18,7 @@ import pytest
 
 import collectives
 from collectives.launch import supervisor
-from tests.launch.launcher import ronde
+from tests.collectives.launch.launcher import ronde
 from tests.transports.groups import groups, soon
 from tests.transports.tcp_ranks import in_threads, link, ranks
 from tests.worlds import SECRET, world_of

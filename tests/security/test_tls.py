@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.security.certificates import Authority, Files
@@ -228,7 +228,6 @@ def test_changed_bytes_are_an_error(files: Files) -> None:
             recv(server, 100)
 
 
-@settings(max_examples=20)
 @given(st.lists(st.integers(0, 70_000), max_size=30), st.integers())
 def test_what_is_written_is_read_however_it_is_cut(files: Files, lengths: list[int], seed: int) -> None:
     """A writer that tries again with what was left and more, as lanes do, and a reader with buffers of any size."""

@@ -19,7 +19,7 @@ import pytest
 
 import collectives
 from collectives import Communicator
-from tests.launch.launcher import environment, ronde
+from tests.collectives.launch.launcher import environment, ronde
 from tests.security.certificates import Authority, Files
 from tests.transports.groups import SECRET, groups, recv, send, soon
 from tests.transports.tcp_ranks import SECONDS, address_of, every, in_threads, link, wait_until

@@ -1,4 +1,4 @@
-"""What tests of stores share."""
+"""Helpers for tests of stores."""
 
 from __future__ import annotations
 

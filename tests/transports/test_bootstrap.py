@@ -1,4 +1,4 @@
-"""How ranks find each other."""
+"""Bootstrap: the launcher's environment, stores by URL, and the meeting of the ranks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from transports.rendezvous.bootstrap import (
 )
 from transports.rendezvous.file import FileStore
 from transports.rendezvous.memory import MemoryStore
-from transports.rendezvous.store import Store
 from transports.rendezvous.tcp import TcpStore, TcpStoreServer
+from transports.store import Store
 
 SECRET = b"a secret of some length"
 

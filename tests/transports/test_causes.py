@@ -11,10 +11,10 @@ from transports.rendezvous.memory import MemoryStore
 
 def test_the_first_cause_stays_and_keeps_its_kind() -> None:
     store = MemoryStore()
-    assert Causes(store).ask(0.01) is None
-    Causes(store).tell(MismatchError("ranks disagree", rank=1, peer=2))
-    Causes(store).tell(PeerLost("a consequence", rank=2, peer=1))
-    cause = Causes(store).ask(0.01)
+    assert Causes(store).fetch(0.01) is None
+    Causes(store).publish(MismatchError("ranks disagree", rank=1, peer=2))
+    Causes(store).publish(PeerLost("a consequence", rank=2, peer=1))
+    cause = Causes(store).fetch(0.01)
     assert isinstance(cause, MismatchError)
     assert (cause.message, cause.rank, cause.peer) == ("ranks disagree", 1, 2)
 
@@ -22,9 +22,9 @@ def test_the_first_cause_stays_and_keeps_its_kind() -> None:
 def test_who_asks_early_hears_it_when_it_is_told() -> None:
     store = MemoryStore()
     heard = []
-    asker = threading.Thread(target=lambda: heard.append(Causes(store).ask(20)))
+    asker = threading.Thread(target=lambda: heard.append(Causes(store).fetch(20)))
     asker.start()
-    Causes(store).tell(PeerLost("rank 3 died"))
+    Causes(store).publish(PeerLost("rank 3 died"))
     asker.join(20)
     assert [str(cause) for cause in heard] == ["rank 3 died"]
 
@@ -32,5 +32,5 @@ def test_who_asks_early_hears_it_when_it_is_told() -> None:
 def test_a_store_that_is_gone_is_no_new_error() -> None:
     store = MemoryStore()
     store.close()
-    Causes(store).tell(PeerLost("rank 3 died"))
-    assert Causes(store).ask(0.01) is None
+    Causes(store).publish(PeerLost("rank 3 died"))
+    assert Causes(store).fetch(0.01) is None

@@ -1,24 +1,55 @@
-"""Copies to memory that other processes read."""
+"""Copies to memory that other processes read, and the choice of their kernels."""
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from transports.copying import TRIALS, TRIED_FROM, TRIED_UPTO, Choice, Copying, assign, store_array, store_bytes
+from transports import copying
+from transports.copying import (
+    CACHED_BYTES,
+    MEASURED_BYTES,
+    Circumstance,
+    KernelTable,
+    array_kernel,
+    assign,
+    fetch_bytes,
+    install,
+    kernel_table,
+    store_array,
+    store_bytes,
+    write_bytes,
+)
+from transports.onesided import Window
+
+EVERYTHING = KernelTable(
+    frozenset(itertools.starmap(Circumstance, itertools.product((False, True), (False, True), MEASURED_BYTES)))
+)
 
 
-@pytest.mark.parametrize("length", [0, 1, 2047, 2048, 2049, 100_000, 1 << 20, (1 << 20) + 1])
-def test_copies_of_bytes_are_exact(length: int) -> None:
-    copying = Copying(store_bytes)
-    for turn in range(TRIALS + 2):
-        source = random.Random(turn).randbytes(length)
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose copies nobody has measured."""
+    monkeypatch.setattr(copying, "_process", copying._Process())
+
+
+@pytest.mark.parametrize("table", [None, KernelTable(), EVERYTHING])
+@pytest.mark.parametrize("length", [0, 1, 2047, 2048, 2049, 8192, 100_000, 1 << 20, (1 << 20) + 1, 5 << 20])
+def test_copies_of_bytes_are_exact(length: int, table: KernelTable | None) -> None:
+    if table is not None:
+        install(table)
+    for seed, copy in enumerate((write_bytes, fetch_bytes)):
+        source = random.Random(seed).randbytes(length)
         target = bytearray(length + 3)
-        copying.copy(memoryview(target)[3:], memoryview(source))
+        copy(memoryview(target)[3:], memoryview(source))
         assert target == bytes(3) + source
 
 
@@ -39,62 +70,152 @@ def test_an_array_may_be_stored_onto_itself() -> None:
     assert np.array_equal(x, np.arange(50_000))
 
 
-def test_sizes_worth_a_trial() -> None:
-    copying = Copying(store_array)
-    assert [copying.choice(n) is not None for n in (0, 1, TRIED_FROM, TRIED_FROM + 1, TRIED_UPTO, TRIED_UPTO + 1)] == [
-        False,
-        False,
-        False,
-        True,
-        True,
-        False,
-    ]
-    assert copying.choice(3000) is copying.choice(4096)
-    assert copying.choice(3000) is not copying.choice(4097)
+def test_a_kernel_is_for_its_circumstance_only() -> None:
+    assert array_kernel(1 << 16) is None
+    install(KernelTable(frozenset({Circumstance(True, False, 1 << 16), Circumstance(False, True, 1 << 12)})))
+    assert array_kernel(1 << 16, 1 << 16, True) is store_array
+    assert array_kernel((1 << 14) + 1, CACHED_BYTES, True) is store_array
+    assert array_kernel((1 << 16) + 1, 0, True) is None
+    assert array_kernel(1 << 14, 0, True) is None
+    assert array_kernel(1 << 16, CACHED_BYTES + 1, True) is None
+    assert array_kernel(1 << 16, 1 << 16, False) is None
+    assert array_kernel(1 << 12, 1 << 24, False) is store_array
+    assert array_kernel((1 << 11) + 1, 1 << 24, False) is store_array
+    assert array_kernel(1 << 11, 1 << 24, False) is None
+    assert array_kernel(0) is None
+
+
+def test_bytes_are_copied_by_the_table_from_8_kib_on() -> None:
+    install(EVERYTHING)
+    for fetched, kernels in copying._process.bytes_kernels.items():
+        sizes = {nbytes: kernels[(nbytes - 1).bit_length()] for nbytes in (0, 1, 4096, 8192, 8193, 1 << 20, 1 << 21)}
+        stored = {nbytes for nbytes, kernel in sizes.items() if kernel is store_bytes}
+        assert stored == {8192, 8193, 1 << 20}, fetched
+
+
+def test_kernels_never_change() -> None:
+    first = KernelTable(frozenset({Circumstance(True, True, 1 << 12)}))
+    install(first)
+    install(EVERYTHING)
+    assert kernel_table() is first
+
+
+class Board:
+    """The shared state of the windows of some threads."""
+
+    def __init__(self, size: int, nbytes: int) -> None:
+        self.parts = [bytearray(nbytes) for _ in range(size)]
+        self.epochs = [0] * size
+        self.moved = threading.Condition()
+
+
+class ThreadWindow(Window):
+    """A window that threads share."""
+
+    def __init__(self, board: Board, index: int) -> None:
+        self.ranks, self.index, self.nbytes = tuple(range(len(board.parts))), index, len(board.parts[0])
+        self._board = board
+
+    def view(self, index: int) -> memoryview:
+        return memoryview(self._board.parts[index])
+
+    def publish(self, epoch: int, check: int = 0) -> None:
+        with self._board.moved:
+            assert epoch > self._board.epochs[self.index]
+            self._board.epochs[self.index] = epoch
+            self._board.moved.notify_all()
+
+    def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
+        with self._board.moved:
+            assert self._board.moved.wait_for(lambda: self._board.epochs[index] >= epoch, 20)
+
+    def expose_arrays(self, *pieces: Any) -> bool:
+        return True
+
+    def read(self, index: int, piece: int, offset: int, target: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def calibrate(size: int, clock: Callable[[int], Callable[[], float]], nbytes: int = 2 << 20, **more: Any) -> Board:
+    """Calibrate on as many threads, each with a clock of its own."""
+    board = Board(size, nbytes)
+    with ThreadPoolExecutor(size) as pool:
+        for done in [
+            pool.submit(copying.calibrate, ThreadWindow(board, index), 1e9, clock(index), **more)
+            for index in range(size)
+        ]:
+            done.result(30)
+    return board
 
 
 @pytest.mark.parametrize(("assigning", "storing", "stores"), [(300, 100, True), (105, 100, False), (50, 100, False)])
-def test_the_faster_kernel_is_chosen(assigning: int, storing: int, stores: bool) -> None:
-    now = 0
-    stored = 0
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_faster_kernel_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, size: int, assigning: int, storing: int, stores: bool
+) -> None:
+    now = threading.local()
 
-    def store(target: Any, source: Any) -> None:
-        nonlocal now, stored
-        now += storing - assigning
-        stored += 1
+    def taking(kernel: Any, seconds: int) -> Any:
+        def copy(target: Any, source: Any) -> None:
+            now.value = getattr(now, "value", 0) + seconds
+            kernel(target, source)
 
-    def clock() -> int:
-        # A copy lies between two looks: it takes `assigning`, unless `store` has corrected that.
-        nonlocal now
-        now += assigning
-        return now
+        return copy
 
-    choice = Choice(store, clock)
-    x = np.zeros(4)
-    for _ in range(TRIALS):
-        choice.copy(x, x)
-    assert stored == TRIALS // 2
-    choice.copy(x, x)
-    assert stored == TRIALS // 2 + stores
+    monkeypatch.setattr(copying, "assign", taking(assign, assigning))
+    monkeypatch.setattr(copying, "store_array", taking(store_array, storing))
+    calibrate(size, lambda index: lambda: getattr(now, "value", 0), budget=1e9)
+    table = kernel_table()
+    assert table is not None
+    assert table.vector == (EVERYTHING.vector if stores else frozenset())
 
 
-def test_what_recurs_keeps_no_step_with_the_trials() -> None:
-    """Calls that copy twice, or use two places in turn, try both kernels in each."""
-    turns = []
+def test_all_stop_when_the_time_of_one_is_up() -> None:
+    """And with how many sizes is the same for all: else this would wait for ever."""
 
-    def store(target: Any, source: Any) -> None:
-        turns.append(int(source[0]))
+    def clock(index: int) -> Callable[[], float]:
+        return itertools.count(0, 1.0 if index == 1 else 0.0).__next__
 
-    choice = Choice(store, iter(range(10 * TRIALS)).__next__)
-    for number in range(TRIALS):
-        choice.copy(np.zeros(1), np.full(1, number))
-    assert sum(number % 2 for number in turns) == len(turns) // 2
-    assert sum(number // 2 % 2 for number in turns) == len(turns) // 2
+    measured: list[int] = []
+    original = copying._Trial.measure
+
+    def measure(trial: Any, nbytes: int) -> Any:
+        measured.append(nbytes)
+        return original(trial, nbytes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copying._Trial, "measure", measure)
+        calibrate(3, clock, budget=60.0)
+    assert measured == [MEASURED_BYTES[0]] * 3
 
 
-def test_pieces_of_arrays_of_other_sizes_and_fetched_ones_are_other_kinds() -> None:
-    copying = Copying(store_array)
-    choice = copying.choice(3000, 100_000)
-    assert choice is copying.choice(4000, 131_072)
-    assert choice is not copying.choice(4000, 131_073)
-    assert choice is not copying.choice(4000, 131_072, True)
+def test_it_is_done_once_in_a_process_and_with_small_windows_too() -> None:
+    calibrate(2, lambda index: itertools.count().__next__, 4096)
+    table = kernel_table()
+    assert table is not None
+    assert not table.vector
+    board = calibrate(2, lambda index: itertools.count().__next__, 4096)
+    assert board.epochs == [4, 4]
+    assert kernel_table() is table
+
+
+def test_a_process_that_is_calibrated_helps_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = KernelTable(frozenset({Circumstance(True, True, 1 << 12)}))
+    original = copying._Trial.any
+    asked = itertools.count()
+
+    def any_rank(trial: Any, mine: bool) -> bool:
+        return original(trial, mine or next(asked) == 0)  # one rank has none yet
+
+    monkeypatch.setattr(copying._Trial, "any", any_rank)
+    install(first)
+    board = calibrate(2, lambda index: itertools.count(0, 0).__next__)
+    assert min(board.epochs) > 4
+    assert kernel_table() is first
+
+
+def test_the_table_is_told_in_words() -> None:
+    assert KernelTable().describe() == "memcpy everywhere"
+    some = KernelTable(frozenset({Circumstance(True, False, 1 << 16), Circumstance(True, False, 1 << 14)}))
+    assert some.describe() == "vector stores for fetch, cached array: 16 KiB, 64 KiB"

@@ -1,4 +1,4 @@
-"""Where ranks wait."""
+"""The cores on which ranks wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transports import cores
+from transports import cores, shm, tcp
 from transports.base import Group, Member
 from transports.cores import Cores
 from transports.rendezvous.memory import MemoryStore
@@ -55,6 +55,20 @@ def test_only_the_ranks_of_the_own_host_count() -> None:
     assert [of(rank, "bab").part({4, 7}) for rank in (0, 2)] == [{4}, {7}]
 
 
+def test_the_setting_affinity_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = tuple(Member("a", "a", pid) for pid in range(2))
+    switched_off = Cores(Group(0, members, MemoryStore()), affinity=False)
+    monkeypatch.setattr(os, "sched_setaffinity", None)
+    with switched_off.kept():
+        pass
+    with pytest.raises(TypeError), of(0, "aa").kept():
+        pass
+    for kind in (shm, tcp):
+        assert kind.Options().affinity
+        transport = kind.create(Group(0, members, MemoryStore()), kind.Options(affinity=False))
+        assert not transport.cores._moves
+
+
 @pytest.mark.parametrize("siblings", ["{0},{4}", "{0}-{0},{4}", ""])
 def test_hardware_threads_of_one_core_stay_together(siblings: str, tmp_path: Path) -> None:
     for core in range(8):
@@ -75,7 +89,7 @@ def test_there_are_enough_cores_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class System:
-    """What the system is told, instead of this one."""
+    """A fake of the system calls that set the affinity."""
 
     def __init__(self, patch: pytest.MonkeyPatch, allowed: set[int]) -> None:
         self.bound = allowed

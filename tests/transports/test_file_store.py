@@ -27,6 +27,7 @@ def add_in_a_process(directory: str, times: int) -> None:
     store.close()
 
 
+@pytest.mark.processes
 def test_files_are_shared_by_processes(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     with contextlib.closing(FileStore(tmp_path / "store")) as store:

@@ -1,4 +1,4 @@
-"""Which address a rank binds to and announces."""
+"""The address that a rank binds to and announces."""
 
 from __future__ import annotations
 

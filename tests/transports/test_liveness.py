@@ -1,4 +1,4 @@
-"""Which processes are dead, which are stopped, and what an observer may say that did not run itself."""
+"""Detection of dead and stopped processes, also by an observer that was stopped itself."""
 
 from __future__ import annotations
 

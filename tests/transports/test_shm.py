@@ -264,7 +264,7 @@ def test_a_wait_for_an_epoch_leaves_the_core_to_other_processes_before_it_drives
             epochs = iter(range(1, 100))
             with monkeypatch.context() as patch:
                 left[0] = lambda: made.publish(next(epochs))
-                patch.setattr(t.waiter, "wait", None)
+                patch.setattr(t.driver, "wait", None)
                 made.wait(0, 3, soon())
             assert next(epochs) == 4
 
@@ -352,7 +352,7 @@ def test_an_interrupt_in_the_middle_of_a_copy_aborts(monkeypatch: pytest.MonkeyP
     def body(t: Any) -> None:
         if t.rank == 0:
             with monkeypatch.context() as patch:
-                patch.setattr(t._outgoing[1], "_copy", interrupted)
+                patch.setattr("transports.shm.ring.write_bytes", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     t.isend(1, 1, memoryview(b"abc"))
         with pytest.raises(AbortedError, match=r"rank 0 \(.*\) was interrupted while it moved bytes"):
@@ -366,14 +366,14 @@ def rank_that_may_die(rank: int, directory: str) -> list[str]:
     store = FileStore(f"{directory}/store")
     group = group_of_processes(rank, 3, store)
     options = Options(directory=f"{directory}/memory")
-    ways = ["frame", "frame of another", "epoch", "window", "lent memory"]
+    ways = ["frame", "frame of another", "epoch", "window", "exposed memory"]
     made = {}
     for way in ways:
         t = shm.create(dataclasses.replace(group, store=group.store.prefixed(way)), options)
         t.open(soon())
         made[way] = t, t.expose("w", (0, 1, 2), 8, soon())
-    lent, (t, w) = bytes(1 << 20), made["lent memory"]
-    w.lend(memoryview(lent))
+    exposed, (t, w) = bytes(1 << 20), made["exposed memory"]
+    w.expose_arrays(memoryview(exposed))
     w.publish(1)
     w.wait(1, 1, soon())
     if rank == 1:
@@ -395,7 +395,7 @@ def wait_in_vain(t: ShmTransport, made: Window, way: str) -> None:
         recv(t, 2 - t.rank, 1, 4)
     elif way == "epoch":
         made.wait(1, 1, soon())
-    elif way == "lent memory":
+    elif way == "exposed memory":
         while True:
             made.read(1, 0, 0, memoryview(bytearray(1 << 20)))
     else:

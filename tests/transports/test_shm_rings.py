@@ -92,7 +92,7 @@ def test_a_frame_over_the_limit_stays_in_the_ring_until_it_is_asked_for() -> Non
         else:
             with pytest.raises(DeadlineExceeded):
                 t.irecv(1, 9, memoryview(bytearray())).wait(briefly(0.02))
-            assert t._mailbox.parked_bytes == 600
+            assert t._match_queue.unexpected_bytes == 600
             assert [recv(t, 0, tag, 600) for tag in (1, 2, 3)] == [bytes([tag]) * 600 for tag in (1, 2, 3)]
 
     on_ranks(lambda group: shm.create(group, Options(max_parked_bytes=1000)), body)

@@ -11,8 +11,8 @@ import pytest
 from transports.errors import AbortedError, RendezvousError
 from transports.rendezvous.causes import Causes
 from transports.rendezvous.memory import MemoryStore
-from transports.rendezvous.store import Store
 from transports.rendezvous.tcp import TcpStore, TcpStoreServer
+from transports.store import Store
 
 SECRET = b"a secret for tests only"
 PATIENT = 5.0
@@ -36,27 +36,27 @@ def served() -> Iterator[Store]:
         store.close()
 
 
-def test_who_is_in_haste_waits_so_long_and_no_longer(silent: Store) -> None:
+def test_a_time_out_bounds_every_call(silent: Store) -> None:
     begun = time.monotonic()
-    hasty = silent.prefixed("part").hasty(0.2)
+    limited = silent.prefixed("part").with_timeout(0.2)
     with pytest.raises(RendezvousError, match="no connection to the store at tcp://"):
-        hasty.get("key", time.monotonic())
+        limited.get("key", time.monotonic())
     with pytest.raises(RendezvousError, match="no connection to the store at tcp://"):
-        hasty.set("key", b"value")
+        limited.set("key", b"value")
     assert time.monotonic() - begun < PATIENT
 
 
 def test_haste_is_a_view_of_the_same_store(served: Store) -> None:
     part = served.prefixed("part")
     part.set("key", b"value")
-    assert part.hasty(5.0).get("key", time.monotonic()) == b"value"
-    assert served.hasty(5.0).prefixed("part").add("counter", 2) == 2
+    assert part.with_timeout(5.0).get("key", time.monotonic()) == b"value"
+    assert served.with_timeout(5.0).prefixed("part").add("counter", 2) == 2
     assert part.get("counter", time.monotonic()) == b"2"
 
 
 def test_a_store_in_memory_is_never_out_of_reach() -> None:
     store = MemoryStore()
-    assert store.hasty(1.0) is store
+    assert store.with_timeout(1.0) is store
     assert store.local_address() is None
     store.close()
 
@@ -64,10 +64,10 @@ def test_a_store_in_memory_is_never_out_of_reach() -> None:
 def test_a_cause_is_told_and_asked_once_if_the_store_is_out_of_reach(silent: Store) -> None:
     causes = Causes(silent)
     begun = time.monotonic()
-    assert causes.ask(0.0) is None
+    assert causes.fetch(0.0) is None
     for _ in range(20):
-        causes.tell(AbortedError("enough"))
-        assert causes.ask(1.0) is None
+        causes.publish(AbortedError("enough"))
+        assert causes.fetch(1.0) is None
     assert time.monotonic() - begun < PATIENT
 
 

@@ -17,8 +17,8 @@ from transports.errors import DeadlineExceeded, RendezvousError
 from transports.rendezvous import file as file_module
 from transports.rendezvous.file import FileStore
 from transports.rendezvous.memory import MemoryStore
-from transports.rendezvous.store import MAX_KEY_BYTES, MAX_VALUE_BYTES, Store
 from transports.rendezvous.tcp import TcpStore, TcpStoreServer
+from transports.store import MAX_KEY_BYTES, MAX_VALUE_BYTES, Store
 
 Opener = Callable[[], Store]
 

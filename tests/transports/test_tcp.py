@@ -42,7 +42,7 @@ def test_a_send_to_self_wakes_the_thread_that_waits() -> None:
     with ranks(2) as (a, _):
 
         def sender() -> None:
-            wait_until(lambda: a._loop._asleep)
+            wait_until(lambda: a._driver.asleep)
             send(a, 0, 1, b"abc")
 
         in_threads(lambda: recv(a, 0, 1, 3), sender)
@@ -105,7 +105,7 @@ def test_an_abort_wakes_every_rank_and_the_first_cause_wins() -> None:
         def body(t: TcpTransport) -> str:
             request = t.irecv((t.rank + 1) % 4, 3, memoryview(bytearray(8)))
             if t.rank == 2:
-                wait_until(lambda: all(other._loop._asleep for other in transports if other is not t))
+                wait_until(lambda: all(other._driver.asleep for other in transports if other is not t))
                 t.abort(AbortedError("rank 2 has had enough", rank=2))
                 t.abort(AbortedError("something later"))
             for _ in range(2):
@@ -207,6 +207,7 @@ def test_what_was_sent_before_the_close_arrives() -> None:
         def stay() -> None:
             for tag in range(2):
                 assert recv(b, 0, tag, length) == bytes([tag]) * length
+            b.close(soon())  # until then the other cannot know that all was read
 
         in_threads(leave, stay)
 
@@ -233,7 +234,7 @@ def test_close_ends_the_waits_of_other_threads() -> None:
                 recv(a, 1, 1, 1)
 
         def closing() -> None:
-            wait_until(lambda: a._loop._asleep and a._loop._followers == 1)
+            wait_until(lambda: a._driver.asleep and a._driver.followers == 1)
             a.close(soon())
             gone.set()
 
@@ -241,6 +242,21 @@ def test_close_ends_the_waits_of_other_threads() -> None:
             wait_until(gone.is_set, drive=t)
 
         in_threads(waiting, waiting, closing, lambda: staying(b), lambda: staying(c))
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals need the main thread")
+def test_a_signal_handler_may_close_the_transport_that_its_thread_drives() -> None:
+    t = tcp.create(groups(1)[0], Options())
+    t.open(soon())
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: t.close(soon()))
+    timer = threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGUSR2])
+    timer.start()
+    try:
+        with pytest.raises(ClosedError):
+            recv(t, 0, 1, 4)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_many_threads_may_wait_on_one_transport() -> None:
@@ -264,7 +280,7 @@ def test_many_threads_may_wait_on_one_transport() -> None:
         in_threads(*[lambda t=t, tag=tag: talk(t, tag) for t in transports for tag in range(8)])
 
 
-def test_a_sender_waits_when_no_more_can_be_parked() -> None:
+def test_a_sender_waits_when_no_more_unexpected_frames_are_kept() -> None:
     with ranks(2, Options(max_parked_bytes=1000)) as (a, b):
 
         def sender() -> None:
@@ -276,7 +292,7 @@ def test_a_sender_waits_when_no_more_can_be_parked() -> None:
             late = b.irecv(0, 4, memoryview(bytearray(600)))
             with pytest.raises(DeadlineExceeded, match="max_parked_bytes"):
                 late.wait(briefly(0.1))
-            assert b._mailbox.parked_bytes == 600
+            assert b._match_queue.unexpected_bytes == 600
             for tag in range(4):
                 assert recv(b, 0, tag, 600) == bytes([tag]) * 600
             late.wait(soon())

@@ -13,7 +13,7 @@ import pytest
 from tests.transports.groups import groups, recv, soon
 from tests.transports.tcp_ranks import briefly, every, in_threads, link, member, ranks, wait_until
 from transports.errors import AbortedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
-from transports.matching import Mailbox
+from transports.matching import MatchQueue
 from transports.tcp import Options, TcpTransport
 from transports.tcp.frames import data_header
 
@@ -40,14 +40,14 @@ def take(t: TcpTransport, tag: int, length: int, deadline: float | None = None) 
     return bytes(buffer)
 
 
-def without_mailbox(patch: pytest.MonkeyPatch) -> None:
-    """Fail where the mailbox is used."""
+def without_match_queue(patch: pytest.MonkeyPatch) -> None:
+    """Fail where the match_queue is used."""
     for name in ("add", "arrive", "deliver"):
-        patch.setattr(Mailbox, name, None)
+        patch.setattr(MatchQueue, name, None)
 
 
 def waiting_bytes(t: TcpTransport) -> int:
-    """What has come on the lane, and was not read."""
+    """The received bytes of a lane that were not read."""
     sock = t._incoming[1].sock
     assert sock is not None
     try:
@@ -57,10 +57,10 @@ def waiting_bytes(t: TcpTransport) -> int:
 
 
 @pytest.mark.parametrize("length", [0, 5, 16_384, 32_744, 32_745, 500_000])
-def test_the_mailbox_does_not_hear_of_it(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_match_queue_is_not_used(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     payload = bytes(range(256)) * (length // 256) + bytes(length % 256)
     with told(frame(7, payload)) as (t, _), monkeypatch.context() as patch:
-        without_mailbox(patch)
+        without_match_queue(patch)
         assert take(t, 7, length) == payload
 
 
@@ -95,7 +95,7 @@ def test_the_rest_of_it_goes_to_its_place() -> None:
     with told(whole[:50_000], range(5)) as (t, far):
 
         def finish() -> None:
-            wait_until(lambda: t._incoming[1]._landing is not None)
+            wait_until(lambda: t._incoming[1]._inbound is not None)
             far.sendall(whole[50_000:])
 
         in_threads(lambda: t.recv(1, 7, memoryview(buffer), soon()), finish)

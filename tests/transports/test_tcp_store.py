@@ -22,8 +22,8 @@ from transports.auth import CHALLENGE_BYTES, Client
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError
 from transports.rendezvous import server as server_module
 from transports.rendezvous import wire
-from transports.rendezvous.store import MAX_VALUE_BYTES
 from transports.rendezvous.tcp import TcpStore, TcpStoreServer
+from transports.store import MAX_VALUE_BYTES
 
 
 @pytest.fixture
@@ -162,10 +162,10 @@ def test_close_ends_a_client_that_still_looks_for_its_server() -> None:
 @pytest.mark.parametrize("wrong", [b"another secret, as long", b""])
 def test_wrong_secret_is_an_error_at_once(server: TcpStoreServer, client: TcpStore, wrong: bytes) -> None:
     with (
-        contextlib.closing(TcpStore(*server.address, wrong, connect_deadline=soon(3600))) as stranger,
+        contextlib.closing(TcpStore(*server.address, wrong, connect_deadline=soon(3600))) as intruding,
         pytest.raises(RendezvousError, match=f"{server.url}: the other end does not know the job's secret"),
     ):
-        stranger.set("key", b"")
+        intruding.set("key", b"")
     client.set("key", b"still served")
 
 
@@ -235,21 +235,21 @@ def test_slow_strangers_are_cut_while_others_are_served(
 def test_crowd_of_strangers_does_not_keep_the_job_out(
     server: TcpStoreServer, client: TcpStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(server_module, "MAX_UNAUTHENTICATED", 4)
     monkeypatch.setattr(server_module, "CROWDED_SECONDS", 0.02)
     monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 3600.0)
     with contextlib.ExitStack() as opened:
         crowd = [opened.enter_context(connect(server)) for _ in range(12)]
         client.set("key", b"value")
-        for stranger in crowd[:8]:
-            assert is_cut(stranger)
+        for intruding in crowd[:8]:
+            assert is_cut(intruding)
         assert client.get("key", soon()) == b"value"
 
 
 def test_waiting_for_room_ends_when_a_stranger_leaves(
     server: TcpStoreServer, client: TcpStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "MAX_STRANGERS", 1)
+    monkeypatch.setattr(server_module, "MAX_UNAUTHENTICATED", 1)
     monkeypatch.setattr(server_module, "CROWDED_SECONDS", 3600.0)
     monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 3600.0)
     with ThreadPoolExecutor(1) as pool:
@@ -405,11 +405,11 @@ def test_closed_server_leaves_no_thread_and_no_descriptor() -> None:
     with TcpStoreServer("127.0.0.1", secret=SECRET) as server:
         client = TcpStore(*server.address, SECRET)
         client.set("key", b"")
-        strangers = [connect(server) for _ in range(3)]
+        unauthenticated = [connect(server) for _ in range(3)]
         client.close()
-    for stranger in strangers:
-        assert is_cut(stranger)
-        stranger.close()
+    for intruding in unauthenticated:
+        assert is_cut(intruding)
+        intruding.close()
     assert threading.active_count() == threads
     if sys.platform == "linux":
         assert len(os.listdir("/proc/self/fd")) == descriptors

@@ -1,4 +1,4 @@
-"""Wraps any transport and makes it fail on command: frames late, lost or corrupt, ranks that hang or die.
+"""Wraps any transport and injects faults by rules: frames late, lost or corrupt, ranks that hang or die.
 
 In tests:  FaultyTransport(inner, [Rule("drop", "send", peer=1, nth=3)])
 By name:   transport "faulty" with settings inner="tcp", rules=("drop send peer=1 nth=3",); see `rules` for the words.

@@ -1,4 +1,4 @@
-"""What goes wrong, when: rules, and the text in which settings write them.
+"""Fault rules, and the text in which settings write them.
 
     <action> <operation> [name=value ...]
 
@@ -45,7 +45,7 @@ _POSSIBLE: Final[dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a rank is about to do. For windows `tag` is the epoch and `peer` the rank waited for (publish: the own)."""
+    """An operation of a rank. For windows `tag` is the epoch and `peer` the rank waited for (publish: the own rank)."""
 
     kind: Kind
     rank: int

@@ -16,7 +16,7 @@ from transports.base import LinkCost, Request, Transport, check_arguments
 from transports.errors import DeadlineExceeded, RondeError
 from transports.faulty.rules import Action, Operation, Rule
 from transports.onesided import Memory, OneSided, Window
-from transports.pulse import Pulse
+from transports.progress import ProgressRequest
 
 A = TypeVar("A")
 
@@ -40,7 +40,7 @@ class FaultyTransport(Transport):
         self._dice = random.Random(f"{seed}/{inner.rank}")
         self._lock = threading.Lock()
         self._windows: OneSided | None = None
-        self._pulse = Pulse(inner)
+        self._progress = ProgressRequest(inner)
 
     @property
     def authenticated(self) -> bool:
@@ -102,6 +102,8 @@ class FaultyTransport(Transport):
     def meet(self, operation: Operation) -> Faults:
         """The rules that strike `operation`. Those of raise and kill have done so when this returns or raises."""
         faults: Faults = {}
+        if self.inner.failure is not None:  # nothing will be done; and after a fork nobody may hold the lock for good
+            return faults
         with self._lock:
             for index, rule in enumerate(self._rules):
                 if rule.matches(operation):
@@ -125,14 +127,14 @@ class FaultyTransport(Transport):
         """Wait until `until`, moving the transport along. Raises its first failure, or DeadlineExceeded, which says
         that `peer` is late."""
         if time.monotonic() < until:
-            self._pulse.rest(min(until, deadline))
+            self._progress.wait_until(min(until, deadline))
             if deadline < until:
                 late = f"rank {self.rank} waited too long for {self.group.describe(peer)}, by an injected fault"
                 raise DeadlineExceeded(late, rank=self.rank, peer=peer)
 
     def beat(self) -> None:
         """Make what progress is possible. Raises the first failure."""
-        self._pulse.beat()
+        self._progress.poll()
 
     def _kill(self, rule: Rule) -> None:
         if callable(rule.by):
@@ -179,7 +181,7 @@ class _FaultyRequest(Request):
         self._transport.linger(self._arrived(), deadline, self._peer)
 
     def _arrived(self) -> float:
-        """When the request, whose inner one has completed, is to seem complete."""
+        """Monotonic time at which the request, whose inner one has completed, seems complete."""
         if self._due is None:
             self._due = time.monotonic() + self._delay
             if self._to_corrupt is not None:
@@ -228,14 +230,14 @@ class _FaultyWindow(Window):
         if "delay" in faults:
             self._transport.linger(time.monotonic() + faults["delay"].seconds, deadline, self.ranks[index])
 
-    def lend(self, *pieces: Memory) -> bool:
-        return self._inner.lend(*pieces)
+    def expose_arrays(self, *pieces: Memory) -> bool:
+        return self._inner.expose_arrays(*pieces)
 
     def read(self, index: int, piece: int, offset: int, target: Memory) -> None:
         self._inner.read(index, piece, offset, target)
 
-    def can_lend(self, deadline: float) -> bool:
-        return self._inner.can_lend(deadline)  # what goes wrong is counted from the first call on
+    def can_read_peers(self, deadline: float) -> bool:
+        return self._inner.can_read_peers(deadline)  # what goes wrong is counted from the first call on
 
     def close(self) -> None:
         self._inner.close()

@@ -1,6 +1,6 @@
 """Ranks as threads of one process: the reference transport, and what most tests run on.
 
-Nothing is copied into a mailbox: a send keeps the caller's view and completes when the receive has copied from it
+Nothing is copied on the way: a send keeps the caller's view and completes when the receive has copied from it
 (rendezvous). Other transports buffer, so a protocol that is sound here is sound there; one that needs buffering
 deadlocks here, where it can be found. `eager_bytes` allows buffering up to a size.
 

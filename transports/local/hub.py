@@ -1,27 +1,40 @@
-"""What the ranks of one group share, and how they find it."""
+"""The hub: the state that the ranks of one group share, found through the group's store."""
 
 from __future__ import annotations
 
 import threading
 import uuid
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 from transports.base import Group
 from transports.errors import ConnectError, RondeError
+from transports.lifecycle import Lifecycle
+from transports.local.window import Exposure
+from transports.matching import MatchQueue
 
-if TYPE_CHECKING:
-    from transports.local.transport import LocalTransport
-    from transports.local.window import Exposure
+
+class Present(Protocol):
+    """A rank that has joined the hub. `news` is a condition of the hub's lock."""
+
+    news: threading.Condition
+    life: Lifecycle
+    match_queue: MatchQueue
 
 
 class Hub:
-    """What the ranks of one group share. Its lock guards it and everything that its ranks keep."""
+    """State that the ranks of one group share. Its lock guards it and everything that its ranks keep.
+
+    joined      the ranks that have ever joined
+    present     the ranks that have joined and not left
+    cause       the first failure of any of them
+    gathering   windows that some of their ranks have not come to yet, by key
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # reentrant: abort may be called from a finalizer, at any point
         self.joined: set[int] = set()
-        self.present: dict[int, LocalTransport] = {}
+        self.present: dict[int, Present] = {}
         self.cause: RondeError | None = None
         self.gathering: dict[str, Exposure] = {}
 
@@ -32,11 +45,11 @@ class Hub:
 
 
 _hubs: Final[WeakValueDictionary[str, Hub]] = WeakValueDictionary()
-"""How ranks that share only a store find the hub in their process; a hub lives as long as its ranks hold it."""
+"""The hubs of this process by the key in their store; a hub lives as long as its ranks hold it."""
 
 
 def meet(group: Group, deadline: float) -> Hub:
-    """The hub of `group`: whoever comes first makes it and says in the group's store which one it is."""
+    """The hub of `group`. The first rank that comes makes it, and writes into the group's store which one it is."""
     if group.store.add("local/arrivals", 1) == 1:
         hub, key = Hub(), uuid.uuid4().hex
         _hubs[key] = hub

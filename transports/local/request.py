@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from threading import Condition
+from typing import Protocol
 
-from transports.base import Request
+from transports.base import Group, Request
 from transports.errors import DeadlineExceeded
-from transports.matching import Landing, Receive
+from transports.matching import InboundMessage, Receive
 
-if TYPE_CHECKING:
-    from transports.local.transport import LocalTransport
+
+class Host(Protocol):
+    """The transport of a request. `news` is notified whenever a request may have completed."""
+
+    rank: int
+    group: Group
+    news: Condition
+
+    def check_peer(self, peer: int) -> None:
+        """Raises if a wait for `peer` cannot end well."""
+
+    def pause(self, deadline: float) -> bool:
+        """Wait for news; False if the deadline has passed."""
 
 
 class LocalRequest(Request):
-    """Waits for what another rank does to a frame."""
+    """A wait for another rank to send or receive a frame. `aim` completes the text of DeadlineExceeded."""
 
-    _aim: ClassVar[str]
-
-    def __init__(self, transport: LocalTransport, peer: int, tag: int) -> None:
+    def __init__(self, transport: Host, peer: int, tag: int, aim: str) -> None:
+        self._aim = aim
         self._transport = transport
         self._peer = peer
         self._tag = tag
@@ -46,21 +57,17 @@ class LocalRequest(Request):
 
 
 class Sending(LocalRequest):
-    _aim = "for a frame to be received by"
-
-    def __init__(self, transport: LocalTransport, peer: int, tag: int, landing: Landing) -> None:
-        super().__init__(transport, peer, tag)
-        self._landing = landing
+    def __init__(self, transport: Host, peer: int, tag: int, inbound: InboundMessage) -> None:
+        super().__init__(transport, peer, tag, "for a frame to be received by")
+        self._inbound = inbound
 
     def _done(self) -> bool:
-        return not self._landing.borrowed
+        return not self._inbound.borrowed
 
 
 class Receiving(LocalRequest):
-    _aim = "for a frame from"
-
-    def __init__(self, transport: LocalTransport, peer: int, tag: int, receive: Receive) -> None:
-        super().__init__(transport, peer, tag)
+    def __init__(self, transport: Host, peer: int, tag: int, receive: Receive) -> None:
+        super().__init__(transport, peer, tag, "for a frame from")
         self._receive = receive
 
     def _done(self) -> bool:

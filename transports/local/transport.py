@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transports.base import Group, Request, Transport, check_arguments, check_view, has_ended
-from transports.errors import (
-    AbortedError,
-    ClosedError,
-    ConfigError,
-    DeadlineExceeded,
-    MismatchError,
-    PeerLost,
-    RondeError,
-    from_wire,
-    to_wire,
-)
+from transports.errors import ConfigError, DeadlineExceeded, MismatchError, PeerLost, RondeError, from_wire, to_wire
+from transports.lifecycle import Lifecycle
 from transports.local.hub import Hub, meet
 from transports.local.request import Receiving, Sending
 from transports.local.window import Exposure, LocalWindow
-from transports.matching import Mailbox
+from transports.matching import MatchQueue
 from transports.onesided import OneSided, Window
 
 
@@ -45,12 +35,12 @@ class LocalTransport(Transport, OneSided):
 
     def __init__(self, group: Group, options: Options | None = None) -> None:
         super().__init__(group)
-        self.news = threading.Condition()
+        lock = threading.RLock()
+        self.life = Lifecycle(group, "local transport", lock)
+        self.news = threading.Condition(lock)
         self._eager_bytes = (options or Options()).eager_bytes
-        self._mailbox = Mailbox(self.rank)
+        self.match_queue = MatchQueue(self.rank)
         self._hub: Hub | None = None
-        self._failure: RondeError | None = None
-        self._closed = False
         self.windows: set[LocalWindow] = set()
         self._window_keys: set[str] = set()
 
@@ -61,31 +51,30 @@ class LocalTransport(Transport, OneSided):
 
     @property
     def failure(self) -> RondeError | None:
-        return self._failure
+        return self.life.failure
 
     def open(self, deadline: float) -> None:
-        if self._hub is not None or self._closed:
-            raise ClosedError(f"{self._me} was opened before; a transport is opened once", rank=self.rank)
-        self.check_sound()
+        with self.news:
+            self.life.begin_open()
         hub = meet(self.group, deadline)
         with hub.lock:
             self._hub = hub
+            self.life.lock = hub.lock
             self.news = threading.Condition(hub.lock)
             hub.joined.add(self.rank)
             hub.present[self.rank] = self
             if hub.cause is not None:
-                self._failure = from_wire(to_wire(hub.cause))
+                self.life.fail(from_wire(to_wire(hub.cause)))
             hub.wake()
             try:
                 while len(hub.joined) < self.size:
-                    self.check_sound()
+                    self.life.check()
                     if not self.pause(deadline):
                         missing = ", ".join(self.group.describe(r) for r in range(self.size) if r not in hub.joined)
                         raise DeadlineExceeded(f"{missing} did not open the transport in time", rank=self.rank)
-                self.check_sound()
+                self.life.opened()
             except BaseException as error:  # without this rank the others wait in vain
-                given_up = AbortedError(f"rank {self.rank} gave up: {error!r}", rank=self.rank)
-                self.abort(error if isinstance(error, RondeError) else given_up)
+                self.abort(self.life.cause(error, "gave up opening the transport"))
                 self._leave(hub)
                 raise
 
@@ -94,26 +83,28 @@ class LocalTransport(Transport, OneSided):
         check_view(view, writable=False)
         hub = self.hub
         with hub.lock:
-            self.check_sound()
+            if self.life.refusal is not None:
+                raise self.life.refused()
             receiver = hub.present.get(peer)
-            mailbox = Mailbox(peer) if receiver is None else receiver._mailbox
-            landing = mailbox.arrive(self.rank, tag, check, len(view), view)
-            landing.finish()
+            match_queue = MatchQueue(peer) if receiver is None else receiver.match_queue
+            inbound = match_queue.arrive(self.rank, tag, check, len(view), view)
+            inbound.finish()
             if receiver is None:
                 pass  # whoever waits for it to be received hears that the peer has closed
-            elif not landing.borrowed:
+            elif not inbound.borrowed:
                 receiver.news.notify_all()
             elif len(view) <= self._eager_bytes and self._eager_bytes:
-                landing.keep()
-            return Sending(self, peer, tag, landing)
+                inbound.keep()
+            return Sending(self, peer, tag, inbound)
 
     def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
         check_arguments(self, peer, tag, check)
         check_view(view, writable=True)
         hub = self.hub
         with hub.lock:
-            self.check_sound()
-            receive = self._mailbox.post(peer, tag, view, check)
+            if self.life.refusal is not None:
+                raise self.life.refused()
+            receive = self.match_queue.post(peer, tag, view, check)
             if receive.done and peer in hub.present:
                 hub.present[peer].news.notify_all()
             return Receiving(self, peer, tag, receive)
@@ -130,25 +121,27 @@ class LocalTransport(Transport, OneSided):
     def abort(self, cause: RondeError) -> None:
         hub = self._hub
         if hub is None:
-            self._failure = self._failure or cause
+            with self.news:
+                self.life.fail(cause)
             return
         with hub.lock:
-            if self._closed or hub.cause is not None:
+            if not self.life.fail(cause):
                 return
-            hub.cause = self._failure = cause
+            hub.cause = cause
             for transport in hub.present.values():
-                if transport is not self:
-                    transport._failure = from_wire(to_wire(cause))
+                transport.life.fail(from_wire(to_wire(cause)))
             hub.wake()
 
     def close(self, deadline: float) -> None:
-        hub = self._hub
-        if hub is None or self._closed:
-            self._closed = True
-            return
-        with hub.lock:
+        with self.news:
+            hub = self._hub
+            if not self.life.begin_close():
+                return
+            if hub is None:
+                self.life.close()
+                return
             try:
-                while self._failure is None and not self._closed and self._unclaimed(hub):
+                while self.life.failure is None and not self.life.closed and self._unclaimed(hub):
                     if not self.pause(deadline):
                         waiting = ", ".join(self.group.describe(peer) for peer in self._unclaimed(hub))
                         raise DeadlineExceeded(f"frames sent to {waiting} were not received in time", rank=self.rank)
@@ -166,7 +159,8 @@ class LocalTransport(Transport, OneSided):
             raise ValueError(f"nbytes={nbytes!r}: must be 0 or more")
         hub = self.hub
         with hub.lock:
-            self.check_sound()
+            if self.life.refusal is not None:
+                raise self.life.refused()
             if key in self._window_keys:
                 raise ValueError(f"key={key!r}: was used before; every window of a group needs a key of its own")
             exposure = hub.gathering.get(key)
@@ -194,10 +188,14 @@ class LocalTransport(Transport, OneSided):
 
     @property
     def hub(self) -> Hub:
-        """The hub. Raises ClosedError if the transport is not open."""
-        if self._hub is None or self._closed:
-            raise ClosedError(f"{self._me} is closed" if self._closed else f"{self._me} is not open", rank=self.rank)
+        """The hub. Raises the transport's first failure, or ClosedError if the transport was not opened."""
+        if self._hub is None:
+            raise self.life.refused()
         return self._hub
+
+    def wake_all(self) -> None:
+        """Let every rank look again, with the lock held."""
+        self.hub.wake()
 
     def pause(self, deadline: float) -> bool:
         """Wait for news, with the lock held; False if the deadline has passed."""
@@ -207,44 +205,33 @@ class LocalTransport(Transport, OneSided):
         self.news.wait(min(remaining, threading.TIMEOUT_MAX))
         return True
 
-    def check_sound(self) -> None:
-        """Raises the transport's first failure, or ClosedError."""
-        if self._failure is not None:
-            raise copy.copy(self._failure)  # each raise has a traceback of its own
-        if self._closed:
-            raise ClosedError(f"{self._me} was closed", rank=self.rank)
-
     def check_peer(self, peer: int) -> None:
         """Raises if a wait for `peer` cannot end well: the first failure, or PeerLost, which becomes that."""
-        self.check_sound()
+        self.life.check()
         if peer not in self.hub.present:
             lost = self.group.describe(peer)
             cause = PeerLost(
                 f"{lost} closed its transport while rank {self.rank} was waiting for it", rank=self.rank, peer=peer
             )
             self.abort(cause)
-            self.check_sound()
-
-    @property
-    def _me(self) -> str:
-        return f"the local transport of rank {self.rank}"
+            self.life.check()
 
     def _unclaimed(self, hub: Hub) -> list[int]:
         """The peers that have yet to receive from a buffer of this rank."""
         return [
             peer
             for peer, transport in hub.present.items()
-            if any(landing.borrowed for landing in transport._mailbox.parked_from(self.rank))
+            if any(inbound.borrowed for inbound in transport.match_queue.unexpected_from(self.rank))
         ]
 
     def _leave(self, hub: Hub) -> None:
-        self._closed = True
+        self.life.close()
         hub.present.pop(self.rank, None)
-        self._mailbox = Mailbox(self.rank)
+        self.match_queue = MatchQueue(self.rank)
         for transport in hub.present.values():
-            for landing in transport._mailbox.parked_from(self.rank):
-                if landing.borrowed:  # the caller gets its buffer back all the same
-                    landing.keep()
+            for inbound in transport.match_queue.unexpected_from(self.rank):
+                if inbound.borrowed:  # the caller gets its buffer back all the same
+                    inbound.keep()
         for window in tuple(self.windows):
             window.close()
         self.news.notify_all()

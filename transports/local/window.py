@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from threading import Condition
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transports.base import MAX_CHECK
+from transports.base import MAX_CHECK, Group
 from transports.errors import ClosedError, DeadlineExceeded, MismatchError
 from transports.onesided import Memory, Window
-
-if TYPE_CHECKING:
-    from transports.local.transport import LocalTransport
 
 ALIGNMENT: Final = 64
 KEPT_CHECKS: Final = 8
@@ -27,7 +25,7 @@ class _Part:
         offset = -memory.ctypes.data % ALIGNMENT
         self.memory = memory[offset : offset + nbytes]
         self.epoch = 0
-        self.lent: tuple[NDArray[np.uint8], ...] = ()
+        self.exposed: tuple[NDArray[np.uint8], ...] = ()
         self.checks: list[tuple[int, int]] = [(0, 0)] * KEPT_CHECKS
 
 
@@ -41,10 +39,28 @@ class Exposure:
         self.parts = [_Part(nbytes) for _ in ranks]
 
 
+class Host(Protocol):
+    """The transport of a window. `news` is notified whenever an epoch may have risen."""
+
+    rank: int
+    group: Group
+    news: Condition
+    windows: set[LocalWindow]
+
+    def check_peer(self, peer: int) -> None:
+        """Raises if a wait for `peer` cannot end well."""
+
+    def pause(self, deadline: float) -> bool:
+        """Wait for news; False if the deadline has passed."""
+
+    def wake_all(self) -> None:
+        """Let every rank look again. Raises the first failure, or ClosedError."""
+
+
 class LocalWindow(Window):
     """Memory that is shared because the ranks are threads."""
 
-    def __init__(self, transport: LocalTransport, exposure: Exposure) -> None:
+    def __init__(self, transport: Host, exposure: Exposure) -> None:
         self.ranks = exposure.ranks
         self.index = exposure.ranks.index(transport.rank)
         self.nbytes = exposure.nbytes
@@ -67,7 +83,7 @@ class LocalWindow(Window):
                 raise ValueError(f"epoch={epoch!r}: must be greater than {part.epoch}, the epoch published before")
             part.checks[epoch % KEPT_CHECKS] = (epoch, check)
             part.epoch = epoch
-            self._transport.hub.wake()
+            self._transport.wake_all()
 
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
         transport, part, peer = self._transport, self._parts[index], self.ranks[index]
@@ -96,16 +112,18 @@ class LocalWindow(Window):
                     peer=peer,
                 )
 
-    def lend(self, *pieces: Memory) -> bool:
-        self._parts[self.index].lent = tuple(np.asarray(piece).view(np.uint8) for piece in pieces)
+    def expose_arrays(self, *pieces: Memory) -> bool:
+        self._parts[self.index].exposed = tuple(np.asarray(piece).view(np.uint8) for piece in pieces)
         return True
 
     def read(self, index: int, piece: int, offset: int, target: Memory) -> None:
         self._check_open()
         here = np.asarray(target).view(np.uint8)
-        here[...] = self._parts[index].lent[piece][offset : offset + len(here)]
+        here[...] = self._parts[index].exposed[piece][offset : offset + len(here)]
         with self._transport.news:
-            self._transport.check_peer(self.ranks[index])  # one that has failed or closed need not keep what it lent
+            self._transport.check_peer(
+                self.ranks[index]
+            )  # a peer that has failed or closed need not keep its exposed arrays
 
     def close(self) -> None:
         with self._transport.news:

@@ -1,9 +1,9 @@
-"""NCCL for arrays on NVIDIA GPUs, through NVIDIA's nccl4py; what is in the host's memory goes by another transport.
+"""NCCL for arrays on NVIDIA GPUs, through NVIDIA's nccl4py. Another transport carries data in host memory.
 
-As the transport "nccl" it insists: ranks that cannot have NCCL get an error. As the companion of another transport (as
-"auto" takes it) it is used for arrays on GPUs where all ranks can have it.
+The transport "nccl" requires NCCL: ranks that cannot use it get an error. As the companion of another transport (such
+as "auto") NCCL carries arrays on GPUs if all ranks can use it.
 
-Nothing of CUDA is imported before the first array on a GPU is communicated.
+CUDA is imported when the first array on a GPU is communicated, not before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DEVICE_FILES: Final = ("/dev/nvidia[0-9]*", "/dev/dxg")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """host          the transport for what is in the host's memory
+    """host          the transport for data in host memory
     host_options  its settings, each "setting=value"
     """
 
@@ -56,14 +56,14 @@ def create(group: Group, options: Options) -> Transport:
 
 
 def accompany(transport: Transport) -> NativeCollectives | None:
-    """NCCL beside an open transport, which must close it before itself; None if this process cannot use it, which the
-    other ranks learn, too. Raises RendezvousError."""
+    """NCCL beside an open transport, which must close NCCL before itself. None if this process cannot use NCCL; the
+    other ranks are informed in both cases. Raises RendezvousError."""
     companion = NcclCollectives(transport, load, usable, required=False)
     return companion if companion.open() else None
 
 
 def load() -> NcclApi:
-    """NCCL by nccl4py. Raises ConfigError, which tells what to install."""
+    """NCCL by nccl4py. Raises ConfigError with the command that installs the missing packages."""
     absent = missing()
     if absent:
         raise ConfigError(absent)
@@ -79,17 +79,17 @@ def missing() -> str | None:
 
 
 def usable() -> str | None:
-    """None if NCCL can be used by this process, as far as can be told without waking a GPU."""
+    """None if this process can probably use NCCL, else the reason why not. No GPU is initialized."""
     absent = missing()
     if absent:
         return absent
     if not any(glob.glob(pattern) for pattern in _DEVICE_FILES):
-        return f"no NVIDIA GPU is to be seen: there is none of {', '.join(_DEVICE_FILES)}"
+        return f"no NVIDIA GPU was found: none of {', '.join(_DEVICE_FILES)} exists"
     return None
 
 
 def _there(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # the package that it is in
+    except ModuleNotFoundError:  # its parent package is missing
         return False

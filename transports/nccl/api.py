@@ -1,4 +1,4 @@
-"""What Ronde needs of NCCL and of CUDA's runtime: a narrow door, behind which nccl4py stands (real.py) or a fake.
+"""The calls of NCCL and of CUDA's runtime that Ronde uses, made by nccl4py (real.py) or a fake.
 
 Memory, streams and events are addresses and handles (ints), dtypes and ops are NCCL's numbers (types.py). A
 communicator is whatever `init` returned. All communicators are non-blocking: a call that began something returns at
@@ -16,14 +16,14 @@ SYSTEM: Final = 2
 INVALID_ARGUMENT: Final = 4
 REMOTE: Final = 6
 IN_PROGRESS: Final = 7
-"""NCCL's results, those that mean something here (nccl.h, ncclResult_t)."""
+"""The results of NCCL that are used here (nccl.h, ncclResult_t)."""
 
 OLDEST: Final = 21800
-"""The oldest NCCL that will do, numbered as NCCL does: non-blocking communicators are usable from 2.18 on."""
+"""The oldest supported NCCL, in NCCL's numbering: 2.18 is the first with usable non-blocking communicators."""
 FLOAT8: Final = 22400
-"""From here on NCCL combines 8-bit floats, where the device can (compute capability 9.0)."""
+"""The first NCCL that reduces 8-bit floats, on devices of compute capability 9.0."""
 SHARED_DEVICES: Final = 23000
-"""From here on NCCL_MULTI_RANK_GPU_ENABLE=1 allows several ranks on one GPU."""
+"""The first NCCL with NCCL_MULTI_RANK_GPU_ENABLE=1, which allows several ranks on one GPU."""
 
 
 class NcclError(Exception):
@@ -35,7 +35,7 @@ class NcclError(Exception):
 
 
 class Device(NamedTuple):
-    """A GPU: what tells it from all others, its name, and its compute capability."""
+    """A GPU: its unique id, its name, and its compute capability."""
 
     uuid: str
     name: str
@@ -50,34 +50,34 @@ class NcclApi(Protocol):
 
     def unique_id(self) -> bytes:
         """128 bytes by which the ranks of a communicator find each other. The process that makes them must live until
-        all have."""
+        all ranks are connected."""
 
     def init(self, size: int, rank: int, unique_id: bytes) -> Any:
         """Begin to make a communicator, for the device that the calling thread uses."""
 
     def async_error(self, comm: Any) -> int:
-        """SUCCESS, IN_PROGRESS, or what went wrong since the communicator was made."""
+        """SUCCESS, IN_PROGRESS, or the first error since the communicator was made."""
 
     def error_text(self, code: int) -> str:
-        """What a result means."""
+        """The text of a result."""
 
     def last_error(self, comm: Any) -> str:
-        """What NCCL has to say about the newest failure; empty if nothing. None for failures without a communicator."""
+        """NCCL's text about the newest failure of a communicator (None: of calls without one); empty if it has none."""
 
     def finalize(self, comm: Any) -> None:
-        """Begin to let what was enqueued come to its end; `destroy` may follow when that is done."""
+        """Begin to complete the enqueued calls. Call `destroy` once `async_error` returns SUCCESS."""
 
     def destroy(self, comm: Any) -> None:
         """Release the communicator."""
 
     def abort(self, comm: Any) -> None:
-        """End what is enqueued, and release the communicator. No other thread may be in a call on it."""
+        """End the enqueued calls and release the communicator. No other thread may be in a call on it."""
 
     def group_start(self) -> None:
-        """From here on, the calling thread's calls are one operation."""
+        """Begin a group: the calling thread's next calls are one operation."""
 
     def group_end(self) -> None:
-        """... up to here."""
+        """End the group of calls."""
 
     def send(self, comm: Any, source: int, count: int, kind: int, peer: int, stream: int) -> None: ...
 
@@ -98,20 +98,20 @@ class NcclApi(Protocol):
         """`count` elements for each rank."""
 
     def premultiplied_sum(self, comm: Any, factor: float, kind: int) -> int:
-        """An op: the sum of what the ranks have times their factors (FLOAT32 and FLOAT64 only). It is released with
+        """Make an op: the sum of the ranks' values times their factors (FLOAT32 and FLOAT64 only). It is released with
         the communicator."""
 
     def device(self, number: int) -> Device:
-        """What a device is."""
+        """The properties of a device."""
 
     def use(self, number: int) -> None:
         """Make this the device of the calling thread."""
 
     def record(self, stream: int) -> int:
-        """An event that has happened when the stream has come past this point."""
+        """Record an event that happens when the stream has completed all calls enqueued so far."""
 
     def happened(self, event: int) -> bool:
-        """True if it has. Raises NcclError if the device failed."""
+        """True if an event has happened. Raises NcclError if the device failed."""
 
     def forget(self, event: int) -> None:
         """Release an event."""

@@ -1,12 +1,12 @@
-"""How the ranks of an NCCL communicator find each other through the group's store.
+"""Bootstrap of an NCCL communicator: its ranks meet through the group's store.
 
-    every rank   tells what it is: NCCL's version, its GPU, or why it cannot take part
-    rank 0       judges when all have, and if all is well mints the unique id; its verdict is the id, or a reason
-    every rank   reads the verdict, begins to make its communicator, and tells when it has it, or why it failed
-    rank 0       confirms when all have theirs; whoever failed refuses instead
+    every rank   publishes NCCL's version and its GPU, or the reason why it cannot take part
+    rank 0       compares all of these, and publishes its verdict: NCCL's unique id, or the reason of a refusal
+    every rank   reads the verdict, begins to make its communicator, and publishes its success or failure
+    rank 0       confirms once all ranks have a communicator; a rank that failed publishes a refusal instead
 
-So all go on or all stop, for the same reason. NCCL itself does not notice most of what is judged here before its ranks
-hang. Keys carry the generation beside what the store's prefix says: an id is of use to one set of ranks only.
+All ranks go on, or all stop for the same reason. NCCL itself does not detect most of these conflicts: its ranks hang.
+Keys contain the generation in addition to the store's prefix, since an id is valid for one set of ranks only.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from transports.nccl.api import OLDEST, SHARED_DEVICES, Device, NcclApi, NcclErr
 
 ID_BYTES: Final = 128
 _SLICE: Final = 0.1
-"""Seconds between two looks at whether the job has been aborted."""
+"""Seconds between two checks for an abort of the job."""
 _NOT_MADE: Final = "did not make its NCCL communicator in time"
 _MARGIN: Final = 2.0
-"""Seconds at most by which rank 0 gives up earlier, so that all hear from it who was missing."""
+"""Maximum seconds by which rank 0 gives up earlier, so that all ranks can read its report of the missing rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a rank brings.
+    """Properties of a rank that decide whether it can take part.
 
-    host     what NCCL takes for one machine: the host, unless NCCL_HOSTID says otherwise
-    shares   NCCL_MULTI_RANK_GPU_ENABLE allows it to share a GPU
+    host     the machine in NCCL's terms: the host, or the value of NCCL_HOSTID
+    shares   True if NCCL_MULTI_RANK_GPU_ENABLE allows it to share a GPU
     """
 
     version: int
@@ -51,7 +51,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """What the ranks agreed on: the id, the version of NCCL, and the least that their GPUs can do."""
+    """The agreement of the ranks: NCCL's unique id and version, and the lowest compute capability of their GPUs."""
 
     unique_id: bytes
     version: int
@@ -59,7 +59,7 @@ class Meeting:
 
 
 def identity(api: NcclApi, device: Device, host: str) -> Identity:
-    """What this rank brings. Raises NcclError."""
+    """The properties of this rank. Raises NcclError."""
     return Identity(
         api.version(),
         os.environ.get("NCCL_HOSTID", host),
@@ -71,23 +71,23 @@ def identity(api: NcclApi, device: Device, host: str) -> Identity:
 
 
 class Assembly:
-    """The meeting of some ranks of a group under one key, as seen from one of them."""
+    """The meeting of some ranks of a group under one key, for one of these ranks."""
 
-    def __init__(self, group: Group, ranks: Sequence[int], key: str, attend: Callable[[], None]) -> None:
-        """`attend` is called now and then while waiting; what it raises ends the wait."""
+    def __init__(self, group: Group, ranks: Sequence[int], key: str, poll: Callable[[], None]) -> None:
+        """Waits call `poll` periodically. An error of it ends the wait."""
         self._group = group
         self._ranks = ranks
-        self._attend = attend
+        self._poll = poll
         self._store = group.store.prefixed(f"nccl/{group.generation}/{key}")
         self._looked = 0.0
 
     def meet(self, bring: Callable[[], tuple[NcclApi, Identity]], deadline: float) -> Meeting:
         """Meet the other ranks. Collective.
 
-        bring   what this rank has to offer; a ConfigError or NcclError from it is told to all
+        bring   returns the properties of this rank; its ConfigError or NcclError is published to all ranks
 
-        Raises NotNative if these ranks cannot have a communicator; DeadlineExceeded or RendezvousError, naming the rank
-        that did not come.
+        Raises NotNative if these ranks cannot have a communicator; DeadlineExceeded or RendezvousError, naming the
+        missing rank.
         """
         api: NcclApi | None = None
         try:
@@ -95,38 +95,41 @@ class Assembly:
             told: dict[str, Any] = asdict(mine)
         except (ConfigError, NcclError) as error:
             told = {"cannot": str(error)}
-        self._tell(f"rank/{self._group.rank}", told)
+        self._publish(f"rank/{self._group.rank}", told)
         if self._leads:
             verdict = self._judge(api, self._early(deadline))
-            self._tell("verdict", verdict)
+            self._publish("verdict", verdict)
         else:
-            verdict = self._hear("verdict", self._ranks[0], deadline)
-        self._obey(verdict)
+            verdict = self._wait_for("verdict", self._ranks[0], deadline)
+        self._raise_refusal(verdict)
         return Meeting(verdict["id"], verdict["version"], tuple(verdict["capability"]))
 
     def refuse(self, reason: str) -> None:
-        """Tell all, who have met, that this rank's communicator could not be made."""
-        with contextlib.suppress(RendezvousError):  # without a store they find out by their deadline
-            self._tell("made", {"refused": f"{self._group.describe(self._group.rank)}: {reason}"})
+        """Publish, after `meet`, that this rank could not make its communicator."""
+        with contextlib.suppress(RendezvousError):  # without a store the other ranks wait until their deadline
+            self._publish("made", {"refused": f"{self._group.describe(self._group.rank)}: {reason}"})
 
     def check(self) -> None:
-        """Raises NotNative if another rank has refused, and what `attend` raises. Looks now and then only."""
-        self._attend()
+        """Raise NotNative if another rank has refused, and the errors of `poll`. Reads the store periodically only."""
+        self._poll()
         now = time.monotonic()
         if now >= self._looked + _SLICE:
             self._looked = now
-            with contextlib.suppress(DeadlineExceeded):  # nobody has said anything yet
-                self._obey(self._get("made", now))
+            told = self._peek("made")
+            if told is not None:
+                self._raise_refusal(told)
 
     def confirm(self, deadline: float) -> None:
-        """This rank's communicator is made: wait until all have theirs. Collective. Raises as `meet`."""
-        self._tell(f"made/{self._group.rank}", {})
+        """Wait, after this rank has made its communicator, for those of all ranks. Collective. Raises as `meet`."""
+        self._publish(f"made/{self._group.rank}", {})
         if self._leads:
             for rank in self._ranks:
-                self._obey(self._hear(f"made/{rank}", rank, self._early(deadline), unless="made"), _NOT_MADE)
-            self._tell("made", {})
+                self._raise_refusal(
+                    self._wait_for(f"made/{rank}", rank, self._early(deadline), unless="made"), _NOT_MADE
+                )
+            self._publish("made", {})
         else:
-            self._obey(self._hear("made", self._ranks[0], deadline), _NOT_MADE)
+            self._raise_refusal(self._wait_for("made", self._ranks[0], deadline), _NOT_MADE)
 
     @property
     def _leads(self) -> bool:
@@ -136,10 +139,10 @@ class Assembly:
         return deadline - min(_MARGIN, max(0.0, deadline - time.monotonic()) / 4)
 
     def _judge(self, api: NcclApi | None, deadline: float) -> dict[str, Any]:
-        """Rank 0's verdict on what all ranks have told."""
+        """Rank 0's verdict on the properties of all ranks."""
         brought: dict[int, Identity] = {}
         for rank in self._ranks:
-            told = self._hear(f"rank/{rank}", rank, deadline)
+            told = self._wait_for(f"rank/{rank}", rank, deadline)
             if "cannot" in told:
                 return {"refused": f"{self._group.describe(rank)}: {told['cannot']}"}
             if "late" in told:
@@ -149,35 +152,40 @@ class Assembly:
         if reason:
             return {"refused": reason}
         me = self._group.describe(self._group.rank)
-        assert api is not None  # this rank has brought something itself
+        assert api is not None  # the properties of this rank were published
         try:
             unique_id = api.unique_id()
         except NcclError as error:
-            return {"refused": f"{me} could not mint a unique id: {error}"}
+            return {"refused": f"{me} could not make a unique id: {error}"}
         if len(unique_id) != ID_BYTES:
-            return {"refused": f"{me} minted a unique id of {len(unique_id)} bytes, not {ID_BYTES}"}
+            return {"refused": f"{me} made a unique id of {len(unique_id)} bytes, not {ID_BYTES}"}
         return {
             "id": unique_id,
             "version": min(one.version for one in brought.values()),
             "capability": min(one.capability for one in brought.values()),
         }
 
-    def _obey(self, verdict: dict[str, Any], late: str = "did not come to make an NCCL communicator") -> None:
+    def _raise_refusal(self, verdict: dict[str, Any], late: str = "did not come to make an NCCL communicator") -> None:
         if "late" in verdict:
             rank = int(verdict["late"])
             raise DeadlineExceeded(f"{self._group.describe(rank)} {late}", rank=self._group.rank, peer=rank)
         if "refused" in verdict:
             raise NotNative(str(verdict["refused"]), rank=self._group.rank)
 
-    def _tell(self, key: str, value: dict[str, Any]) -> None:
+    def _publish(self, key: str, value: dict[str, Any]) -> None:
         self._store.set(key, msgpack.packb(value))
 
     def _get(self, key: str, deadline: float) -> dict[str, Any]:
         told: dict[str, Any] = msgpack.unpackb(self._store.get(key, deadline))
         return told
 
-    def _hear(self, key: str, rank: int, deadline: float, unless: str = "") -> dict[str, Any]:
-        """What a rank says under `key`, or what is said under `unless` meanwhile; {"late": rank} if it says nothing."""
+    def _peek(self, key: str) -> dict[str, Any] | None:
+        packed = self._store.peek(key)
+        told: dict[str, Any] | None = None if packed is None else msgpack.unpackb(packed)
+        return told
+
+    def _wait_for(self, key: str, rank: int, deadline: float, unless: str = "") -> dict[str, Any]:
+        """The value that a rank publishes under `key`, or a value under `unless`; {"late": rank} after the deadline."""
         while True:
             end = min(deadline, time.monotonic() + _SLICE)
             try:
@@ -185,14 +193,15 @@ class Assembly:
             except DeadlineExceeded:
                 if end == deadline:
                     return {"late": rank}
-            self._attend()
+            self._poll()
             if unless:
-                with contextlib.suppress(DeadlineExceeded):
-                    return self._get(unless, time.monotonic())
+                told = self._peek(unless)
+                if told is not None:
+                    return told
 
 
 def objection(group: Group, brought: dict[int, Identity]) -> str:
-    """Why these ranks cannot share a communicator; empty if they can."""
+    """The reason why these ranks cannot share a communicator; empty if they can."""
     first = min(brought)
     versions = {rank: one.version for rank, one in brought.items()}
     for rank, version in versions.items():

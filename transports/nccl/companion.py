@@ -1,10 +1,9 @@
-"""NCCL beside a transport: that one carries what is in the host's memory, NCCL what is in the GPUs'.
+"""NCCL beside a transport: the transport carries data in host memory, NCCL data in GPU memory.
 
-NCCL moves data fast and tells little: it does not notice that ranks call different things, hardly that one has died,
-and cannot tell the others why one gave up. The transport beside it does all that. Neighbours compare their calls by
-empty frames, whose check is that of the call; an abort goes through the transport; and one thread per rank, the watch,
-looks after all that is enqueued: it lets go of what is done, and aborts NCCL's communicators when the transport has
-failed, when NCCL has, or when a call's time is over, so that no kernel waits for ever for a rank that is gone.
+NCCL does not detect mismatched calls, rarely detects dead ranks, and cannot send the cause of an abort. The transport
+beside it does. Neighbours compare their calls by empty frames that carry the check of the call, and aborts go through
+the transport. One watch thread per rank polls the enqueued calls: it releases completed ones, and aborts NCCL's
+communicators when the transport or NCCL fails or a deadline passes, so that no kernel waits for a dead rank for ever.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ from typing import Final
 
 from transports.base import LAST_SLICE, Transport
 from transports.errors import DeadlineExceeded, RondeError
+from transports.lifecycle import Lifecycle
 from transports.native import NativeCollectives, NativeGroup, NotNative
 from transports.nccl.api import NcclApi, NcclError
 from transports.nccl.bootstrap import Assembly, Identity, identity
 from transports.nccl.group import NcclGroup
-from transports.pulse import Pulse
+from transports.progress import ProgressRequest
 
 _WATCH_FIRST: Final = LAST_SLICE
 _WATCH_LAST: Final = 0.05
-"""Seconds between two looks at what is enqueued; they double while nothing comes to its end."""
+"""Seconds between two polls of the enqueued calls: first and last. They double while no call completes."""
 
 
 class NcclCollectives(NativeCollectives):
@@ -33,24 +33,30 @@ class NcclCollectives(NativeCollectives):
     def __init__(
         self, transport: Transport, load: Callable[[], NcclApi], usable: Callable[[], str | None], required: bool
     ) -> None:
-        """No I/O. `load` gives NCCL, or raises ConfigError; `usable` says why it cannot, without trying hard."""
+        """No I/O. `load` returns NCCL or raises ConfigError. `usable` returns a reason why NCCL cannot be used, if
+        one is known without loading it."""
         self.transport = transport
         self.required = required
         self._load = load
         self._usable = usable
-        self._pulse = Pulse(transport)
+        self._progress = ProgressRequest(transport)
         self._groups: list[NcclGroup] = []
         self._said: dict[int, str] = {}
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._life = Lifecycle(transport.group, "NCCL of the transport", lock, self._abandon)
         self._idle = False
-        self._closed = False
         self._watch: threading.Thread | None = None
 
     def open(self) -> bool:
-        """Tell the other ranks whether this one can take part at all, which one without a GPU never says otherwise.
-        True if it can. Raises RendezvousError."""
+        """Publish whether this rank can take part; True if it can. Ranks without a GPU publish nothing else. Raises
+        RendezvousError."""
         group, reason = self.transport.group, self._usable() or ""
+        with self._changed:
+            self._life.begin_open()
         group.store.set(f"nccl/usable/{group.rank}", reason.encode())
+        with self._changed:
+            self._life.opened()
         return not reason
 
     def obstacle(self, ranks: tuple[int, ...], deadline: float) -> str:
@@ -81,7 +87,7 @@ class NcclCollectives(NativeCollectives):
             members = self.transport.group.members
             return api, identity(api, api.device(device), members[self.transport.rank].host)
 
-        assembly = Assembly(self.transport.group, ranks, key, self.attend)
+        assembly = Assembly(self.transport.group, ranks, key, self.poll)
         meeting = assembly.meet(bring, deadline)
         group: NcclGroup | None = None
         try:
@@ -102,24 +108,27 @@ class NcclCollectives(NativeCollectives):
                 self._watch.start()
         return group
 
-    def attend(self) -> None:
-        """Move the transport along. Raises its first failure."""
-        self._pulse.beat()
+    def poll(self) -> None:
+        """Make progress on the transport. Raises its first failure."""
+        self._progress.poll()
 
     def watch(self) -> None:
-        """Something was enqueued: the watch must look after it."""
+        """Wake the watch thread after a call was enqueued."""
         with self._changed:
             if self._idle:
                 self._changed.notify()
 
-    def part(self, group: NcclGroup) -> None:
-        """The watch need not look after a group any more."""
+    def unwatch(self, group: NcclGroup) -> None:
+        """Remove a group from those that the watch thread polls."""
         with self._changed:
             if group in self._groups:
                 self._groups.remove(group)
 
     def close(self, deadline: float) -> None:
         """Close all groups. Raises DeadlineExceeded if they do not end in time; they are released all the same."""
+        with self._changed:
+            if not self._life.begin_close():
+                return
         late: RondeError | None = None
         for group in reversed(list(self._groups)):
             try:
@@ -127,7 +136,7 @@ class NcclCollectives(NativeCollectives):
             except RondeError as error:
                 late = late or error
         with self._changed:
-            self._closed = True
+            self._life.close()
             self._changed.notify()
             watch = self._watch
         if watch is not None:
@@ -135,25 +144,30 @@ class NcclCollectives(NativeCollectives):
         if late is not None:
             raise late
 
+    def _abandon(self) -> None:
+        """Forget the groups in a forked child, which must not use CUDA."""
+        for group in self._groups:
+            group.forget()
+
     def _serve(self) -> None:
-        """The watch."""
+        """The watch thread."""
         pause = _WATCH_FIRST
         while True:
             with self._changed:
-                while not self._closed and not any(group.busy for group in self._groups):
+                while not self._life.closed and not any(group.busy for group in self._groups):
                     self._idle = True
                     self._changed.wait()
                     pause = _WATCH_FIRST
                 self._idle = False
-                if self._closed:
+                if self._life.closed:
                     return
                 groups = tuple(self._groups)
             try:
-                self.attend()
-            except RondeError:  # the transport has failed, which every group now looks for
+                self.poll()
+            except RondeError:  # every group checks for the failure in its `poll`
                 pause = _WATCH_FIRST
-            landed = [group.look() for group in groups]
-            pause = _WATCH_FIRST if any(landed) else min(2 * pause, _WATCH_LAST)
+            released = [group.poll() for group in groups]
+            pause = _WATCH_FIRST if any(released) else min(2 * pause, _WATCH_LAST)
             with self._changed:
-                if not self._closed:
+                if not self._life.closed:
                     self._changed.wait(pause)

@@ -1,8 +1,8 @@
 """A group of ranks with an NCCL communicator: native collectives, sends and receives on device memory.
 
 The communicator is non-blocking: a call returns at once, and is polled until NCCL has begun it. A lock is held in every
-call, and never while waiting, so that whoever finds the job aborted can abort the communicator: NCCL allows that only
-when no thread is in one of its calls. Nothing is left to `__del__`.
+call of NCCL, but not while waiting, so that any thread can abort the communicator: NCCL allows an abort only when no
+thread is in one of its calls. Nothing is left to `__del__`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,34 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
-from transports.base import FIRST_SLICE, LAST_SLICE, Request
+from transports.base import FIRST_SLICE, LAST_SLICE, Request, Transport
 from transports.errors import ClosedError, DeadlineExceeded, PeerLost, RondeError, TransportError
 from transports.native import NativeGroup
 from transports.nccl.api import IN_PROGRESS, REMOTE, SUCCESS, SYSTEM, NcclApi, NcclError
 from transports.nccl.bootstrap import Meeting
-from transports.nccl.streams import Flights
+from transports.nccl.enqueued import EnqueuedCalls
 from transports.nccl.types import UINT8, combination, divides, premultiplies
 
-if TYPE_CHECKING:
-    from transports.nccl.companion import NcclCollectives
-
 _FROM_OUTSIDE: Final = (SYSTEM, REMOTE)
-"""Results that NCCL gives when another rank is gone."""
+"""Results of NCCL after the death of another rank."""
 _EMPTY: Final = memoryview(b"")
+
+
+class Owner(Protocol):
+    """The owner of a group. Its thread polls the calls that the group has enqueued."""
+
+    transport: Transport
+
+    def watch(self) -> None:
+        """Begin to poll the group after a call was enqueued."""
+
+    def unwatch(self, group: NcclGroup) -> None:
+        """Stop polling a group."""
+
+    def poll(self) -> None:
+        """Make progress on the transport. Raises its first failure."""
 
 
 class NcclGroup(NativeGroup):
@@ -36,18 +48,18 @@ class NcclGroup(NativeGroup):
 
     def __init__(
         self,
-        home: NcclCollectives,
+        owner: Owner,
         api: NcclApi,
         ranks: tuple[int, ...],
         device: int,
         tag: int,
         meeting: Meeting,
     ) -> None:
-        """The communicator is begun; `await_made` waits until it is made. Raises NcclError."""
-        self._home = home
+        """Begin to make the communicator; `await_made` waits for it. Raises NcclError."""
+        self._owner = owner
         self._api = api
         self._tag = tag
-        self._transport = transport = home.transport
+        self._transport = transport = owner.transport
         self._version = meeting.version
         self._capability = meeting.capability
         self.rank = ranks.index(transport.rank)
@@ -56,9 +68,9 @@ class NcclGroup(NativeGroup):
         self._left = ranks[(self.rank - 1) % self.size]
         self._right = ranks[(self.rank + 1) % self.size]
         self._lock = threading.RLock()
-        self._flights = Flights(api)
+        self._enqueued = EnqueuedCalls(api)
         self._factors: dict[tuple[int, float], int] = {}
-        self._greetings: list[Request] = []
+        self._check_frames: list[Request] = []
         self._deadline = 0.0
         self._doing = "no call"
         self._together = False
@@ -66,7 +78,7 @@ class NcclGroup(NativeGroup):
         api.use(device)
         self._comm = api.init(self.size, self.rank, meeting.unique_id)
 
-    # ---- what can be done
+    # ---- supported operations
 
     def obstacle(self, collective: str, dtype: str, op: str | None) -> str:
         if op is None:
@@ -87,22 +99,22 @@ class NcclGroup(NativeGroup):
         with self._lock:
             self._check()
             try:
-                self._flights.land()  # here too, or a program that calls much would keep much
+                self._enqueued.release_completed()  # here too, so that frequent calls do not keep many arrays
             except (NcclError, RondeError) as error:
                 raise self._give_up(self._explained(error)) from error
         if self.size > 1:
-            self._greetings = [
+            self._check_frames = [
                 self._transport.irecv(self._left, self._tag, memoryview(bytearray()), check),
                 self._transport.isend(self._right, self._tag, _EMPTY, check),
             ]
 
     def leave(self, stream: int, keep: object) -> None:
-        greetings, self._greetings = self._greetings, []
+        check_frames, self._check_frames = self._check_frames, []
         with self._lock:
             self._check()
             with self._failing():
-                self._flights.add(stream, self._deadline, self._doing, keep, greetings)
-        self._home.watch()
+                self._enqueued.add(stream, self._deadline, self._doing, keep, check_frames)
+        self._owner.watch()
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -115,7 +127,7 @@ class NcclGroup(NativeGroup):
                     try:
                         yield
                     except BaseException:
-                        with contextlib.suppress(NcclError):  # what was begun cannot be taken back, only aborted
+                        with contextlib.suppress(NcclError):  # a begun call can only be aborted
                             self._api.group_end()
                         raise
                     self._api.group_end()
@@ -200,12 +212,12 @@ class NcclGroup(NativeGroup):
             self._factors[found.kind, scale] = number
         return found.kind, number, found.width
 
-    # ---- NCCL, its failures, and the end
+    # ---- calls of NCCL, failures, close
 
     def _call(self, function: Callable[..., None], *args: int) -> None:
-        """One call of NCCL; it has begun when this returns, or is part of what is done together."""
+        """One call of NCCL. It has begun on return, or is a part of the group of calls of `together`."""
         if self._together:
-            function(self._comm, *args)  # the lock is held, and the failures are seen to, by `together`
+            function(self._comm, *args)  # `together` holds the lock and handles failures
             return
         with self._lock:
             self._check()
@@ -213,21 +225,21 @@ class NcclGroup(NativeGroup):
                 function(self._comm, *args)
         self._settle()
 
-    def await_made(self, attend: Callable[[], None], deadline: float) -> None:
-        """Wait until the communicator is made. Raises NcclError, DeadlineExceeded, and what `attend`, which is called
-        now and then, raises; it is to be abandoned then."""
+    def await_made(self, poll: Callable[[], None], deadline: float) -> None:
+        """Wait until the communicator is made, calling `poll` periodically. Raises NcclError, DeadlineExceeded, and the
+        errors of `poll`; then abandon the group."""
         pause = FIRST_SLICE
         while (code := self._api.async_error(self._comm)) == IN_PROGRESS:
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded("NCCL did not make a communicator in time", rank=self._transport.rank)
-            time.sleep(pause)  # NCCL tells only those who ask
+            time.sleep(pause)  # NCCL offers no event to wait for
             pause = min(2 * pause, LAST_SLICE)
-            attend()
+            poll()
         if code != SUCCESS:
             raise NcclError(code, self._api.error_text(code))
 
     def _settle(self) -> None:
-        """Wait until NCCL has begun what it was last given. Raises as the methods of a call do."""
+        """Wait until NCCL has begun the last call. Raises as the methods of a call do."""
         pause = FIRST_SLICE
         while True:
             with self._lock:
@@ -244,11 +256,11 @@ class NcclGroup(NativeGroup):
                 )
             time.sleep(pause)
             pause = min(2 * pause, LAST_SLICE)
-            self._home.attend()
+            self._owner.poll()
 
-    def look(self) -> bool:
-        """What the watch does again and again: let go of what is done, and give up if something is wrong, which the
-        next call then raises. True if something came to its end."""
+    def poll(self) -> bool:
+        """Release completed calls, and abort after a failure, which the next call raises. True if a call ended. The
+        watch thread calls it periodically."""
         with self._lock:
             if self._comm is None:
                 return False
@@ -259,19 +271,19 @@ class NcclGroup(NativeGroup):
                 code = self._api.async_error(self._comm)
                 if code not in (SUCCESS, IN_PROGRESS):
                     raise NcclError(code, self._api.error_text(code))
-                landed = self._flights.land()
-                late = self._flights.late()
+                released = self._enqueued.release_completed()
+                late = self._enqueued.overdue()
             except (NcclError, RondeError) as error:
                 self._give_up(self._explained(error))
                 return True
         if late is not None:
             self._give_up(DeadlineExceeded(f"NCCL did not end in time: {late.doing}", rank=self._transport.rank))
-        return landed
+        return released
 
     @property
     def busy(self) -> bool:
-        """True while something that was enqueued is not known to be done."""
-        return bool(self._flights)
+        """True while an enqueued call is not known to be complete."""
+        return bool(self._enqueued)
 
     def _check(self) -> None:
         """Raises the transport's first failure, or ClosedError."""
@@ -284,7 +296,7 @@ class NcclGroup(NativeGroup):
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Give up if what is within fails."""
+        """Abort if the block fails."""
         try:
             yield
         except NcclError as error:
@@ -307,28 +319,34 @@ class NcclGroup(NativeGroup):
         return kind(text, rank=self._transport.rank)
 
     def _give_up(self, cause: RondeError) -> RondeError:
-        """Abort the transport and the communicator; what to raise for it."""
+        """Abort the transport and the communicator; return the error to raise."""
         self._transport.abort(cause)
         with self._lock:
             self._abort()
         return copy.copy(self._transport.failure or cause)
 
     def _abort(self) -> None:
-        """Abort the communicator, with the lock held, so that nothing that is enqueued waits for other ranks."""
+        """Abort the communicator, so that no enqueued call waits for other ranks. Call it with the lock held."""
         comm, self._comm = self._comm, None
         if comm is not None:
-            with contextlib.suppress(NcclError):  # what for: it is gone either way
+            with contextlib.suppress(NcclError):  # the communicator is released in any case
                 self._api.abort(comm)
             with contextlib.suppress(NcclError):
-                self._flights.drop()
+                self._enqueued.clear()
+
+    def forget(self) -> None:
+        """Drop the communicator in a forked child, without a call of NCCL or CUDA."""
+        self._lock = threading.RLock()
+        self._comm = None
+        self._enqueued = EnqueuedCalls(self._api)
 
     def abandon(self) -> None:
-        """Abort the communicator alone; the transport beneath is well."""
+        """Abort the communicator, but not the transport."""
         with self._lock:
             self._abort()
 
     def close(self, deadline: float) -> None:
-        self._home.part(self)
+        self._owner.unwatch(self)
         self._doing = "closing an NCCL communicator"
         try:
             self._wait_while(lambda: self.busy, deadline)
@@ -346,10 +364,10 @@ class NcclGroup(NativeGroup):
             self.abandon()
 
     def _wait_while(self, holds: Callable[[], bool], deadline: float) -> None:
-        """Wait while something holds of the communicator, or until it is gone. Raises DeadlineExceeded, NcclError."""
+        """Wait while `holds()` is true, or until the communicator is gone. Raises DeadlineExceeded, NcclError."""
         pause = FIRST_SLICE
         while True:
-            self.look()
+            self.poll()
             with self._lock:
                 if self._comm is None or not holds():
                     return
@@ -357,10 +375,10 @@ class NcclGroup(NativeGroup):
                 raise DeadlineExceeded(f"NCCL did not end in time: {self._doing}", rank=self._transport.rank)
             time.sleep(pause)
             pause = min(2 * pause, LAST_SLICE)
-            with contextlib.suppress(RondeError):  # the next look notices it
-                self._home.attend()
+            with contextlib.suppress(RondeError):  # the next `self.poll` handles it
+                self._owner.poll()
 
 
 def _parts(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where each part begins, and how large it is."""
+    """Start and size of each part."""
     return zip(accumulate(sizes, initial=0), sizes, strict=False)

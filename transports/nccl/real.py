@@ -1,7 +1,7 @@
 """NCCL by nccl4py's bindings, CUDA's runtime by cuda-bindings.
 
-The bindings take addresses, as Ronde has them. nccl4py's own communicator takes arrays: it looks at each argument again
-in every call, ignores strides, and knows no bool, complex or CuPy bfloat16 (docs/decisions/0010-nccl4py.md).
+The bindings take addresses, as Ronde does. nccl4py's own communicator takes arrays: it inspects every argument in every
+call, ignores strides, and does not support bool, complex or CuPy bfloat16 (docs/decisions/0010-nccl4py.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SCALARS: Final = {FLOAT32: np.float32, FLOAT64: np.float64}
 
 
 class RealNccl:
-    """See NcclApi."""
+    """NcclApi by nccl4py and cuda-bindings."""
 
     def __init__(self) -> None:
         """Raises ConfigError if a package is missing or too old, or if NCCL itself cannot be loaded."""
@@ -33,7 +33,7 @@ class RealNccl:
             raise ConfigError(f"NCCL cannot be used: {error}") from error
         try:
             installed = version("nccl4py")
-        except PackageNotFoundError:  # not as a wheel; then it is somebody's own build
+        except PackageNotFoundError:  # built from source
             installed = ""
         if installed and tuple(int(part) for part in installed.split(".")[:2]) < OLDEST:
             wanted = ".".join(map(str, OLDEST))

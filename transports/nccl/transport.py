@@ -1,4 +1,4 @@
-"""The transport "nccl": another one for what is in the host's memory, with NCCL beside it for what is in the GPUs'."""
+"""The transport "nccl": another transport for data in host memory, and NCCL for data in GPU memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which dtypes and ops NCCL combines, and by which of its own (nccl.h: ncclDataType_t, ncclRedOp_t).
+"""Table of the dtypes and ops that NCCL combines, with its own numbers (nccl.h: ncclDataType_t, ncclRedOp_t).
 
-What it lacks is done with what it has where the result is the same: bool as bytes of 0 and 1, whose maximum is `or`
-and whose minimum is `and`; a sum of complex numbers as one of twice as many floats.
+Missing combinations use others with the same result: bool is reduced as bytes of 0 and 1, with the maximum for `or` and
+the minimum for `and`; a sum of complex numbers as a sum of twice as many floats.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
 SUM: Final = 0
 _OPS: Final = {"sum": SUM, "prod": 1, "max": 2, "min": 3, "average": 4}
 _LOGICAL: Final = {"lor": 2, "land": 3}
-"""Of values that are 0 or 1, which is what logical ops are given."""
+"""Logical ops. Their operands are 0 or 1."""
 _BOOL_OPS: Final = {"max": 2, "min": 3, "bor": 2, "band": 3, **_LOGICAL}
 
 
 class Combination(NamedTuple):
-    """NCCL's number of the dtype and of the op, and how many of its elements one of ours is."""
+    """NCCL's numbers of the dtype and the op, and the number of NCCL elements per element of the array."""
 
     kind: int
     op: int
@@ -47,7 +47,7 @@ class Combination(NamedTuple):
 
 
 def combination(dtype: str, op: str, version: int, capability: tuple[int, int]) -> Combination | str:
-    """How NCCL combines a dtype (NumPy's name of it) by an op; or why it cannot.
+    """NCCL's combination for a dtype (NumPy's name of it) and an op, or the reason why there is none.
 
     version, capability   of NCCL, and the least that the devices have (8-bit floats depend on both)
     """
@@ -71,11 +71,11 @@ def combination(dtype: str, op: str, version: int, capability: tuple[int, int]) 
 
 
 def divides(dtype: str) -> bool:
-    """True if NCCL's average is that of Ronde: for floats. Whole numbers are summed, and divided by the caller."""
+    """True if NCCL's average equals Ronde's: for floats. The caller sums and divides integers itself."""
     return dtype in _FLOATS or dtype in _COMPLEX
 
 
 def premultiplies(dtype: str, op: str) -> bool:
-    """True if NCCL multiplies by a factor as Ronde means it: in the precision of the dtype, which half precision and
-    whole numbers are not to be multiplied in."""
+    """True if NCCL's scaling equals Ronde's. NCCL multiplies in the precision of the dtype, which does not suffice for
+    half precision and integers."""
     return op in ("sum", "average") and dtype in ("float32", "float64")

@@ -1,4 +1,4 @@
-"""A store for the time in which a transport opens: who waits there for another rank notices when it waits in vain."""
+"""A store whose waits end when the job fails, for the time in which a transport opens."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Final
 
 from transports.errors import DeadlineExceeded, RondeError
-from transports.rendezvous.store import Store
+from transports.store import Store
 
 SLICE_SECONDS: Final = 0.05
 
 
 class AttentiveStore(Store):
-    """Another store, whose `get` also raises what `failure` tells, as long as there is one to be asked.
+    """Another store whose `get` also raises the error that `failure` returns, while `failure` is set.
 
-    Hasty ones do not: they are for whoever finds out about failures.
+    Stores made by `with_timeout` do not: failure detection itself uses them.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -50,5 +50,5 @@ class AttentiveStore(Store):
     def local_address(self) -> str | None:
         return self._inner.local_address()
 
-    def hasty(self, seconds: float) -> Store:
-        return self._inner.hasty(seconds)
+    def with_timeout(self, seconds: float) -> Store:
+        return self._inner.with_timeout(seconds)

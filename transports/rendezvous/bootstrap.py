@@ -1,4 +1,4 @@
-"""How a rank finds its group: what the launcher told it, the store, and the meeting of all ranks there."""
+"""Bootstrap of a rank: reads the launcher's environment, opens the store, and meets all ranks there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,29 +22,29 @@ from transports.liveness import Identity
 from transports.packed import pack, unpack
 from transports.rendezvous.file import FileStore
 from transports.rendezvous.memory import MemoryStore
-from transports.rendezvous.store import Store
 from transports.rendezvous.tcp import TcpStore
 from transports.rendezvous.wire import parse_url
+from transports.store import Store
 from transports.tls import Tls
 
 _STORES: Final = "tcp://host:port, file:///directory, or memory: (a world of one)"
 SHRINKS: Final = 1 << 32
-"""What the generations of meetings lie apart, so that there are numbers for those that they shrink to."""
+"""Distance between the generations of meetings. The numbers between are for groups that survivors form."""
 GRACE_SECONDS: Final = 5.0
-"""What a rank that will fail anyway still gives others, to learn what they found out."""
+"""Seconds that a rank waits, after its deadline, for the decision of another rank."""
 
 
-# What the launcher told
+# Environment of the launcher
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a launcher tells a process about its job.
+    """The job as a launcher describes it to a process.
 
     store        URL, see `open_store`
     secret       the per-job secret; empty means that nothing is authenticated. It is not shown in the repr
     local_rank   place among the `local_size` ranks of the same host; None where the launcher does not say
-    name         the job's id, for people
+    name         the job's id, for messages
     """
 
     rank: int
@@ -78,16 +78,18 @@ RONDE: Final = _Variables(
     secret="RONDE_SECRET",
     name="RONDE_JOB",
 )
+TAKEN: Final = "RONDE_RANK_PROCESS"
+"""The variable in which a rank notes its process id, rank and store, for the processes that it starts."""
 LAUNCHERS: Final = (RONDE,)
-"""Tried in this order."""
+"""Launchers' variables, in the order of precedence."""
 
 
 def job_from_environment(env: Mapping[str, str]) -> Job | None:
-    """The job that this process belongs to; None if it was not started as a rank of one.
+    """The job that this process belongs to; None if it was not started as a rank.
 
-    Rank and size are needed. In a world of more than one, so are the store and the secret (in hexadecimal; empty, but
-    there, to go without authentication). Raises ConfigError naming the variable, its value (not the secret's) and
-    what is allowed.
+    Rank and size are required. With more than one rank, the store and the secret are required, too. The secret is in
+    hexadecimal; an empty one means no authentication. Raises ConfigError naming the variable, its value (except the
+    secret's) and the allowed values.
     """
     for names in LAUNCHERS:
         if names.rank in env or names.size in env:
@@ -96,7 +98,7 @@ def job_from_environment(env: Mapping[str, str]) -> Job | None:
 
 
 def job_to_environment(job: Job) -> dict[str, str]:
-    """The variables that make `job_from_environment` return `job`: what `ronde run` gives each process."""
+    """The environment variables of a rank, from which `job_from_environment` returns `job`."""
     values = {
         RONDE.rank: str(job.rank),
         RONDE.size: str(job.size),
@@ -107,6 +109,24 @@ def job_to_environment(job: Job) -> dict[str, str]:
     if job.local_rank is not None and job.local_size is not None:
         values |= {RONDE.local_rank: str(job.local_rank), RONDE.local_size: str(job.local_size)}
     return values
+
+
+def take(job: Job, env: MutableMapping[str, str]) -> Callable[[], object]:
+    """Note in `env`, which the processes that this one starts inherit, that this process is the job's rank. Returns
+    the function that removes the note."""
+    env[TAKEN] = f"{os.getpid()} {job.rank} {job.store}"
+    return lambda: env.pop(TAKEN, None)
+
+
+def check_not_taken(job: Job, env: Mapping[str, str]) -> None:
+    """Raise ConfigError if `env` was inherited from another process that is the job's rank."""
+    process, _, place = env.get(TAKEN, "").partition(" ")
+    if place == f"{job.rank} {job.store}" and process != str(os.getpid()):
+        raise ConfigError(
+            f"{RONDE.rank}={job.rank}: rank {job.rank} is process {process} already, which has started this one (pid "
+            f"{os.getpid()}); for a world of its own, give init rank=0, size=1 and store='memory:', or start the "
+            f"process without the variables {RONDE.rank} and {RONDE.size}"
+        )
 
 
 def _job(names: _Variables, env: Mapping[str, str]) -> Job:
@@ -150,10 +170,10 @@ def _integer(env: Mapping[str, str], name: str, low: int, high: int | None, need
 
 
 def open_store(url: str, secret: bytes, deadline: float, *, tls: Tls | None = None) -> Store:
-    """The store at `url`: tcp://host:port (tried until `deadline`), file:///directory, or memory: (a new one, which
-    nobody else has). Whoever opens a store closes it. `tls` is for tcp: certificates, if the server has them.
+    """The store at `url`: tcp://host:port (tried until `deadline`), file:///directory, or memory: (a new one,
+    for one rank). The caller closes it. `tls` has the certificates for tcp, if the server uses TLS.
 
-    No I/O: a store that cannot be reached says so on first use. Raises ConfigError for anything else than such a URL.
+    No I/O: a store that cannot be reached fails on first use. Raises ConfigError for any other URL.
     """
     scheme = url.partition(":")[0]
     if scheme == "tcp":
@@ -172,9 +192,9 @@ def open_store(url: str, secret: bytes, deadline: float, *, tls: Tls | None = No
 
 
 def this_member() -> Member:
-    """The calling process. Its `host` is equal for exactly the processes that share kernel and /dev/shm, whatever
-    hostname or network they see: the digest of the kernel's boot id (random(4)) and the identity of the mount. Where
-    a system has not both, the hostname and a network card's address take their place."""
+    """The calling process. Processes that share kernel and /dev/shm have the same `host`, independent of their hostname
+    and network: the digest of the kernel's boot id (random(4)) and the identity of the mount. On a system without
+    these, the digest of hostname and network card's address."""
     own = Identity.own()
     return Member(_host_identity(), socket.gethostname(), own.pid, own.start, own.space)
 
@@ -192,34 +212,34 @@ def _host_identity() -> str:
 
 
 def world_of_one() -> Group:
-    """The group of a process that is alone."""
-    lobby = MemoryStore()
-    return Group(0, (this_member(),), lobby.prefixed("group"), lobby=lobby)
+    """The group of a single process."""
+    parent_store = MemoryStore()
+    return Group(0, (this_member(),), parent_store.prefixed("group"), parent_store=parent_store)
 
 
 def next_meeting(rank: int, store: Store) -> int:
-    """The generation that a rank is to join next in a store: how often this was asked for it before. So the n-th time
-    of each rank goes with the n-th time of the others, also if another process took the rank's place in between.
+    """The generation that a rank joins next in a store: the number of earlier calls for this rank. The n-th meeting of
+    a rank is thus the n-th meeting of every rank, also if another process has replaced the rank in between.
 
-    While an earlier one is undecided it is that: two processes that say they are one rank learn of each other there.
-    Raises RendezvousError.
+    If an earlier generation is undecided, it is returned instead, so that two processes with the same rank meet there
+    and fail. Raises RendezvousError.
     """
     number = store.add(f"meetings/{rank}", 1) - 1
-    while number > 0 and _peek(store, f"generation-{number - 1}/join/decided") is None:
+    while number > 0 and store.peek(f"generation-{number - 1}/join/decided") is None:
         number -= 1
     return number
 
 
 def join(rank: int, size: int, store: Store, *, secret: bytes = b"", generation: int = 0, deadline: float) -> Group:
-    """Meet the other ranks in `store`. Collective: `size` processes, each with its own rank, all with one size.
+    """Meet the other ranks in `store`. Collective: `size` processes with different ranks and the same size.
 
-    Costs five calls of the store per rank, and `size` more for the last to come. The first decision of a generation,
-    good or bad, holds for all of its ranks: a rank that comes after another gave up fails at once. So join again with
-    the next generation, never with the same. Up to some 5,000 ranks fit the table that is published.
+    Costs five calls of the store per rank, and `size` more for the last rank. The first decision of a generation,
+    success or error, applies to all of its ranks: a rank that comes after another gave up fails at once. Retry with the
+    next generation, never with the same. The published table has room for about 5,000 ranks.
 
     Raises
-        DeadlineExceeded  naming every rank that did not come
-        RendezvousError   two processes say they are the same rank, or sizes differ (both named); or the store failed
+        DeadlineExceeded  naming every missing rank
+        RendezvousError   two processes have the same rank, or sizes differ (both are named); or the store failed
         ValueError        a bad rank, size or generation;  ConfigError  a secret that is too short
     The store stays open in any case; it belongs to the caller.
     """
@@ -232,13 +252,13 @@ def join(rank: int, size: int, store: Store, *, secret: bytes = b"", generation:
     check_secret(secret)
     room = store.prefixed(f"generation-{generation}")
     entry = _Entry(rank, size, this_member())
-    members = _Meeting(entry, room.prefixed("join"), deadline).hold()
-    return Group(rank, members, room.prefixed("group"), secret, generation * SHRINKS, lobby=store)
+    members = _Meeting(entry, room.prefixed("join"), deadline).meet()
+    return Group(rank, members, room.prefixed("group"), secret, generation * SHRINKS, parent_store=store)
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """What a rank says about itself."""
+    """The entry that a rank writes to the store."""
 
     rank: int
     size: int
@@ -279,26 +299,26 @@ def _unpack(data: bytes) -> object:
 class _Meeting:
     """The ranks of one generation, meeting in a store. Keys:
 
-    seat/RANK    counts the processes that say they are it  member/RANK   the entry of the first of these
-    seated       counts the ranks that have an entry        founder       the entry of the first of them
-    decided      counts decisions; the first one holds      verdict       that decision: all members, or an error
+    seat/RANK    number of processes with this rank         member/RANK   the entry of the first of these
+    seated       number of ranks that have an entry         founder       the entry of the first rank
+    decided      number of decisions; the first one counts  verdict       the first decision: all members, or an error
 
-    The last to be seated publishes the members, whoever finds a fault publishes the error, and all others wait for
-    nothing but the verdict.
+    The last rank publishes the members, a rank that finds an error publishes the error, and all ranks wait for the
+    decision.
     """
 
-    def __init__(self, me: _Entry, desk: Store, deadline: float) -> None:
+    def __init__(self, me: _Entry, store: Store, deadline: float) -> None:
         self._me = me
-        self._desk = desk
+        self._store = store
         self._deadline = deadline
         self._begun = time.monotonic()
 
-    def hold(self) -> tuple[Member, ...]:
+    def meet(self) -> tuple[Member, ...]:
         try:
-            verdict = self._attend()
+            decision = self._attend()
         except DeadlineExceeded:
-            verdict = self._give_up()
-        match _unpack(verdict):
+            decision = self._give_up()
+        match _unpack(decision):
             case {"members": [*rows]} if len(rows) == self._me.size:
                 return tuple(_member(row) for row in rows)
             case {"error": dict(fields)}:
@@ -307,54 +327,54 @@ class _Meeting:
         raise RendezvousError("the store holds something else where the table of ranks should be", rank=self._me.rank)
 
     def _attend(self) -> bytes:
-        """Take the seat and wait for the verdict."""
-        me, desk = self._me, self._desk
-        if desk.add(f"seat/{me.rank}", 1) > 1:
+        """Write this rank's entry and wait for the decision."""
+        me, store = self._me, self._store
+        if store.add(f"seat/{me.rank}", 1) > 1:
             raise self._refuse(self._duplicate())
-        desk.set(f"member/{me.rank}", me.pack())
-        seated = desk.add("seated", 1)
+        store.set(f"member/{me.rank}", me.pack())
+        seated = store.add("seated", 1)
         if seated == 1:
-            desk.set("founder", me.pack())
+            store.set("founder", me.pack())
         else:
-            founder = _Entry.unpack(desk.get("founder", self._deadline))
+            founder = _Entry.unpack(store.get("founder", self._deadline))
             if founder.size != me.size:
                 raise self._refuse(f"the size differs: {founder} says {founder.size}, {me} says {me.size}")
         if seated == me.size:
-            entries = [self._peek(f"member/{rank}") for rank in range(me.size)]
-            # One is missing if a rank with another size took a seat; that one refuses.
+            entries = [self._store.peek(f"member/{rank}") for rank in range(me.size)]
+            # An entry is missing if a rank with another size was counted; that rank publishes the error.
             if None not in entries:
                 rows = [_row(_Entry.unpack(entry).member) for entry in entries if entry is not None]
                 self._decide(pack({"members": rows}))
-        return desk.get("verdict", self._deadline)
+        return store.get("verdict", self._deadline)
 
-    def _decide(self, verdict: bytes) -> bool:
-        """Make `verdict` the one that holds; False if there is one already, or about to be."""
-        if self._desk.add("decided", 1) > 1:
+    def _decide(self, decision: bytes) -> bool:
+        """Publish `decision` as the decision; False if another rank has decided."""
+        if self._store.add("decided", 1) > 1:
             return False
-        self._desk.set("verdict", verdict)
+        self._store.set("verdict", decision)
         return True
 
     def _refuse(self, reason: str) -> RendezvousError:
-        """The error, told to all who wait."""
+        """Publish an error as the decision, and return it."""
         error = RendezvousError(reason, rank=self._me.rank)
         self._decide(pack({"error": to_wire(error)}))
         return error
 
     def _give_up(self) -> bytes:
-        """The verdict that holds after the deadline: one that just came, or else that ranks are missing."""
+        """The decision after the deadline: another rank's, or the error that names the missing ranks."""
         overdue = pack({"error": to_wire(self._overdue())})
         if self._decide(overdue):
             return overdue
         try:
-            return self._desk.get("verdict", time.monotonic() + GRACE_SECONDS)
-        except DeadlineExceeded:  # whoever was about to decide is gone
+            return self._store.get("verdict", time.monotonic() + GRACE_SECONDS)
+        except DeadlineExceeded:  # the rank that counted its decision has died
             return overdue
 
     def _overdue(self) -> DeadlineExceeded:
         me = self._me
         seconds = max(0.0, self._deadline - self._begun)
         within = f"within {seconds:.2g} s" if seconds < 10 else f"within {seconds:.0f} s"
-        missing = [rank for rank in range(me.size) if self._peek(f"member/{rank}") is None]
+        missing = [rank for rank in range(me.size) if self._store.peek(f"member/{rank}") is None]
         if not missing:
             return DeadlineExceeded(f"all {me.size} ranks came, but the last did not announce the group {within}")
         ranks = "rank" if len(missing) == 1 else "ranks"
@@ -365,23 +385,13 @@ class _Meeting:
     def _duplicate(self) -> str:
         me = self._me
         try:
-            other = str(_Entry.unpack(self._desk.get(f"member/{me.rank}", time.monotonic() + GRACE_SECONDS)).member)
+            other = str(_Entry.unpack(self._store.get(f"member/{me.rank}", time.monotonic() + GRACE_SECONDS)).member)
         except DeadlineExceeded:
             other = "one that did not say who it is"
         return (
             f"two processes say they are rank {me.rank} of {me.size}: {other}; and {me.member}. If the first is gone: "
             f"a store serves one job, and a generation is joined once"
         )
-
-    def _peek(self, key: str) -> bytes | None:
-        return _peek(self._desk, key)
-
-
-def _peek(store: Store, key: str) -> bytes | None:
-    try:
-        return store.get(key, 0.0)
-    except DeadlineExceeded:
-        return None
 
 
 def _runs(numbers: list[int]) -> str:

@@ -1,7 +1,8 @@
-"""Why the job came to its end, told through the store: for ranks that a transport could not tell.
+"""The cause of an abort, published in the store for ranks that the transport could not inform.
 
-A rank that gives up tells its transport first, which is quick but cannot always reach everybody (a connection may be
-half made, or stuck in the middle of a frame). Whoever then sees no more than a broken connection asks here.
+A rank that aborts informs its peers through the transport first. This is quick, but does not reach every peer: a
+connection may be half made, or stuck in the middle of a frame. A rank that sees a broken connection reads the
+cause here.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ from typing import Final
 
 from transports.errors import DeadlineExceeded, RendezvousError, RondeError, from_wire, to_wire
 from transports.packed import pack, unpack
-from transports.rendezvous.store import Store
+from transports.store import Store
 
 _REACH_SECONDS: Final = 1.0
-"""What the store gets to answer, once. It may be on the other side of the very fault that is the cause, and then
-nobody is to wait for it again and again."""
+"""Maximum seconds to wait for the store. After one time-out it is not asked again: the fault that caused the abort may
+also have cut off the store."""
 
 
 class Causes:
-    """The first cause of a group's end."""
+    """The first cause of a group's abort."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store.prefixed("cause").hasty(_REACH_SECONDS)
+        self._store = store.prefixed("cause").with_timeout(_REACH_SECONDS)
         self._out_of_reach = False
 
-    def tell(self, cause: RondeError) -> bool:
-        """Make `cause` known, unless another one is: then, and if the store cannot be reached or has something else
-        in its place, False."""
+    def publish(self, cause: RondeError) -> bool:
+        """Publish `cause`; True if it is the first. False if another cause was published before, or the store cannot be
+        reached or holds other data under the key."""
         if self._out_of_reach:
             return False
         try:
@@ -40,8 +41,8 @@ class Causes:
             return False
         return False
 
-    def ask(self, patience: float) -> RondeError | None:
-        """The first cause, None if none becomes known within `patience` seconds."""
+    def fetch(self, patience: float) -> RondeError | None:
+        """The published cause, waited for `patience` seconds; None if there is none or the store cannot be reached."""
         if self._out_of_reach:
             return None
         try:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from transports.errors import DeadlineExceeded, RendezvousError
-from transports.rendezvous.store import MAX_VALUE_BYTES, Store, check_item, counted
+from transports.store import MAX_VALUE_BYTES, Store, check_item, counted
 
 try:
     import fcntl

@@ -6,16 +6,25 @@ import threading
 import time
 
 from transports.errors import DeadlineExceeded, RendezvousError
-from transports.rendezvous.store import Store, check_item, counted
+from transports.forking import register
+from transports.store import Store, check_item, counted
 
 
 class MemoryStore(Store):
-    """A dictionary with a condition. Share one object among all threads; closing it closes it for all of them."""
+    """A dictionary with a condition. Share one object among all threads; closing it closes it for all of them.
+
+    A forked child has a copy of its own.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._values: dict[str, bytes] = {}
         self._closed = False
+        register(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: use a new lock, since another thread may have held the old one."""
+        self._changed = threading.Condition()
 
     def set(self, key: str, value: bytes) -> None:
         check_item(key, value)

@@ -1,7 +1,7 @@
-"""What is decided once: many may propose, the first proposal holds, and all see the same.
+"""Decisions in a store: several ranks may propose, the first proposal is chosen, and all ranks read the same one.
 
-The proposal is in the store before it can be chosen, and one call of the store chooses it. So a rank may die at any
-point of it: there is a decision that all can read, or none yet, and then the next to propose makes it.
+A proposal is stored before it can be chosen, and one call of the store chooses it. A rank may therefore die at any
+point: either all ranks can read a decision, or none was made, and the next proposal makes it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import contextlib
 from typing import Final
 
 from transports.errors import RendezvousError
-from transports.rendezvous.store import Store
+from transports.store import Store
 
 _CHOSEN: Final = 1 << 62
-"""Counters keep to 64 bits, so that after one number beyond this no other can be added."""
+"""The first rank adds this to a counter. A second addition would exceed 64 bits, and the store refuses it."""
 
 
 def decide(store: Store, key: str, proposal: bytes, deadline: float) -> bytes:
-    """Propose; what is decided. Raises RendezvousError, DeadlineExceeded."""
+    """Propose, and return the decision. Raises RendezvousError, DeadlineExceeded."""
     number = store.add(f"{key}/proposals", 1)
     store.set(f"{key}/{number}", proposal)
     with contextlib.suppress(ValueError):  # another one is chosen
@@ -26,7 +26,7 @@ def decide(store: Store, key: str, proposal: bytes, deadline: float) -> bytes:
 
 
 def decided(store: Store, key: str, deadline: float) -> bytes:
-    """What is decided, waited for until `deadline`. Raises DeadlineExceeded, RendezvousError."""
+    """The decision, waited for until `deadline`. Raises DeadlineExceeded, RendezvousError."""
     try:
         number = int(store.get(f"{key}/chosen", deadline)) - _CHOSEN
     except ValueError as error:

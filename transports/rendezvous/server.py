@@ -1,4 +1,4 @@
-"""The serving end of the TCP store: one thread for all connections, which trusts nobody before the handshake."""
+"""The server of the TCP store: one thread serves all connections. Requests are accepted after the handshake only."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from typing import Final
 
 from transports.auth import HELLO_BYTES, PROOF_BYTES, Server, check_secret
 from transports.errors import ConfigError, ConnectError, RendezvousError
+from transports.forking import register
 from transports.rendezvous import sockets
-from transports.rendezvous.store import check_item, counted
 from transports.rendezvous.wire import HEADER, LONGEST_GET, MAX_FRAME, PURPOSE, decode, encode, format_url
+from transports.store import check_item, counted
 from transports.tls import REFUSAL, Tls, pending, suspicion
 
 HANDSHAKE_SECONDS: Final = 5.0
-MAX_STRANGERS: Final = 128
-"""Connections that have not proven themselves yet. Beyond that nobody new is let in until one has, or is cut."""
+MAX_UNAUTHENTICATED: Final = 128
+"""Maximum number of unauthenticated connections. At the limit the server accepts no connection until one has
+authenticated or was closed."""
 CROWDED_SECONDS: Final = 1.0
-"""What a stranger gets to prove itself while others wait to be let in."""
+"""Seconds to authenticate while the number of unauthenticated connections is at its limit."""
 RETRY_SECONDS: Final = 0.5
-"""When to try to accept again after the system had no room (descriptors, memory)."""
+"""Seconds to the next attempt to accept after the system lacked descriptors or memory."""
 MAX_STORED: Final = 1 << 28
 BACKLOG: Final = 1024
 PIECE: Final = 1 << 16
@@ -42,8 +44,8 @@ _Life = Generator[int | _Wait, bytes | None, None]
 
 
 class _Connection:
-    """What the loop knows of a connection. Its life is a generator that yields what it needs: a number of bytes, or a
-    key to be set."""
+    """The state of a connection. Its generator `life` yields its next need: a number of bytes to read, or a key to wait
+    for."""
 
     __slots__ = ("begun", "deadline", "inbox", "life", "need", "open", "outbox", "sock", "waits_for")
 
@@ -64,12 +66,12 @@ class TcpStoreServer:
 
     host    the address (or name of one) to listen on; an all-interfaces address is refused
     port    0 lets the system choose
-    secret  the job's secret. It has no default: b"" must be said to serve everybody who can connect, which is for
-            trusted networks only
-    tls     certificates, if clients are to come by TLS
+    secret  the job's secret. b"" serves every client that can connect, for trusted networks only; hence no default
+    tls     certificates, if clients must use TLS
 
-    Connections that do not prove themselves within 5 s (1 s when more than 128 try at a time), break the protocol or
-    exceed a limit are cut; others do not notice. Everything stored together may take 256 MiB.
+    The server closes a connection that does not authenticate within 5 s (1 s with 128 unauthenticated connections),
+    that breaks the protocol or exceeds a limit. Other connections are not affected. All values together are limited to
+    256 MiB.
 
     `with TcpStoreServer(...) as server` starts and closes it. Raises ConfigError for a bad port or secret.
     """
@@ -82,7 +84,9 @@ class TcpStoreServer:
         self._tls = tls
         self._thread: threading.Thread | None = None
         self._address: tuple[str, int] | None = None
-        self._bell: socket.socket | None = None
+        self._wakeup: socket.socket | None = None
+        self._loop: _Loop | None = None
+        register(self)
 
     def start(self) -> None:
         """Listen, and serve in a thread.
@@ -94,13 +98,13 @@ class TcpStoreServer:
             raise RendezvousError("the store server was started before: make a new one")
         with contextlib.ExitStack() as opened:
             listener = opened.enter_context(sockets.listen(*self._wanted, BACKLOG))
-            bell, heard = map(opened.enter_context, socket.socketpair())
+            wakeup, wakeup_end = map(opened.enter_context, socket.socketpair())
             selector = opened.enter_context(selectors.DefaultSelector())
-            loop = _Loop(selector, listener, heard, self._secret, self._tls)
+            loop = _Loop(selector, listener, wakeup_end, self._secret, self._tls)
             thread = threading.Thread(target=loop.run, name="ronde-store", daemon=True)
             thread.start()
             opened.pop_all()
-        self._address, self._bell, self._thread = listener.getsockname()[:2], bell, thread
+        self._address, self._wakeup, self._thread, self._loop = listener.getsockname()[:2], wakeup, thread, loop
 
     @property
     def address(self) -> tuple[str, int]:
@@ -116,9 +120,16 @@ class TcpStoreServer:
 
     def close(self) -> None:
         """End every connection (clients that wait get a RendezvousError) and release everything. Idempotent."""
-        if self._thread is not None and self._bell is not None:
-            sockets.end(self._bell)
+        if self._thread is not None and self._wakeup is not None:
+            sockets.end(self._wakeup)
             self._thread.join()
+
+    def after_fork(self) -> None:
+        """In a forked child: serve nobody. The parent goes on."""
+        if self._loop is not None and self._wakeup is not None:
+            self._loop.abandon()
+            self._wakeup.close()
+        self._thread = self._wakeup = self._loop = None
 
     def __enter__(self) -> TcpStoreServer:
         self.start()
@@ -131,23 +142,23 @@ class TcpStoreServer:
 
 
 class _Loop:
-    """The thread's side. `run` owns what it was given, and releases it."""
+    """The event loop in the server's thread. `run` closes the sockets and the selector at its end."""
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
         listener: socket.socket,
-        heard: socket.socket,
+        wakeup_end: socket.socket,
         secret: bytes,
         tls: Tls | None,
     ) -> None:
         self._selector = selector
         self._listener = listener
-        self._heard = heard
+        self._wakeup_end = wakeup_end
         self._secret = secret
         self._tls = tls
         self._connections: set[_Connection] = set()
-        self._strangers: dict[_Connection, None] = {}  # oldest first
+        self._unauthenticated: dict[_Connection, None] = {}  # oldest first
         self._values: dict[str, bytes] = {}
         self._stored = 0
         self._waiting: dict[str, set[_Connection]] = {}
@@ -156,7 +167,7 @@ class _Loop:
 
     def run(self) -> None:
         try:
-            self._selector.register(self._heard, selectors.EVENT_READ)
+            self._selector.register(self._wakeup_end, selectors.EVENT_READ)
             self._selector.register(self._listener, selectors.EVENT_READ)
             while self._turn():
                 self._expire(time.monotonic())
@@ -165,13 +176,19 @@ class _Loop:
                 self._cut(connection)
             self._selector.close()
             self._listener.close()
-            self._heard.close()
+            self._wakeup_end.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close the descriptors. The selector first, since the parent uses the same one."""
+        self._selector.close()
+        for sock in [self._listener, self._wakeup_end, *(connection.sock for connection in self._connections)]:
+            sock.close()
 
     def _turn(self) -> bool:
-        """Handle what is ready; False once the server is being closed."""
+        """Handle the ready sockets; False once the server is being closed."""
         timeout = None if self._wake == math.inf else max(0.0, self._wake - time.monotonic())
         for key, events in self._selector.select(timeout):
-            if key.fileobj is self._heard:
+            if key.fileobj is self._wakeup_end:
                 return False
             if key.fileobj is self._listener:
                 self._accept()
@@ -188,15 +205,15 @@ class _Loop:
 
     def _accept(self) -> None:
         now = time.monotonic()
-        if len(self._strangers) >= MAX_STRANGERS:
-            oldest = next(iter(self._strangers))
+        if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
+            oldest = next(iter(self._unauthenticated))
             if now < oldest.begun + CROWDED_SECONDS:
                 self._pause(oldest.begun + CROWDED_SECONDS)
                 return
             self._cut(oldest)
         try:
             sock, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionError):  # it left again before it was let in
+        except (BlockingIOError, InterruptedError, ConnectionError):  # the client has closed it already
             return
         except OSError:
             self._pause(now + RETRY_SECONDS)
@@ -212,7 +229,7 @@ class _Loop:
         connection = _Connection(sock, now)
         connection.life = self._serve(connection)
         self._connections.add(connection)
-        self._strangers[connection] = None
+        self._unauthenticated[connection] = None
         self._selector.register(sock, selectors.EVENT_READ, connection)
         self._step(connection, None)
         self._remind(connection.deadline)
@@ -231,8 +248,8 @@ class _Loop:
         self._wake = min(self._wake, when)
 
     def _expire(self, now: float) -> None:
-        """Wake gets that are late, cut connections that are. `_wake` is never later than the first deadline, but may
-        be earlier: deadlines that no longer hold are not looked for."""
+        """Answer the gets and close the connections whose deadline has passed. `_wake` is the first deadline or
+        earlier: a deadline that no longer applies stays in it."""
         if now < self._wake:
             return
         for connection in [c for c in self._connections if c.deadline <= now]:
@@ -251,7 +268,7 @@ class _Loop:
         self._selector.unregister(connection.sock)
         sockets.end(connection.sock)
         self._connections.discard(connection)
-        self._strangers.pop(connection, None)
+        self._unauthenticated.pop(connection, None)
         self._forget_wait(connection)
         self._resume()
 
@@ -262,7 +279,7 @@ class _Loop:
             return
         except OSError:
             data = b""
-        if not data or connection.waits_for is not None:  # gone, or talking while an answer is due
+        if not data or connection.waits_for is not None:  # closed, or a request before the last one was answered
             self._cut(connection)
             return
         connection.inbox += data
@@ -284,7 +301,7 @@ class _Loop:
             self._selector.modify(connection.sock, selectors.EVENT_READ, connection)
 
     def _send(self, connection: _Connection, data: bytes) -> None:
-        """Called by a connection's life. While something is left to be sent, nothing more is read."""
+        """Send data of a connection's generator. The connection is not read until all of it is sent."""
         try:
             sent = connection.sock.send(data)
         except (BlockingIOError, InterruptedError):
@@ -294,7 +311,7 @@ class _Loop:
             self._selector.modify(connection.sock, selectors.EVENT_WRITE, connection)
 
     def _step(self, connection: _Connection, given: bytes | None) -> None:
-        """Let a connection's life go on with what it asked for. If it fails, that is its end."""
+        """Resume a connection's generator with the data that it needed. Close the connection if it fails."""
         try:
             wish = connection.life.send(given)
         except (OSError, ValueError, ConnectError):
@@ -319,17 +336,17 @@ class _Loop:
                 del self._waiting[connection.waits_for]
             connection.waits_for, connection.deadline = None, math.inf
 
-    # What a connection says
+    # Requests
 
     def _serve(self, connection: _Connection) -> _Life:
-        """The life of a connection, as straight code."""
+        """The protocol of a connection: handshake, then requests until the connection ends."""
         hello = (yield HELLO_BYTES) or b""
         if suspicion(hello):
             self._send(connection, REFUSAL)
         proof = Server(self._secret, PURPOSE if self._tls is None else self._tls.bind(connection.sock, PURPOSE))
         self._send(connection, proof.challenge(hello))
         proof.verify((yield PROOF_BYTES) or b"")
-        del self._strangers[connection]
+        del self._unauthenticated[connection]
         connection.deadline = math.inf
         self._resume()
         while True:

@@ -1,4 +1,4 @@
-"""What the TCP store's two ends ask of the operating system's sockets."""
+"""Socket calls of both ends of the TCP store."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
 
 
 def end(sock: socket.socket) -> None:
-    """Close a connection, also where a forked child has inherited it, whose copy would keep it alive."""
+    """Shut down and close a connection. The copy of a forked child would keep it alive without the shutdown."""
     with contextlib.suppress(OSError):  # the other end may have left
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
 
 
 def tune(sock: socket.socket) -> None:
-    """Small messages leave at once, and a host that vanished is noticed some day."""
+    """Send small messages at once (TCP_NODELAY), and detect hosts that vanished (SO_KEEPALIVE)."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

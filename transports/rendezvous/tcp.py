@@ -12,11 +12,12 @@ from typing import Final
 
 from transports.auth import CHALLENGE_BYTES, Client, check_secret
 from transports.errors import ConnectError, DeadlineExceeded, RendezvousError
+from transports.forking import register
 from transports.interfaces import outward_address
 from transports.rendezvous import sockets
 from transports.rendezvous.server import TcpStoreServer
-from transports.rendezvous.store import Store, check_item
 from transports.rendezvous.wire import HEADER, LONGEST_GET, MAX_FRAME, PURPOSE, decode, encode, format_url
+from transports.store import Store, check_item
 from transports.tls import Tls, explain, suspicion
 
 __all__ = ["TcpStore", "TcpStoreServer"]
@@ -24,14 +25,41 @@ __all__ = ["TcpStore", "TcpStoreServer"]
 ATTEMPT_SECONDS: Final = 10.0
 SHORTEST_ATTEMPT: Final = 1.0
 ANSWER_SECONDS: Final = 15.0
-"""What the server gets to answer, beyond what a get waits by itself, and where nobody is in haste."""
+"""Seconds to wait for an answer of the server, beyond the deadline of a `get`. `with_timeout` replaces them."""
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.5
 
 
+class _Links:
+    """The connections of a client and of its hasty copies, and the lock that guards them.
+
+    idle, busy   connections, by whether a call uses them now
+    closed       set once the client was closed
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.idle: list[socket.socket] = []
+        self.busy: set[socket.socket] = set()
+        self.closed = threading.Event()
+        register(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: give up the parent's connections. A call makes a new one."""
+        closed = self.closed.is_set()
+        self.lock, self.closed = threading.Lock(), threading.Event()
+        if closed:
+            self.closed.set()
+        links = [*self.idle, *self.busy]
+        self.idle.clear()
+        self.busy.clear()
+        for link in links:
+            link.close()
+
+
 class TcpStore(Store):
-    """The client. It connects on first use and keeps connections: one for each call that is under way at a time, so a
-    `get` that waits is in nobody's way.
+    """The client. It connects on first use and keeps its connections. Each concurrent call has one of its own, so a
+    waiting `get` delays no other call.
 
     secret            the job's secret; empty only if the server has none either
     connect_deadline  until then (absolute) a server that cannot be reached is tried again, since it may come up later
@@ -40,7 +68,7 @@ class TcpStore(Store):
 
     Besides what every store raises: RendezvousError naming the server's address and the cause if it cannot be
     reached, does not know the secret, or ends the connection. A call that failed leaves the store usable, but whether
-    the server carried the call out is not known.
+    the server carried the call out is not known. In a forked child the store is usable, by connections of its own.
     """
 
     def __init__(
@@ -53,10 +81,7 @@ class TcpStore(Store):
         self._tls = tls
         self._patience = ANSWER_SECONDS
         self._local_address: str | None = None
-        self._lock = threading.Lock()
-        self._idle: list[socket.socket] = []
-        self._busy: set[socket.socket] = set()
-        self._closed = threading.Event()
+        self._links = _Links()
 
     def set(self, key: str, value: bytes) -> None:
         check_item(key, value)
@@ -85,25 +110,25 @@ class TcpStore(Store):
 
     def close(self) -> None:
         """Calls that wait in other threads raise RendezvousError, at the latest when their attempt to connect ends."""
-        with self._lock:
-            self._closed.set()
-            for link in self._busy:
+        with self._links.lock:
+            self._links.closed.set()
+            for link in self._links.busy:
                 with contextlib.suppress(OSError):  # the server may have ended it already
                     link.shutdown(socket.SHUT_RDWR)
-            while self._idle:
-                self._idle.pop().close()
+            while self._links.idle:
+                self._links.idle.pop().close()
 
     def local_address(self) -> str | None:
         return self._local_address
 
-    def hasty(self, seconds: float) -> Store:
-        hasty = copy.copy(self)  # it shares the connections
-        hasty._patience = seconds
-        hasty._connect_deadline = 0.0
-        return hasty
+    def with_timeout(self, seconds: float) -> Store:
+        limited = copy.copy(self)  # it shares the connections
+        limited._patience = seconds
+        limited._connect_deadline = 0.0
+        return limited
 
     def _ask(self, op: str, key: str, argument: object = None, *, deadline: float | None = None) -> object:
-        """The result of a request; None for a get that was late. `deadline` makes it a get."""
+        """Send a request and return its result; None for a `get` that timed out. Only a `get` has a `deadline`."""
         link = self._take(self._connect_deadline if deadline is None else min(deadline, self._connect_deadline))
         sound = False
         try:
@@ -139,30 +164,30 @@ class TcpStore(Store):
         raise ValueError("it sent something that is no answer")
 
     def _take(self, deadline: float) -> socket.socket:
-        with self._lock:
+        with self._links.lock:
             self._check_open()
-            if self._idle:
-                link = self._idle.pop()
-                self._busy.add(link)
+            if self._links.idle:
+                link = self._links.idle.pop()
+                self._links.busy.add(link)
                 return link
         link = self._connect(deadline)
-        with self._lock:
-            if not self._closed.is_set():
-                self._busy.add(link)
+        with self._links.lock:
+            if not self._links.closed.is_set():
+                self._links.busy.add(link)
                 return link
         link.close()
         raise self._closed_error()
 
     def _give(self, link: socket.socket, sound: bool) -> None:
-        with self._lock:
-            self._busy.discard(link)
-            if sound and not self._closed.is_set():
-                self._idle.append(link)
+        with self._links.lock:
+            self._links.busy.discard(link)
+            if sound and not self._links.closed.is_set():
+                self._links.idle.append(link)
                 return
         link.close()
 
     def _connect(self, deadline: float) -> socket.socket:
-        """A proven connection. A server that is not there is no event to wait for, hence the pauses."""
+        """An authenticated connection. Attempts repeat after pauses: no event announces a started server."""
         pause = FIRST_PAUSE
         while True:
             try:
@@ -172,7 +197,7 @@ class TcpStore(Store):
             except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
                 if time.monotonic() + pause >= deadline:
                     raise RendezvousError(f"no connection to the store at {self.url}: {error}") from error
-            self._closed.wait(pause)
+            self._links.closed.wait(pause)
             self._check_open()
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -200,7 +225,7 @@ class TcpStore(Store):
         return link
 
     def _check_open(self) -> None:
-        if self._closed.is_set():
+        if self._links.closed.is_set():
             raise self._closed_error()
 
     def _closed_error(self) -> RendezvousError:
@@ -215,7 +240,7 @@ def _left(deadline: float) -> float:
 
 
 def _challenge(link: socket.socket, deadline: float) -> bytes:
-    """What the server says to the hello. Raises ConnectError if it is plain that it never will, OSError."""
+    """The server's challenge. Raises ConnectError if the other end is no store of this kind, OSError."""
     data = bytearray(CHALLENGE_BYTES)
     try:
         _fill(link, data, deadline)

@@ -1,13 +1,13 @@
-"""What the TCP store's two ends say to each other: frames, their limits, and the address as a URL.
+"""Wire format of the TCP store: frames, their limits, and the address as a URL.
 
-Every connection proves, both ways, that it knows the job's secret (`transports.auth`). Then the client asks and the
-server answers, one at a time:
+Both ends of a connection prove that they know the job's secret (`transports.auth`). Then the client sends requests, and
+the server answers each before the next:
 
     frame     4 bytes length (big-endian), then a msgpack array
     request   ["set", key, bytes]  ["get", key, seconds]  ["add", key, integer]  ["delete", key, nil]
     answer    ["ok", result]  ["late", nil]  ["bad", text]  ["full", text]
 
-A `get` is answered when the key is set or its seconds have passed; a client never polls.
+The server answers a `get` when the key is set or its seconds have passed, so clients do not poll.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Final
 import msgpack
 
 from transports.errors import ConfigError
-from transports.rendezvous.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from transports.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
 
 PURPOSE: Final = b"store"
 HEADER: Final = struct.Struct("!I")
 MAX_FRAME: Final = MAX_VALUE_BYTES + MAX_KEY_BYTES + 64
 MAX_TEXT: Final = 16 * MAX_KEY_BYTES
 LONGEST_GET: Final = 86400.0
-"""A get asks for no more seconds than this at once, and asks again."""
+"""Maximum seconds of one `get` request. The client repeats it until its deadline."""
 
 
 def encode(message: list[object]) -> bytes:

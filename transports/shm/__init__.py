@@ -1,4 +1,9 @@
-"""The shared-memory backend: ranks of one host. See `transport`."""
+"""The shared-memory backend: ranks of one host.
+
+`transport` is the transport, `loop` moves its bytes, `board` is the memory that all ranks map, `ring` carries frames,
+`window` and `exposing` are the one-sided windows, `doorbell` wakes a sleeping rank. Other rooms use only the names
+below, through the registry.
+"""
 
 from __future__ import annotations
 

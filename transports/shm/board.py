@@ -165,7 +165,7 @@ class Board:
         """True once any rank has told a cause."""
         return bool(self._header[_ABORTED])
 
-    def tell(self, cause: RondeError) -> None:
+    def publish_cause(self, cause: RondeError) -> None:
         """Tell all ranks why this one aborts. Once; echoes of another rank's cause are not told."""
         text = _packed(cause)
         at = self._cause_offset(self._rank)

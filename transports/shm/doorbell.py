@@ -1,4 +1,4 @@
-"""How a rank sleeps until another process has news for it: a futex where there is one, else short sleeps.
+"""Doorbells: a rank sleeps until another process wakes it, by a futex where there is one, else by short sleeps.
 
 A doorbell is a word in shared memory: 1 while its owner sleeps or is about to, else 0. The owner sets it, looks once
 more whether there is anything to do, and sleeps; whoever has news makes them visible, then looks at the word and, if it
@@ -7,7 +7,7 @@ nothing goes to sleep again.
 
 The ringer has no barrier between its news and its look at the word, which would cost more than the look. So the
 processor may take the look first, miss a word that is just being set, and not ring. A sleep is bounded for that reason
-too; see `waiting`.
+too; see `loop`.
 """
 
 from __future__ import annotations

@@ -1,46 +1,74 @@
-"""What a rank waits for when it opens, and when it closes."""
+"""The waits of opening and closing: until all ranks have attached, and until all frames are in the rings."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Set as AbstractSet
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from transports.shm.transport import ShmTransport
+from transports.errors import RondeError
+
+
+class Host(Protocol):
+    """The transport that opens or closes."""
+
+    @property
+    def failure(self) -> RondeError | None:
+        """The cause of its abort."""
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have not opened yet."""
+
+    @property
+    def backlog(self) -> AbstractSet[int]:
+        """The peers that frames are queued for."""
+
+    def check_sound(self) -> None:
+        """Raises the first failure, or ClosedError."""
+
+    def learn(self) -> None:
+        """Fail if another rank has aborted."""
+
+    def departed(self, peer: int) -> bool:
+        """True if a peer has closed its transport."""
+
+    def drop(self, peer: int) -> None:
+        """Give up what is queued for a peer."""
 
 
 class Assembly:
     """Waits until all ranks have opened."""
 
-    def __init__(self, transport: ShmTransport) -> None:
-        self._transport = transport
+    def __init__(self, host: Host) -> None:
+        self._host = host
 
     @property
     def done(self) -> bool:
-        return not self._transport.missing
+        return not self._host.missing
 
-    def check(self) -> None:
-        self._transport.check_sound()
+    def check_possible(self) -> None:
+        self._host.check_sound()
 
-    def ask(self) -> None:
+    def request_wakeup(self) -> None:
         """Whoever attaches rings."""
 
 
 class Flush:
     """Waits until all that was sent is in the rings, or the transport fails."""
 
-    def __init__(self, transport: ShmTransport) -> None:
-        self._transport = transport
+    def __init__(self, host: Host) -> None:
+        self._host = host
 
     @property
     def done(self) -> bool:
-        return self._transport.failure is not None or not self._transport.backlog
+        return self._host.failure is not None or not self._host.backlog
 
-    def check(self) -> None:
+    def check_possible(self) -> None:
         """Never raises: a failure ends the flush."""
-        self._transport.learn()
-        for peer in tuple(self._transport.backlog):
-            if self._transport.departed(peer):
-                self._transport.drop(peer)
+        self._host.learn()
+        for peer in tuple(self._host.backlog):
+            if self._host.departed(peer):
+                self._host.drop(peer)
 
-    def ask(self) -> None:
+    def request_wakeup(self) -> None:
         """A ring asks by itself."""

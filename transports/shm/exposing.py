@@ -1,4 +1,4 @@
-"""How the ranks of a window meet: the first of them makes the segment and offers it to the others through the rings.
+"""Making a window: its first rank makes the segment and offers it to the other ranks through the rings.
 
 So a rank that waits for a window drives the transport, and hears of aborts and deaths, as in any other wait. Once all
 have attached, the name of the segment is removed; the offer's receivers remove it too where its maker may be dead.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from transports.errors import DeadlineExceeded, MismatchError, RendezvousError, RondeError, TransportError
+from transports.errors import DeadlineExceeded, MismatchError, RendezvousError, TransportError
 from transports.packed import pack, unpack
 from transports.shm import window
 from transports.shm.segments import Segment, is_segment, unlink
@@ -20,11 +20,7 @@ MAX_OFFERS: Final = 1 << 12
 
 
 class Host(window.Host, Protocol):
-    """What the meeting needs of the transport."""
-
-    @property
-    def failure(self) -> RondeError | None:
-        """The cause of its abort."""
+    """The transport, as the making of a window uses it."""
 
     def offer(self, peer: int, payload: bytes) -> None:
         """Send an offer."""
@@ -77,7 +73,7 @@ class Exposures:
         try:
             made.attach()
             meeting = _Meeting(self, self._host, key, made)
-            came = self._host.waiter.wait(meeting, deadline)
+            came = self._host.driver.wait(meeting, deadline)
             if self.offered(key):
                 raise self._at_odds(key, ranks, nbytes)
             if not came:
@@ -109,9 +105,9 @@ class Exposures:
 
     def _attach(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> ShmWindow:
         rank, maker = self._host.rank, self._host.group.describe(ranks[0])
-        if not self._host.waiter.wait(_Offered(self, self._host, key, ranks[0]), deadline):
+        if not self._host.driver.wait(_Offered(self, self._host, key, ranks[0]), deadline):
             raise DeadlineExceeded(f"{maker} did not come to window {key!r} in time", rank=rank, peer=ranks[0])
-        with self._host.waiter.lock:
+        with self._host.driver.lock:
             offer = self._offers[key]
             if (tuple(offer["ranks"]), offer["nbytes"]) != (ranks, nbytes):
                 raise self._at_odds(key, ranks, nbytes)
@@ -121,7 +117,7 @@ class Exposures:
         try:
             segment = Segment.attach(offer["path"], ShmWindow.segment_bytes(len(ranks), nbytes))
         except OSError as error:
-            with self._host.waiter.lock:
+            with self._host.driver.lock:
                 self._host.check_sound()  # its maker may have removed it because of a failure
             raise RendezvousError(
                 f"rank {rank} cannot attach to window {key!r} of {maker}: {error}", rank=rank, peer=ranks[0]
@@ -129,7 +125,7 @@ class Exposures:
         return self._registered(segment, ranks, nbytes)
 
     def _registered(self, segment: Segment, ranks: tuple[int, ...], nbytes: int) -> ShmWindow:
-        with self._host.waiter.lock:
+        with self._host.driver.lock:
             try:
                 self._host.check_sound()
                 made = ShmWindow(self._host, segment, ranks, nbytes)
@@ -189,10 +185,10 @@ class _Offered:
     def done(self) -> bool:
         return self._exposures.offered(self._key)
 
-    def check(self) -> None:
+    def check_possible(self) -> None:
         self._host.check_peer(self._maker, self)
 
-    def ask(self) -> None:
+    def request_wakeup(self) -> None:
         """Whoever sends an offer rings."""
 
 
@@ -209,10 +205,10 @@ class _Meeting:
     def done(self) -> bool:
         return self._exposures.offered(self._key) or not self._made.missing()
 
-    def check(self) -> None:
+    def check_possible(self) -> None:
         self._host.check_sound()
         for rank in self._made.missing():
             self._host.check_peer(rank, self)
 
-    def ask(self) -> None:
+    def request_wakeup(self) -> None:
         """Whoever attaches rings."""

@@ -23,12 +23,15 @@ class Options:
                       core for each rank and each rank is a process of its own, else 0
     directory         an existing directory for the memory files; "" chooses: /dev/shm, or where the system has none
                       the one for temporary files
+    affinity          True: a waiting thread may bind itself to this rank's part of the host's cores while it waits;
+                      False: the affinity of threads is never changed
     """
 
     ring_bytes: int = 1 << 19
     max_parked_bytes: int = 1 << 30
     spin_us: int = AUTOMATIC_SPIN
     directory: str = ""
+    affinity: bool = True
 
     def __post_init__(self) -> None:
         _require(1024 <= self.ring_bytes <= MAX_RING_BYTES, "ring_bytes", self.ring_bytes, "1024 to 2**28 bytes")

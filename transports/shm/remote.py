@@ -22,11 +22,11 @@ _AT_ONCE: Final = 1 << 30
 _IOVEC: Final = 16
 """Bytes of a struct iovec where memory can be shared, which is on 64-bit machines: base and length."""
 _allocator: Final[Callable[[Any], str | None]] = getattr(multiarray, "get_handler_name", lambda _: None)
-"""Of an array that owns its memory (NEP 49); None of another one."""
+"""Name of the memory handler of an array that owns its memory (NEP 49); None for another array."""
 
 
 def address(memory: Memory) -> int:
-    """Where the bytes of flat, contiguous memory are in this process."""
+    """Address of flat, contiguous memory in this process."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(memory))  # type: ignore[arg-type]
     except (TypeError, ValueError):  # it is read-only, empty, or of a dtype that Python's buffers do not know
@@ -58,8 +58,8 @@ def on_heap(memory: Memory) -> bool:
 
 
 def readable(pieces: Sequence[Memory]) -> bool:
-    """Whether another process that may read this one's memory could read all of these: the kernel does not read all
-    memory for others, such as that of some devices. Tries the first and the last byte of each."""
+    """True if a process with the right to read this one's memory could read all of these pieces. The kernel does
+    not read all memory for others, such as that of some devices. Tries the first and the last byte of each piece."""
     ends = []
     for piece in pieces:
         if piece.nbytes:

@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from transports.base import Group, Request
+from transports.driver import Driver
 from transports.errors import DeadlineExceeded
 from transports.matching import Receive
+from transports.shm.loop import Awaited, Loop
 from transports.shm.ring import Outbound
-from transports.shm.waiting import Awaited, Waiter
 
 
 class Host(Protocol):
-    """What requests and windows need of their transport."""
+    """The transport, as its requests and windows use it."""
 
     rank: int
     group: Group
-    waiter: Waiter
+    loop: Loop
+    driver: Driver[Awaited]
 
     def check_sound(self) -> None:
         """Raises the transport's first failure, or ClosedError."""
@@ -39,7 +41,7 @@ class Sent(Request):
     def wait(self, deadline: float) -> None:
         """Returns at once."""
 
-    def check(self) -> None:
+    def check_possible(self) -> None:
         """There is nothing that could fail."""
 
 
@@ -58,10 +60,10 @@ class Sending(Request):
         return self._frame.done
 
     def test(self) -> bool:
-        return self._frame.done or self._host.waiter.glance(self)
+        return self._frame.done or self._host.loop.glance(self)
 
     def wait(self, deadline: float) -> None:
-        if not self._frame.done and not self._host.waiter.wait(self, deadline):
+        if not self._frame.done and not self._host.driver.wait(self, deadline):
             frame, rank, peer = self._frame, self._host.rank, self._host.group.describe(self._peer)
             raise DeadlineExceeded(
                 f"rank {rank} waited too long to send {frame.length} bytes with tag {frame.tag:#x} to {peer}, "
@@ -70,15 +72,15 @@ class Sending(Request):
                 peer=self._peer,
             )
 
-    def check(self) -> None:
+    def check_possible(self) -> None:
         self._host.check_peer(self._peer, self)
 
-    def ask(self) -> None:
+    def request_wakeup(self) -> None:
         """A ring asks by itself."""
 
 
 class Receiving(Request):
-    """Done when the mailbox says so."""
+    """A receive, done when the match queue has its frame."""
 
     __slots__ = ("_host", "_receive")
 
@@ -91,14 +93,14 @@ class Receiving(Request):
         return self._receive.done
 
     def test(self) -> bool:
-        if not (self._receive.done or self._host.waiter.glance(self)):
+        if not (self._receive.done or self._host.loop.glance(self)):
             return False
         self._raise_mismatch()
         return True
 
     def wait(self, deadline: float) -> None:
         receive = self._receive
-        if not receive.done and not self._host.waiter.wait(self, deadline):
+        if not receive.done and not self._host.driver.wait(self, deadline):
             rank, peer = self._host.rank, self._host.group.describe(receive.peer)
             raise DeadlineExceeded(
                 f"rank {rank} waited too long for {len(receive.view)} bytes with tag {receive.tag:#x} from {peer}",
@@ -108,10 +110,10 @@ class Receiving(Request):
         if receive.error is not None:
             self._raise_mismatch()
 
-    def check(self) -> None:
+    def check_possible(self) -> None:
         self._host.check_peer(self._receive.peer, self)
 
-    def ask(self) -> None:
+    def request_wakeup(self) -> None:
         """Whoever sends a frame rings."""
 
     def _raise_mismatch(self) -> None:
@@ -120,7 +122,7 @@ class Receiving(Request):
 
 
 class AnyOf:
-    """What a thread waits for that waits for whichever of several requests ends first."""
+    """The wait for the first of several requests that ends."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         if not requests:
@@ -139,9 +141,9 @@ class AnyOf:
         """The positions of those that have ended."""
         return [position for position, request in enumerate(self._requests) if request.done]
 
-    def check(self) -> None:
+    def check_possible(self) -> None:
         for request in self._requests:
-            request.check()
+            request.check_possible()
 
-    def ask(self) -> None:
+    def request_wakeup(self) -> None:
         """A ring asks by itself, and whoever sends a frame rings."""

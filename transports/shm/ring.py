@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from transports.copying import Copying, store_bytes
+from transports.copying import fetch_bytes, write_bytes
 from transports.errors import TransportError
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import WEAKLY_ORDERED, barrier
@@ -32,14 +32,14 @@ _MAX_PIECE: Final = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class RingMemory:
-    """Where a ring is: its control as 64-bit words, and its data."""
+    """The memory of a ring: its control as 64-bit words, and its data."""
 
     control: memoryview
     data: memoryview
 
 
 class Arriving(Protocol):
-    """Where the payload of an arriving frame goes."""
+    """The place of the payload of an arriving frame."""
 
     view: memoryview
 
@@ -67,7 +67,7 @@ class Outbound:
 
 
 class _End:
-    """What both ends have alike."""
+    """The common part of both ends."""
 
     def __init__(self, memory: RingMemory, bell: Doorbell) -> None:
         self._control = memory.control
@@ -78,7 +78,6 @@ class _End:
         self._piece = min(_MAX_PIECE, self._capacity // 4)
         self._bell = bell
         self._asleep = bell.word
-        self._copy = Copying(store_bytes).copy
 
 
 class Outgoing(_End):
@@ -157,10 +156,10 @@ class Outgoing(_End):
         stop = at + len(payload)
         over = stop - self._capacity
         if over <= 0:
-            self._copy(self._data[at:stop], payload)
+            write_bytes(self._data[at:stop], payload)
         else:
-            self._copy(self._data[at:], payload[:-over])
-            self._copy(self._data[:over], payload[-over:])
+            write_bytes(self._data[at:], payload[:-over])
+            write_bytes(self._data[:over], payload[-over:])
 
     def _room(self) -> int:
         self._limit = self._control[_READ] + self._capacity
@@ -189,7 +188,7 @@ class Incoming(_End):
     def __init__(self, memory: RingMemory, bell: Doorbell, arrive: Arrive) -> None:
         super().__init__(memory, bell)
         self._arrive = arrive
-        self._landing: Arriving | None = None
+        self._inbound: Arriving | None = None
         self._offset = 0
         self._length = 0
         self._read = 0
@@ -206,28 +205,28 @@ class Incoming(_End):
         if WEAKLY_ORDERED:
             barrier()
         while self._read < written:
-            landing = self._landing
-            if landing is None:
+            inbound = self._inbound
+            if inbound is None:
                 words, first = self._words, (self._read & self._mask) >> 3
                 length = words[first + 1]
-                landing = self._arrive(words[first + 3], words[first], words[first + 2], length)
-                if landing is None:
+                inbound = self._arrive(words[first + 3], words[first], words[first + 2], length)
+                if inbound is None:
                     break
                 self._read += _UNIT
                 if not length:
-                    landing.finish()
+                    inbound.finish()
                     self._check(written)
                     continue
-                self._landing, self._offset, self._length = landing, 0, length
+                self._inbound, self._offset, self._length = inbound, 0, length
             count = min(self._length - self._offset, written - self._read, self._piece)
             if count:
-                self._take(landing.view[self._offset : self._offset + count])
+                self._take(inbound.view[self._offset : self._offset + count])
                 self._offset += count
                 self._read += count
             if self._offset == self._length:
                 self._read += -self._read % _UNIT
-                self._landing = None
-                landing.finish()
+                self._inbound = None
+                inbound.finish()
             if self._read - shown >= self._piece:  # the sender may go on meanwhile
                 self._check(written)
                 shown = self._read
@@ -238,7 +237,7 @@ class Incoming(_End):
 
     def forget(self) -> None:
         """Give the buffer of a frame that is arriving back. Nothing may be drained after it."""
-        self._landing = None
+        self._inbound = None
 
     def _check(self, written: int) -> None:
         """Whoever has gone mad shall not be read without end."""
@@ -250,10 +249,10 @@ class Incoming(_End):
         stop = at + len(target)
         over = stop - self._capacity
         if over <= 0:
-            self._copy(target, self._data[at:stop])
+            fetch_bytes(target, self._data[at:stop])
         else:
-            self._copy(target[:-over], self._data[at:])
-            self._copy(target[-over:], self._data[:over])
+            fetch_bytes(target[:-over], self._data[at:])
+            fetch_bytes(target[-over:], self._data[:over])
 
     def _yield_room(self) -> None:
         """Let the sender use what was read."""

@@ -23,7 +23,7 @@ _ZEROS: Final = bytes(1 << 20)
 
 
 def default_directory() -> str:
-    """Where segments are made: in memory if the system has a place for that."""
+    """The directory of segments: in memory if the system has such a one."""
     return SHARED_DIRECTORY if os.path.isdir(SHARED_DIRECTORY) else tempfile.gettempdir()
 
 

@@ -1,8 +1,7 @@
-"""The shared-memory transport: `board` is what the ranks share, `ring` how frames go, `waiting` who moves them."""
+"""The shared-memory transport: `board` is the memory that all ranks map, `ring` carries frames, `loop` moves them."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,7 +9,6 @@ from transports.base import Group, LinkCost, Request, Transport, check_arguments
 from transports.cores import Cores
 from transports.errors import (
     AbortedError,
-    ClosedError,
     ConnectError,
     DeadlineExceeded,
     MismatchError,
@@ -18,18 +16,19 @@ from transports.errors import (
     RondeError,
     TransportError,
 )
+from transports.lifecycle import Lifecycle
 from transports.liveness import Identity, Watch
-from transports.matching import Mailbox
+from transports.matching import MatchQueue
 from transports.onesided import OneSided, Window
 from transports.shm.board import CLOSED, Board
 from transports.shm.doorbell import Doorbell
 from transports.shm.ends import Assembly, Flush
 from transports.shm.exposing import Exposures
 from transports.shm.fence import barrier
+from transports.shm.loop import Awaited, Loop
 from transports.shm.options import AUTOMATIC_SPIN, Options
 from transports.shm.requests import AnyOf, Receiving, Sending, Sent
 from transports.shm.ring import Arrive, Arriving, Incoming, Outgoing
-from transports.shm.waiting import Awaited, Waiter
 from transports.shm.window import ShmWindow
 
 _SPIN: Final = 40e-6
@@ -41,7 +40,7 @@ _SENT: Final = Sent()
 class ShmTransport(Transport, OneSided):
     """Bytes between the ranks of one host. See the module, `transports.base` and `transports.onesided`.
 
-    It is also the engine of its waiter and the host of its requests and windows: those calls come with the lock held.
+    It is also the engine of its loop and the host of its requests and windows: those calls come with the lock held.
     """
 
     name = "shm"
@@ -49,15 +48,16 @@ class ShmTransport(Transport, OneSided):
     def __init__(self, group: Group, options: Options | None = None) -> None:
         super().__init__(group)
         self._options = options or Options()
-        self.cores = Cores(group)
+        self.cores = Cores(group, self._options.affinity)
         spin = _SPIN if self.cores.suffice else 0.0
         if self._options.spin_us != AUTOMATIC_SPIN:
             spin = self._options.spin_us * 1e-6
         self.spins = spin > 0
-        self.waiter = Waiter(self, spin, self.cores)
+        self.loop = Loop(self, spin, self.cores)
+        self.driver = self.loop.driver
         self.windows: set[ShmWindow] = set()
-        self._lock = self.waiter.lock
-        self._mailbox = Mailbox(self.rank)
+        self._lock = self.driver.lock
+        self._match_queue = MatchQueue(self.rank)
         self._holding = False
         self._exposures = Exposures(self, self._options.directory)
         self._window_keys: set[str] = set()
@@ -66,11 +66,7 @@ class ShmTransport(Transport, OneSided):
         self._outgoing: dict[int, Outgoing] = {}
         self._incoming: dict[int, Incoming] = {}
         self._backlog: set[int] = set()
-        self._opened = False
-        self._closing = False
-        self._closed = False
-        self._failure: RondeError | None = None
-        self._refusal: RondeError | None = ClosedError(f"{self._me} is not open", rank=self.rank)
+        self._life = Lifecycle(group, "shared-memory transport", self._lock, self._abandon)
 
     @property
     def authenticated(self) -> bool:
@@ -79,20 +75,15 @@ class ShmTransport(Transport, OneSided):
 
     @property
     def failure(self) -> RondeError | None:
-        return self._failure
+        return self._life.failure
 
     def open(self, deadline: float) -> None:
         with self._lock:
-            if self._opened or self._closed:
-                raise ClosedError(f"{self._me} was opened before; a transport is opened once", rank=self.rank)
-            self.check_sound()
-            self._opened = True
+            self._life.begin_open()
         try:
             self._open(deadline)
         except BaseException as error:  # without this rank the others wait in vain
-            who = self.group.describe(self.rank)
-            given_up = AbortedError(f"{who} gave up opening the transport: {error!r}", rank=self.rank)
-            self.abort(error if isinstance(error, RondeError) else given_up)
+            self.abort(self._life.cause(error, "gave up opening the transport"))
             with self._lock:
                 if self._board is not None:
                     self._board.segment.unlink()
@@ -103,13 +94,13 @@ class ShmTransport(Transport, OneSided):
         check_arguments(self, peer, tag, check)
         check_view(view, writable=False)
         with self._lock:
-            if self._refusal is not None:
-                raise copy.copy(self._refusal)
+            if self._life.refusal is not None:
+                raise self._life.refused()
             if peer == self.rank:
-                landing = self._mailbox.arrive(peer, tag, check, len(view))
-                landing.view[:] = view
-                landing.finish()
-                self.waiter.interrupt()
+                inbound = self._match_queue.arrive(peer, tag, check, len(view))
+                inbound.view[:] = view
+                inbound.finish()
+                self.driver.interrupt()
                 return _SENT
             try:
                 frame = self._outgoing[peer].send(_DATA, tag, check, view)
@@ -125,42 +116,40 @@ class ShmTransport(Transport, OneSided):
         check_arguments(self, peer, tag, check)
         check_view(view, writable=True)
         with self._lock:
-            if self._refusal is not None:
-                raise copy.copy(self._refusal)
-            receive = self._mailbox.post(peer, tag, view, check)
+            if self._life.refusal is not None:
+                raise self._life.refused()
+            receive = self._match_queue.post(peer, tag, view, check)
             if self._holding:
                 self._holding = False
-                self.waiter.interrupt()
+                self.driver.interrupt()
         return Receiving(self, receive)
 
     def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
         awaited = AnyOf(requests)
-        return awaited.ended if self.waiter.wait(awaited, deadline) else []
+        return awaited.ended if self.driver.wait(awaited, deadline) else []
 
     def abort(self, cause: RondeError) -> None:
         with self._lock:
-            if self._failure is not None or self._closed:
+            if self._life.failure is not None or self._life.closed:
                 return
             told = None
             if self._board is not None:
                 told = self._board.cause()
                 if told is None:
-                    self._board.tell(cause)
+                    self._board.publish_cause(cause)
             self._fail(told or cause)
 
     def close(self, deadline: float) -> None:
         """See Transport. What is sent has left this rank once it is in the rings, which outlive it as long as a peer
         has them. What a peer that has closed did not take is dropped."""
         with self._lock:
-            if self._closing or self._closed:
+            sound = self._life.refusal is None
+            if not self._life.begin_close():
                 return
-            self._closing = True
-            sound = self._refusal is None
-            self._refusal = self._failure or ClosedError(f"{self._me} was closed", rank=self.rank)
         try:
-            if sound and not self.waiter.wait(Flush(self), deadline):
+            if sound and not self.driver.wait(Flush(self), deadline):
                 absent = ", ".join(map(self.group.describe, sorted(self._backlog)))
-                raise DeadlineExceeded(f"{self._me} was closed before {absent} had taken all frames", rank=self.rank)
+                raise DeadlineExceeded(f"{self._life} was closed before {absent} had taken all frames", rank=self.rank)
         finally:
             with self._lock:
                 self._release()
@@ -180,17 +169,17 @@ class ShmTransport(Transport, OneSided):
         if nbytes < 0:
             raise ValueError(f"nbytes={nbytes!r}: must be 0 or more")
         with self._lock:
-            if self._refusal is not None:
-                raise copy.copy(self._refusal)
+            if self._life.refusal is not None:
+                raise self._life.refused()
             if key in self._window_keys:
                 raise ValueError(f"key={key!r}: was used before; every window of a group needs a key of its own")
             self._window_keys.add(key)
         return self._exposures.expose(key, ranks, nbytes, deadline)
 
-    # What the waiter drives.
+    # The rings of the loop.
 
     def sweep(self) -> bool:
-        if self._failure is not None or self._board is None:
+        if self._life.failure is not None or self._board is None:
             return False
         moved = False
         peer = self.rank
@@ -213,7 +202,7 @@ class ShmTransport(Transport, OneSided):
 
     def look(self) -> None:
         board, watch = self._board, self._watch
-        if self._failure is not None or board is None or watch is None:
+        if self._life.failure is not None or board is None or watch is None:
             return
         for peer in watch.dead():
             if board.state(peer) != CLOSED:
@@ -221,17 +210,13 @@ class ShmTransport(Transport, OneSided):
                 self.abort(PeerLost(f"{who}: its process ended without closing", rank=self.rank, peer=peer))
 
     def crashed(self, error: BaseException) -> None:
-        who = self.group.describe(self.rank)
-        self.abort(AbortedError(f"{who} was interrupted while it moved bytes: {error!r}", rank=self.rank))
+        self.abort(self._life.cause(error, "was interrupted while it moved bytes"))
 
     # What requests and windows need.
 
     def check_sound(self) -> None:
         self.learn()
-        if self._failure is not None:
-            raise copy.copy(self._failure)  # each raise has a traceback of its own
-        if self._closed:
-            raise ClosedError(f"{self._me} was closed", rank=self.rank)
+        self._life.check()
 
     def check_peer(self, peer: int, awaited: Awaited) -> None:
         self.check_sound()
@@ -260,7 +245,7 @@ class ShmTransport(Transport, OneSided):
     def learn(self) -> None:
         """Fail if another rank has aborted."""
         board = self._board
-        if self._failure is None and board is not None and board.aborted:
+        if self._life.failure is None and board is not None and board.aborted:
             self._fail(board.cause() or AbortedError("a rank has aborted", rank=self.rank))
 
     def departed(self, peer: int) -> bool:
@@ -282,10 +267,6 @@ class ShmTransport(Transport, OneSided):
         """The ranks that have not opened yet."""
         return [] if self._board is None else self._board.missing()
 
-    @property
-    def _me(self) -> str:
-        return f"the shared-memory transport of rank {self.rank}"
-
     def _open(self, deadline: float) -> None:
         host = self.group.members[self.rank].host
         far = [self.group.describe(rank) for rank, member in enumerate(self.group.members) if member.host != host]
@@ -299,9 +280,9 @@ class ShmTransport(Transport, OneSided):
             for peer in range(self.size):
                 if peer != self.rank:
                     self._join(board, peer)
-            self.waiter.open(board.bells[self.rank])
+            self.loop.open(board.bells[self.rank])
             board.enter(Identity.own())
-        if not self.waiter.wait(Assembly(self), deadline):
+        if not self.driver.wait(Assembly(self), deadline):
             absent = ", ".join(map(self.group.describe, board.missing()))
             raise DeadlineExceeded(f"{absent} did not open the transport in time", rank=self.rank)
         board.segment.unlink()
@@ -310,7 +291,7 @@ class ShmTransport(Transport, OneSided):
             self._watch = Watch()
             for peer in self._incoming:
                 self._watch.add(peer, board.process_of(peer))
-            self._refusal = None
+            self._life.opened()
 
     def _join(self, board: Board, peer: int) -> None:
         there, back = board.ring_memory(self.rank, peer), board.ring_memory(peer, self.rank)
@@ -323,10 +304,10 @@ class ShmTransport(Transport, OneSided):
                 if kind != _OFFER:
                     raise TransportError(f"a frame of kind {kind} came")
                 return self._exposures.arriving(length)
-            mailbox = self._mailbox
+            match_queue = self._match_queue
             try:
-                if mailbox.takes(peer, tag, check, length, self._options.max_parked_bytes):
-                    return mailbox.arrive(peer, tag, check, length)
+                if match_queue.takes(peer, tag, check, length, self._options.max_parked_bytes):
+                    return match_queue.arrive(peer, tag, check, length)
             except MismatchError as error:
                 self.abort(error)
             self._holding = True
@@ -336,32 +317,43 @@ class ShmTransport(Transport, OneSided):
 
     def _fail(self, cause: RondeError) -> None:
         """Give all buffers back, and let all that wait look again."""
-        self._failure = self._refusal = cause
+        if not self._life.fail(cause):
+            return
         for incoming in self._incoming.values():
             incoming.forget()
         for outgoing in self._outgoing.values():
             outgoing.forget()
         self._backlog.clear()
-        self._mailbox = Mailbox(self.rank)
-        self.waiter.interrupt()
+        self._match_queue = MatchQueue(self.rank)
+        self.driver.interrupt()
 
     def _release(self) -> None:
-        if self._closed:
+        if not self._life.close():
             return
-        self._closed = True
-        self._refusal = self._failure or ClosedError(f"{self._me} was closed", rank=self.rank)
-        self.waiter.close()
+        self.loop.close()
+        self._drop()
+        self._exposures.close()
+        if self._board is not None:
+            self._board.leave()
+            self._board.release()
+            self._board = None
+
+    def _abandon(self) -> None:
+        """In a forked child: unmap the memory; the others must not notice."""
+        self.loop.abandon()
+        self._drop()
+        if self._board is not None:
+            self._board.release()
+            self._board = None
+
+    def _drop(self) -> None:
+        """Give back all windows, buffers and descriptors."""
         for window in tuple(self.windows):
             window.close()
-        self._exposures.close()
-        self._mailbox = Mailbox(self.rank)
+        self._match_queue = MatchQueue(self.rank)
         self._outgoing.clear()
         self._incoming.clear()
         self._backlog.clear()
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        if self._board is not None:
-            self._board.leave()
-            self._board.release()
-            self._board = None

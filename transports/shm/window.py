@@ -1,7 +1,7 @@
 """Windows in shared memory.
 
-    controls   per rank 256 bytes: its epoch, whether it has attached, and the addresses of what it lends; on another
-               line whether anybody sleeps who waits for it; on two more the last 8 epochs, each with its check
+    controls   per rank 256 bytes: its epoch, whether it has attached, and the addresses of its exposed arrays; on
+               another line whether a waiting rank sleeps; on two more the last 8 epochs, each with its check
     parts      per rank, each on pages of its own
 
 To publish is three stores and a look at one word; to wait for what is there already is one load. Neither takes a lock.
@@ -10,12 +10,13 @@ To publish is three stores and a look at one word; to wait for what is there alr
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from transports.base import MAX_CHECK
 from transports.cores import Cores
-from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost
+from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.onesided import Memory, Window
 from transports.shm import remote, requests
 from transports.shm.doorbell import Doorbell
@@ -25,18 +26,18 @@ from transports.shm.segments import Segment
 _CONTROL_BYTES: Final = 256
 _PAGE: Final = 4096
 _BEHIND: Final = 17 * 64
-"""Bytes from the start of a page to a part. Large arrays of NumPy begin 16 bytes behind such a start; where what is
-read and what is written lie nearly alike in their pages, processors take one for the other, and copy a fifth slower."""
+"""Bytes from the start of a page to a part. Large arrays of NumPy begin 16 bytes behind the start of a page. A copy is
+a fifth slower when source and target have nearly the same offset in their pages (4K aliasing)."""
 _GLANCES: Final = 200
 """Looks at an epoch, some 30 ns each, before a wait does anything else."""
 _YIELDS: Final = 10
-"""Times that it then leaves the core to others, one of whom may be the one that is waited for, before it drives the
-transport, which takes several times as long."""
+"""Number of yields after the glances, before a wait drives the transport, which takes several times as long. The
+awaited rank may need the core."""
 
 # Indices of 64-bit words in a rank's control.
 _EPOCH: Final = 0
 _ATTACHED: Final = 1
-_LENT: Final = 2
+_EXPOSED: Final = 2
 _ASKED: Final = 8
 _CHECKS: Final = 16
 _KEPT: Final = 8
@@ -45,11 +46,15 @@ _NEVER: Final = 1 << 64
 
 
 class Host(requests.Host, Protocol):
-    """What windows need of their transport."""
+    """The transport, as its windows use it."""
 
     cores: Cores
     spins: bool
     windows: set[ShmWindow]
+
+    @property
+    def failure(self) -> RondeError | None:
+        """The cause of the transport's abort."""
 
     def bells_of(self, ranks: Sequence[int]) -> list[Doorbell]:
         """The doorbells of ranks."""
@@ -118,8 +123,8 @@ class ShmWindow(Window):
             if control[slot + 1] != check or WEAKLY_ORDERED or control[slot] != epoch:
                 self._compare(index, epoch, check)
 
-    def lend(self, *pieces: Memory) -> bool:
-        word, known = _LENT, True
+    def expose_arrays(self, *pieces: Memory) -> bool:
+        word, known = _EXPOSED, True
         for piece in pieces:
             self._own[word] = remote.address(piece)
             known = known and remote.on_heap(piece)
@@ -129,14 +134,14 @@ class ShmWindow(Window):
     def read(self, index: int, piece: int, offset: int, target: Memory) -> None:
         problem = ""
         try:
-            remote.copy_from(self._pids[index], self._controls[index][_LENT + piece] + offset, target)
+            remote.copy_from(self._pids[index], self._controls[index][_EXPOSED + piece] + offset, target)
         except OSError as error:
             problem = f"its memory cannot be read: {error}"
         if WEAKLY_ORDERED:
             barrier()
         rank, peer = self._host.rank, self.ranks[index]
-        with self._host.waiter.lock:
-            self._host.check_sound()  # a peer that has failed need not keep what it lent
+        with self._host.driver.lock:
+            self._host.check_sound()  # a peer that has failed need not keep its exposed arrays
             if self.closed:
                 raise self._closed_error()
             if self._host.departed(peer):  # nor one that has closed
@@ -145,7 +150,7 @@ class ShmWindow(Window):
             raise PeerLost(f"rank {rank} lost {self._host.group.describe(peer)}: {problem}", rank=rank, peer=peer)
 
     def close(self) -> None:
-        with self._host.waiter.lock:
+        with self._host.driver.lock:
             if self.closed:
                 return
             self.closed = True
@@ -159,7 +164,7 @@ class ShmWindow(Window):
                     view.release()
             self._views.clear()
             self.segment.close()
-            self._host.waiter.interrupt()
+            self._host.driver.interrupt()
 
     # What transport and waits need.
 
@@ -176,7 +181,7 @@ class ShmWindow(Window):
         """True if the epoch of a position is at least `epoch`."""
         return self._controls[index][_EPOCH] >= epoch
 
-    def ask(self, index: int) -> None:
+    def request_wakeup(self, index: int) -> None:
         """Ask to be rung when the epoch of a position rises."""
         if not self.closed:
             self._controls[index][_ASKED] = 1
@@ -200,7 +205,7 @@ class ShmWindow(Window):
         return False
 
     def _wait_long(self, index: int, epoch: int, deadline: float) -> None:
-        if not self._host.waiter.wait(_Reaching(self, index, epoch), deadline):
+        if not self._host.driver.wait(_Reaching(self, index, epoch), deadline):
             rank, peer = self._host.rank, self.ranks[index]
             raise DeadlineExceeded(
                 f"rank {rank} waited too long for {self._host.group.describe(peer)} to reach epoch {epoch} of a "
@@ -245,8 +250,8 @@ class ShmWindow(Window):
             raise ValueError(f"check={check!r}: must be 0 to 2**32 - 1")
         raise ValueError(f"epoch={epoch!r}: must be greater than {self._published}, the epoch published before")
 
-    def _closed_error(self) -> ClosedError:
-        return ClosedError("the window was closed", rank=self._host.rank)
+    def _closed_error(self) -> RondeError:
+        return copy.copy(self._host.failure) or ClosedError("the window was closed", rank=self._host.rank)
 
 
 class _Reaching:
@@ -263,11 +268,11 @@ class _Reaching:
     def done(self) -> bool:
         return self._window.reached(self._index, self._epoch)
 
-    def check(self) -> None:
+    def check_possible(self) -> None:
         self._window.check(self._index, self)
 
-    def ask(self) -> None:
-        self._window.ask(self._index)
+    def request_wakeup(self) -> None:
+        self._window.request_wakeup(self._index)
 
 
 def _parts_offset(count: int) -> int:

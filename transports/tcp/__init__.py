@@ -1,4 +1,9 @@
-"""The TCP backend: ranks of one or many hosts, over sockets. See `transport`."""
+"""The TCP backend: ranks of one or many hosts, over sockets.
+
+`transport` is the transport, `loop` moves its bytes, `lanes` and `outgoing` are its connections, `striping` and
+`reassembly` carry large messages over several of them, `listener`, `dialing` and `handshake` make connections, and
+`dead_links` finds hosts that do not answer. Other rooms use only the names below, through the registry.
+"""
 
 from __future__ import annotations
 

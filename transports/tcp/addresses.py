@@ -1,8 +1,6 @@
-"""How the ranks tell each other, through the store, where they listen."""
+"""Exchange of the ranks' listening addresses through the store."""
 
 from __future__ import annotations
-
-import time
 
 from transports.base import Group
 from transports.errors import DeadlineExceeded, RendezvousError
@@ -38,12 +36,7 @@ def exchange(group: Group, address: Address, deadline: float) -> list[Address]:
         else:
             table = _table(_read(store.get("table", deadline)), group.size)
     except DeadlineExceeded as error:
-        missing = []
-        for rank in range(group.size):
-            try:
-                store.get(f"addr/{rank}", time.monotonic())
-            except DeadlineExceeded:
-                missing.append(rank)
+        missing = [rank for rank in range(group.size) if store.peek(f"addr/{rank}") is None]
         who = ", ".join(map(group.describe, missing)) or f"{group.describe(0)}, which gathers the addresses,"
         raise DeadlineExceeded(
             f"{who} did not open the TCP transport in time", rank=group.rank, peer=missing[0] if missing else 0

@@ -1,19 +1,19 @@
-"""Receives that are awaited at once: a small frame is read straight to where it goes, as soon as it comes.
+"""Receives that are awaited at once: a small frame is read straight into its destination as soon as it comes.
 
-A receive that is posted and awaited later goes through mailbox, loop and request, so that it may be one of many. Where
-the caller waits for this one anyway, and it is what the peer sends next, that would take longer than to read it. So the
-lane is looked at for a moment first, with the lock held. All else goes the long way, and so does this one if it does
-not come soon; and once in a while, since only there all connections are seen to.
+A receive that is posted and awaited later goes through match queue, loop and request, so that it may be one of many.
+Where the caller waits for this receive anyway, and its frame is what the peer sends next, that takes longer than to
+read the frame. So the lane is polled for a moment first, with the lock held. Everything else is posted as usual, and so
+is this receive if its frame does not come soon; and once in a while, since only the loop looks at all connections.
 """
 
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
+from typing import Protocol
 
-from transports.base import Group, Request, Transport, check_arguments, check_view
+from transports.base import Request
 from transports.errors import RondeError
-from transports.matching import Mailbox
+from transports.matching import MatchQueue
 from transports.tcp.frames import data_header
 from transports.tcp.lanes import Incoming
 from transports.tcp.loop import Loop
@@ -21,91 +21,108 @@ from transports.tcp.outgoing import Outgoing
 from transports.tcp.requests import Send
 
 
-class AtOnce(Transport):
-    """That part of the TCP transport, which keeps what is named here."""
+class Host(Protocol):
+    """The transport, for all that is not read at once."""
 
-    _loop: Loop
-    _mailbox: Mailbox
-    _incoming: dict[int, Incoming]
-    _outgoing: dict[int, Outgoing]
-    _spread_from: int
+    def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        """Begin to send."""
 
-    def __init__(self, group: Group) -> None:
-        super().__init__(group)
-        self._sent = self._sending(self.rank, 0, 0)
-        """Of all sends that were over at once."""
-        self._sent.done = True
+    def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        """Post a receive."""
 
-    @abstractmethod
-    def _sending(self, peer: int, tag: int, nbytes: int) -> Send:
-        """A send that is about to begin."""
+    def sending(self, peer: int, tag: int, nbytes: int) -> Send:
+        """The request of a send that is about to begin."""
 
-    @abstractmethod
-    def _crashed(self, error: BaseException) -> None:
+    def crashed(self, error: BaseException) -> None:
         """An exception has escaped in the middle of moving bytes."""
 
-    def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int = 0) -> None:
-        check_arguments(self, peer, tag, check)
-        check_view(view, writable=True)
-        with self._loop.lock:
+
+class AtOnce:
+    """Receives without a request, for one transport, whose lanes and match queue it shares.
+
+    sent         the request of every send that is complete at once
+    spread_from  length from which a message goes over several connections
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        loop: Loop,
+        match_queue: MatchQueue,
+        incoming: dict[int, Incoming],
+        outgoing: dict[int, Outgoing],
+        sent: Send,
+        spread_from: int,
+    ) -> None:
+        self._host = host
+        self._loop = loop
+        self._lock = loop.driver.lock
+        self._match_queue = match_queue
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._sent = sent
+        self._sent.done = True
+        self._spread_from = spread_from
+
+    def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int) -> None:
+        """See Transport.recv; the arguments have been checked."""
+        with self._lock:
             lane = self._incoming.get(peer)
-            if lane is None or not self._loop.idle(now := time.monotonic()) or self._mailbox.knows(peer, tag):
-                request: Request | None = self.irecv(peer, tag, view, check)
+            if lane is None or not self._loop.idle(now := time.monotonic()) or self._match_queue.knows(peer, tag):
+                request: Request | None = self._host.irecv(peer, tag, view, check)
             else:
                 request = self._fetch(lane, tag, check, view, now)
         if request is not None:
             request.wait(deadline)
 
     def sendrecv(
-        self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int = 0
+        self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int
     ) -> Request:
-        check_arguments(self, dest, tag, check)
-        check_view(data, writable=False)
-        check_view(view, writable=True)
+        """See Transport.sendrecv; the arguments have been checked."""
         receiving: Request | None
         sending: Request = self._sent
-        with self._loop.lock:
+        with self._lock:
             lane, back = self._outgoing.get(dest), self._incoming.get(source)
             if (
                 lane is None
                 or back is None
                 or len(data) >= self._spread_from
                 or not self._loop.idle(now := time.monotonic())
-                or self._mailbox.knows(source, tag)
+                or self._match_queue.knows(source, tag)
             ):
-                receiving = self.irecv(source, tag, view, check)
-                sending = self.isend(dest, tag, data, check)
+                receiving = self._host.irecv(source, tag, view, check)
+                sending = self._host.isend(dest, tag, data, check)
             else:
                 header = data_header(tag, check, len(data))
                 try:
                     sent = lane.give(header, data)
                     if sent < len(header) + len(data):
-                        sending = self._sending(dest, tag, len(data))
-                        lane.queue(header, data, sending, sent)
+                        sending = rest = self._host.sending(dest, tag, len(data))
+                        lane.queue(header, data, rest, sent)
                 except BaseException as error:
-                    self._crashed(error)
+                    self._host.crashed(error)
                     raise
                 if sending is self._sent:
                     receiving = self._fetch(back, tag, check, view, now)
                 else:  # the rest must go out meanwhile
-                    receiving = self.irecv(source, tag, view, check)
+                    receiving = self._host.irecv(source, tag, view, check)
         if receiving is not None:
             receiving.wait(deadline)
         return sending
 
     def _fetch(self, lane: Incoming, tag: int, check: int, view: memoryview, now: float) -> Request | None:
-        """Read a frame that the mailbox knows nothing of; None if all of it has come, else what it is awaited by."""
+        """Read a frame that the match queue does not know of. None if all of it has come, else its request."""
         try:
             rest = lane.fetch(tag, check, view, now)
             if rest is not None and not rest:
                 return None
-            self._loop.interrupt()  # what has come may be what others wait for
-            request = self.irecv(lane.peer, tag, view, check)
+            self._loop.driver.interrupt()  # other threads may wait for what has come
+            request = self._host.irecv(lane.peer, tag, view, check)
             if rest:
-                lane.land(self._mailbox.arrive(lane.peer, tag, check, len(view)), rest)
+                lane.receive_rest(self._match_queue.arrive(lane.peer, tag, check, len(view)), rest)
         except RondeError:  # of a transport that has failed
             raise
         except BaseException as error:
-            self._crashed(error)
+            self._host.crashed(error)
             raise
         return request

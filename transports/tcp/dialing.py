@@ -15,7 +15,7 @@ from transports.tcp.outgoing import Outgoing
 
 
 class Seeker(Protocol):
-    """Who wants the lanes."""
+    """The transport that wants the lanes."""
 
     def unreachable(self, peer: int, error: RondeError) -> None:
         """A connection cannot be made. Its lane was released."""
@@ -78,5 +78,5 @@ class Dialing:
 
 
 def purpose(group: Group, receiver: int) -> bytes:
-    """What a lane is for: a handshake recorded for another one is worthless."""
+    """The purpose that the handshake of a lane proves, so that one recorded for another lane is worthless."""
     return b"ronde tcp lane to rank %d of %d, generation %d" % (receiver, group.size, group.generation)

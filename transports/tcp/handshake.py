@@ -16,38 +16,38 @@ from typing import Final, Protocol
 from transports import auth, tls
 from transports.errors import ConnectError, PeerLost, RondeError, TransportError
 from transports.tcp import sockets
+from transports.tcp.dead_links import LinkHealth
 from transports.tcp.frames import HEADER, intro_frame, parse_intro
 from transports.tcp.loop import READ, WRITE, Loop
 from transports.tcp.options import Options
-from transports.tcp.silence import Silence
 from transports.tls import Tls, TlsSocket
 
 CROWDED_SECONDS: Final = 1.0
-"""What an accepted connection gets at least to prove itself, also while others wait to be let in."""
+"""Seconds that an accepted connection gets at least to prove itself, also while others wait to be accepted."""
 
 
-class Caller(Protocol):
-    """Who connects: told exactly one of the two outcomes of a Dial."""
+class DialOwner(Protocol):
+    """The owner of a Dial. It gets exactly one of the two calls."""
 
     def dialed(self, dial: Dial, sock: socket.socket) -> None:
-        """The peer has proved itself and been told who calls. The socket is the caller's from now on."""
+        """The peer has proved itself and has received this rank's introduction. The socket belongs to the owner now."""
 
     def dial_failed(self, dial: Dial, error: RondeError) -> None:
-        """There will be no connection."""
+        """The connection could not be made."""
 
 
-class Doorkeeper(Protocol):
-    """Who accepts: told exactly one of the two outcomes of a Stranger."""
+class IncomingOwner(Protocol):
+    """The owner of an IncomingHandshake. It gets exactly one of the two calls."""
 
-    def introduced(self, stranger: Stranger, sock: socket.socket, rank: int, connection: int) -> None:
-        """The stranger knows the secret and says that it is `rank`, and this its connection of that number. The socket
-        is the doorkeeper's from now on."""
+    def authenticated(self, incoming: IncomingHandshake, sock: socket.socket, rank: int, connection: int) -> None:
+        """The client has proved that it knows the secret. It is connection number `connection` of `rank`. The socket
+        belongs to the owner now."""
 
-    def refused(self, stranger: Stranger, error: Exception) -> None:
-        """The stranger has been turned away."""
+    def refused(self, incoming: IncomingHandshake, error: Exception) -> None:
+        """The connection was refused and closed."""
 
 
-class _Shaking(ABC):
+class _Handshake(ABC):
     """A socket in the loop from which messages of known length are read."""
 
     def __init__(self, loop: Loop, secret: bytes, purpose: bytes, tls: Tls | None) -> None:
@@ -90,7 +90,7 @@ class _Shaking(ABC):
         return sock
 
     def _bound_purpose(self) -> bytes | None:
-        """What is to be proved, None while the handshake of TLS goes on."""
+        """The purpose to prove, bound to the TLS session; None while the handshake of TLS goes on."""
         sock = self._socket()
         if self._tls is None:
             return self._purpose
@@ -118,7 +118,7 @@ class _Shaking(ABC):
             raise ConnectError("the connection does not take the handshake")
 
 
-class Dial(_Shaking):
+class Dial(_Handshake):
     """The connecting end.
 
     The other end hangs up on a handshake that takes longer than `handshake_timeout`, or CROWDED_SECONDS in a crowd, and
@@ -128,7 +128,7 @@ class Dial(_Shaking):
 
     def __init__(
         self,
-        caller: Caller,
+        caller: DialOwner,
         loop: Loop,
         *,
         rank: int,
@@ -150,14 +150,14 @@ class Dial(_Shaking):
         self._connecting = True
         self._client: auth.Client | None = None
         self._begun = 0.0
-        self.silence = Silence()
+        self.health = LinkHealth()
 
     def start(self) -> None:
         """Begin to connect. A failure is told to the caller, here or later."""
         self._begun = time.monotonic()
         self._connecting = True
         self._client = None
-        self.silence = Silence()
+        self.health = LinkHealth()
         try:
             self._sock = sockets.dial(*self.address, self._options.socket_buffer_bytes)
         except (ConnectError, OSError) as error:
@@ -226,19 +226,19 @@ class Dial(_Shaking):
         return self._sock
 
     def fail(self, error: Exception) -> None:
-        """Hang up and tell the caller why."""
+        """Close the connection and report the error to the owner."""
         self.close()
         where = "{}, port {}".format(*self.address)
         kind = ConnectError if isinstance(error, ConnectError) else PeerLost
         self._caller.dial_failed(self, kind(f"{where}: {error}", rank=self._rank, peer=self.peer))
 
 
-class Stranger(_Shaking):
-    """The accepting end: a connection of which nothing is known yet."""
+class IncomingHandshake(_Handshake):
+    """The accepting end of a handshake: an unauthenticated connection."""
 
     def __init__(
         self,
-        doorkeeper: Doorkeeper,
+        owner: IncomingOwner,
         loop: Loop,
         sock: socket.socket,
         *,
@@ -253,13 +253,13 @@ class Stranger(_Shaking):
         self.begun = time.monotonic()
         self.deadline = self.begun + options.handshake_timeout
         self._sock = sock
-        self._doorkeeper = doorkeeper
+        self._owner = owner
         self._options = options
         self._server: auth.Server | None = None
         self._proving = False
 
     def start(self) -> None:
-        """Await the stranger's first message."""
+        """Wait for the first message."""
         try:
             sockets.tune(self._socket(), self._options.peer_timeout)
             if self._tls is not None:
@@ -283,9 +283,9 @@ class Stranger(_Shaking):
             self.refuse(error)
 
     def refuse(self, error: Exception) -> None:
-        """Hang up and tell the doorkeeper why."""
+        """Close the connection and report the error to the owner."""
         self.close()
-        self._doorkeeper.refused(self, error)
+        self._owner.refused(self, error)
 
     def _greeted(self) -> None:
         if self._server is None:
@@ -312,4 +312,4 @@ class Stranger(_Shaking):
         if answer is not None:
             self._server.verify(answer[: auth.PROOF_BYTES])
             rank, connection = parse_intro(answer[auth.PROOF_BYTES :])
-            self._doorkeeper.introduced(self, self._give_away(), rank, connection)
+            self._owner.authenticated(self, self._give_away(), rank, connection)

@@ -12,9 +12,9 @@ from typing import ClassVar, Final, Protocol
 from transports import tls
 from transports.errors import RondeError, TransportError
 from transports.tcp import sockets
+from transports.tcp.dead_links import LinkHealth
 from transports.tcp.frames import ABORT, DATA, GOODBYE, HEADER, MAX_CONTROL_BYTES, SPREAD, parse_abort
 from transports.tcp.loop import READ, Loop
-from transports.tcp.silence import Silence
 
 _IN_BUFFER: Final = 1 << 15
 """Two records of TLS; and frames of up to 16 KiB with some room to spare are read as one."""
@@ -26,24 +26,24 @@ _unpack_from: Final = HEADER.unpack_from
 _CUT_OFF: Final = "it closed the connection without a goodbye"
 
 
-class Place(Protocol):
-    """Where a payload goes. Written as a whole into `view`, then finished."""
+class Target(Protocol):
+    """The place of a payload. It is written as a whole into `view`, then finished."""
 
     @property
     def view(self) -> memoryview:
-        """As long as the payload."""
+        """Memory of the length of the payload."""
 
     def finish(self) -> None:
         """The payload is complete."""
 
 
 class Host(Protocol):
-    """What a lane tells its transport."""
+    """The transport, as its lanes use it."""
 
     def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
         """A whole frame has come; False if no receive was posted that it fits, and `arrive` must be asked."""
 
-    def arrive(self, peer: int, tag: int, check: int, length: int) -> Place | None:
+    def arrive(self, peer: int, tag: int, check: int, length: int) -> Target | None:
         """A header of data has come: where its payload goes, or None to stop reading until `Lane.resume`."""
 
     def told(self, cause: RondeError) -> None:
@@ -57,9 +57,9 @@ class Host(Protocol):
 
 
 class Announced(Protocol):
-    """Who is told of messages that come in pieces."""
+    """The receiver of striped messages, as their announcements use it."""
 
-    def expect(self, place: Place) -> None:
+    def expect(self, place: Target) -> None:
         """The pieces of the next such message go there."""
 
     def complete(self) -> None:
@@ -69,7 +69,7 @@ class Announced(Protocol):
         """Read what has come of them; True if anything had."""
 
     def progress(self) -> str:
-        """What is arriving in pieces just now, for diagnosis; empty for nothing."""
+        """Progress of the striped message that is arriving, for diagnosis; empty if none is."""
 
 
 class _Control:
@@ -101,19 +101,19 @@ class Lane:
     """One connection: its socket, and the reader of what comes on it."""
 
     _data: ClassVar[int | None] = None
-    """The kind of frames that go to the mailbox; all others are control frames."""
+    """The kind of frames that go to the match queue; all others are control frames."""
 
     def __init__(self, host: Host, loop: Loop, peer: int, buffer_bytes: int) -> None:
         self.peer = peer
         self.closed = False
-        self.silence = Silence()
+        self.health = LinkHealth()
         self._host = host
         self._loop = loop
         self._sock: socket.socket | None = None
         self._buffer = bytearray(buffer_bytes)
         self._window = memoryview(self._buffer)
         self._end = 0
-        self._landing: Place | None = None
+        self._inbound: Target | None = None
         self._rest = memoryview(b"")
         self._held = False
 
@@ -145,7 +145,7 @@ class Lane:
             for _ in range(_READS_AT_ONCE):
                 if self.closed:
                     break
-                if self._landing is not None:
+                if self._inbound is not None:
                     into = self._rest
                 else:
                     into = self._window[self._end :] if self._end else self._window
@@ -153,14 +153,14 @@ class Lane:
                 if not count:
                     raise EOFError(_CUT_OFF)
                 read = True
-                if self._landing is None:
+                if self._inbound is None:
                     self._end += count
                     self._parse()
                 elif count < len(into):
                     self._rest = into[count:]
                 else:
-                    landing, self._landing = self._landing, None
-                    landing.finish()
+                    inbound, self._inbound = self._inbound, None
+                    inbound.finish()
                     self._look_again()  # not at the socket: to find that nothing more has come takes as long as to read
                     break
                 if count < len(into) or self._held:
@@ -189,9 +189,9 @@ class Lane:
             self.release()
             self._host.lost(self, error)
 
-    def farewell(self, frame: bytes) -> None:
-        """Say a last word if it can be said without waiting, and leave. The socket stays until `release`, since
-        closing it with data unread could destroy what was said."""
+    def send_last(self, frame: bytes) -> None:
+        """Send a last frame, if that is possible without waiting, and shut the connection down for writing. The socket
+        stays open until `release`: closing it with unread data could discard the frame."""
         self.closed = True
         if self._sock is not None:
             self._loop.watch(self, 0)
@@ -230,11 +230,11 @@ class Lane:
         self._look_again()
 
     def progress(self) -> str:
-        """What is arriving just now, for diagnosis."""
+        """Progress of the frame that is arriving, for diagnosis."""
         if self._held:
             return "its next frame is held back for want of room to park it (max_parked_bytes)"
-        if self._landing is not None:
-            total = len(self._landing.view)
+        if self._inbound is not None:
+            total = len(self._inbound.view)
             return f"{total - len(self._rest)} of {total} bytes of a frame have come"
         return "nothing is arriving from it"
 
@@ -246,13 +246,13 @@ class Lane:
             self._loop.revisit(self)
 
     def _drop(self) -> None:
-        self._landing = None
+        self._inbound = None
         self._rest = memoryview(b"")
         self._held = False
 
     def _parse(self) -> None:
         window, start, end = self._window, 0, self._end
-        landing: Place | None
+        inbound: Target | None
         while end - start >= _HEADER_BYTES and not self.closed:
             tag, check, kind, length = _unpack_from(window, start)
             if kind == self._data:
@@ -260,32 +260,32 @@ class Lane:
                 if after <= end and self._host.deliver(self.peer, tag, check, window[after - length : after]):
                     start = after
                     continue
-                landing = self._host.arrive(self.peer, tag, check, length)
+                inbound = self._host.arrive(self.peer, tag, check, length)
             elif kind == SPREAD:
-                landing = self._announced(tag, check, length)
+                inbound = self._announced(tag, check, length)
                 length = 0
             else:
-                landing = self._begin_control(kind, length)
-            if landing is None:
+                inbound = self._begin_control(kind, length)
+            if inbound is None:
                 self._held = True
                 self._loop.watch(self, 0)
                 break
             start += _HEADER_BYTES
             if length <= end - start:
-                landing.view[:] = window[start : start + length]
+                inbound.view[:] = window[start : start + length]
                 start += length
-                landing.finish()
+                inbound.finish()
             else:
                 have = end - start
-                landing.view[:have] = window[start:end]
-                self._landing, self._rest = landing, landing.view[have:]
+                inbound.view[:have] = window[start:end]
+                self._inbound, self._rest = inbound, inbound.view[have:]
                 start = end
         left = end - start
         if left and start:
             window[:left] = window[start:end]
         self._end = left
 
-    def _announced(self, tag: int, check: int, length: int) -> Place | None:
+    def _announced(self, tag: int, check: int, length: int) -> Target | None:
         """A message in pieces is to come: where the rest of its SPREAD frame goes, which is empty, or None as `arrive`
         has it."""
         raise TransportError("a message in pieces was announced on a connection for something else")
@@ -309,10 +309,10 @@ class Incoming(Lane):
         self.attach(sock)
 
     def fetch(self, tag: int, check: int, view: memoryview, now: float) -> memoryview | None:
-        """Read the next frame, if it soon comes and is this one, straight to where it is awaited, of which the mailbox
-        knows nothing. What is missing of it still; None if something else came, or nothing, or is under way already."""
+        """Read the next frame straight into `view`, if it comes soon and is the expected one. Returns the part of
+        `view` that is still missing; None if another frame came, or none, or one is under way already."""
         sock, window = self._sock, self._window
-        if sock is None or self._end or self._held or self._landing is not None:
+        if sock is None or self._end or self._held or self._inbound is not None:
             return None
         try:
             if now >= self._delay_at:
@@ -342,9 +342,9 @@ class Incoming(Lane):
             self.fail(error)
             return None
 
-    def land(self, place: Place, rest: memoryview) -> None:
-        """What `fetch` has begun to read goes on to a place of the mailbox's."""
-        self._landing, self._rest = place, rest
+    def receive_rest(self, target: Target, rest: memoryview) -> None:
+        """Receive the rest of a frame that `fetch` has begun to read into `target`, which is `rest` from here on."""
+        self._inbound, self._rest = target, rest
 
     def _soon(self, sock: socket.socket, into: memoryview) -> int:
         """Read what comes within some glances: how many bytes."""
@@ -370,7 +370,7 @@ class Incoming(Lane):
     def progress(self) -> str:
         return self._pieces.progress() or super().progress()
 
-    def _announced(self, tag: int, check: int, length: int) -> Place | None:
+    def _announced(self, tag: int, check: int, length: int) -> Target | None:
         place = self._host.arrive(self.peer, tag, check, length)
         if place is None:
             return None

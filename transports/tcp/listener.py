@@ -1,4 +1,4 @@
-"""Accepts connections, and lets only those through that know the job's secret."""
+"""Accepts connections and passes on those that have proved that they know the job's secret."""
 
 from __future__ import annotations
 
@@ -9,33 +9,36 @@ import time
 from typing import Final, Protocol
 
 from transports.tcp import sockets
-from transports.tcp.handshake import CROWDED_SECONDS, Stranger
+from transports.tcp.handshake import CROWDED_SECONDS, IncomingHandshake
 from transports.tcp.loop import READ, Loop
 from transports.tcp.options import Options
 from transports.tls import Tls
 
 logger = logging.getLogger(__name__)
 
-MAX_STRANGERS: Final = 128
+MAX_UNAUTHENTICATED: Final = 128
 MAX_REFUSALS_LOGGED: Final = 100
 _PAUSE: Final = 0.1
 _BACKLOG: Final = 4096
 
 
-class Welcome(Protocol):
-    """Who gets the connections that were let through."""
+class AcceptedOwner(Protocol):
+    """The receiver of connections that have proved themselves."""
 
     def accepted(self, sock: socket.socket, rank: int, connection: int) -> str | None:
-        """Take the socket of a lane from `rank`, its connection of that number, or say why not: then it is hung up
-        on."""
+        """Take the socket of connection number `connection` from `rank`. A returned reason refuses it: the listener
+        closes the socket."""
 
 
 class Listener:
-    """A listening socket and the connections that have not proved themselves yet, `MAX_STRANGERS` at most: more wait
-    in the system's queue, and the oldest is cut for the next once it had CROWDED_SECONDS."""
+    """A listening socket and its unauthenticated connections, MAX_UNAUTHENTICATED at most.
+
+    Further connections wait in the system's queue. The oldest unauthenticated one is closed for the next after
+    CROWDED_SECONDS.
+    """
 
     def __init__(
-        self, host: Welcome, loop: Loop, *, secret: bytes, purpose: bytes, tls: Tls | None, options: Options
+        self, host: AcceptedOwner, loop: Loop, *, secret: bytes, purpose: bytes, tls: Tls | None, options: Options
     ) -> None:
         self.closed = False
         self._host = host
@@ -45,14 +48,14 @@ class Listener:
         self._tls = tls
         self._options = options
         self._sock: socket.socket | None = None
-        self._strangers: dict[Stranger, None] = {}  # oldest first
+        self._unauthenticated: dict[IncomingHandshake, None] = {}  # oldest first
         self._paused_until: float | None = None
         self._refusals = 0
 
     @property
     def due(self) -> float:
-        """When `tick` has something to do; infinity for nothing."""
-        times = [stranger.deadline for stranger in self._strangers]
+        """Monotonic time of the next call of `tick`; infinity for never."""
+        times = [incoming.deadline for incoming in self._unauthenticated]
         if self._paused_until is not None:
             times.append(self._paused_until)
         return min(times, default=math.inf)
@@ -65,11 +68,11 @@ class Listener:
         return int(self._sock.getsockname()[1])
 
     def close(self) -> None:
-        """Hang up on the strangers and stop listening. Idempotent."""
+        """Close the listening socket and all unauthenticated connections. Idempotent."""
         self.closed = True
-        for stranger in self._strangers:
-            stranger.close()
-        self._strangers.clear()
+        for incoming in self._unauthenticated:
+            incoming.close()
+        self._unauthenticated.clear()
         if self._sock is not None:
             self._loop.watch(self, 0)
             self._sock.close()
@@ -91,7 +94,7 @@ class Listener:
                 self._pause(time.monotonic() + _PAUSE)
                 return
             sock.setblocking(False)
-            stranger = Stranger(
+            incoming = IncomingHandshake(
                 self,
                 self._loop,
                 sock,
@@ -101,32 +104,32 @@ class Listener:
                 tls=self._tls,
                 options=self._options,
             )
-            self._strangers[stranger] = None
-            self._loop.hurry(stranger.deadline)
-            stranger.start()
+            self._unauthenticated[incoming] = None
+            self._loop.hurry(incoming.deadline)
+            incoming.start()
 
     def tick(self, now: float) -> None:
-        """Turn away the strangers that took too long, and accept again after a pause."""
-        for stranger in [stranger for stranger in self._strangers if now >= stranger.deadline]:
-            stranger.refuse(TimeoutError(f"its handshake took longer than {self._options.handshake_timeout:g} s"))
+        """Refuse connections whose handshake is overdue, and accept again after a pause."""
+        for incoming in [incoming for incoming in self._unauthenticated if now >= incoming.deadline]:
+            incoming.refuse(TimeoutError(f"its handshake took longer than {self._options.handshake_timeout:g} s"))
         if self._paused_until is not None and now >= self._paused_until:
             self._listen_again()
 
-    def introduced(self, stranger: Stranger, sock: socket.socket, rank: int, connection: int) -> None:
-        self._forget(stranger)
+    def authenticated(self, incoming: IncomingHandshake, sock: socket.socket, rank: int, connection: int) -> None:
+        self._forget(incoming)
         objection = self._host.accepted(sock, rank, connection)
         if objection is not None:
             sock.close()
-            self._log(stranger, objection)
+            self._log(incoming, objection)
 
-    def refused(self, stranger: Stranger, error: Exception) -> None:
-        self._forget(stranger)
-        self._log(stranger, error)
+    def refused(self, incoming: IncomingHandshake, error: Exception) -> None:
+        self._forget(incoming)
+        self._log(incoming, error)
 
     def _make_room(self, now: float) -> bool:
-        """Whether one more can be let in, which in a crowd takes that the oldest has had its time."""
-        if len(self._strangers) >= MAX_STRANGERS:
-            oldest = next(iter(self._strangers))
+        """True if one more connection can be accepted. At the limit, the oldest one is closed after CROWDED_SECONDS."""
+        if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
+            oldest = next(iter(self._unauthenticated))
             if now < oldest.begun + CROWDED_SECONDS:
                 self._pause(oldest.begun + CROWDED_SECONDS)
                 return False
@@ -138,8 +141,8 @@ class Listener:
         self._loop.watch(self, 0)
         self._loop.hurry(until)
 
-    def _forget(self, stranger: Stranger) -> None:
-        self._strangers.pop(stranger, None)
+    def _forget(self, incoming: IncomingHandshake) -> None:
+        self._unauthenticated.pop(incoming, None)
         self._listen_again()
 
     def _listen_again(self) -> None:
@@ -147,9 +150,9 @@ class Listener:
         if self._sock is not None:
             self._loop.watch(self, READ)
 
-    def _log(self, stranger: Stranger, reason: object) -> None:
-        """Bounded: whoever can connect shall not fill the disk."""
+    def _log(self, incoming: IncomingHandshake, reason: object) -> None:
+        """Log a refusal. The number is bounded, so that a client cannot fill the disk."""
         self._refusals += 1
         if self._refusals <= MAX_REFUSALS_LOGGED:
             last = "; more refusals are not logged" if self._refusals == MAX_REFUSALS_LOGGED else ""
-            logger.warning("refused a connection from %s: %s%s", stranger.origin, reason, last)
+            logger.warning("refused a connection from %s: %s%s", incoming.origin, reason, last)

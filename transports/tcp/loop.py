@@ -1,26 +1,20 @@
-"""The progress loop: whoever waits drives it, there is no thread of its own.
+"""The progress loop of the TCP transport: polls the likeliest connection, then all of them, then sleeps in a selector.
 
-The rule of locking
-    One lock guards all state of a transport. It is held by every call, except while the driver sleeps in the
-    selector; nothing else that may block is done under it.
-    At most one thread is the driver: the first that waits. The others that wait are followers, on a condition of
-    that lock; they are notified before the driver sleeps and when it leaves the role, and then one of them takes it.
-    A thread that finds the lock free while there is a driver knows therefore that the driver sleeps. If it changes
-    what the driver watches, or completes what somebody else may wait for, it must wake the driver (`watch` and
-    `interrupt` do).
-The lock is reentrant so that a signal handler may abort the transport whose lock its thread holds.
+`transports.driver` has the rule of locking: the thread that drives this loop is one of those that wait.
 """
 
 from __future__ import annotations
 
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+from transports import driver
 from transports.cores import Cores
+from transports.driver import Driver
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
@@ -42,27 +36,20 @@ class Watched(Protocol):
         """Move on; READ and WRITE tell what is possible. Never raises for what the other end does."""
 
 
-class Waiter(Protocol):
-    """What a thread waits for."""
-
-    @property
-    def done(self) -> bool:
-        """True once there is nothing more to wait for."""
+class Awaited(driver.Awaited, Protocol):
+    """The end of a wait, with a way to try for it first."""
 
     def poke(self) -> bool:
         """Try the likeliest progress directly, without a selector; True if there was any."""
 
-    def assess(self) -> None:
-        """Raise if `done` will never be. Called when `Loop.alarm` is set."""
-
 
 class Loop:
-    """A selector, its lock and the role of its driver. `lock` is held in every call of a method except `wait`.
+    """A selector and the engine of its `driver`. The driver's lock is held in every call.
 
-    alarm    set, for good, once a wait may be in vain; only then waiters are asked to `assess`
+    alarm    set, for good, once a wait may be in vain; the driver calls `Awaited.check_possible` only from then on
     spin     seconds that a wait polls before it sleeps
-    cores    where it does so
-    tick     called with the time at most as often as it asks: it returns when it wants to be called next
+    cores    the cores on which it does so
+    tick     called with the time; returns the time at which it wants to be called next
     crashed  called when an exception escapes in the middle of moving bytes, so that streams may be out of step
     """
 
@@ -73,20 +60,16 @@ class Loop:
         tick: Callable[[float], float],
         crashed: Callable[[BaseException], None],
     ) -> None:
-        self.lock = threading.RLock()
+        self.driver: Driver[Awaited] = Driver(self, cores, _LONGEST_WAIT)
         self.alarm = False
         self.glances = range(_GLANCES if spin and cores.suffice else 1)
         """Times to look for what is about to come while nothing else is seen to; some 25 us, if waits poll at all."""
-        self._turn = threading.Condition(self.lock)
         self._spin = spin
         self._cores = cores
         self._tick = tick
         self._crashed = crashed
         self._tick_at = 0.0
         self._sweep_at = 0.0
-        self._driving = False
-        self._asleep = False
-        self._followers = 0
         self._writing = 0
         self._selector: selectors.BaseSelector | None = None
         self._interest: dict[Watched, int] = {}
@@ -100,17 +83,11 @@ class Loop:
         self.watch(self._waker, READ)
 
     def close(self) -> None:
-        """Send the driver home and release the descriptors. Idempotent.
+        """Wait until no other thread drives, and release the descriptors. Idempotent.
 
-        `alarm` must be set by now, and the `assess` of every waiter raise.
+        `alarm` must be set by now, and the `check_possible` of everything awaited raise.
         """
-        self.interrupt()
-        while self._driving:
-            self._followers += 1
-            try:
-                self._turn.wait()
-            finally:
-                self._followers -= 1
+        self.driver.close()
         if self._waker is not None:
             self.watch(self._waker, 0)
             self._waker.close()
@@ -118,6 +95,17 @@ class Loop:
         if self._selector is not None:
             self._selector.close()
             self._selector = None
+
+    def abandon(self) -> None:
+        """In a forked child: close the descriptors. The selector is not told of what is closed afterwards, since the
+        parent uses the same one."""
+        self.alarm = True
+        if self._selector is not None:
+            self._selector.close()
+            self._selector = None
+        if self._waker is not None:
+            self._waker.close()
+            self._waker = None
 
     def watch(self, watched: Watched, events: int) -> None:
         """Watch a descriptor for `events`; for 0, stop. Call it with 0 before closing the descriptor."""
@@ -135,65 +123,43 @@ class Loop:
         else:
             del self._interest[watched]
         self._writing += bool(events & WRITE) - bool(before & WRITE)
-        if self._asleep and self._waker is not None:
-            self._waker.wake()
+        self.wake()
 
     def revisit(self, watched: Watched) -> None:
         """Tell it once that it is ready to READ, whatever its descriptor says: it holds bytes that have been read."""
         self._unread.add(watched)
-        if self._asleep and self._waker is not None:
-            self._waker.wake()
-
-    def interrupt(self) -> None:
-        """Let all that wait look again."""
-        if self._followers:
-            self._turn.notify_all()
-        if self._asleep and self._waker is not None:
-            self._waker.wake()
+        self.wake()
 
     def hurry(self, when: float) -> None:
         """Call `tick` by `when` at the latest."""
         if when < self._tick_at:
             self._tick_at = when
-            self.interrupt()
+            self.wake()
 
     def idle(self, now: float) -> bool:
         """True if who holds the lock may read one connection by itself for a moment: nobody else is at it, nothing
         waits to be written, and no look at all connections is due."""
-        return not (self._driving or self._writing or self._unread or self.alarm or now >= self._sweep_at)
+        return not (self.driver.thread or self._writing or self._unread or self.alarm or now >= self._sweep_at)
 
-    def glance(self, waiter: Waiter) -> None:
+    def glance(self, awaited: Awaited) -> None:
         """Make what progress is possible without waiting."""
-        if self._poke(waiter):
-            self.interrupt()
-        if not waiter.done and not self._driving:
+        if self._poke(awaited):
+            self.driver.interrupt()
+        if not awaited.done and self.driver.thread is None:
             self._sweep(0)
 
-    def wait(self, waiter: Waiter, deadline: float) -> bool:
-        """Move everything along until `waiter.done` (True) or the deadline (False). Raises what its `assess` raises."""
-        with self.lock:
-            while not waiter.done:
-                if self.alarm:
-                    waiter.assess()
-                if not self._driving:
-                    self._driving = True
-                    try:
-                        return self._drive(waiter, deadline)
-                    finally:
-                        self._driving = False
-                        if self._followers:
-                            self._turn.notify_all()
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._followers += 1
-                try:
-                    self._turn.wait(min(left, _LONGEST_WAIT))
-                finally:
-                    self._followers -= 1
-            return True
+    # The engine of the driver.
 
-    def _drive(self, waiter: Waiter, deadline: float) -> bool:
+    def wake(self) -> None:
+        if self.driver.asleep and self._waker is not None:
+            self._waker.wake()
+
+    def announce(self, awaited: Awaited) -> None:
+        """The selector wakes the driver for everything."""
+
+    def drive(self, awaited: Awaited, deadline: float) -> bool:
+        if self.alarm:
+            awaited.check_possible()
         now = time.monotonic()
         spin_until = now + self._spin
         while True:
@@ -202,23 +168,23 @@ class Loop:
                 asleep = now >= spin_until
                 moved = self._sweep(max(0.0, min(deadline, self._tick_at) - now) if asleep else 0)
             else:
-                moved = self._poke(waiter)
-            if waiter.done:
+                moved = self._poke(awaited)
+            if awaited.done:
                 return True
             now = time.monotonic()
             if moved:  # more may follow at once
                 spin_until = now + self._spin
             elif now >= spin_until or now >= deadline:
                 if self.alarm:
-                    waiter.assess()
+                    awaited.check_possible()
                 if now >= deadline:
                     return False
             else:
                 self._cores.leave()
 
-    def _poke(self, waiter: Waiter) -> bool:
+    def _poke(self, awaited: Awaited) -> bool:
         try:
-            return waiter.poke()
+            return awaited.poke()
         except BaseException as error:
             self._crashed(error)
             raise
@@ -228,16 +194,12 @@ class Loop:
         selector = self._selector
         assert selector is not None
         if timeout > 0 and not self._unread:
-            if self._followers:
-                self._turn.notify_all()
-            self._asleep = True
-            self.lock.release()
             try:
-                with self._cores.kept():
-                    events = selector.select(timeout)
-            finally:
-                self.lock.acquire()
-                self._asleep = False
+                events = self.driver.sleep(partial(selector.select, timeout))
+            except (OSError, ValueError):
+                if self._selector is not None:
+                    raise
+                return False  # a signal handler has closed the transport that its own thread drives
         else:
             events = selector.select(0)
         try:

@@ -36,6 +36,8 @@ class Options:
     spin_us              microseconds that a wait polls before it sleeps, leaving the core to others in between; -1
                          chooses: 500 if the host has a core for each of its ranks, else 100; 0 for ranks that are
                          threads of one process
+    affinity             True: a waiting thread may bind itself to this rank's part of the host's cores while it waits;
+                         False: the affinity of threads is never changed
     """
 
     interface: str = ""
@@ -46,6 +48,7 @@ class Options:
     connections: int = AUTOMATIC
     spread_bytes: int = 1 << 20
     spin_us: int = AUTOMATIC
+    affinity: bool = True
 
     def __post_init__(self) -> None:
         _require(1 <= self.peer_timeout <= 86400, "peer_timeout", self.peer_timeout, "1 to 86400 seconds")
@@ -77,7 +80,7 @@ def spin_seconds(cores: Cores, options: Options) -> float:
 
 
 def connections_to(group: Group, peer: int, options: Options) -> int:
-    """How many connections large messages to a peer are spread over."""
+    """Number of connections that large messages to a peer are spread over."""
     if options.connections != AUTOMATIC:
         return options.connections
     members = group.members

@@ -16,7 +16,7 @@ from transports.tcp.loop import READ, WRITE, Loop
 _BACK_BUFFER: Final = 1 << 9
 _BUFFERS_AT_ONCE: Final = 64
 _BYTES_AT_ONCE: Final = 3 << 18
-"""What is written before this rank reads again. Much more leaves the caches before the peer reads it."""
+"""Bytes written before this rank reads again. Much more leaves the caches before the peer reads it."""
 _JOIN_BELOW: Final = 1 << 12
 
 
@@ -113,7 +113,7 @@ class Outgoing(Lane):
         return sent > 0
 
     def _burst(self) -> list[memoryview]:
-        """What to write next."""
+        """The buffers of the next write."""
         buffers, room = [], _BYTES_AT_ONCE
         for part in itertools.islice(self._queue, _BUFFERS_AT_ONCE):
             buffers.append(part.view[:room])

@@ -1,17 +1,39 @@
-"""What is waited for over TCP: sends and receives in flight, and that all was read."""
+"""The waits of the TCP transport: sends and receives in flight, any of several, and the end of a close."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from transports.base import Request
+from transports.errors import RondeError
 from transports.matching import Receive
+from transports.tcp.lanes import Incoming
+from transports.tcp.outgoing import Outgoing
 
-if TYPE_CHECKING:
-    from transports.tcp.outgoing import Outgoing
-    from transports.tcp.transport import TcpTransport
+
+class Host(Protocol):
+    """The transport of a request."""
+
+    @property
+    def failure(self) -> RondeError | None:
+        """The cause of its abort."""
+
+    def wait(self, request: Send | Receiving, deadline: float) -> None:
+        """Wait for a request. Raises DeadlineExceeded, which says how far it has come."""
+
+    def test(self, request: Send | Receiving) -> bool:
+        """Move a request along without waiting; True once it is done."""
+
+    def lane_to(self, peer: int) -> Outgoing | None:
+        """The lane to a peer, if there is one."""
+
+    def lane_from(self, peer: int) -> Incoming | None:
+        """The lane from a peer, if there is one."""
+
+    def check_peer(self, peer: int, *, receiving: bool) -> None:
+        """Raises if a request that involves `peer` cannot be completed."""
 
 
 class Send(Request):
@@ -19,7 +41,7 @@ class Send(Request):
 
     __slots__ = ("_transport", "done", "nbytes", "peer", "tag")
 
-    def __init__(self, transport: TcpTransport, peer: int, tag: int, nbytes: int) -> None:
+    def __init__(self, transport: Host, peer: int, tag: int, nbytes: int) -> None:
         self._transport = transport
         self.peer = peer
         self.tag = tag
@@ -37,14 +59,14 @@ class Send(Request):
         lane = self._transport.lane_to(self.peer)
         return lane is not None and lane.flush()
 
-    def assess(self) -> None:
-        self._transport.check(self.peer, receiving=False)
+    def check_possible(self) -> None:
+        self._transport.check_peer(self.peer, receiving=False)
 
 
 class Receiving(Receive, Request):
-    """Done when the mailbox says so."""
+    """A receive, done when the match queue has its frame."""
 
-    def __init__(self, transport: TcpTransport, peer: int, tag: int, view: memoryview, check: int) -> None:
+    def __init__(self, transport: Host, peer: int, tag: int, view: memoryview, check: int) -> None:
         Receive.__init__(self, peer, tag, view, check)
         self._transport = transport
 
@@ -69,12 +91,12 @@ class Receiving(Receive, Request):
         lane = self._transport.lane_from(self.peer)
         return lane is not None and (lane.pump() or lane.pump_pieces())
 
-    def assess(self) -> None:
-        self._transport.check(self.peer, receiving=True)
+    def check_possible(self) -> None:
+        self._transport.check_peer(self.peer, receiving=True)
 
 
 class AnyOf:
-    """What a thread waits for that waits for whichever of several requests ends first."""
+    """The wait for the first of several requests that ends."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         if not requests:
@@ -98,15 +120,15 @@ class AnyOf:
         """One of them at a time, in turns."""
         return next(self._turns).poke()
 
-    def assess(self) -> None:
+    def check_possible(self) -> None:
         for request in self._requests:
-            request.assess()
+            request.check_possible()
 
 
 class Parting:
     """Waits until every peer has read what was sent to it."""
 
-    def __init__(self, transport: TcpTransport, lanes: list[Outgoing]) -> None:
+    def __init__(self, transport: Host, lanes: list[Outgoing]) -> None:
         self._transport = transport
         self._lanes = lanes
 
@@ -117,5 +139,5 @@ class Parting:
     def poke(self) -> bool:
         return False
 
-    def assess(self) -> None:
+    def check_possible(self) -> None:
         """Never raises: a failure ends the wait."""

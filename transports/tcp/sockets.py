@@ -1,4 +1,4 @@
-"""What the transport asks of the operating system's sockets."""
+"""Socket calls of the transport: listen, connect, buffer sizes, keepalive, vectored writes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def tune(sock: socket.socket, peer_timeout: float) -> None:
     later: after pause + count * pause seconds, see below.
 
     TCP_USER_TIMEOUT would watch a busy connection too, but since Linux 5.11 it also fails one whose peer merely does
-    not read for that long, which a computing rank does all the time. silence.py does that part.
+    not read for that long, which a computing rank does all the time. dead_links.py does that part.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -2,7 +2,7 @@
 
 The ranks of a group are joined by lanes, connections that carry data in one direction: the sender connects to the
 receiver's listener when it first has something for it, and once more, several times, when that is first something
-large, which `spreading` cuts into pieces. `open` only makes the listener known. There is no thread: `loop` tells who
+large, which `striping` cuts into pieces. `open` only makes the listener known. There is no thread: `loop` tells who
 moves the bytes, and by which rule of locking.
 """
 
@@ -13,24 +13,25 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from transports.base import Group, Request, check_arguments, check_view
+from transports.base import Group, Request, Transport, check_arguments, check_view
 from transports.cores import Cores
-from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
-from transports.matching import Landing, Mailbox
-from transports.tcp import silence
+from transports.errors import DeadlineExceeded, MismatchError, PeerLost, RondeError
+from transports.lifecycle import Lifecycle
+from transports.matching import InboundMessage, MatchQueue
+from transports.tcp import dead_links
 from transports.tcp.addresses import exchange, own_address
 from transports.tcp.at_once import AtOnce
 from transports.tcp.dialing import Dialing, purpose
+from transports.tcp.early_arrivals import EarlyArrivals
 from transports.tcp.frames import GOODBYE_FRAME, abort_frame, data_header
-from transports.tcp.gathering import Gathering
 from transports.tcp.lanes import Incoming, Lane
 from transports.tcp.listener import Listener
 from transports.tcp.loop import Loop
 from transports.tcp.options import Options, connections_to, spin_seconds
 from transports.tcp.outgoing import Outgoing
-from transports.tcp.patience import Patience
+from transports.tcp.reassembly import Reassembly
 from transports.tcp.requests import AnyOf, Parting, Receiving, Send
-from transports.tcp.spreading import Spreading
+from transports.tcp.striping import Striping
 
 _GRACE: Final = 0.25
 """Seconds between the loss of a connection and the failure: the cause of it may be on its way by another lane."""
@@ -40,10 +41,10 @@ agree on a cause, that must stay below the second in which a lost rank is to be 
 _ABSENT: Final = 0.1  # seconds that a peer is awaited before this rank connects to it by itself
 
 
-class TcpTransport(AtOnce):
+class TcpTransport(Transport):
     """Bytes between ranks over TCP. See the module and `transports.base.Transport`.
 
-    It is also the `Host` of its lanes, the `Seeker` of new ones and the `Welcome` of its listener: their calls come
+    It is also the `Host` of its lanes, the `Seeker` of new ones and the `AcceptedOwner` of its listener: these call it
     with the lock held.
     """
 
@@ -52,10 +53,11 @@ class TcpTransport(AtOnce):
     def __init__(self, group: Group, options: Options | None = None) -> None:
         super().__init__(group)
         self._options = options or Options()
-        cores = Cores(group)
-        self._loop = Loop(spin_seconds(cores, self._options), cores, self._tick, self._crashed)
-        self._lock = self._loop.lock
-        self._mailbox = Mailbox(self.rank)
+        self.cores = Cores(group, self._options.affinity)
+        self._loop = Loop(spin_seconds(self.cores, self._options), self.cores, self._tick, self.crashed)
+        self._driver = self._loop.driver
+        self._lock = self._driver.lock
+        self._match_queue = MatchQueue(self.rank)
         self._listener = Listener(
             self,
             self._loop,
@@ -67,20 +69,25 @@ class TcpTransport(AtOnce):
         self._dialing = Dialing(self, self._loop, group, self._options)
         self._outgoing: dict[int, Outgoing] = {}
         self._incoming: dict[int, Incoming] = {}
-        self._spreadings: dict[int, Spreading] = {}
-        self._gatherings: dict[int, Gathering] = {}
+        self._stripings: dict[int, Striping] = {}
+        self._reassemblies: dict[int, Reassembly] = {}
         self._spread_from = self._options.spread_bytes
+        self._at_once = AtOnce(
+            self,
+            self._loop,
+            self._match_queue,
+            self._incoming,
+            self._outgoing,
+            Send(self, self.rank, 0, 0),
+            self._spread_from,
+        )
         self._departed: set[int] = set()
         self._absent: dict[int, float] = {}
-        self._patience = Patience()
+        self._early_arrivals = EarlyArrivals()
         self._suspicion: tuple[float, RondeError] | None = None
         self._look_at = 0.0
-        self._opened = False
-        self._closing = False
-        self._closed = False
         self._holding = False
-        self._failure: RondeError | None = None
-        self._refusal: RondeError | None = ClosedError(f"{self._me} is not open", rank=self.rank)
+        self._life = Lifecycle(group, "TCP transport", self._lock, self._abandon)
 
     @property
     def authenticated(self) -> bool:
@@ -89,14 +96,11 @@ class TcpTransport(AtOnce):
 
     @property
     def failure(self) -> RondeError | None:
-        return self._failure
+        return self._life.failure
 
     def open(self, deadline: float) -> None:
         with self._lock:
-            if self._opened or self._closed:
-                raise ClosedError(f"{self._me} was opened before; a transport is opened once", rank=self.rank)
-            self._check_sound()
-            self._opened = True
+            self._life.begin_open()
         try:
             self._open(deadline)
         except BaseException:
@@ -113,31 +117,30 @@ class TcpTransport(AtOnce):
         if self.size > 1:
             self._dialing.addresses = exchange(self.group, address, deadline)
         with self._lock:
-            self._check_sound()
-            self._refusal = None
+            self._life.opened()
 
     def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
         check_arguments(self, peer, tag, check)
         check_view(view, writable=False)
-        send = self._sending(peer, tag, len(view))
+        send = Send(self, peer, tag, len(view))
         with self._lock:
-            if self._refusal is not None:
-                raise self._refusal.with_traceback(None)
+            if self._life.refusal is not None:
+                raise self._life.refused()
             if peer == self.rank:
-                landing = self._mailbox.arrive(peer, tag, check, len(view))
-                landing.view[:] = view
-                landing.finish()
+                inbound = self._match_queue.arrive(peer, tag, check, len(view))
+                inbound.view[:] = view
+                inbound.finish()
                 send.done = True
-                self._loop.interrupt()
+                self._driver.interrupt()
                 return send
             lane = self._outgoing.get(peer) or self._connect(peer)
             try:
                 if len(view) < self._spread_from:
                     lane.push(data_header(tag, check, len(view)), view, send)
                 else:
-                    self._spreadings[peer].push(tag, check, view, send)
+                    self._stripings[peer].push(tag, check, view, send)
             except BaseException as error:
-                self._crashed(error)
+                self.crashed(error)
                 raise
         return send
 
@@ -146,16 +149,29 @@ class TcpTransport(AtOnce):
         check_view(view, writable=True)
         request = Receiving(self, peer, tag, view, check)
         with self._lock:
-            if self._refusal is not None:
-                raise self._refusal.with_traceback(None)
-            self._mailbox.add(request)
+            if self._life.refusal is not None:
+                raise self._life.refused()
+            self._match_queue.add(request)
             if self._holding:
                 self._resume()
         return request
 
+    def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int = 0) -> None:
+        check_arguments(self, peer, tag, check)
+        check_view(view, writable=True)
+        self._at_once.recv(peer, tag, view, deadline, check)
+
+    def sendrecv(
+        self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int = 0
+    ) -> Request:
+        check_arguments(self, dest, tag, check)
+        check_view(data, writable=False)
+        check_view(view, writable=True)
+        return self._at_once.sendrecv(dest, source, tag, data, view, deadline, check)
+
     def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
-        waiter = AnyOf(requests)
-        return waiter.ended if self._loop.wait(waiter, deadline) else []
+        awaited = AnyOf(requests)
+        return awaited.ended if self._driver.wait(awaited, deadline) else []
 
     def abort(self, cause: RondeError) -> None:
         with self._lock:
@@ -166,11 +182,10 @@ class TcpTransport(AtOnce):
         something or closes itself. At the deadline only bytes that the system has not even taken are an error: it
         goes on delivering the rest by itself."""
         with self._lock:
-            if self._closing or self._closed:
+            parts = self._life.refusal is None
+            if not self._life.begin_close():
                 return
-            self._closing = self._loop.alarm = True
-            self._refusal = self._failure or ClosedError(f"{self._me} was closed", rank=self.rank)
-            parts = self._failure is None and self._opened
+            self._loop.alarm = True
         try:
             if parts:
                 self._part(deadline)
@@ -178,24 +193,24 @@ class TcpTransport(AtOnce):
             with self._lock:
                 self._release()
 
-    def _sending(self, peer: int, tag: int, nbytes: int) -> Send:
-        return Send(self, peer, tag, nbytes)
+    # For requests and receives at once.
 
-    # What the requests need.
+    def sending(self, peer: int, tag: int, nbytes: int) -> Send:
+        return Send(self, peer, tag, nbytes)
 
     def wait(self, request: Send | Receiving, deadline: float) -> None:
         """Wait for a request of this transport."""
-        if not self._loop.wait(request, deadline):
+        if not self._driver.wait(request, deadline):
             raise DeadlineExceeded(self._overdue(request), rank=self.rank, peer=request.peer)
 
     def test(self, request: Send | Receiving) -> bool:
         """Move a request of this transport along without waiting."""
         with self._lock:
             if not request.done:
-                request.assess()
+                request.check_possible()
                 self._loop.glance(request)
                 if not request.done:
-                    request.assess()
+                    request.check_possible()
             return request.done
 
     def lane_to(self, peer: int) -> Outgoing | None:
@@ -206,29 +221,29 @@ class TcpTransport(AtOnce):
         """The lane from a peer, if there is one."""
         return self._incoming.get(peer)
 
-    def check(self, peer: int, *, receiving: bool) -> None:
+    def check_peer(self, peer: int, *, receiving: bool) -> None:
         """Raises if a request that involves `peer` cannot be completed: the first failure, which that becomes."""
-        self._check_sound()
+        self._life.check()
         if peer in self._departed and not (receiving and peer in self._incoming):
             text = f"{self.group.describe(peer)} closed its transport while rank {self.rank} was waiting for it"
             self._fail(PeerLost(text, rank=self.rank, peer=peer))
-            self._check_sound()
+            self._life.check()
 
     # What lanes, handshakes and listener tell.
 
     def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
-        return self._mailbox.deliver(peer, tag, check, payload)
+        return self._match_queue.deliver(peer, tag, check, payload)
 
-    def arrive(self, peer: int, tag: int, check: int, length: int) -> Landing | None:
-        mailbox = self._mailbox
+    def arrive(self, peer: int, tag: int, check: int, length: int) -> InboundMessage | None:
+        match_queue = self._match_queue
         try:
-            held = self._patience.holds(peer, length, mailbox.awaits(peer, tag))
-            if not held and mailbox.takes(peer, tag, check, length, self._options.max_parked_bytes):
-                return mailbox.arrive(peer, tag, check, length)
+            held = self._early_arrivals.holds(peer, length, match_queue.awaits(peer, tag))
+            if not held and match_queue.takes(peer, tag, check, length, self._options.max_parked_bytes):
+                return match_queue.arrive(peer, tag, check, length)
         except MismatchError as error:
             self._fail(error)
         self._holding = True
-        self._loop.hurry(self._patience.due)
+        self._loop.hurry(self._early_arrivals.due)
         return None
 
     def told(self, cause: RondeError) -> None:
@@ -238,8 +253,8 @@ class TcpTransport(AtOnce):
         if self._incoming.get(lane.peer) is lane:
             del self._incoming[lane.peer]
             self._depart(lane.peer)
-            lane.farewell(GOODBYE_FRAME)
-        elif not self._closing:
+            lane.send_last(GOODBYE_FRAME)
+        elif not self._life.closing:
             self._depart(lane.peer)
         lane.release()
 
@@ -250,7 +265,8 @@ class TcpTransport(AtOnce):
         self.unreachable(lane.peer, PeerLost(text, rank=self.rank, peer=lane.peer))
 
     def unreachable(self, peer: int, error: RondeError) -> None:
-        if self._suspicion is None and self._failure is None and not self._closing and peer not in self._departed:
+        life = self._life
+        if self._suspicion is None and life.failure is None and not life.closing and peer not in self._departed:
             self._suspicion = time.monotonic() + _GRACE, error
             self._loop.hurry(self._suspicion[0])
 
@@ -259,30 +275,20 @@ class TcpTransport(AtOnce):
             return f"it says that it is rank {rank}, of {self.size} ranks, to rank {self.rank}"
         if rank in self._departed or (rank in self._incoming and not connection):
             return f"it says that it is {self.group.describe(rank)}, which has connected before"
-        gathering = self._gatherings.get(rank)
-        if gathering is None:
-            gathering = self._gatherings[rank] = Gathering(self, self._loop, rank)
+        reassembly = self._reassemblies.get(rank)
+        if reassembly is None:
+            reassembly = self._reassemblies[rank] = Reassembly(self, self._loop, rank)
         if connection:
-            return gathering.accepted(sock, connection)
-        self._incoming[rank] = Incoming(self, self._loop, rank, sock, gathering)
+            return reassembly.accepted(sock, connection)
+        self._incoming[rank] = Incoming(self, self._loop, rank, sock, reassembly)
         return None
 
     # The life of lanes, and its end.
 
-    @property
-    def _me(self) -> str:
-        return f"the TCP transport of rank {self.rank}"
-
-    def _check_sound(self) -> None:
-        if self._failure is not None:
-            raise self._failure.with_traceback(None)
-        if self._closed:
-            raise ClosedError(f"{self._me} was closed", rank=self.rank)
-
     def _connect(self, peer: int) -> Outgoing:
         lane = self._outgoing[peer] = Outgoing(self, self._loop, peer)
         connections = connections_to(self.group, peer, self._options)
-        self._spreadings[peer] = Spreading(self, self._loop, lane, self._dialing.begin, connections)
+        self._stripings[peer] = Striping(self, self._loop, lane, self._dialing.begin, connections)
         if peer in self._departed:
             lane.release()
         else:
@@ -293,7 +299,7 @@ class TcpTransport(AtOnce):
         self._holding = False
         for lane in list(self._incoming.values()):
             lane.resume()
-        self._loop.interrupt()
+        self._driver.interrupt()
 
     def _depart(self, peer: int) -> None:
         self._departed.add(peer)
@@ -301,61 +307,67 @@ class TcpTransport(AtOnce):
             self._suspicion = None
         self._loop.alarm = True
 
-    def _crashed(self, error: BaseException) -> None:
-        who = self.group.describe(self.rank)
-        self._fail(AbortedError(f"{who} was interrupted while it moved bytes: {error!r}", rank=self.rank))
+    def crashed(self, error: BaseException) -> None:
+        """An exception has escaped in the middle of moving bytes, so that streams may be out of step: abort."""
+        self._fail(self._life.cause(error, "was interrupted while it moved bytes"))
 
     def _fail(self, cause: RondeError) -> None:
-        if self._failure is not None or self._closed:
+        if not self._life.fail(cause):
             return
-        self._failure = self._refusal = cause
         self._loop.alarm = True
         frame = abort_frame(cause)
         for lane in self._lanes():
-            lane.farewell(frame)
+            lane.send_last(frame)
         self._stop()
 
     def _lanes(self) -> list[Lane]:
         lanes: list[Lane] = [*self._outgoing.values(), *self._incoming.values()]
-        for spreading in self._spreadings.values():
-            lanes += spreading.carriers
-        for gathering in self._gatherings.values():
-            lanes += gathering.bearers
+        for striping in self._stripings.values():
+            lanes += striping.stripes
+        for reassembly in self._reassemblies.values():
+            lanes += reassembly.stripes
         return lanes
 
     def _stop(self) -> None:
         """Make no connections any more, and give all views of buffers back."""
         self._dialing.close()
         self._listener.close()
-        for gathering in self._gatherings.values():
-            gathering.forget()
-        self._mailbox = Mailbox(self.rank)
-        self._loop.interrupt()
+        for reassembly in self._reassemblies.values():
+            reassembly.forget()
+        self._match_queue.clear()
+        self._driver.interrupt()
 
     def _part(self, deadline: float) -> None:
         with self._lock:
-            for spreading in self._spreadings.values():
-                spreading.say_goodbye()
+            for striping in self._stripings.values():
+                striping.say_goodbye()
             leaving = [lane for lane in self._lanes() if isinstance(lane, Outgoing)]
-        self._loop.wait(Parting(self, leaving), deadline)  # lets go of the lock while it sleeps
+        self._driver.wait(Parting(self, leaving), deadline)  # lets go of the lock while it sleeps
         with self._lock:
-            if self._failure is not None:
+            if self._life.failure is not None:
                 return
             for other in self._lanes():
                 if not isinstance(other, Outgoing):
-                    other.farewell(GOODBYE_FRAME)
-            unsent = {peer: spreading.queued_bytes for peer, spreading in self._spreadings.items()}
+                    other.send_last(GOODBYE_FRAME)
+            unsent = {peer: striping.queued_bytes for peer, striping in self._stripings.items()}
         if any(unsent.values()):
             who = ", ".join(f"{unsent[peer]} bytes for {self.group.describe(peer)}" for peer in unsent if unsent[peer])
-            raise DeadlineExceeded(f"{self._me} was closed before all was sent: {who}", rank=self.rank)
+            raise DeadlineExceeded(f"{self._life} was closed before all was sent: {who}", rank=self.rank)
 
     def _release(self) -> None:
-        self._closed = self._loop.alarm = True
-        self._refusal = self._failure or ClosedError(f"{self._me} was closed", rank=self.rank)
+        self._life.close()
+        self._loop.alarm = True
         for lane in self._lanes():
             lane.release()
         self._stop()
         self._loop.close()
+
+    def _abandon(self) -> None:
+        """In a forked child: close the descriptors, whose connections stay with the parent."""
+        self._loop.abandon()
+        for lane in self._lanes():
+            lane.release()
+        self._stop()
 
     def _tick(self, now: float) -> float:
         self._listener.tick(now)
@@ -364,22 +376,24 @@ class TcpTransport(AtOnce):
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY
             self._look(now)
-        if now >= self._patience.due:
+        if now >= self._early_arrivals.due:
             self._resume()
-        due = min(self._look_at, self._listener.due, self._patience.due)
-        return due if self._suspicion is None or self._failure is not None else min(due, self._suspicion[0])
+        due = min(self._look_at, self._listener.due, self._early_arrivals.due)
+        return due if self._suspicion is None or self._life.failure is not None else min(due, self._suspicion[0])
 
     def _look(self, now: float) -> None:
         members = self.group.members
-        lines: list[silence.Line] = [*self._lanes(), *self._dialing.dials]
-        silence.give_up(lines, lambda peer: members[peer].host, self._options.peer_timeout, now)
-        if not self._closing:
+        links: list[dead_links.Link] = [*self._lanes(), *self._dialing.dials]
+        dead_links.fail_dead_links(links, lambda peer: members[peer].host, self._options.peer_timeout, now)
+        if not self._life.closing:
             self._seek(now)
 
     def _seek(self, now: float) -> None:
         """Connect to peers that are awaited but do not connect: no other way to learn that one is out of reach."""
         known = {self.rank, *self._incoming, *self._outgoing, *self._departed}
-        self._absent = {peer: self._absent.get(peer, now) for peer in self._mailbox.waiting_for() if peer not in known}
+        self._absent = {
+            peer: self._absent.get(peer, now) for peer in self._match_queue.waiting_for() if peer not in known
+        }
         for peer, since in self._absent.items():
             if now - since >= _ABSENT:
                 self._connect(peer)
@@ -388,7 +402,7 @@ class TcpTransport(AtOnce):
         with self._lock:
             who, peer = self.group.describe(request.peer), request.peer
             if isinstance(request, Send):
-                queued = self._spreadings[peer].queued_bytes if peer in self._spreadings else 0
+                queued = self._stripings[peer].queued_bytes if peer in self._stripings else 0
                 state = "is not connected" if self._dialing.pending(peer) else f"has yet to take {queued} queued bytes"
                 return f"rank {self.rank} waited too long to send {request.nbytes} bytes to {who}, which {state}"
             incoming = self._incoming.get(peer)

@@ -1,4 +1,4 @@
-"""What a check works with: one rank's transport, and short words for what checks do with it."""
+"""One rank's transport in a check, with short methods for the usual steps."""
 
 from __future__ import annotations
 

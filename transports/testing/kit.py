@@ -12,13 +12,13 @@ from typing import Final
 from transports.auth import new_secret
 from transports.base import Group, Member, Transport
 from transports.errors import AbortedError
-from transports.rendezvous.memory import MemoryStore
+from transports.rendezvous import MemoryStore
 from transports.testing.bench import Bench
 from transports.testing.leaks import Leaks
 from transports.testing.ranks import run_threads
 
 SETTLE_SECONDS: Final = 2.0
-"""That what a check leaves behind gets to end."""
+"""Seconds for the threads and descriptors of a check to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one check with one number of ranks."""
+    """The outcome of one check with one number of ranks."""
 
     check: str
     promise: str

@@ -43,7 +43,7 @@ class Leaks:
             raise LeakError("left behind: " + "; ".join(left))
 
     def found(self) -> list[str]:
-        """What was left behind, described, after it had time to settle."""
+        """Descriptions of the leftovers, after they had time to go."""
         gc.collect()  # what only errors' tracebacks refer to is garbage, not a leak
         deadline = time.monotonic() + self._settle
         for thread in self._new_threads():

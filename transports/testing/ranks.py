@@ -7,15 +7,15 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import FrameType
 from typing import Any, Final, TypeVar
+
+from transports.stacks import stack_of
 
 T = TypeVar("T")
 
@@ -49,8 +49,7 @@ def run_threads(
     for thread in threads:
         thread.start()
     _join(threads, timeout)
-    frames = sys._current_frames()
-    stuck = {rank: _stack(frames.get(thread.ident or 0)) for rank, thread in enumerate(threads) if thread.is_alive()}
+    stuck = {rank: stack_of(thread.ident or 0) for rank, thread in enumerate(threads) if thread.is_alive()}
     if stuck and release is not None:
         release()
         _join(threads, GRACE)
@@ -154,10 +153,6 @@ def _join(threads: list[threading.Thread], timeout: float) -> None:
     deadline = time.monotonic() + timeout
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _stack(frame: FrameType | None) -> str:
-    return "".join(traceback.format_stack(frame)) if frame is not None else "it ended just now\n"
 
 
 def _raise_first(failures: list[tuple[int, BaseException]], stuck: dict[int, str], size: int, timeout: float) -> None:

@@ -109,10 +109,10 @@ def an_abort_ends_a_wait_for_an_epoch(bench: Bench, window: Window) -> None:
 @_with_window
 def what_is_lent_can_be_read_or_nobody_can(bench: Bench, window: Window) -> None:
     """Two pieces of any memory of a rank, until it lends others; PeerLost where the system does not allow it."""
-    able = lent = True
+    able = exposed = True
     for number in range(5):
         pieces = [bytearray(pattern(bench.rank, piece, 0, number, NBYTES)) for piece in range(2)]
-        lent = window.lend(*map(memoryview, pieces)) and lent  # type: ignore[arg-type]
+        exposed = window.expose_arrays(*map(memoryview, pieces)) and exposed  # type: ignore[arg-type]
         window.publish(2 * number + 1)
         for index in range(bench.size):
             window.wait(index, 2 * number + 1, bench.deadline)
@@ -127,31 +127,31 @@ def what_is_lent_can_be_read_or_nobody_can(bench: Bench, window: Window) -> None
         window.publish(2 * number + 2)
         for index in range(bench.size):
             window.wait(index, 2 * number + 2, bench.deadline)
-    require(lent or not able, "lend says that nobody can read what was read")
+    require(exposed or not able, "lend says that nobody can read what was read")
     require(bench.transport.failure is None, f"reading made the transport fail: {bench.transport.failure}")
 
 
 @_with_window
 def a_read_after_an_abort_raises_its_cause(bench: Bench, window: Window) -> None:
-    """What a rank lent need not be there any more when it has failed."""
+    """The exposed memory of a failed rank may be gone."""
     kept = bytearray(1000)
-    window.lend(memoryview(kept))
+    window.expose_arrays(memoryview(kept))
     window.publish(1)
     for index in range(bench.size):
         window.wait(index, 1, bench.deadline)
     bench.sync()
     if bench.rank == bench.size - 1:
-        bench.transport.abort(AbortedError("nothing is lent any more", rank=bench.rank))
+        bench.transport.abort(AbortedError("nothing is exposed any more", rank=bench.rank))
     error_of(lambda: window.wait((window.index + 1) % bench.size, 2, bench.deadline), AbortedError)
     error = error_of(lambda: window.read(0, 0, 0, memoryview(bytearray(1000))), AbortedError)
-    require("nothing is lent" in str(error), f"the cause of the abort became: {error}")
+    require("nothing is exposed" in str(error), f"the cause of the abort became: {error}")
 
 
 @_with_window
 def a_read_from_a_rank_that_has_closed_raises(bench: Bench, window: Window) -> None:
-    """Before anybody else has noticed: what it lent may be used for something else already."""
+    """Before anybody else has noticed: what it exposed may be used for something else already."""
     kept = bytearray(1000)
-    window.lend(memoryview(kept))
+    window.expose_arrays(memoryview(kept))
     window.publish(1)
     last = bench.size - 1
     for index in range(bench.size):

@@ -1,16 +1,10 @@
-"""What differs between Keras's backends. Only the module of the backend that Keras runs on is ever imported.
+"""Adapters between the Keras frontend and the backend that Keras runs on; `Backend` is their interface.
 
-Each module has
+    keras/optimizer, callbacks, elastic  ->  backends.chosen()  ->  backends/jax         ->  frontends.jax
+                                                                    backends/tensorflow  ->  frontends.tensorflow
+                                                                    backends/torch       ->  frontends.torch
 
-    SPARSE                 the types of sparse gradients that are combined as they are
-    FAILURES               what a compiled step raises when a call to other ranks fails in it
-    init(...)              Horovod's init
-    combine(tensors, way)  several gradients over the ranks, inside the backend's compiled steps and outside; one wait
-    dense(gradient)        a sparse gradient as a dense tensor
-    prepare(model)         what a model needs so that `combine` works in its compiled steps
-    forget()               what was compiled for other ranks, after the world has changed
-    settle(model)          what a callback does to see the model's variables while `fit` runs
-    take_turn(...)         a step that happens in some passes only
+Only the module of the current backend is ever imported. A new backend is one module here with the names of `Backend`.
 """
 
 from __future__ import annotations
@@ -22,59 +16,68 @@ from typing import Any, Protocol, cast
 
 import keras
 
-from collectives.process_sets import ProcessSet
+from collectives import Op, ProcessSet
 
 NAMES = ("tensorflow", "jax", "torch")
 
 
 @dataclass(frozen=True)
-class Way:
-    """How tensors are combined: what Horovod's allreduce takes beside them."""
+class ReductionOptions:
+    """Arguments of the allreduce of a step's gradients."""
 
     name: str
-    op: str
+    op: Op
     prescale: float
     postscale: float
     process_set: ProcessSet
 
 
 class Backend(Protocol):
-    """The functions of a backend's module."""
+    """Interface of a backend's module.
+
+    SPARSE     types of sparse gradients that the backend reduces without making them dense
+    FAILURES   exceptions that a compiled step raises when a collective fails in it
+    """
 
     SPARSE: tuple[type, ...]
     FAILURES: tuple[type[Exception], ...]
 
     def init(self, comm: Any, process_sets: Any) -> None:
-        """Find the other ranks."""
+        """Horovod's `init` for the backend."""
 
-    def combine(self, tensors: list[Any], way: Way) -> list[Any]:
-        """allreduce of all tensors, which may be changed in place. Raises HorovodInternalError."""
+    def combine(self, tensors: list[Any], options: ReductionOptions) -> list[Any]:
+        """Allreduce all tensors with one wait, inside the backend's compiled steps or outside. May change them in
+        place.
+
+        Raises HorovodInternalError.
+        """
 
     def dense(self, gradient: Any) -> Any:
-        """The gradient, dense."""
+        """Return the gradient as a dense tensor."""
 
     def prepare(self, model: keras.Model) -> None:
-        """Change how `model` compiles its steps, where that is needed."""
+        """Change how `model` compiles its steps, if `combine` needs that."""
 
     def forget(self) -> None:
-        """Nothing that was compiled is to be used again: there are other ranks now."""
+        """Discard compiled steps, after the set of ranks has changed."""
 
-    def settle(self, model: keras.Model) -> None:
-        """Give the model's variables the values that the last step of a running `fit` has made."""
+    def sync_variables(self, model: keras.Model) -> None:
+        """Give the model's variables the values of the last step of a running `fit`."""
 
-    def take_turn(
+    def step_if(
         self,
-        now: Any,
+        due: Any,
         totals: list[Any],
         combine: Callable[[list[Any]], list[Any]],
         step: Callable[[list[Any]], None],
         variables: Sequence[Any],
     ) -> None:
-        """step(combine(totals)) if the tensor `now` is true. `variables` are all that `step` may assign to."""
+        """Run step(combine(totals)) if the tensor `due` is true. `variables` are all variables that `step` may assign
+        to."""
 
 
 def chosen() -> Backend:
-    """The module of the backend that Keras runs on. Raises ValueError for another one."""
+    """Import and return the module of Keras's current backend. Raises ValueError for an unknown backend."""
     name = keras.backend.backend()
     if name not in NAMES:
         raise ValueError(f"KERAS_BACKEND={name!r}: must be one of {', '.join(NAMES)}")

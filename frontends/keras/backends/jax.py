@@ -1,4 +1,4 @@
-"""Keras on JAX: train steps are stateless functions, compiled by XLA, from which frontends.jax calls out."""
+"""Keras on JAX: train steps are stateless functions compiled by XLA, which call frontends.jax."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from frontends.horovod.basics import init
-from frontends.jax.ops import grouped_allreduce
-from frontends.keras.backends import Way
+from frontends.horovod import init
+from frontends.jax import grouped_allreduce
+from frontends.keras.backends import ReductionOptions
 
-__all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "settle", "take_turn"]
+__all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "step_if", "sync_variables"]
 
 SPARSE: tuple[type, ...] = ()
 FAILURES: tuple[type[Exception], ...] = (jax.errors.JaxRuntimeError,)
 
 
-def combine(tensors: list[Any], way: Way) -> list[Any]:
-    """allreduce of all tensors: one call out of the compiled step."""
-    return grouped_allreduce(tensors, way.op, way.name, way.prescale, way.postscale, way.process_set)
+def combine(tensors: list[Any], options: ReductionOptions) -> list[Any]:
+    """Allreduce all tensors by one call out of the compiled step."""
+    return grouped_allreduce(
+        tensors, options.op, options.name, options.prescale, options.postscale, options.process_set
+    )
 
 
 def dense(gradient: Any) -> Any:
-    """The gradient: JAX's are dense."""
+    """Return the gradient unchanged: JAX has no sparse gradients."""
     return gradient
 
 
@@ -34,26 +36,29 @@ def prepare(model: keras.Model) -> None:
 
 
 def forget() -> None:
-    """What XLA has compiled is for this rank of so many."""
+    """Clear JAX's caches: rank and size are constants of compiled programs."""
     jax.clear_caches()
 
 
-def settle(model: keras.Model) -> None:
-    """Keras keeps their values outside of them between steps."""
+def sync_variables(model: keras.Model) -> None:
+    """Copy the values into the variables; between steps, Keras keeps them elsewhere."""
     model.jax_state_sync()
 
 
-def take_turn(
-    now: Any,
+def step_if(
+    due: Any,
     totals: list[Any],
     combine: Callable[[list[Any]], list[Any]],
     step: Callable[[list[Any]], None],
     variables: Sequence[Any],
 ) -> None:
-    """step(combine(totals)) if `now`. In a stateless scope a branch cannot assign to variables: `step` is taken in any
-    case, and undone unless it was its turn."""
-    combined = jax.lax.cond(now, combine, lambda same: same, totals)
+    """Run step(combine(totals)) if `due` is true.
+
+    In a stateless scope, a branch cannot assign to variables. So `step` always runs, and its assignments are reverted
+    unless the step is due.
+    """
+    combined = jax.lax.cond(due, combine, lambda same: same, totals)
     before = [variable.value for variable in variables]
     step(combined)
     for variable, value in zip(variables, before, strict=True):
-        variable.assign(jnp.where(now, variable.value, value))
+        variable.assign(jnp.where(due, variable.value, value))

@@ -1,4 +1,4 @@
-"""Keras on TensorFlow: train steps are tf.functions, into which frontends.tensorflow puts its operations."""
+"""Keras on TensorFlow: train steps are tf.functions that contain operations of frontends.tensorflow."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from frontends.keras.backends import Way
-from frontends.tensorflow.basics import init
-from frontends.tensorflow.ops import grouped_allreduce
+from frontends.keras.backends import ReductionOptions
+from frontends.tensorflow import grouped_allreduce, init
 
-__all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "settle", "take_turn"]
+__all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "step_if", "sync_variables"]
 
 SPARSE: tuple[type, ...] = (tf.IndexedSlices,)
 FAILURES: tuple[type[Exception], ...] = (tf.errors.OpError,)
 
 
-def combine(tensors: list[Any], way: Way) -> list[Any]:
-    """allreduce of all tensors. Raises RuntimeError where XLA compiles the step."""
+def combine(tensors: list[Any], options: ReductionOptions) -> list[Any]:
+    """Allreduce all tensors. Raises RuntimeError in a step that XLA compiles."""
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise RuntimeError(
             "DistributedOptimizer: XLA cannot compile calls to other ranks into a TensorFlow step; pass "
@@ -28,40 +27,40 @@ def combine(tensors: list[Any], way: Way) -> list[Any]:
         )
     return grouped_allreduce(
         tensors,
-        op=way.op,
-        prescale_factor=way.prescale,
-        postscale_factor=way.postscale,
-        process_set=way.process_set,
-        name=way.name,
+        op=options.op,
+        prescale_factor=options.prescale,
+        postscale_factor=options.postscale,
+        process_set=options.process_set,
+        name=options.name,
     )
 
 
 def dense(gradient: Any) -> Any:
-    """The gradient, dense."""
+    """Return the gradient as a dense tensor."""
     return tf.convert_to_tensor(gradient)
 
 
 def prepare(model: keras.Model) -> None:
-    """Without XLA, which Keras turns on by itself where there is a GPU."""
+    """Switch XLA off, which Keras switches on by itself if there is a GPU."""
     if model.jit_compile:
         model.jit_compile = False
         model.train_function = None
 
 
 def forget() -> None:
-    """Nothing: graphs outlive the world that they were made in."""
+    """Nothing: graphs refer to the current world when they run."""
 
 
-def settle(model: keras.Model) -> None:
+def sync_variables(model: keras.Model) -> None:
     """Nothing: steps assign to the variables."""
 
 
-def take_turn(
-    now: Any,
+def step_if(
+    due: Any,
     totals: list[Any],
     combine: Callable[[list[Any]], list[Any]],
     step: Callable[[list[Any]], None],
     variables: Sequence[Any],
 ) -> None:
-    """step(combine(totals)) if `now`."""
-    keras.ops.cond(now, lambda: step(combine(totals)), lambda: None)
+    """Run step(combine(totals)) if `due` is true."""
+    keras.ops.cond(due, lambda: step(combine(totals)), lambda: None)

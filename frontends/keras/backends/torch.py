@@ -1,4 +1,4 @@
-"""Keras on PyTorch: steps run eagerly, and frontends.torch does the rest."""
+"""Keras on PyTorch: steps run eagerly."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ from typing import Any
 import keras
 import torch
 
-from frontends.keras.backends import Way
-from frontends.torch import ops
-from frontends.torch.basics import init
+from frontends.keras.backends import ReductionOptions
+from frontends.torch import grouped_allreduce_async_, init
 
-__all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "settle", "take_turn"]
+__all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "step_if", "sync_variables"]
 
 SPARSE: tuple[type, ...] = ()
 FAILURES: tuple[type[Exception], ...] = ()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def combine(tensors: list[Any], way: Way) -> list[Any]:
-    """allreduce of all tensors, in place."""
+def combine(tensors: list[Any], options: ReductionOptions) -> list[Any]:
+    """Allreduce all tensors in place."""
     with torch.no_grad():
-        handle = ops.grouped_allreduce_async_(
-            tensors, None, way.name, way.op, way.prescale, way.postscale, way.process_set
+        handle = grouped_allreduce_async_(
+            tensors, None, options.name, options.op, options.prescale, options.postscale, options.process_set
         )
         combined: list[Any] = handle.synchronize()
         return combined
 
 
 def dense(gradient: Any) -> Any:
-    """The gradient, dense."""
+    """Return the gradient as a dense tensor."""
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
@@ -42,17 +41,17 @@ def forget() -> None:
     """Nothing: steps run eagerly."""
 
 
-def settle(model: keras.Model) -> None:
+def sync_variables(model: keras.Model) -> None:
     """Nothing: steps assign to the variables."""
 
 
-def take_turn(
-    now: Any,
+def step_if(
+    due: Any,
     totals: list[Any],
     combine: Callable[[list[Any]], list[Any]],
     step: Callable[[list[Any]], None],
     variables: Sequence[Any],
 ) -> None:
-    """step(combine(totals)) if `now`."""
-    if now:
+    """Run step(combine(totals)) if `due` is true."""
+    if due:
         step(combine(totals))

@@ -1,8 +1,8 @@
-"""Horovod's elastic API, as far as a world with a fixed set of processes allows: training goes on without lost ranks.
+"""Horovod's elastic API for torch: training continues without lost ranks.
 
-`run` catches the loss of a rank, lets the survivors form a smaller world, brings the state back to its last commit and
-calls the function again. Ranks are not added: there is no host discovery. Start the job with `ronde run --keep-going`,
-or the launcher ends it with the first rank that fails.
+`run` catches the loss of a rank, shrinks the world to the survivors, restores the last commit and calls the function
+again. Ranks are never added: there is no host discovery. Start the job with `ronde run --keep-going`, or the launcher
+ends it with the first rank that fails.
 """
 
 from __future__ import annotations

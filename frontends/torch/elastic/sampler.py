@@ -1,4 +1,4 @@
-"""A sampler that knows what of an epoch has been processed, for whatever ranks there are."""
+"""A sampler that remembers the processed samples of an epoch, for a changing set of ranks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from collectives import is_initialized, rank, size
 
 
 class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
-    """Divides what is left of an epoch among the ranks, anew after every `reset`.
+    """Divides the unprocessed samples of an epoch among the ranks, again at every `reset`.
 
-    All ranks draw the same order from `seed` and the epoch. So that all have equally many, some samples come twice.
+    All ranks draw the same order from `seed` and epoch. All ranks get the same number of samples; some samples are
+    repeated for that.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -26,26 +27,26 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch: nothing of it is processed."""
+        """Begin an epoch: no sample of it is processed."""
         self.epoch = epoch
         self.processed_indices = set()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """The batch with this number since the last `reset` has been processed."""
+        """Record the batch of this number, counted from the last `reset`, as processed."""
         self.record_indices(set(self.get_indices(batch_idx, batch_size)))
 
     def record_indices(self, indices: set[int]) -> None:
-        """These samples have been processed."""
+        """Record samples as processed."""
         self.processed_indices |= indices
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """The samples of a batch of this rank."""
+        """Return the samples of a batch of this rank."""
         start = batch_idx * batch_size
         return self.indices[start : start + batch_size]
 
     def reset(self) -> None:
-        """Divide what is left among the ranks that there are now."""
+        """Divide the unprocessed samples among the current ranks."""
         self.rank, self.num_replicas = (rank(), size()) if is_initialized() else (0, 1)
         left = [index for index in range(len(self.dataset)) if index not in self.processed_indices]
         if self.shuffle:
@@ -58,11 +59,11 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         self.indices = repeated[: self.total_size][self.rank :: self.num_replicas]
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, and what of it has been processed."""
+        """Return the epoch and its processed samples."""
         return {"epoch": self.epoch, "processed_indices": sorted(self.processed_indices)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Continue at the state of `state_dict`."""
         self.epoch = state_dict["epoch"]
         self.processed_indices = set(state_dict["processed_indices"])
         self.reset()

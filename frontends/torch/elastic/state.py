@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from frontends.horovod.elastic import ObjectState, recovering
-from frontends.horovod.objects import allgather_object
+from frontends.horovod import ObjectState, allgather_object, recovering
 from frontends.torch.elastic.sampler import ElasticSampler
 from frontends.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
@@ -20,8 +19,8 @@ run = recovering()
 class TorchState(ObjectState):
     """ObjectState with a model, an optimizer and samplers: `TorchState(model, optimizer, epoch=0, batch=0)`.
 
-    Of several models, optimizers and samplers give each by a name; they are known by their types. Another one may take
-    the place of one of them: `state.optimizer = ...`.
+    Pass further models, optimizers and samplers by name; they are recognised by their types. They may be replaced:
+    `state.optimizer = ...`.
     """
 
     def __init__(
@@ -35,25 +34,26 @@ class TorchState(ObjectState):
         super().__init__(**{name: value for name, value in values.items() if name not in self._handled})
 
     def reset(self) -> None:
-        """Divide what is left of the epoch anew."""
+        """Divide the rest of the epoch among the current ranks."""
         for _, value in self._objects():
             if isinstance(value, ElasticSampler):
                 value.reset()
 
     def save(self) -> None:
-        """Remember everything as it is, in this process."""
+        """Copy all values and states, in this process's memory."""
         super().save()
         self._states = [(name, value, copy.deepcopy(value.state_dict())) for name, value in self._objects()]
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Return to the values and states of the last `save`."""
         super().restore()
         for name, value, state in self._states:
             setattr(self, name, value)
             value.load_state_dict(copy.deepcopy(state))
 
     def sync(self) -> None:
-        """Give all ranks what the first one has; samplers take together what all ranks have processed."""
+        """Broadcast all values and states of rank 0 to all ranks; samplers merge the processed indices of all ranks.
+        Collective."""
         for _, value in self._objects():
             if isinstance(value, torch.nn.Module):
                 broadcast_parameters(value.state_dict(), 0)

@@ -1,0 +1,27 @@
+"""Plans and arrays to results: the executor, which binds a plan to memory once and runs it many times.
+
+One executor runs one collective at a time. It owns the staging window and the scratch memory, and tells its position
+in a call to whoever asks. There is one way in: `Executor.run`.
+"""
+
+from __future__ import annotations
+
+from collectives.execution.binder import NO_DATA
+from collectives.execution.calibration import calibrate
+from collectives.execution.compiled import StepHook
+from collectives.execution.executor import Executor
+from collectives.execution.peers import Peers, brief
+from collectives.execution.positions import CallPosition, CallPositions
+from collectives.execution.windows import Windows
+
+__all__ = [
+    "NO_DATA",
+    "CallPosition",
+    "CallPositions",
+    "Executor",
+    "Peers",
+    "StepHook",
+    "Windows",
+    "brief",
+    "calibrate",
+]

@@ -1,0 +1,344 @@
+"""The executor: runs plans, one at a time, in the order of calls.
+
+All plans of one communicator share the executor's scratch memory and staging window. One way in: `Executor.run`.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from collectives.arrays import Array
+from collectives.execution.binder import NO_DATA, Binder, BoundPlan
+from collectives.execution.compiled import StepFunction, StepHook
+from collectives.execution.positions import CallPosition, CallPositions
+from collectives.execution.windows import Windows
+from collectives.failure import AbortSignal, mismatch
+from collectives.metrics import Meter, now
+from collectives.planning import Call, Plan, Planner
+from collectives.schedule import Instruction, Kind
+from transports.base import Request, Transport
+from transports.errors import AbortedError, DeadlineExceeded, MismatchError, RondeError
+from transports.native import NativeCollectives
+from transports.onesided import Window
+
+_EPOCHS_PER_CALL: Final = (1 << 24) + 1
+"""More than any program has phases. Odd, so that a window keeps the checks of successive calls side by side."""
+_RECENT: Final = 8
+"""Plans of the last calls that are kept: two more than `recent` tells, since the next call may begin meanwhile."""
+_WAITING: Final = {Kind.SEND: "to send to", Kind.RECV: "to receive from", Kind.WAIT: "for"}
+_MAX_BOUND: Final = 1 << 15
+"""Instructions that are kept bound, of all plans and staging slots together; some 600 bytes each."""
+_NO_REQUESTS: Final[list[Request | None]] = []
+BindSteps = Callable[[int], Sequence[Callable[[], object]]]
+"""(check) -> the steps of a plan, one call each: for plans whose arrays are not in the host's memory."""
+HookMaker = Callable[[Plan, Array, Array], StepHook | None]
+"""(plan, source, target) -> the hook to run between the steps, or None."""
+
+
+class Executor:
+    """Runs the collectives of one communicator. Not thread-safe: its callers take turns (the call queue).
+
+    A call goes through it as follows:
+
+        plan --bind once per staging slot--> functions --run--> result
+                                                |
+                         counter.step           +-- error --> abort signal, MismatchError table, position in the text
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        ranks: tuple[int, ...],
+        tag: int,
+        planner: Planner,
+        meter: Meter,
+        abort_signal: AbortSignal,
+        positions: CallPositions,
+        windows: Windows,
+    ) -> None:
+        self.ranks = ranks
+        self.rank = ranks.index(transport.rank)
+        self.key = f"{tag:x}-{ranks[0]}"
+        self.tag = tag
+        self.planner = planner
+        self.meter = meter
+        self.abort_signal = abort_signal
+        self.positions = positions
+        self.windows = windows
+        self.native = transport.ability(NativeCollectives)
+        self.overlap: HookMaker | None = None
+        """Set while a job works in memory that is copied from and to a device meanwhile (gpu/overlap.py)."""
+        self.calls = 0
+        self.stalled = 0, ""
+        """The number of the call that this rank last reported a stall of, and the report."""
+        self.quiet = contextvars.Context()
+        """A context in which NumPy warns of nothing: a warning that the caller has made an error must not stop a call
+        half-way."""
+        self.quiet.run(np.seterr, all="ignore")
+        self._transport = transport
+        self._binder = Binder(transport, ranks, tag, windows)
+        self._counter = self._binder.counter
+        self._current: tuple[Plan, int] | None = None
+        self._recent: list[Plan | None] = [None] * _RECENT
+        self._window: Window | None = None
+        self._staged_calls = 0
+        self._scratch = NO_DATA
+        self._bound = 0
+        self._exposed: tuple[Array, ...] = ()
+        """Copies that a failed speculative call has exposed: another rank may read them until it knows."""
+        self._table: MismatchError | None = None
+        windows.on_release(self.forget_plans)
+        positions.add(self)
+
+    @property
+    def authenticated(self) -> bool:
+        """True when a byte that arrives provably comes from a member of the job."""
+        return self._transport.authenticated
+
+    @property
+    def onesided(self) -> bool:
+        """True if there is a staging window."""
+        return self._window is not None
+
+    def use(self, window: Window) -> None:
+        """Take the staging window, which the executor will close. It has two halves, used alternately by one-sided
+        programs. To be called before the first run, if the planner counts on a window."""
+        self._window = self._binder.window = window
+
+    def close(self) -> None:
+        """Release the window and all plans with their memory."""
+        self.positions.remove(self)
+        self.forget_plans()
+        self._recent = [None] * _RECENT
+        self._scratch = NO_DATA
+        self._exposed = ()
+        if self._window is not None:
+            self._window.close()
+            self._window = self._binder.window = None
+
+    def forget_plans(self) -> None:
+        """Drop all plans, planned calls and the memory that they are bound to.
+
+        The one rule of invalidation: whoever releases memory that plans may be bound to calls this. A call that is
+        made again is planned again.
+        """
+        self.planner.forget()
+        self._bound = 0
+
+    def run_call(self, call: Call, source: Array | None, target: Array | None, deadline: float) -> Plan:
+        """Plan a call and run it from flat `source` into flat `target` (None where this rank has none).
+
+        Returns the plan. Raises ValueError before anything is sent if the call cannot be planned; and as `run`.
+        """
+        offsets = self.windows.offsets(call.collective, source, target)
+        plan = self.planner.plan(call if offsets is None else call._replace(windows=offsets))
+        self.run(plan, NO_DATA if source is None else source, NO_DATA if target is None else target, deadline)
+        return plan
+
+    def run(
+        self, plan: Plan, source: Array, target: Array, deadline: float, bind_steps: BindSteps | None = None
+    ) -> bool:
+        """Run a plan from flat `source` into flat `target`.
+
+        bind_steps  makes the steps, for arrays that are not in the host's memory
+
+        Returns False if the plan is of a speculative call and another rank's call differs: nothing is lost then but
+        the contents of `target`, and all ranks get the same answer. Any other failure aborts the transport and is
+        raised, with the position in the call, as MismatchError or a TransportError.
+
+        Everything that each small call does is written out here: a function call would take as long as its body.
+        """
+        if self._transport.failure is not None:
+            raise self._failed(plan, self._transport.failure)
+        self.calls = number = self.calls + 1
+        self._recent[number % _RECENT] = plan
+        check, epoch = (plan.check + number * 0x9E3779B1) & 0xFFFFFFFF, number * _EPOCHS_PER_CALL
+        slot, program = 0, plan.program
+        if program.phases:
+            self._staged_calls = staged = self._staged_calls + 1
+            slot = staged % plan.staging_slots
+        elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
+            self._window.publish(epoch + 1, check)
+        given, taken = self._expose(plan, source, target) if plan.algorithm.single_copy else (source, target)
+        requests = _NO_REQUESTS
+        if program.requests:
+            requests = [None] * program.requests
+        tally = plan.tally
+        tally.calls += 1
+        functions: Sequence[StepFunction]
+        if bind_steps is None:
+            functions = (plan.bound.get(slot) or self._bind(plan, slot, given, taken)).functions
+        else:
+            functions = [self._step_function(at, step) for at, step in enumerate(bind_steps(check))]
+        hook, times = None, None
+        if tally.calls >= tally.next or self.overlap is not None:
+            hook, times = self._hook(plan, given, taken)
+        self._counter.step = 0
+        self._current = plan, number
+        try:
+            try:
+                if hook is not None:
+                    hook()
+                for function in functions:
+                    function(given, taken, epoch, check, deadline, requests, hook)
+            finally:
+                if times is not None:
+                    self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()])
+        except RondeError as error:
+            if plan.call.rest is None or not isinstance(error, MismatchError):
+                raise self._fail(plan, error) from None
+            try:
+                self._meet(plan, epoch + 1, deadline)
+            except RondeError as lost:
+                raise self._fail(plan, lost) from None
+            tally.calls -= 1
+            if taken is not target:
+                self._exposed = given, taken
+            return False
+        except BaseException as error:  # an interrupt in the middle leaves the other ranks waiting: tell them
+            rank = self._transport.rank
+            cause = AbortedError(f"rank {rank} left {plan.call.describe()}: {error!r}", rank=rank)
+            self.abort_signal.raise_abort(cause)
+            raise
+        finally:
+            self._current = None
+        if taken is not target:
+            np.copyto(target, taken)
+        return True
+
+    # ---- positions
+
+    def position(self) -> CallPosition | None:
+        """The call that is under way; None if there is none, or if it ends just now. From any thread."""
+        current, step = self._current, self._counter.step
+        if current is None or self._current is not current or not current[0].program.instructions:
+            return None
+        plan, number = current
+        awaited = _awaited(plan, step)
+        awaits = None if awaited is None else self.ranks[awaited.peer]
+        return CallPosition(self, number, step, self._describe(plan, number, step), self.ranks, awaits)
+
+    def recent(self) -> list[tuple[int, int, str]]:
+        """The last calls: number, the digest that must be equal on all ranks, and the call in words. From any thread;
+        empty if a call begins meanwhile."""
+        newest = self.calls
+        plans = [(number, self._recent[number % _RECENT]) for number in range(max(1, newest - _RECENT + 3), newest + 1)]
+        if self.calls != newest:
+            return []
+        return [(number, plan.check, plan.call.describe()) for number, plan in plans if plan is not None]
+
+    def _describe(self, plan: Plan, number: int, step: int) -> str:
+        """The position of this rank in words: call, step, and the rank that it waits for."""
+        group, label = self._transport.group, plan.program.instructions[step].label
+        text = f"{plan.call.describe()}, call {number}, {plan.algorithm.name}: {label}"
+        awaited = _awaited(plan, step)
+        if awaited is None:
+            return text
+        peer = group.describe(self.ranks[awaited.peer])
+        return f"{text}; rank {group.rank} waits {_WAITING[awaited.kind]} {peer}"
+
+    # ---- binding
+
+    def _bind(self, plan: Plan, slot: int, source: Array, target: Array) -> BoundPlan:
+        """The plan bound for a staging slot, to be run from flat `source` into flat `target`."""
+        self._bound += len(plan.program.instructions)
+        if self._bound > _MAX_BOUND:
+            self.forget_plans()
+            plan.bound.clear()
+            self._bound = len(plan.program.instructions)
+        if slot:
+            first: BoundPlan = plan.bound.get(0) or self._bind(plan, 0, source, target)
+            bound = self._binder.moved(first, plan, slot)
+        else:
+            bound = self._binder.bind(plan, self._scratch_for(plan), (len(source), len(target)))
+        plan.bound[slot] = bound
+        return bound
+
+    def _scratch_for(self, plan: Plan) -> Array:
+        nbytes = plan.program.scratch * plan.call.dtype.itemsize
+        if self._scratch.nbytes < nbytes:
+            self._scratch = np.empty(max(nbytes, 2 * self._scratch.nbytes), np.uint8)
+        return self._scratch[:nbytes].view(plan.call.dtype)
+
+    def _step_function(self, at: int, step: Callable[[], object]) -> StepFunction:
+        """A step that needs none of the arguments of a StepFunction, as one."""
+
+        def function(*run: Any) -> None:
+            self._counter.step = at
+            step()
+            if run[-1] is not None:
+                run[-1]()
+
+        return function
+
+    def _expose(self, plan: Plan, source: Array, target: Array) -> tuple[Array, Array]:
+        """Expose the arrays of a plan to the other ranks, or copies of them where the arrays cannot be read; returns
+        the exposed ones."""
+        assert self._window is not None
+        self._exposed = ()
+        if self._window.expose_arrays(source, target):
+            return source, target
+        taken, start = target.copy(), plan.call.alias
+        given = source.copy() if start is None else taken[start : start + source.size]
+        self._window.expose_arrays(given, taken)
+        return given, taken
+
+    def _hook(self, plan: Plan, source: Array, target: Array) -> tuple[StepHook | None, list[int] | None]:
+        """The hook for the steps of a call, and the list of times that it fills if the call is to be timed."""
+        overlap = None if self.overlap is None else self.overlap(plan, source, target)
+        if plan.tally.calls < plan.tally.next:
+            return overlap, None
+        times: list[int] = []
+
+        def hook() -> None:
+            times.append(now())
+            if overlap is not None:
+                overlap()
+
+        return hook, times
+
+    # ---- failures
+
+    def _meet(self, plan: Plan, epoch: int, deadline: float) -> None:
+        """After a failed speculative call, wait until every rank has entered it and so published `epoch`, so that none
+        still reads the staging data of the call before."""
+        assert self._window is not None
+        waits = {step.peer: at for at, step in enumerate(plan.program.instructions) if step.kind is Kind.WAIT}
+        for index in range(len(self.ranks)):
+            self._counter.step = waits.get(index, 0)
+            self._window.wait(index, epoch, deadline)
+
+    def _failed(self, plan: Plan, failure: RondeError) -> RondeError:
+        """The error for a call that begins after the transport has failed."""
+        if isinstance(failure, MismatchError):
+            return self._disagree(plan, self.calls + 1, failure.message)
+        return self.abort_signal.resolve(failure).within(f"in {plan.call.describe()}")
+
+    def _fail(self, plan: Plan, error: RondeError) -> RondeError:
+        """Abort because of an error in the present step; returns the error to raise."""
+        failure = self.abort_signal.fail(error, "in " + self._describe(plan, self.calls, self._counter.step))
+        if isinstance(failure, MismatchError):
+            return self._disagree(plan, self.calls, failure.message)
+        if isinstance(failure, DeadlineExceeded) and self.stalled[0] == self.calls:
+            failure.add_note(self.stalled[1])
+        return failure
+
+    def _disagree(self, plan: Plan, number: int, detail: str) -> MismatchError:
+        """The error for a mismatch that this rank noticed or heard of in its call `number`."""
+        if self._table is None:
+            store, said = self._transport.group.store, f"{plan.call.describe()}, its call {number}"
+            self._table = mismatch(store, self.key, self.rank, len(self.ranks), said, detail)
+        return MismatchError(self._table.message, rank=self._table.rank)
+
+
+def _awaited(plan: Plan, at: int) -> Instruction | None:
+    """The instruction whose peer is awaited at instruction `at`; None if no rank is awaited there."""
+    steps = plan.program.instructions
+    step = steps[at]
+    if step.kind is Kind.AWAIT:
+        step = next(begun for begun in reversed(steps[:at]) if begun.request == step.request)
+    return step if step.kind in _WAITING else None

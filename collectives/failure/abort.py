@@ -1,0 +1,121 @@
+"""The abort signal: it takes the cause of a failure to every rank.
+
+a call fails ----> transport.abort      quick, but reaches only connected ranks that wait
+             ----> store: first cause   the cause that all ranks raise
+             ----> store: wakeup/RANK   wakes the watchdog of each rank, which reads the first cause
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from transports.base import Transport
+from transports.errors import ConnectError, DeadlineExceeded, ForkedError, PeerLost, RendezvousError, RondeError
+from transports.rendezvous import Causes
+
+_CONSEQUENCES: Final = (ConnectError, DeadlineExceeded, PeerLost)
+"""Errors that may be the consequence of another rank's failure."""
+_CAUSE_SECONDS: Final = 0.3
+"""Time that a rank waits for the cause of such an error to become known."""
+_STORE_SECONDS: Final = 1.0
+"""Time for the store to answer, so that a store that hangs holds nobody up."""
+
+ExplainTimeout = Callable[[DeadlineExceeded], DeadlineExceeded]
+"""Returns the error with the rank that holds the call up as its peer, and the way to that rank in its text."""
+
+
+class AbortSignal:
+    """The abort signal of one rank, for all communicators on its transport.
+
+    Any thread may call its methods. They raise nothing, except `notify` and `wait`. In a forked child they tell nobody.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        store = transport.group.store
+        self._causes = Causes(store)
+        self._wakeups = store.prefixed("wakeup").with_timeout(_STORE_SECONDS)
+        self._explain: ExplainTimeout | None = None
+
+    @property
+    def failure(self) -> RondeError | None:
+        """The cause for which this rank has aborted; None while the transport works."""
+        return self._transport.failure
+
+    def explain_timeouts(self, explain: ExplainTimeout) -> None:
+        """Let `explain` find the culprit of every DeadlineExceeded that `fail` is given."""
+        self._explain = explain
+
+    def raise_abort(self, cause: RondeError) -> None:
+        """Abort, and tell all ranks the cause. A later abort has no effect: the first cause wins."""
+        if isinstance(self._transport.failure, ForkedError):
+            return
+        self._transport.abort(cause)
+        earlier = self._transport.failure
+        if earlier is not None and not isinstance(earlier, _CONSEQUENCES):
+            cause = earlier  # the transport has told it to its peers already
+        if self._causes.publish(cause):
+            self._notify_others()
+
+    def resolve(self, error: RondeError, patience: float = _CAUSE_SECONDS) -> RondeError:
+        """Find the root cause of `error`, and abort with it; returns the cause, the same on every rank.
+
+        patience  seconds to wait for another rank to tell the cause of a lost or late peer
+
+        If several ranks miss a peer at once, the first report becomes the cause.
+        """
+        failure = self._transport.failure
+        if isinstance(failure, ForkedError):
+            return failure
+        if not isinstance(error, _CONSEQUENCES):
+            self.raise_abort(error)
+            return error
+        known = self._causes.fetch(patience)
+        first = known is None and self._causes.publish(error)
+        if known is None and not first:
+            known = self._causes.fetch(_CAUSE_SECONDS)
+        cause = error if known is None else known
+        self._transport.abort(cause)
+        if first:
+            self._notify_others()
+        return cause
+
+    def fail(self, error: RondeError, context: str) -> RondeError:
+        """Resolve and abort for a call that failed with `error`; returns the error for the call to raise.
+
+        context  call and step, for the text of the error
+        """
+        own = error.within(context)
+        if self._explain is not None and isinstance(own, DeadlineExceeded):
+            own = self._explain(own)
+        cause = self.resolve(own)
+        return copy.copy(own) if cause is own else cause.within(context)
+
+    def poll(self) -> None:
+        """Abort if another rank has."""
+        cause = self._causes.fetch(0.0)
+        if cause is not None:
+            self._transport.abort(cause)
+
+    def notify(self, ranks: Iterable[int]) -> None:
+        """Wake the watchdogs of `ranks`. Raises RendezvousError."""
+        for rank in ranks:
+            self._wakeups.set(str(rank), b"")
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a wakeup, `seconds` at most; False if there was none. Raises RendezvousError."""
+        rank = str(self._transport.rank)
+        try:
+            self._wakeups.get(rank, time.monotonic() + seconds)
+        except DeadlineExceeded:
+            return False
+        self._wakeups.delete(rank)  # before the caller looks for news, so that later news wakes it again
+        return True
+
+    def _notify_others(self) -> None:
+        with contextlib.suppress(RendezvousError):  # a rank that neither way reaches finds out in its next call
+            self.notify(rank for rank in range(self._transport.size) if rank != self._transport.rank)

@@ -1,0 +1,97 @@
+"""Mismatched calls. Most are noticed by the frames of the call, which carry its digest. Calls in which every rank waits
+exchange no frame; their ranks compare notes in the store. After a mismatch every rank writes its call to the store, and
+all raise one table of them.
+
+Store keys
+    waiting/KEY            rank that waits in the communicator KEY, and its last calls
+    mismatch/KEY/RANK      the call of a rank, as a line of the table
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from transports.errors import DeadlineExceeded, MismatchError, RendezvousError
+from transports.packed import pack, unpack
+from transports.store import Store
+
+_TABLE_SECONDS: Final = 1.0
+"""Time to wait for the lines of the other ranks. A rank outside a call writes none."""
+_NOT_THE_CALLER: Final = frozenset({"collectives", "transports", "frontends", "threading"})
+
+
+def find_mismatch(
+    store: Store, key: str, ranks: Sequence[int], rank: int, recent: Sequence[tuple[int, int, str]]
+) -> MismatchError | None:
+    """Compare the last calls of this rank with the note of another rank that waits, and leave a note of its own.
+
+    key      names the communicator
+    ranks    ranks of the communicator, as ranks of the world
+    rank     this rank's number within the communicator
+    recent   its last calls: number, digest, description
+
+    To be called from time to time while a call waits; takes two calls of the store. A slow rank is never reported,
+    since only digests of calls with equal numbers are compared. Two ranks that disagree meet sooner or later, since
+    all ranks of a communicator write and read the same note. Raises RendezvousError.
+    """
+    part = store.prefixed("waiting")
+    note = part.peek(key)
+    part.set(key, pack((rank, recent)))
+    own = {number: (digest, text) for number, digest, text in recent}
+    for other, number, digest, text in _calls_in(note, len(ranks)):
+        if number in own and own[number][0] != digest:
+            message = f"call {number} of rank {other} was {text}, that of rank {rank} {own[number][1]}"
+            return MismatchError(message, rank=ranks[rank], peer=ranks[other])
+    return None
+
+
+def _calls_in(note: bytes | None, size: int) -> Iterator[tuple[int, int, int, str]]:
+    """Rank, number, digest and description of the calls in a note; none if it cannot be read."""
+    if note is None:
+        return
+    with contextlib.suppress(ValueError):
+        match unpack(note):
+            case [int(other), [*calls]] if 0 <= other < size:
+                for call in calls:
+                    match call:
+                        case [int(number), int(digest), str(text)]:
+                            yield other, number, digest, text
+
+
+def mismatch(store: Store, key: str, rank: int, size: int, call: str, detail: str) -> MismatchError:
+    """The error that this rank of a communicator raises: a table of the calls of all ranks.
+
+    store    the group's
+    key      names the communicator
+    call     description of this rank's call
+    detail   the difference that was noticed
+    """
+    part = store.prefixed(f"mismatch/{key}")
+    deadline = time.monotonic() + _TABLE_SECONDS
+    rows = [f"rank {rank}: {call}, called from {_caller()}"]
+    with contextlib.suppress(RendezvousError):  # without the store the table has one row
+        part.set(str(rank), rows[0].encode(errors="replace"))
+        rows = [_row(part, peer, deadline) for peer in range(size)]
+    table = "\n  ".join(rows)
+    return MismatchError(f"the ranks' calls do not fit together ({detail}):\n  {table}", rank=rank)
+
+
+def _row(store: Store, peer: int, deadline: float) -> str:
+    try:
+        return store.get(str(peer), deadline).decode(errors="replace")
+    except DeadlineExceeded:
+        return f"rank {peer}: in no call of this communicator, or no answer"
+
+
+def _caller() -> str:
+    """File and line of the user's call: the innermost frame outside Ronde and outside the thread of its calls."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_CALLER:
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return "an asynchronous call"

@@ -1,0 +1,43 @@
+"""The state that a communicator shares with those split from it."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from collectives.config import Config
+from collectives.execution import CallPositions
+from collectives.failure import AbortSignal
+from collectives.metrics import Recorder
+from collectives.watchdog import Watchdog
+from transports import forking
+from transports.base import Transport
+
+C = TypeVar("C")
+
+
+class Family(Generic[C]):
+    """A world communicator and its splits: they share a transport, an abort signal, a watchdog and
+    a timeline.
+
+    communicators   those that are open, in the order in which they were made
+    newest_context  the highest number that a communicator of the family was given on this rank; the world's is 0
+    positions       the calls in which this rank is, for the watchdog
+    recorder        the timeline of this rank
+    """
+
+    def __init__(self, transport: Transport, config: Config) -> None:
+        self.transport = transport
+        self.abort_signal = AbortSignal(transport)
+        self.positions = CallPositions()
+        self.watchdog = Watchdog(
+            transport.group, self.abort_signal, self.positions, heartbeat=config.heartbeat, stall=config.stall
+        )
+        self.communicators: list[C] = []
+        self.newest_context = 0
+        self.recorder = Recorder()
+        forking.register(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: watch nobody, and record nothing."""
+        self.watchdog.after_fork()
+        self.recorder.after_fork()

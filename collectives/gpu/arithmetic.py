@@ -1,0 +1,47 @@
+"""The arithmetic of reductions on arrays of a GPU, in whole arrays and in the current place.
+
+CuPy's arrays take NumPy's ufuncs; the rules are those of collectives.arrays.ops, which works in blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from collectives.arrays import FLOAT32, FLOAT64, UFUNCS, Kernel, is_small_float
+
+
+def device_kernel(op: str, dtype: np.dtype[Any]) -> Kernel:
+    """The kernel of an operation; see arrays.kernel."""
+    ufunc = UFUNCS[op]
+    if not is_small_float(dtype):
+        return lambda a, b, out: ufunc(a, b, out=out)
+
+    def combine(a: Any, b: Any, out: Any) -> None:
+        np.copyto(out, ufunc(a.astype(FLOAT32), b.astype(FLOAT32)), casting="unsafe")
+
+    return combine
+
+
+def scaled(array: Any, factor: float) -> Any:
+    """array * factor, a new array of the same dtype; see arrays.scale."""
+    wide = _wide(array.dtype)
+    if wide is None:
+        return np.multiply(array, array.dtype.type(factor))
+    return np.multiply(array.astype(wide), wide.type(factor)).astype(array.dtype)
+
+
+def divided(array: Any, size: int) -> Any:
+    """array / size, a new array of the same dtype; see arrays.divide."""
+    wide = _wide(array.dtype)
+    if wide is None:
+        return np.divide(array, array.dtype.type(size))
+    return np.divide(array.astype(wide), wide.type(size)).astype(array.dtype)
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """What is computed in, if it is not the dtype itself."""
+    if is_small_float(dtype):
+        return FLOAT32
+    return FLOAT64 if dtype.kind in "iu" else None

@@ -1,0 +1,126 @@
+"""The processes of a job's ranks. Each rank leads a process group of its own, with everything that it starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from collectives.launch.processes import Guardian, describe_status, signal_group, spawn
+from collectives.launch.reaper import Reaper
+from collectives.launch.relay import Tail
+
+
+@dataclass
+class RankProcess:
+    """The process of a rank, and its process group of the same number.
+
+    tail          last lines of its stderr
+    status        its status as of `os.waitstatus_to_exitcode`; None while it runs
+    group_exists  True while processes of its group may be left
+    last_signal   the last signal that the launcher sent it while it ran; 0 if none
+    """
+
+    rank: int
+    pid: int
+    tail: Tail
+    status: int | None = None
+    group_exists: bool = True
+    last_signal: int = 0
+
+    @property
+    def ended_by_launcher(self) -> bool:
+        """True if it ended by a signal that the launcher sent."""
+        return self.status is not None and self.last_signal != 0 and self.status == -self.last_signal
+
+    def describe(self) -> str:
+        """Format its end for the report: 'exited with 3'."""
+        if self.status is None:
+            return "still runs after SIGKILL"
+        if self.ended_by_launcher:
+            return f"ended by the launcher ({signal.Signals(self.last_signal).name})"
+        return describe_status(self.status)
+
+
+class RankProcesses:
+    """All rank processes of a job, in rank order."""
+
+    def __init__(self, reaper: Reaper, guardian: Guardian) -> None:
+        self._reaper = reaper
+        self._guardian = guardian
+        self._by_pid: dict[int, RankProcess] = {}
+
+    def __iter__(self) -> Iterator[RankProcess]:
+        return iter(self._by_pid.values())
+
+    @property
+    def running(self) -> list[int]:
+        """Ranks whose process has not ended."""
+        return [process.rank for process in self if process.status is None]
+
+    @property
+    def all_gone(self) -> bool:
+        """True once no process is left in any group."""
+        return not any(process.group_exists for process in self)
+
+    def start(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        descriptors: tuple[int, int, int],
+        tail: Tail,
+    ) -> None:
+        """Start a rank with these descriptors as stdin, stdout and stderr. Raises OSError if it cannot be started."""
+        pid = spawn(command, environment, *descriptors)
+        self._guardian.add(pid)
+        self._by_pid[pid] = RankProcess(rank, pid, tail)
+        self._reaper.add(pid)
+
+    def collect(self) -> list[RankProcess]:
+        """The processes that have ended since the last call, in the order in which they ended."""
+        ended = []
+        for pid, status in self._reaper.collect():
+            self._by_pid[pid].status = status
+            ended.append(self._by_pid[pid])
+        for process in self:
+            if process.group_exists and process.status is not None:
+                self._reaper.collect_orphans(process.pid)
+                self._check_group(process)
+        return ended
+
+    def signal_groups(self, number: signal.Signals) -> None:
+        """Send a signal to all ranks and everything that they started."""
+        for process in self:
+            if process.group_exists:
+                signal_group(process.pid, number)
+                if process.status is None:
+                    process.last_signal = number
+                else:
+                    self._check_group(process)
+
+    def signal_ranks(self, number: signal.Signals) -> None:
+        """Send a signal to the processes of the ranks alone, while they run."""
+        for process in self:
+            if process.status is None:
+                os.kill(process.pid, number)
+
+    def give_up(self) -> None:
+        """Wait for no process any more, though some are left."""
+        for process in self:
+            process.group_exists = False
+
+    def kill(self) -> None:
+        """Kill all processes that are left, and wait for those of the ranks."""
+        for process in self:
+            if process.group_exists:
+                signal_group(process.pid, signal.SIGKILL)
+                if process.status is None:
+                    os.waitpid(process.pid, 0)
+
+    def _check_group(self, process: RankProcess) -> None:
+        """Forget the group of an ended process once it is empty: the system may use its number again."""
+        if not signal_group(process.pid, 0):
+            process.group_exists = False
+            self._guardian.remove(process.pid)

@@ -1,0 +1,28 @@
+"""Metrics of a communicator: counters, events, the timeline file, and their text formats.
+
+Counting costs nanoseconds; timing is sampled. The executor and the negotiation report here. No module here
+influences a call.
+"""
+
+from __future__ import annotations
+
+from collectives.metrics.events import (
+    Trace,
+    now,
+)
+from collectives.metrics.meter import (
+    Meter,
+)
+from collectives.metrics.prometheus import (
+    prometheus_text,
+)
+from collectives.metrics.recorder import (
+    Recorder,
+)
+from collectives.metrics.timeline import (
+    HEADER,
+    Header,
+    Timeline,
+)
+
+__all__ = ["HEADER", "Header", "Meter", "Recorder", "Timeline", "Trace", "now", "prometheus_text"]

@@ -1,0 +1,121 @@
+"""Running the named operations of one answer: small allreduces packed together, the others one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from collectives.metrics import Trace, now
+from collectives.negotiation.in_flight import Operation
+from collectives.operations import Buffer, Packable, Signature, bundles, reduce_together
+from transports.errors import RondeError
+
+
+class Operations(Protocol):
+    """The part of a communicator's operations that running a batch needs."""
+
+    @property
+    def buffer(self) -> Buffer:
+        """Memory to pack small arrays into."""
+
+    @property
+    def trace(self) -> Trace:
+        """The timeline of the communicator."""
+
+    def zeros(self, signature: Signature) -> Packable:
+        """The contribution of a rank that has joined to an allreduce of the others."""
+
+    def stage(self) -> None:
+        """Make the staging window. Collective."""
+
+
+class BatchItem(NamedTuple):
+    """An operation to run. Without an `operation` this rank has joined, and contributes zeros."""
+
+    operation: Operation | None
+    name: str
+    signature: Signature
+
+
+class Outcome(NamedTuple):
+    """The end of an operation: a result or an error."""
+
+    name: str
+    result: Any = None
+    error: BaseException | None = None
+
+
+class BatchRunner:
+    """Runs batches of operations. Only the engine's thread uses it."""
+
+    def __init__(self, operations: Operations, timeout: float) -> None:
+        """
+        operations   no one else runs any of them; `stage` has not been called yet
+        timeout      seconds for collectives to which this rank contributes nothing but zeros
+        """
+        self.trace = operations.trace
+        self._operations = operations
+        self._timeout = timeout
+        self._staged = False
+
+    def run(self, items: Sequence[BatchItem], fusion: int) -> Iterator[Outcome]:
+        """Run operations, whose order is the same on all ranks; yield the outcome of each as soon as it has ended.
+
+        `fusion`: maximum bytes per packed collective. An error raised instead of yielded has aborted the communicator,
+        or must abort it.
+        """
+        if not self._staged:
+            self._operations.stage()  # the first batch: all ranks are here, as they must be
+            self._staged = True
+        buffer = self._operations.buffer
+        packables = [self._packable(item) for item in items]
+        remaining = [-1 if packable is None else len(packable.parts) for packable in packables]
+        for bundle in bundles([item.signature for item in items], buffer.limit(fusion)):
+            owners = [items[array.operation].operation for array in bundle]
+            timeouts = [owner.timeout for owner in owners if owner is not None]
+            deadline = time.monotonic() + max(timeouts, default=self._timeout)
+            for owner in owners:
+                if owner is not None and not owner.began:
+                    owner.began = now()
+            parts = [
+                packable.parts[array.array] for array in bundle if (packable := packables[array.operation]) is not None
+            ]
+            if len(parts) > 1:
+                names = [items[array.operation].name for array in bundle]
+                with self.trace.span("fusion", f"{len(parts)} arrays", names=names):
+                    reduce_together(parts, buffer, deadline)
+            elif parts:
+                reduce_together(parts, buffer, deadline)
+            elif owners[0] is not None:
+                yield _run_alone(owners[0], deadline)
+            for array in bundle:
+                remaining[array.operation] -= 1
+                packable = packables[array.operation]
+                if packable is not None and not remaining[array.operation]:
+                    yield _finish(items[array.operation].name, packable)
+        for item, packable in zip(items, packables, strict=True):
+            if packable is not None and not packable.parts:
+                yield _finish(item.name, packable)
+
+    def _packable(self, item: BatchItem) -> Packable | None:
+        """The arrays of an allreduce; None for other operations."""
+        if item.operation is None:
+            return self._operations.zeros(item.signature)
+        assert item.operation.job is not None
+        return item.operation.job.packable
+
+
+def _run_alone(operation: Operation, deadline: float) -> Outcome:
+    assert operation.job is not None
+    try:
+        return Outcome(operation.name, operation.job.run(deadline))
+    except (RondeError, TypeError, ValueError) as error:
+        return Outcome(operation.name, error=error)
+
+
+def _finish(name: str, packable: Packable) -> Outcome:
+    try:
+        return Outcome(name, packable.finish())
+    except Exception as error:  # noqa: BLE001 - the collective has completed, so the error concerns this rank alone
+        return Outcome(name, error=error)

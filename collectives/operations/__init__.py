@@ -1,0 +1,53 @@
+"""The collectives as users call them: arguments are checked, planned once, and become jobs for the call queue.
+
+Everything around an exchange is here: scale factors, agreement on sizes, fusion, objects, Adasum, persistent calls.
+The exchange itself is the executor's. A new collective is a method of `Reductions` or `Movement`; the memory of its
+arrays is a `Space`.
+"""
+
+from __future__ import annotations
+
+from collectives.operations.arguments import Arguments, dtype_name
+from collectives.operations.call_queue import CallQueue
+from collectives.operations.clock_sync import compare_clocks
+from collectives.operations.fusion import Buffer, bundles, reduce_together
+from collectives.operations.host import ArrayOperations, HostOperations
+from collectives.operations.job import Job, Packable, Part
+from collectives.operations.movement import Movement
+from collectives.operations.persistent import Persistent
+from collectives.operations.planned_call import ArrayJob, PlannedCalls
+from collectives.operations.point_to_point import HostAccess, PointToPoint
+from collectives.operations.reduce import Reductions
+from collectives.operations.signature import Signature
+from collectives.operations.space import HostSpace, Space
+from collectives.operations.start import MakeJob
+from collectives.operations.work import DeferredResult, Promise, Work
+
+__all__ = [
+    "Arguments",
+    "ArrayJob",
+    "ArrayOperations",
+    "Buffer",
+    "CallQueue",
+    "DeferredResult",
+    "HostAccess",
+    "HostOperations",
+    "HostSpace",
+    "Job",
+    "MakeJob",
+    "Movement",
+    "Packable",
+    "Part",
+    "Persistent",
+    "PlannedCalls",
+    "PointToPoint",
+    "Promise",
+    "Reductions",
+    "Signature",
+    "Space",
+    "Work",
+    "bundles",
+    "compare_clocks",
+    "dtype_name",
+    "reduce_together",
+]

@@ -1,0 +1,96 @@
+"""The checks of arguments that the collectives share."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from collectives.schedule import split_evenly
+
+_NUMBERS = (int, float, np.integer, np.floating)
+
+
+class Arguments:
+    """Checks arguments for one communicator. Every check happens before anything is sent.
+
+    rank, size     this rank's number, and the number of ranks
+    reproducible   the setting
+    """
+
+    def __init__(self, rank: int, size: int, timeout: float, reproducible: bool) -> None:
+        self.rank = rank
+        self.size = size
+        self.reproducible = reproducible
+        self.seconds = timeout
+        """The setting timeout."""
+
+    def timeout(self, timeout: float | None) -> float:
+        """The seconds that a call may take. Raises ValueError for a bad value."""
+        if timeout is None:
+            return self.seconds
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+            raise ValueError(f"timeout={timeout!r}: must be a positive, finite number of seconds")
+        return float(timeout)
+
+    def deadline(self) -> float:
+        """The time by which an answer that is asked for now must be known (monotonic seconds)."""
+        return time.monotonic() + self.seconds
+
+    def root(self, rank: int, name: str = "root") -> int:
+        """A rank of this communicator as an int. Raises TypeError or ValueError, naming the argument."""
+        if type(rank) is not int and (not isinstance(rank, (int, np.integer)) or isinstance(rank, bool)):
+            raise TypeError(f"{name}={rank!r}: must be an int")
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{name}={rank}: must be a rank of this communicator, 0 to {self.size - 1}")
+        return int(rank)
+
+    def rows(self, shape: tuple[int, ...], given: Sequence[int] | None, name: str, *, even: bool) -> tuple[int, ...]:
+        """The number of rows of axis 0 that belong to each rank, for an array of `shape`.
+
+        given   the caller's numbers; None: equal ones, or if not `even` as equal as possible, larger ones first
+        """
+        if not shape:
+            raise ValueError("x: has no axis to split; it must have at least one dimension")
+        rows = shape[0]
+        if given is None:
+            if even and rows % self.size:
+                raise ValueError(
+                    f"x: its first dimension {rows} is not divisible by {self.size} ranks; "
+                    f"give {name}= for uneven parts"
+                )
+            return tuple(split_evenly(rows, self.size))
+        numbers = np.asarray(given)
+        if numbers.shape != (self.size,) or numbers.dtype.kind not in "iu":
+            raise ValueError(f"{name}={list(given)!r}: must be {self.size} ints, one for each rank")
+        if numbers.min() < 0 or int(numbers.sum()) != rows:
+            text = f"{name}={list(given)!r}: must be at least 0 each and {rows} together, the first dimension of x"
+            raise ValueError(text)
+        return tuple(int(number) for number in numbers)
+
+
+def as_tuple(value: Sequence[int] | None, name: str) -> tuple[int, ...] | None:
+    """Numbers of rows as a tuple, which can be hashed. Raises TypeError, naming the argument, for anything else."""
+    try:
+        return None if value is None else tuple(value)
+    except TypeError as error:
+        raise TypeError(f"{name}={value!r}: must be a sequence of ints, one for each rank") from error
+
+
+def scale_factor(value: float | None, name: str) -> float | None:
+    """A factor as a float, None for 1. Raises TypeError, naming the argument, for anything but a number."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+        raise TypeError(f"{name}={value!r}: must be a number")
+    return None if value == 1 else float(value)
+
+
+@cache
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """'float32', 'bfloat16': a name that np.dtype accepts."""
+    return dtype.name

@@ -1,0 +1,165 @@
+"""CallQueue: runs jobs one at a time, in the order of their submission.
+
+A blocking call on an idle queue runs in the caller's thread: no thread, no hand-over. The worker thread exists only
+from the first asynchronous job on.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import deque
+from typing import Any, TypeVar
+
+from collectives.arrays import Array
+from collectives.operations.job import Job
+from collectives.operations.planned_call import PlainJob, PlannedCall
+from collectives.operations.work import Promise, Work
+from transports import forking
+from transports.base import Group
+from transports.errors import ClosedError, DeadlineExceeded, ForkedError, RondeError
+
+T = TypeVar("T")
+
+
+class _Queued(Promise[T]):
+    """A job on a stream."""
+
+    def __init__(self, job: Job[T]) -> None:
+        super().__init__()
+        self._job: Job[T] | None = job
+
+    def run(self) -> None:
+        job, self._job = self._job, None  # so that a finished operation keeps no arrays alive but its result
+        assert job is not None
+        try:
+            result = job.run(time.monotonic() + job.timeout)
+        except BaseException as error:  # noqa: BLE001 - whatever it was, it belongs to whoever waits
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+
+    def refuse(self, error: BaseException) -> None:
+        self._job = None
+        self.set_exception(error)
+
+
+class CallQueue:
+    """Runs jobs one at a time, in the order in which they were submitted, from any thread.
+
+    Whoever runs a job holds the turn. The worker takes it before it takes a job from the queue, so a caller who finds
+    the queue empty and the turn free has nothing before it.
+    """
+
+    def __init__(self, name: str, group: Group) -> None:
+        """`name` is for messages; `group` is that of the rank."""
+        self._name = name
+        self._group = group
+        self._turn = threading.Lock()
+        self._changed = threading.Condition()
+        self._queue: deque[_Queued[Any]] = deque()
+        self._closed = False
+        self._worker: threading.Thread | None = None
+        self._state = "closed"
+        self._forked: ForkedError | None = None
+        self.end = self._turn.release
+        """Give the turn back."""
+        forking.register(self)
+
+    def run(self, job: Job[T]) -> T:
+        """Run a job and return its result: here and now if nothing is before it."""
+        if self._queue or self._closed or not self._turn.acquire(False):
+            return self.submit(job).wait()
+        try:
+            return job.run(time.monotonic() + job.timeout)
+        finally:
+            self.end()
+
+    def run_planned(self, planned: PlannedCall, x: Array, out: Array | None, seconds: float) -> Any:
+        """The same as `run(PlainJob(planned, x, out, seconds))`, without the job: a small call takes hardly longer than
+        the making of one."""
+        if self._queue or self._closed or not self._turn.acquire(False):
+            return self.submit(PlainJob(planned, x, out, seconds)).wait()
+        try:
+            result = planned.empty() if out is None else out
+            deadline = time.monotonic() + seconds
+            if planned.flat:
+                source, target = x, result
+            else:
+                target = result.reshape(-1)
+                source = target if out is x else x.reshape(-1)
+            if planned.quietly(planned.function, planned.planned, source, target, deadline) is False:
+                return planned.otherwise(x, out, seconds, deadline)
+            return result
+        finally:
+            self.end()
+
+    def begin(self) -> bool:
+        """Take the turn if nothing is before the caller; then `end` must follow. False if it has to queue."""
+        return not (self._queue or self._closed) and self._turn.acquire(False)
+
+    def submit(self, job: Job[T]) -> Work[T]:
+        """Queue a job; its timeout counts from when it begins."""
+        work = _Queued(job)
+        with self._changed:
+            if self._closed:
+                raise self._closed_error()
+            self._queue.append(work)
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._worker.start()
+            self._changed.notify_all()
+        return work
+
+    def retire(self, state: str) -> None:
+        """Take no more jobs; `state` is what errors say from now on. Raises ClosedError if it takes none already."""
+        with self._changed:
+            if self._closed:
+                raise self._closed_error()
+            self._closed, self._state = True, state
+            self._changed.notify_all()
+
+    def close(self, deadline: float) -> None:
+        """Let what was submitted come to its end, then end the worker. Idempotent.
+
+        Raises DeadlineExceeded if that takes too long; what had not begun by then is refused with ClosedError.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._queue, max(0.0, deadline - time.monotonic()))
+            abandoned, self._queue = self._queue, deque()
+            worker = self._worker
+        for work in abandoned:
+            work.refuse(self._closed_error())
+        drained = self._turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        if drained:
+            self._turn.release()
+        if abandoned or not drained:
+            raise DeadlineExceeded(f"{self._name}: operations were still in flight when it was closed")
+        if worker is not None and worker is not threading.current_thread():
+            worker.join(max(0.0, deadline - time.monotonic()))
+
+    def after_fork(self) -> None:
+        """In a forked child: refuse all jobs with ForkedError. The turn stays as it is: a caller who has forked in the
+        middle of a job will give it back."""
+        self._closed, self._forked = True, self._group.forked_error()
+        self._changed = threading.Condition()
+        self._queue = deque()
+
+    def _closed_error(self) -> RondeError:
+        return copy.copy(self._forked) or ClosedError(f"{self._name} is {self._state}")
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._queue) or self._closed)
+                if not self._queue:
+                    return
+            with self._turn:
+                with self._changed:
+                    work = self._queue.popleft() if self._queue else None  # close may have refused it
+                    self._changed.notify_all()
+                if work is not None:
+                    work.run()

@@ -1,0 +1,197 @@
+"""The collectives on arrays of the host's memory, and the executor that runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from math import prod
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from collectives.arrays import Array
+from collectives.config import Config
+from collectives.execution import CallPositions, Executor, Peers, Windows, calibrate
+from collectives.failure import AbortSignal
+from collectives.metrics import Meter, Trace
+from collectives.operations.arguments import Arguments, dtype_name
+from collectives.operations.call_queue import CallQueue
+from collectives.operations.composed import compose
+from collectives.operations.fusion import WINDOW, Buffer
+from collectives.operations.job import Job, Packable
+from collectives.operations.movement import Movement, Speculation
+from collectives.operations.objects import Objects
+from collectives.operations.planned_call import PlannedCalls
+from collectives.operations.reduce import Reductions
+from collectives.operations.signature import Signature
+from collectives.operations.space import HostSpace, Space
+from collectives.operations.start import MakeJob, RunNow, Start
+from collectives.planning import Planner, Selector
+from collectives.schedule import Geometry
+from transports import copying
+from transports.base import Transport
+from transports.errors import MismatchError, RendezvousError, TransportError
+from transports.onesided import OneSided
+
+T = TypeVar("T")
+
+log = logging.getLogger("ronde")
+
+_STAGE_BYTES: Final = 2 << 20
+"""Room for two pieces of 1 MiB, by which large arrays are moved fastest. With more than 4 ranks each has half of it."""
+
+
+class ArrayOperations:
+    """The operations on arrays in one space: the methods of Reductions and Movement."""
+
+    def __init__(self, reductions: Reductions, movement: Movement) -> None:
+        self.allreduce = reductions.allreduce
+        self.reduce = reductions.reduce
+        self.reduce_scatter = reductions.reduce_scatter
+        self.grouped_allreduce = reductions.grouped_allreduce
+        self.zeros = reductions.zeros
+        self.broadcast = movement.broadcast
+        self.allgather = movement.allgather
+        self.gather = movement.gather
+        self.scatter = movement.scatter
+        self.alltoall = movement.alltoall
+        self.grouped_allgather = movement.grouped_allgather
+        self.barrier = movement.barrier
+
+
+class HostOperations:
+    """The operations that are ordered among themselves: the ordered ones of a communicator, or its named ones.
+
+    arrays, objects   make jobs of calls
+    executor          runs them
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        ranks: tuple[int, ...],
+        tag: int,
+        geometry: Geometry,
+        selector: Selector,
+        config: Config,
+        abort_signal: AbortSignal,
+        positions: CallPositions,
+        meter: Meter,
+        windows: Windows,
+        label: str = "",
+    ) -> None:
+        """`tag` is that of its frames; `label` tells the tracks of named operations in a timeline from the others."""
+        self._stage_bytes = config.stage_bytes or (_STAGE_BYTES if len(ranks) <= 4 else _STAGE_BYTES // 2)
+        self._windows = windows
+        self._connect_timeout = config.connect_timeout
+        self._key = f"stage/{tag:x}/{ranks[0]}"
+        self._named = bool(label)
+        self._calibrates = config.calibrate
+
+        def executor(meter: Meter) -> Executor:
+            planner = Planner(geometry, selector, self._stage_bytes if windows.onesided else 0, meter.follow, label)
+            return Executor(transport, ranks, tag, planner, meter, abort_signal, positions, windows)
+
+        self._make_executor = executor
+        self.executor = executor(meter)
+        self.arguments = Arguments(geometry.rank, geometry.size, config.timeout, config.reproducible)
+        self.selector = selector
+        self.fusion_bytes = config.fusion_bytes
+        space, self.buffer = HostSpace(self.executor), Buffer()
+        self.calls = PlannedCalls(space)
+        self.speculation = Speculation()
+        self.arrays = self.operations_in(space, self.calls, self.buffer, MakeJob())
+        self._space = space
+        self.objects = Objects(self.executor, self.arguments)
+
+    def operations_in(self, space: Space, calls: PlannedCalls, buffer: Buffer, start: Start) -> ArrayOperations:
+        """Operations on arrays in one space."""
+        reductions = Reductions(space, self.arguments, self.selector, calls, buffer, self.fusion_bytes, start)
+        return ArrayOperations(
+            reductions, Movement(space, self.arguments, self.selector, calls, start, self.speculation)
+        )
+
+    def blocking(self, queue: CallQueue) -> ArrayOperations:
+        """The same operations, run at once by a queue."""
+        return self.operations_in(self._space, self.calls, self.buffer, RunNow(queue))
+
+    def zeros(self, signature: Signature) -> Packable:
+        """The contribution of a rank that has joined to an allreduce of the others."""
+        return self.arrays.zeros(signature)
+
+    @property
+    def trace(self) -> Trace:
+        """The events of the communicator."""
+        return self.executor.meter.trace
+
+    def stage(self) -> None:
+        """Make the staging window, where the ranks can have one. Collective; to be called before anything is run."""
+        onesided = self._windows.onesided
+        if onesided is None:
+            return
+        deadline, executor = time.monotonic() + self._connect_timeout, self.executor
+        window = onesided.expose(self._key, executor.ranks, 2 * self._stage_bytes, deadline)
+        executor.use(window)
+        executor.planner.single_copy = window.can_read_peers(deadline)
+        if self.selector.kernel_table is not None:
+            copying.install(self.selector.kernel_table)
+        elif self._calibrates:
+            copying.calibrate(window, deadline)
+        if self._calibrates and executor.planner.single_copy and self.selector.calibration is None:
+            self._calibrate(onesided, deadline)
+        if self._named:
+            self._share_buffer(deadline)
+
+    def _calibrate(self, onesided: OneSided, deadline: float) -> None:
+        """Measure when to use single copy, with an executor and a window for that alone: the communicator's own calls
+        are numbered and counted from the first one that the user makes."""
+        ranks = self.executor.ranks
+        try:
+            window = onesided.expose(f"{self._key}/trial", ranks, 2 * self._stage_bytes, deadline)
+        except (OSError, RendezvousError) as error:  # there is no room for it
+            if isinstance(error, TransportError):
+                raise
+            log.warning("single copy is not calibrated: %s", error)
+            return
+        with contextlib.closing(self._make_executor(Meter(Trace("of a calibration")))) as trial:
+            trial.use(window)
+            trial.planner.single_copy = True
+            self.selector.calibration = calibrate(trial, deadline)
+
+    def _share_buffer(self, deadline: float) -> None:
+        """Pack small arrays in a window. It is made here because all ranks are here: if one rank did not come to the
+        making later, the others could not tell why."""
+        try:
+            self.buffer.share(self._windows.make((WINDOW,), np.dtype(np.uint8), deadline, named=True))
+        except RendezvousError as error:
+            log.warning("small arrays are packed into private memory: %s", error)
+
+    def compose(self, body: Callable[[Peers], T], what: str, *, timeout: float | None = None) -> Job[T]:
+        """See Communicator.compose."""
+        return compose(self.executor, body, what, self.arguments.timeout(timeout))
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], timeout: float | None) -> Job[Array]:
+        """A new array of zeros in a window, after the release of windows whose arrays all ranks have dropped.
+
+        The job raises MismatchError on all ranks, with nothing lost, if they ask for different sizes.
+        """
+        seconds, windows, named = self.arguments.timeout(timeout), self._windows, self._named
+        nbytes = prod(shape) * dtype.itemsize
+
+        def make(peers: Peers) -> Array:
+            table = peers.allgather(np.array([nbytes, *windows.unused(named=named)], np.int64))
+            asked = table[:, 0].tolist()
+            if min(asked) != max(asked):
+                text = f"empty: rank {peers.rank} asks for {nbytes} bytes, others for {min(asked)} to {max(asked)}"
+                raise MismatchError(text, rank=peers.rank)
+            windows.release([int(flag) for flag in table[:, 1:].min(axis=0)], named=named)
+            return windows.make(shape, dtype, time.monotonic() + seconds, named=named)
+
+        return compose(self.executor, make, "empty", seconds, said=f"empty({dtype_name(dtype)} {shape})")
+
+    def close(self) -> None:
+        """Release all memory."""
+        self.executor.close()
+        self.buffer.release()

@@ -1,0 +1,49 @@
+"""Persistent calls: the same call on the same arrays, many times. As MPI_Allreduce_init (MPI 4.0, section 6.12)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from collectives.arrays import Array
+from collectives.operations.call_queue import CallQueue
+from collectives.operations.job import Job
+from collectives.operations.planned_call import PlainJob, PlannedCall
+from collectives.operations.work import Work
+
+
+class Persistent:
+    """A call that `Communicator.plan` has made, for any number of runs. It keeps its arrays alive."""
+
+    __slots__ = ("_make", "_out", "_planned", "_queue", "_source", "_target", "_timeout")
+
+    def __init__(self, queue: CallQueue, make: Callable[[], Job[Any]]) -> None:
+        """`make` makes the job of one run. It is called once here, so that bad arguments are found."""
+        self._queue = queue
+        self._make = make
+        self._planned: PlannedCall | None = None
+        job = make()
+        if isinstance(job, PlainJob) and job.out is not None:
+            self._planned, self._timeout = job.planned, job.timeout
+            self._out: Array = job.out
+            self._source, self._target = job.arrays(job.out)
+
+    def run(self) -> Any:
+        """Run it now, and return the result of the plain call: `out`, if that was given. Collective.
+
+        Raises the errors of the plain call; ClosedError if the communicator has been closed.
+        """
+        planned, queue = self._planned, self._queue
+        if planned is None or not queue.begin():
+            return queue.run(self._make())
+        try:
+            deadline = time.monotonic() + self._timeout
+            planned.quietly(planned.function, planned.planned, self._source, self._target, deadline)
+        finally:
+            queue.end()
+        return self._out
+
+    def start(self) -> Work[Any]:
+        """Begin to run it, in the order of calls. Its arrays must not be touched until the Work is over."""
+        return self._queue.submit(self._make())

@@ -1,0 +1,51 @@
+"""The signature of a named operation: everything that all ranks must specify alike."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Signature(NamedTuple):
+    """The arguments of a named operation that must be equal on all ranks.
+
+    kind             name of the collective, as the method is called
+    dtypes, shapes   one entry per array, as far as arrays must agree (allgather: shape without the first dimension)
+    algorithm        algorithm requested by the caller
+    detail           other arguments that must agree: numbers, strings, tuples of them
+    windows          one entry per array: window offsets of the array and of its result, None if they are not in
+                     windows; () if no array is
+    """
+
+    kind: str
+    dtypes: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    op: str | None = None
+    root: int | None = None
+    prescale: float | None = None
+    postscale: float | None = None
+    algorithm: str | None = None
+    reproducible: bool = False
+    detail: tuple[Any, ...] = ()
+    windows: tuple[Any, ...] = ()
+
+    @property
+    def joinable(self) -> bool:
+        """True if ranks that have joined can take part with zeros."""
+        return self.kind in ("allreduce", "grouped_allreduce") and self.op in ("sum", "average") and not self.detail
+
+    def describe(self) -> str:
+        """Format the call for messages: 'allreduce(float32 (3, 4), op=sum, prescale=0.5)'."""
+        words = [f"{dtype} {shape}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
+        if len(words) > 3:
+            words[2:] = [f"... {len(self.dtypes)} arrays"]
+        for name in ("op", "root", "prescale", "postscale", "algorithm"):
+            value = getattr(self, name)
+            if value is not None:
+                words.append(f"{name}={value}")
+        if self.reproducible:
+            words.append("reproducible")
+        words += map(str, self.detail)
+        offsets = [f"{window}+{offset}" for pair in self.windows if pair for window, offset in pair[:1]]
+        if offsets:
+            words.append(f"in windows {', '.join(offsets[:3])}")
+        return f"{self.kind}({', '.join(words)})"

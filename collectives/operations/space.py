@@ -1,0 +1,153 @@
+"""Space: the memory that the arrays of a call are in, and the ways to exchange and combine them there.
+
+The operations are written once, for a Space. The host's memory is one (below); the memory of a GPU is another, and so
+is page-locked memory that mirrors it (the gpu room).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from collectives.arrays import Array, Target, as_numpy, divide, flat, scaling
+from collectives.execution import NO_DATA, Executor
+from collectives.planning import Call, Plan, WindowOffsets
+
+
+class Result(Protocol):
+    """The place for a result: the caller's `out`, or a new array.
+
+    flat     a contiguous array to work in, one-dimensional
+    """
+
+    @property
+    def flat(self) -> Any: ...
+
+    def finish(self) -> Any:
+        """The result in the caller's library."""
+
+
+class Space(Protocol):
+    """Where arrays are."""
+
+    executor: Executor
+    detail: tuple[str, ...]
+    """Words for the signatures of calls: ranks whose arrays are elsewhere do not fit."""
+
+    @property
+    def speculates(self) -> bool:
+        """True if an allgather may run as if all parts were equal, with no effect if they are not."""
+
+    def array(self, x: Any, name: str = "x") -> Any:
+        """`x` as an array of this space, sharing memory. Raises TypeError, naming the argument, if it is none."""
+
+    def flat(self, array: Any) -> Any:
+        """The elements in C order as a one-dimensional array: a view if possible, else a copy."""
+
+    def pair(self, x: Any, array: Any, out: Any) -> tuple[Any, Result]:
+        """The flat source and the result of a call whose result is like `x`; `array` is `array(x)`. They are one
+        memory if `out` is `x`, and never overlap otherwise. Raises TypeError or ValueError, naming `out`."""
+
+    def result(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Result:
+        """The place for a result. Raises TypeError or ValueError, naming `out`, if `out` does not fit."""
+
+    def apart(self, source: Any, out: Any) -> Any:
+        """`source`, copied if its memory overlaps that of `out`."""
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
+        """A new flat array."""
+
+    def scaling(self, dtype: np.dtype[Any], factor: float) -> Callable[[Any, Any], object]:
+        """(array, out): out = array * factor, for flat arrays of one dtype; see arrays.scaling."""
+
+    def divide(self, array: Any, size: int, out: Any) -> None:
+        """out = array / size; see arrays.divide."""
+
+    def offsets(self, collective: str, source: Any, target: Any) -> WindowOffsets | None:
+        """The places of a call's flat arrays in windows; None if they are in none."""
+
+    def plan(self, call: Call) -> Any:
+        """The call, planned as far as that can be before it runs. Raises ValueError for an unusable algorithm."""
+
+    def averages(self, planned: Any) -> bool:
+        """True if the exchange of an average is known to divide by itself."""
+
+    def premultiplies(self, planned: Any) -> bool:
+        """True if `exchange` multiplies the source by `factor`."""
+
+    def exchange(self, planned: Any, source: Any, target: Any, deadline: float, factor: float | None = None) -> bool:
+        """Run a planned call between flat arrays; None where this rank has no array. Returns True if it has divided
+        an average."""
+
+    def quietly(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        """Call `function(*args)` where NumPy warns of nothing."""
+
+
+class HostSpace:
+    """The host's memory."""
+
+    detail: tuple[str, ...] = ()
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.quietly = executor.quiet.run
+
+    @property
+    def speculates(self) -> bool:
+        return self.executor.onesided
+
+    def array(self, x: Any, name: str = "x") -> Array:
+        return as_numpy(x, name)
+
+    def flat(self, array: Array) -> Array:
+        return flat(array)
+
+    def pair(self, x: Any, array: Array, out: Any) -> tuple[Array, Target]:
+        target = Target(out, array.shape, array.dtype, like=x)
+        if out is x:
+            return target.flat, target
+        return target.apart(flat(array)), target
+
+    def result(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Target:
+        return Target(out, shape, dtype, like)
+
+    def apart(self, source: Array, out: Any) -> Array:
+        if out is not None and np.may_share_memory(source, as_numpy(out, "out")):
+            return source.copy()
+        return source
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
+        return np.empty(size, dtype)
+
+    def scaling(self, dtype: np.dtype[Any], factor: float) -> Callable[[Array, Array], object]:
+        return scaling(dtype, factor)
+
+    def divide(self, array: Array, size: int, out: Array) -> None:
+        divide(array, size, out)
+
+    def offsets(self, collective: str, source: Array | None, target: Array | None) -> WindowOffsets | None:
+        return self.executor.windows.offsets(collective, source, target)
+
+    def plan(self, call: Call) -> Plan:
+        return self.executor.planner.plan(call)
+
+    def averages(self, planned: Plan) -> bool:
+        return planned.averages
+
+    def premultiplies(self, planned: Plan) -> bool:
+        return False
+
+    def exchange(
+        self,
+        planned: Plan,
+        source: Array | None,
+        target: Array | None,
+        deadline: float,
+        factor: float | None = None,
+    ) -> bool:
+        self.executor.run(
+            planned, NO_DATA if source is None else source, NO_DATA if target is None else target, deadline
+        )
+        return planned.averages

@@ -1,0 +1,121 @@
+"""Work: the handle of an operation in flight."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from transports import forking
+from transports.errors import DeadlineExceeded, ForkedError
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Work(ABC, Generic[T]):
+    """An operation in flight, as every `*_async` call returns it."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[Work[T]], object]] = []
+
+    @abstractmethod
+    def test(self) -> bool:
+        """True once the operation is over, well or not. Never waits."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> T:
+        """The result of the operation, as the blocking call would have returned or raised it.
+
+        timeout  seconds to wait here; None waits as long as the operation's own timeout lets it run.
+        Raises DeadlineExceeded if `timeout` passes first: the operation goes on and may be waited for again.
+        """
+
+    def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
+        """Call `callback(self)` once the operation is over, at once if it is.
+
+        It is called by the thread that ends the operation, whose next operation waits for it: it must not wait for
+        another Work. (A message, of send or recv, ends in whoever tests or waits for it.) What it raises is logged.
+        """
+        self._callbacks.append(callback)
+        if self._over():
+            self._call_back()
+
+    @abstractmethod
+    def _over(self) -> bool:
+        """Whether `_call_back` has been called, or is about to be."""
+
+    def _call_back(self) -> None:
+        """The operation is over. Several threads may say so."""
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:
+                return
+            try:
+                callback(self)
+            except Exception:
+                log.exception("a callback of an operation raised")
+
+
+class DeferredResult:
+    """The result of an operation that a device is still at work on: `get` gives it to the calling thread, and has what
+    that thread lets the device do next wait for it."""
+
+    __slots__ = ("get",)
+
+    def __init__(self, get: Callable[[], Any]) -> None:
+        self.get = get
+
+
+class Promise(Work[T]):
+    """A Work that somebody ends with `set_result` or `set_exception`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._finished = False
+        self._process = forking.process
+        self._gate = threading.Lock()  # held until then; an Event takes ten times as long to make
+        self._gate.acquire()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def test(self) -> bool:
+        return self._finished or self._is_inherited()
+
+    def wait(self, timeout: float | None = None) -> T:
+        if not self._finished:
+            if self._is_inherited():
+                raise ForkedError(f"the operation was begun by process {self._process}, which has forked this one")
+            if not self._gate.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+                raise DeadlineExceeded(f"the operation did not complete within {timeout} s; it is still in flight")
+            self._gate.release()
+        if self._error is not None:
+            raise self._error
+        result: Any = self._result
+        return result.get() if type(result) is DeferredResult else result  # type: ignore[no-any-return]
+
+    def _is_inherited(self) -> bool:
+        """True in a forked child of the process that began the operation: there it never ends."""
+        return self._process != forking.process
+
+    def set_result(self, result: T) -> None:
+        """The operation has ended well."""
+        self._result = result
+        self._end()
+
+    def set_exception(self, error: BaseException) -> None:
+        """The operation has failed."""
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._finished = True
+        self._gate.release()
+        self._call_back()
+
+    def _over(self) -> bool:
+        return self._finished

@@ -1,0 +1,69 @@
+"""Call: a collective call without its arrays, the key of its plan."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collectives.schedule import SPECS
+
+
+class WindowOffset(NamedTuple):
+    """The beginning of an array in a window: the window's number, and bytes from the window's beginning."""
+
+    window: int
+    offset: int
+
+
+WindowOffsets = tuple[WindowOffset | None, WindowOffset | None]
+"""Of IN and of OUT; None for an array that is in no window, or need not be in one."""
+
+
+class Call(NamedTuple):
+    """A collective call without its arrays: the key of a plan. Equal on all ranks, except for `alias`.
+
+    blocks     elements of every block of a by-rank collective (-1 where unknown); one entry if all are equal, or where
+               the algorithm is free to cut the data (then the total)
+    alias      element offset of IN within OUT when the call is in place
+    algorithm  name of the algorithm that the caller asks for
+    uneven     alltoall: blocks were given by the caller and may differ
+    rest       trailing shape of x (its dimensions but the first), in a speculative call: it assumes that all ranks' x
+               have one shape, and ends without effect if they have not
+    within     description of the caller's operation, if the call is only a part of that
+    windows    offsets of the arrays, if they lie in windows
+    """
+
+    collective: str
+    dtype: np.dtype[Any]
+    blocks: tuple[int, ...]
+    op: str | None = None
+    root: int = 0
+    alias: int | None = None
+    algorithm: str | None = None
+    reproducible: bool = False
+    uneven: bool = False
+    rest: tuple[int, ...] | None = None
+    within: str = ""
+    windows: WindowOffsets | None = None
+
+    def placed(self, places: WindowOffsets) -> Call:
+        """The same call on arrays that lie in windows."""
+        return self._replace(windows=places)
+
+    def describe(self) -> str:
+        """'allreduce(float32, 1000 elements, op=sum)', for messages."""
+        if self.within:
+            return f"{self._replace(within='').describe()} within {self.within}"
+        spec = SPECS[self.collective]
+        if self.collective == "barrier":
+            return "barrier()"
+        words = [str(self.dtype), f"{sum(count for count in self.blocks if count > 0)} elements"]
+        if self.op is not None:
+            words.append(f"op={self.op}")
+        if spec.rooted:
+            words.append(f"root={self.root}")
+        if self.windows is not None:
+            places = [f"{place.window}+{place.offset}" for place in self.windows if place is not None]
+            words.append(f"in windows {', '.join(places)}")
+        return f"{self.collective}({', '.join(words)})"

@@ -1,0 +1,178 @@
+"""Call -> Plan: choose an algorithm, lower it, and remember the result for the next call of the same shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from collectives.algorithms import Algorithm
+from collectives.planning.calibration import Calibration
+from collectives.planning.call import Call
+from collectives.planning.select import Choice, Demand, Selector
+from collectives.planning.tally import Tally
+from collectives.schedule import SPECS, Geometry, Program, lay_out, lower, split_evenly
+
+_MOST_PLANS: Final = 1024
+"""Plans that are kept. One more, and all are forgotten: the cache has one way to lose a plan."""
+_PAGE = 4096
+_SMALL = 1 << 14
+"""A plan that stages no more bytes than this uses one slot in each half."""
+_ROTATION_BYTES = 4 << 20
+"""Bytes of all ranks' staging slots of a plan together: more than the private caches of two cores hold, less than a
+cache that they share."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Plan:
+    """A program with the facts that its execution needs.
+
+    nbytes  size of the arrays as nccl-tests defines it: all parts together; for alltoall, one rank's input
+    check   32-bit digest of the call, carried by every frame; differs between calls that do not match
+    tally   counts for the meter
+    staging_slots  calls of the plan use so many slots of the staging window in rotation; see the picture
+    slot_stride    bytes from one slot to the next in the same half
+    bound   staging slot -> the plan's instructions bound to memory; kept by the executor
+
+             first half of the window             second half
+        +--------+--------+--------+---      +--------+--------+---
+        | slot 0 | slot 2 | slot 4 |         | slot 1 | slot 3 |
+        +--------+--------+--------+---      +--------+--------+---
+         <stride>
+
+    Successive calls alternate between the halves, so that a call never overwrites what a peer may still read for the
+    call before. Writing to memory that another core has just read is slow; it is two to five times as fast after that
+    core has read so much other memory that its private cache has dropped those lines. Hence several slots in each half.
+    """
+
+    call: Call
+    algorithm: Algorithm
+    geometry: Geometry
+    program: Program
+    nbytes: int
+    check: int
+    staging_slots: int = 2
+    slot_stride: int = 0
+    tally: Tally = field(default_factory=Tally, compare=False)
+    bound: dict[int, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def averages(self) -> bool:
+        """True if the program divides an average itself. Otherwise its result for op average is the sum."""
+        return self.call.op == "average" and self.algorithm.finishes
+
+
+class Planner:
+    """The plans of one communicator."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        selector: Selector,
+        stage_bytes: int,
+        on_new_plan: Callable[[Plan], object],
+        label: str = "",
+        obstacle: Callable[[Call], str] | None = None,
+    ) -> None:
+        """Plan for one executor.
+
+        stage_bytes   bytes of half the staging window; 0: there is none
+        on_new_plan   called with every new plan
+        label         names the executor's tracks in a timeline
+        obstacle      tells why the transport's native collectives cannot do a call; empty if they can. None: the
+                      transport has none
+        """
+        self._on_new_plan = on_new_plan
+        self.label = label
+        self._geometry = geometry
+        self._selector = selector
+        self._stage_bytes = stage_bytes
+        self._obstacle = obstacle
+        self._plans: dict[Call, Plan] = {}
+        self._derived: list[dict[Any, Any]] = []
+        self.single_copy = False
+        """True if the ranks may read each other's private memory. Set it before the first call is planned."""
+
+    def for_devices(self, obstacle: Callable[[Call], str]) -> Planner:
+        """Return a planner for arrays on devices, which lie in no window; `obstacle` as above."""
+        return Planner(self._geometry, self._selector, 0, self._on_new_plan, self.label, obstacle)
+
+    def calibrated(self, calibration: Calibration) -> Planner:
+        """Return a planner of the same calls with another calibration, without `on_new_plan`."""
+        other = Planner(
+            self._geometry, self._selector.calibrated(calibration), self._stage_bytes, lambda plan: None, self.label
+        )
+        other.single_copy = self.single_copy
+        return other
+
+    def forget(self) -> None:
+        """Drop all plans, and everything that was derived from them."""
+        self._plans.clear()
+        for cache in self._derived:
+            cache.clear()
+
+    def cache(self) -> dict[Any, Any]:
+        """Return a new dictionary for values derived from plans, which is emptied when the plans are forgotten."""
+        self._derived.append({})
+        return self._derived[-1]
+
+    def plan(self, call: Call) -> Plan:
+        """Return the plan of a call, made at its first occurrence. Raises ValueError for an unusable `algorithm`."""
+        plan = self._plans.get(call)
+        if plan is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self.forget()
+            plan = self._plans[call] = self._make(call)
+        return plan
+
+    def _make(self, call: Call) -> Plan:
+        spec = SPECS[call.collective]
+        size, itemsize = self._geometry.size, call.dtype.itemsize
+        known = all_blocks(call, size) if spec.by_rank else call.blocks
+        total = sum(count for count in known if count > 0)
+        demand = Demand(
+            call.collective,
+            dataclasses.replace(self._geometry, root=call.root),
+            (total // size if call.collective == "alltoall" else total) * itemsize,
+            max(known) * itemsize,
+            0 if call.uneven else self._stage_bytes,
+            not call.uneven and len(set(known)) == 1,
+            call.reproducible,
+            call.windows is not None,
+            self.single_copy,
+            call.rest is not None,
+        )
+        if self._obstacle is not None:
+            demand = dataclasses.replace(demand, native=self._obstacle(call))
+        if call.uneven:  # each rank knows its own parts only, and all must choose alike
+            demand = dataclasses.replace(demand, nbytes=0, block=0)
+        return self._lower(call, demand, known, self._selector.choose(demand, call.algorithm))
+
+    def _lower(self, call: Call, demand: Demand, known: Sequence[int], choice: Choice) -> Plan:
+        """Lower the chosen algorithm for this call."""
+        spec, algorithm = SPECS[call.collective], choice.algorithm
+        size, itemsize = self._geometry.size, call.dtype.itemsize
+        geometry = dataclasses.replace(demand.geometry, segments=choice.segments)
+        blocks = known if spec.by_rank else split_evenly(call.blocks[0], algorithm.blocks(size))
+        program = lower(
+            algorithm.generate(geometry),
+            lay_out(spec, geometry, blocks, alias=call.alias, alike=not algorithm.single_copy),
+        )
+        agreed = call._replace(alias=None, blocks=() if call.uneven else call.blocks)
+        check = zlib.crc32(repr((agreed, algorithm.name, choice.segments)).encode())
+        row = geometry.rank * size
+        counts = known[row : row + size] if call.collective == "alltoall" else known
+        nbytes = sum(count for count in counts if count > 0) * itemsize
+        stride = algorithm.staged_chunks(size, choice.segments) * -(-max(blocks) // choice.segments) * itemsize
+        stride = -(-stride // _PAGE) * _PAGE
+        slots = min(self._stage_bytes, _ROTATION_BYTES // 2 // size) // stride if stride > _SMALL else 1
+        plan = Plan(call, algorithm, geometry, program, nbytes, check, 2 * max(1, slots), stride)
+        self._on_new_plan(plan)
+        return plan
+
+
+def all_blocks(call: Call, size: int) -> tuple[int, ...]:
+    """Return the blocks of a by-rank collective, one entry each."""
+    return call.blocks if len(call.blocks) != 1 else call.blocks * SPECS[call.collective].blocks(size)

@@ -1,0 +1,213 @@
+"""Choose the algorithm of a call and its number of segments.
+
+In this order: the caller's `algorithm=`, the first rule that fits (rules.py), and the cheapest by the cost model among
+those that the calibration leaves (staged or single copy).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from copy import copy
+from dataclasses import dataclass
+from typing import Final
+
+from collectives.algorithms import Algorithm, algorithms
+from collectives.config import Config
+from collectives.planning.calibration import NEVER, Calibration
+from collectives.planning.cost_model import Model, predict
+from collectives.planning.rules import MAX_SEGMENTS, Rule, Rules
+from collectives.schedule import SPECS, Geometry
+from transports.base import Transport
+
+_SEGMENT_BYTES: Final = (1 << 16, 1 << 18, 1 << 20)
+"""Sizes of segments to compare by cost."""
+SINGLE_COPY_BYTES: Final = 1 << 16
+"""Smallest call for which single-copy algorithms are considered unless the caller or a rule names one."""
+_ROUNDING: Final = 32
+"""Bytes by which the largest piece may exceed an even share: one element of the largest dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The properties of a call on which the choice depends. Equal on all ranks.
+
+    nbytes        bytes of all blocks together (alltoall: of one rank's row)
+    block         bytes of the largest block
+    stage_bytes   bytes of half the staging window; 0: there is none
+    uniform       all blocks have the same size
+    reproducible  the algorithm must combine in the canonical order
+    windows       the arrays lie in windows
+    single_copy   the ranks may read each other's private memory
+    speculative   the call must end without effect if the ranks' blocks differ from what it assumes
+    native        reason why the transport's native collectives cannot do it; empty if they can
+    """
+
+    collective: str
+    geometry: Geometry
+    nbytes: int
+    block: int
+    stage_bytes: int = 0
+    uniform: bool = True
+    reproducible: bool = False
+    windows: bool = False
+    single_copy: bool = False
+    speculative: bool = False
+    native: str = "it is for arrays on GPUs, where the transport has collectives of its own"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An algorithm in so many segments, and its predicted seconds."""
+
+    algorithm: Algorithm
+    segments: int
+    seconds: float
+
+
+class Selector:
+    """The choice for one communicator. The same demand gives the same choice on every rank and at every time."""
+
+    def __init__(self, model: Model, rules: Rules, transport: str) -> None:
+        self._model = rules.model(model, transport)
+        self._rules = rules.of(transport)
+        self.kernel_table = rules.kernel_table()
+        """The kernels for copies between processes that the rules tell, if they do."""
+        self._single_copy = rules.single_copy_of(transport)
+        self.calibration: Calibration | None = None
+        """The communicator's calibration. Set before the first call is planned, or never."""
+
+    def calibrated(self, calibration: Calibration) -> Selector:
+        """Return the same selector with another calibration."""
+        other = copy(self)
+        other.calibration = calibration
+        return other
+
+    def single_copy_from(self, collective: str, size: int) -> int | None:
+        """Return the bytes from which a collective of `size` ranks uses single copy, or NEVER; None: by cost.
+
+        A [[single_copy]] row of the rules comes before the calibration.
+        """
+        for row in self._single_copy:
+            if row.collective == collective and row.min_ranks <= size <= row.max_ranks:
+                return row.from_bytes
+        return None if self.calibration is None else self.calibration.single_copy_from.get(collective)
+
+    @classmethod
+    def from_config(cls, config: Config, transport: Transport) -> Selector:
+        """Make the selector of a transport, from the configured rules and from the transport's own link costs."""
+        inside, across = transport.link_costs()
+        model = Model(
+            alpha=inside.latency, beta=inside.per_byte, inter_alpha=across.latency, inter_beta=across.per_byte
+        )
+        return cls(model, Rules.read(config.rules), transport.name)
+
+    def check(self, collective: str, algorithm: str | None) -> None:
+        """Raises ValueError unless `algorithm` is None or the name of one for this collective."""
+        if algorithm is not None and algorithm not in algorithms(collective, native=True):
+            names = ", ".join(algorithms(collective, native=True))
+            raise ValueError(f"algorithm={algorithm!r}: for {collective} it must be one of {names}")
+
+    def choose(self, demand: Demand, algorithm: str | None = None) -> Choice:
+        """Choose the named algorithm, else that of the first rule that fits, else the cheapest.
+
+        Raises ValueError if `algorithm` cannot meet it.
+        """
+        self.check(demand.collective, algorithm)
+        known = algorithms(demand.collective, native=True)
+        if algorithm is not None:
+            reason = obstacle(known[algorithm], demand)
+            if reason:
+                raise ValueError(f"algorithm={algorithm!r}: {reason}")
+            return self._best(known[algorithm], demand)
+        rule = self._ruled(demand)
+        if rule is not None:
+            return self._best(known[rule.algorithm], demand, rule.segments)
+        able = [candidate for candidate in known.values() if not obstacle(candidate, demand)]
+        wanted = self._wants_single_copy(demand)
+        if wanted is not None:
+            able = [candidate for candidate in able if candidate.single_copy == wanted] or able
+        choices = [self._best(candidate, demand) for candidate in able]
+        return min(choices, key=lambda choice: (not choice.algorithm.native, choice.seconds))
+
+    def _wants_single_copy(self, demand: Demand) -> bool | None:
+        """True to consider only single-copy algorithms, False to consider only others, None to compare all by cost."""
+        if demand.windows or demand.nbytes < SINGLE_COPY_BYTES or not demand.single_copy:
+            return False
+        start = self.single_copy_from(demand.collective, demand.geometry.size)
+        return None if start is None else start != NEVER and demand.nbytes >= start
+
+    def _ruled(self, demand: Demand) -> Rule | None:
+        """Return the first rule that fits a demand and whose algorithm can meet it."""
+        for rule in self._rules:
+            fits = (
+                rule.collective == demand.collective
+                and rule.min_bytes <= demand.nbytes <= rule.max_bytes
+                and rule.min_ranks <= demand.geometry.size <= rule.max_ranks
+            )
+            if fits and not obstacle(algorithms(demand.collective, native=True)[rule.algorithm], demand):
+                return rule
+        return None
+
+    def _best(self, algorithm: Algorithm, demand: Demand, segments: int = 0) -> Choice:
+        wanted = [segments] if segments else _segmentings(algorithm, demand)
+        choices = []
+        for number in wanted:
+            geometry = dataclasses.replace(demand.geometry, segments=max(number, _fewest_segments(algorithm, demand)))
+            seconds = predict(algorithm, geometry, demand.nbytes, self._model)
+            choices.append(Choice(algorithm, geometry.segments, seconds))
+        return min(choices, key=lambda choice: choice.seconds)
+
+
+def obstacle(algorithm: Algorithm, demand: Demand) -> str:
+    """Return the reason why an algorithm cannot meet a demand; empty if it can."""
+    if algorithm.native and demand.native:
+        return demand.native
+    if algorithm.onesided:
+        if not demand.stage_bytes:
+            return "it needs one-sided windows that all ranks map, and there are none here"
+        if not algorithm.segmented and _fewest_segments(algorithm, demand) > 1:
+            return f"it needs more staging memory than the {demand.stage_bytes} bytes of the setting stage_bytes"
+    elif demand.speculative:
+        return "it has an effect on the other ranks even if their parts are of other sizes"
+    if algorithm.single_copy and not demand.single_copy:
+        return "it needs ranks that may read each other's memory, and the system does not allow or support that here"
+    if algorithm.windows and not demand.windows:
+        return "it needs arrays that lie in windows: see Communicator.empty"
+    if algorithm.multihost and len(set(demand.geometry.hosts)) < 2:
+        return "it is for ranks on several hosts, and these are on one"
+    if algorithm.uniform and not demand.uniform:
+        return "it needs parts of equal size"
+    if demand.reproducible and not algorithm.tree_order:
+        return "it does not combine in the fixed order that reproducible=True asks for"
+    return ""
+
+
+def _fewest_segments(algorithm: Algorithm, demand: Demand) -> int:
+    """Return the smallest number of segments whose pieces fit into the stage."""
+    if not algorithm.onesided:
+        return 1
+    slots = algorithm.staged_chunks(demand.geometry.size, 2 if algorithm.segmented else 1)
+    if not slots:
+        return 1
+    slot = demand.stage_bytes // slots
+    whole = _block_bytes(algorithm, demand)
+    fewest = -(-whole // max(1, slot)) or 1
+    if whole % (fewest * _ROUNDING) == 0:  # all pieces have one size
+        return fewest
+    return -(-whole // max(1, slot - _ROUNDING))
+
+
+def _block_bytes(algorithm: Algorithm, demand: Demand) -> int:
+    if SPECS[demand.collective].by_rank:
+        return demand.block
+    return -(-demand.nbytes // algorithm.blocks(demand.geometry.size))
+
+
+def _segmentings(algorithm: Algorithm, demand: Demand) -> list[int]:
+    """Return the numbers of segments to compare, the same on every rank."""
+    if not algorithm.segmented:
+        return [1]
+    block = _block_bytes(algorithm, demand)
+    if algorithm.exposed:  # no rank waits for a segment; its size only has to fit into the cache
+        return [min(MAX_SEGMENTS, -(-block // _SEGMENT_BYTES[1])) or 1]
+    return sorted({1, *(min(MAX_SEGMENTS, -(-block // size)) for size in _SEGMENT_BYTES if block > size)})

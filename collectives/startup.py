@@ -1,0 +1,176 @@
+"""Startup of a rank: read the settings, find the other ranks, connect to them, and make the world communicator."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+from collectives.communicator import Communicator
+from collectives.config import Config
+from collectives.failure import report_exit, withdraw_left_out
+from collectives.process_sets import ProcessSet, add_given
+from collectives.world import PROCESS_WORLD, is_initialized, shutdown
+from transports.base import Group
+from transports.errors import ConfigError, RondeError
+from transports.rendezvous import (
+    MemoryStore,
+    check_not_taken,
+    job_from_environment,
+    join,
+    next_meeting,
+    open_store,
+    take,
+    world_of_one,
+)
+from transports.store import Store
+from transports.tls import Tls
+
+_CLOSE_SECONDS: Final = 10.0
+"""Seconds to close a world that could not be completed, or that the exit of the process ends."""
+
+
+def init(
+    *,
+    transport: str | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+    store: Store | str | None = None,
+    secret: bytes = b"",
+    config: Config | Mapping[str, Any] | None = None,
+    process_sets: Iterable[ProcessSet | Sequence[int]] = (),
+) -> Communicator:
+    """Find the other ranks and connect to them. Returns the world communicator. Collective.
+
+    transport          name of the transport; precedes every other setting of it
+    rank, size, store  given together: this process's number, the number of ranks, and a store that all of them reach
+                       (an object, or a URL such as 'tcp://host:port' or 'file:///shared/directory')
+    secret             the secret of the job, at least 16 bytes, where `store` is given
+    config             settings; they precede the environment and the file
+    process_sets       process sets to add at once, the same on all ranks; see add_process_set
+
+    Without rank, size and store the ranks are those of the environment that `ronde run` sets; without that, this
+    process is a world of one. A process that a rank has started inherits its environment, but is not that rank: with
+    `rank=0, size=1, store="memory:"` it makes a world of its own.
+
+    Raises ConfigError for a bad setting, and if the environment is that of a rank which is another process;
+    RendezvousError, ConnectError or DeadlineExceeded if the ranks do not come together within the setting
+    `connect_timeout`; the errors of add_process_set; RuntimeError if there is a world already. Nothing stays open then.
+    """
+    settings = _settings(config, transport)
+    with PROCESS_WORLD.lock:
+        if is_initialized():
+            raise RuntimeError("init: there is a world communicator already; call shutdown first")
+        deadline = time.monotonic() + settings.connect_timeout
+        with contextlib.ExitStack() as resources:
+            group, meeting_store = _find_group(rank, size, store, secret, settings.load_tls(), deadline, resources)
+            communicator = PROCESS_WORLD.communicator = connect(group, settings, deadline)
+            PROCESS_WORLD.forked = None
+            _report_at_exit(communicator, meeting_store, group.rank, resources)
+            PROCESS_WORLD.resources = resources.pop_all()
+        try:
+            add_given(process_sets)
+        except BaseException:
+            PROCESS_WORLD.close(_CLOSE_SECONDS)
+            raise
+        return communicator
+
+
+def connect(group: Group, config: Config, deadline: float) -> Communicator:
+    """The communicator of a group, over the transport that the settings name. Collective.
+
+    group     the ranks and their store
+    config    the settings
+    deadline  the time of time.monotonic() at which connecting gives up
+
+    Raises as `init` does. Nothing stays open then.
+    """
+    communicator = Communicator.connect(group, config, deadline)
+    if config.timeline:
+        try:
+            communicator.start_timeline(config.timeline)
+        except OSError as error:
+            communicator.abort(f"the timeline cannot be written: {error}")
+            communicator.close()
+            raise ConfigError(f"timeline={config.timeline!r}: cannot be written: {error}") from error
+    return communicator
+
+
+def _settings(config: Config | Mapping[str, Any] | None, transport: str | None) -> Config:
+    """The settings of `init`'s arguments, the environment and the file. Raises ConfigError."""
+    if isinstance(config, Config):
+        if transport is not None:
+            raise ConfigError(f"transport={transport!r}: give it in the Config, or give settings as a mapping")
+        return config
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(f"config={config!r}: must be a Config or a mapping of settings")
+    arguments = dict(config or {})
+    if transport is not None:
+        arguments["transport"] = transport
+    return Config.load(arguments)
+
+
+def _find_group(
+    rank: int | None,
+    size: int | None,
+    store: Store | str | None,
+    secret: bytes,
+    tls: Tls | None,
+    deadline: float,
+    resources: contextlib.ExitStack,
+) -> tuple[Group, Store]:
+    """The group of all ranks, and the store in which they meet. `resources` gets what must be closed later."""
+    given = {"rank": rank, "size": size, "store": store}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        job = job_from_environment(os.environ)
+        if job is None:
+            return world_of_one(), MemoryStore()
+        check_not_taken(job, os.environ)
+        rank, size, store, secret = job.rank, job.size, job.store, job.secret
+        resources.callback(take(job, os.environ))
+    elif missing:
+        raise ConfigError(f"init: {', '.join(missing)} missing; rank, size and store must be given together")
+    assert rank is not None
+    assert size is not None
+    assert store is not None
+    if isinstance(store, str):
+        store = open_store(store, secret, deadline, tls=tls)
+        resources.callback(store.close)
+    generation = next_meeting(rank, store)
+    withdraw_left_out(store, rank)
+    return join(rank, size, store, secret=secret, generation=generation, deadline=deadline), store
+
+
+def _report_at_exit(communicator: Communicator, store: Store, rank: int, resources: contextlib.ExitStack) -> None:
+    """If this process ends without `shutdown`, tell the launcher and the other ranks why, so that they do not wait.
+
+    communicator  the world
+    store         the store that the launcher reads
+    rank          this process's number, as the launcher knows it
+    """
+    previous = sys.excepthook
+
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if PROCESS_WORLD.communicator is communicator:  # a forked child has another world, or none
+            report_exit(store, rank, error)
+            communicator.current.abort(f"{kind.__name__}: {error}")
+        previous(kind, error, trace)
+
+    def restore() -> None:
+        if sys.excepthook is report:
+            sys.excepthook = previous
+
+    def close_at_exit() -> None:
+        with contextlib.suppress(RondeError):  # the process ends: no caller is left to handle it
+            shutdown(_CLOSE_SECONDS)
+
+    sys.excepthook = report
+    resources.callback(restore)
+    atexit.register(close_at_exit)
+    resources.callback(atexit.unregister, close_at_exit)

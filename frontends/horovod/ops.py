@@ -1,0 +1,56 @@
+"""The reduction operators, and the arguments that say how a reduction is carried out."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from collectives import Op
+
+Average: Final = "average"
+Sum: Final = "sum"
+Adasum: Final = "adasum"
+Min: Final = "min"
+Max: Final = "max"
+Product: Final = "prod"
+
+
+def choose_op(op: Op | None, average: bool | None = None) -> Op:
+    """Return `op`, or the operator that the deprecated `average` means; Average if neither is given.
+
+    Raises ValueError if both are given or `op` is unknown.
+    """
+    if average is not None:
+        if op is not None:
+            raise ValueError("op and average: give one of them; average is deprecated")
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if op not in (Average, Sum, Adasum, Min, Max, Product):
+        raise ValueError(f"op={op!r}: must be Average, Sum, Adasum, Min, Max or Product")
+    return op
+
+
+def check_linear(op: Op, operation: str) -> None:
+    """Raise ValueError unless `op` is Average or Sum, the only operators that `operation` supports."""
+    if op not in (Average, Sum):
+        raise ValueError(f"op={op!r}: {operation} takes Average and Sum only")
+
+
+def scale_options(prescale: float, postscale: float) -> dict[str, Any]:
+    """Return the scale factors as keyword arguments of a Communicator method; None for a factor of 1."""
+    return {
+        "prescale": None if prescale == 1.0 else prescale,
+        "postscale": None if postscale == 1.0 else postscale,
+    }
+
+
+def predivided(op: Op, factor: float) -> tuple[float, float]:
+    """Return the factors before and after the reduction for Horovod's `gradient_predivide_factor`.
+
+    Raises ValueError if the factor is not 1 and `op` is not Average.
+    """
+    if op == Average:
+        return 1.0 / factor, factor
+    if factor != 1.0:
+        raise ValueError("gradient_predivide_factor: can be given with op=Average only")
+    return 1.0, 1.0

@@ -1,0 +1,239 @@
+"""Reduction of gradients over the ranks, during the backward pass."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import torch
+
+from collectives import Communicator, Op, ProcessSet
+from frontends.horovod import Handle, alone_in, as_horovod, communicator_of
+from frontends.torch import ops
+from frontends.torch.compression import Compression, Compressor
+from frontends.torch.gradients import GROUP_BYTES, Group, Parameter, can_lie, given_groups, lay_out, own_groups
+from frontends.torch.passes import PassCounter
+
+_SPARSE: Final = "groups: has a parameter with sparse gradients; leave it out, or give sparse_as_dense"
+
+
+class _Pending:
+    """A reduction in flight. `finish` waits for it and stores its result."""
+
+    __slots__ = ("finish", "parameters")
+
+    def __init__(self, parameters: Sequence[Parameter], finish: Callable[[], object]) -> None:
+        self.parameters = parameters
+        self.finish = finish
+
+
+class GradientReduction:
+    """Reduces the gradients of a distributed optimizer while the backward pass runs.
+
+    A hook on every parameter starts the reduction of its gradient, or of its group of gradients when all of them are
+    complete:
+
+        backward:   hook -> _on_gradient -> _start -> _reduce_one or _reduce_group     (operations in flight: _pending)
+        step:       synchronize waits for all of them
+    """
+
+    def __init__(
+        self,
+        *,
+        names: dict[Parameter, str],
+        compression: type[Compressor],
+        passes: int,
+        op: Op,
+        factors: tuple[float, float],
+        groups: int | Sequence[Sequence[Parameter]] | None,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+        as_view: bool,
+    ) -> None:
+        self._names = {parameter: name for parameter, name in names.items() if parameter.requires_grad}
+        self._compression = compression
+        self._counter = PassCounter(self._names, passes)
+        self._op = op
+        self._factors = factors
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
+        self._wanted = groups if groups is None or isinstance(groups, int) else self._trainable(groups, names)
+        self._as_view = as_view and compression is Compression.none
+        self._laid_out: tuple[Communicator, int] | None = None
+        self._sparse: set[Parameter] = set()
+        self._pending: list[_Pending] = []
+        self._begun: set[Parameter] = set()
+        self._combined = False
+        self._use(given_groups(self._names, self._wanted))
+        if not alone_in(process_set):
+            for parameter in self._names:
+                parameter.register_post_accumulate_grad_hook(self._on_gradient)
+
+    @property
+    def in_flight(self) -> bool:
+        """True from the first complete gradient until `synchronize`."""
+        return bool(self._pending)
+
+    def synchronize(self) -> None:
+        """Wait until all gradients are combined. Parameters without a gradient contribute zeros: other ranks may have
+        used them.
+
+        Raises HorovodInternalError if an operation failed.
+        """
+        if self._pending or not alone_in(self._process_set):
+            self._start([parameter for parameter in self._names if parameter not in self._begun])
+            pending, self._pending = self._pending, []
+            for one in reversed(pending):  # usually the last one ends last, so this thread wakes only once
+                one.finish()
+        self._restart()
+        self._combined = True
+
+    def step(self, plain_step: Callable[[Any], Any], closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+        """Reduce the gradients if `synchronize` is set, and let the plain optimizer step."""
+        if synchronize:
+            if self._combined:
+                text = "step() after synchronize(), without skip_synchronize(): the gradients are combined twice"
+                warnings.warn(text, stacklevel=4)
+            self.synchronize()
+        self._combined = False
+        return plain_step(closure)
+
+    def set_passes(self, passes: int) -> None:
+        """Change the number of backward passes per step, and begin a step. Raises ValueError."""
+        self._counter.set_passes(passes)
+        self._restart()
+
+    def discard(self) -> None:
+        """Forget the reductions in flight, and begin a step."""
+        self._pending.clear()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._counter.restart()
+        self._begun = set()
+        for group in self._groups:
+            group.start_over()
+        self._combined = False
+
+    def _on_gradient(self, parameter: Parameter) -> None:
+        """Hook: a backward pass has added to a gradient."""
+        if self._counter.count(parameter):
+            self._start([parameter])
+        elif parameter in self._group_of:
+            self._group_of[parameter].take_early(parameter)
+
+    def _start(self, parameters: Sequence[Parameter]) -> None:
+        if self._as_view and not self._begun:
+            self._allocate_slots()
+        for parameter in parameters:
+            self._begun.add(parameter)
+            group = self._group_of.get(parameter)
+            if group is None:
+                self._reduce_one(parameter)
+                continue
+            if group.slots:
+                self._move_to_slot(group, parameter)
+            group.ready += 1
+            if group.ready == len(group.parameters):
+                self._reduce_group(group)
+
+    def _use(self, groups: list[Group]) -> None:
+        self._groups = groups
+        self._group_of = {parameter: group for group in groups for parameter in group.parameters}
+
+    def _trainable(self, groups: Iterable[Iterable[Parameter]], names: Iterable[Parameter]) -> list[list[Parameter]]:
+        """Return the groups without parameters that need no gradient."""
+        frozen = {parameter for parameter in names if parameter not in self._names}
+        return [[parameter for parameter in group if parameter not in frozen] for group in groups]
+
+    def _allocate_slots(self) -> None:
+        """Give memory in windows to the groups, unless they have it. Collective.
+
+        All ranks call it when the first gradient of a step is complete; they have seen the same gradients be sparse.
+        """
+        comm = communicator_of(self._process_set)
+        if self._laid_out == (comm, len(self._sparse)) or not comm.maps:
+            return
+        given = given_groups(self._names, self._wanted)
+        self._use(given)  # releases the memory of the old groups
+        apart = self._sparse.union(self._group_of)
+        free = {one: name for one, name in self._names.items() if one not in apart and can_lie(one)}
+        own = own_groups(free, min(GROUP_BYTES, comm.config.fusion_bytes))
+        able = [group for group in given if all(map(can_lie, group.parameters))]
+        with as_horovod():
+            if lay_out(comm, [*able, *own], self._names):
+                self._laid_out = comm, len(self._sparse)
+        self._use([*given, *(group for group in own if group.slots)])
+
+    def _gradient(self, parameter: Parameter) -> torch.Tensor:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.is_sparse and self._sparse_as_dense:
+            parameter.grad = parameter.grad.to_dense()
+        return parameter.grad
+
+    def _reduce_one(self, parameter: Parameter) -> None:
+        gradient, name = self._gradient(parameter), self._names[parameter]
+        if gradient.is_sparse:
+            self._sparse.add(parameter)
+            wait = ops.sparse_allreduce_async(gradient, name, self._op, self._process_set)
+
+            def replace() -> None:
+                parameter.grad = wait()
+
+            self._pending.append(_Pending([parameter], replace))
+            return
+        small, ctx = self._compression.compress(gradient)
+        handle = ops.allreduce_async_(small, None, name, self._op, *self._factors, self._process_set)
+
+        def finish() -> None:
+            handle.synchronize()
+            self._write_back(gradient, small, ctx)
+
+        self._pending.append(_Pending([parameter], finish))
+
+    def _move_to_slot(self, group: Group, parameter: Parameter) -> None:
+        """Move a gradient into the memory of its group."""
+        gradient, slot = self._gradient(parameter), group.slots[parameter]
+        if not gradient.is_sparse:
+            if not slot.take(parameter, gradient):
+                group.outside.append(parameter)
+        elif group.given:
+            raise ValueError(_SPARSE)
+        else:  # it was dense or missing when the slots were allocated
+            slot.view().zero_()
+            self._reduce_one(parameter)
+
+    def _reduce_group(self, group: Group) -> None:
+        if group.slots:
+            handle = ops.combine_arrays_async(group.arrays, group.name, self._op, *self._factors, self._process_set)
+            self._pending.append(_Pending(group.parameters, lambda: self._finish_group(group, handle)))
+        else:
+            self._reduce_without_slots(group)
+
+    def _finish_group(self, group: Group, handle: Handle) -> None:
+        handle.synchronize()
+        for parameter in group.outside:
+            assert parameter.grad is not None
+            parameter.grad.detach().copy_(group.slots[parameter].view())
+
+    def _reduce_without_slots(self, group: Group) -> None:
+        parameters = group.parameters
+        gradients = [self._gradient(parameter) for parameter in parameters]
+        if any(gradient.is_sparse for gradient in gradients):
+            raise ValueError(_SPARSE)
+        compressed = [self._compression.compress(gradient) for gradient in gradients]
+        smalls = [small for small, _ in compressed]
+        handle = ops.grouped_allreduce_async_(smalls, None, group.name, self._op, *self._factors, self._process_set)
+
+        def finish() -> None:
+            handle.synchronize()
+            for gradient, (small, ctx) in zip(gradients, compressed, strict=True):
+                self._write_back(gradient, small, ctx)
+
+        self._pending.append(_Pending(parameters, finish))
+
+    def _write_back(self, gradient: torch.Tensor, small: torch.Tensor, ctx: Any) -> None:
+        if small is not gradient:
+            gradient.copy_(self._compression.decompress(small, ctx))

@@ -1,0 +1,105 @@
+"""Array arguments that are refused, and the hints that their errors give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives import Communicator
+from collectives.arrays.views import Target, as_numpy
+from tests.worlds import World, Worlds
+
+X = np.zeros(4, np.float32)
+MASKED = np.ma.masked_array(X, mask=[False, True, False, False])
+COLLECTIVES = ("allreduce", "reduce", "broadcast", "allgather", "reduce_scatter", "gather", "scatter", "alltoall")
+WITH_OUT = [*COLLECTIVES, "allreduce_async", "sendrecv"]
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    worlds = Worlds()
+    yield worlds
+    worlds.close()
+
+
+@pytest.fixture
+def two(worlds: Worlds) -> World:
+    return worlds.get("local", 2)
+
+
+def call(comm: Communicator, method: str, x: Any, **options: Any) -> None:
+    """Call a method to the end. Messages go to the other rank."""
+    peer = (1 - comm.rank,) if method in ("send", "recv", "sendrecv") else ()
+    result = getattr(comm, method)(x, *peer, **options)
+    if method.endswith("_async"):
+        result.wait()
+
+
+@pytest.mark.parametrize("method", [*WITH_OUT, *(f"{name}_async" for name in COLLECTIVES[1:]), "send", "recv"])
+def test_masked_array_is_refused(two: World, method: str) -> None:
+    def body(comm: Communicator) -> None:
+        if method.startswith("scatter") and comm.rank:
+            return  # only the root passes an array
+        with pytest.raises(TypeError, match=r"x: is a masked array, .*; pass x\.filled\(value\)"):
+            call(comm, method, MASKED)
+
+    two.run(body)
+    assert two.run(lambda comm: float(comm.allreduce(X + 1)[0])) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("method", WITH_OUT)
+def test_masked_out_is_refused(two: World, method: str) -> None:
+    shapes = {"allgather": 8, "gather": 8, "scatter": 2, "reduce_scatter": 2}
+
+    def body(comm: Communicator) -> None:
+        if method in ("reduce", "gather") and comm.rank:
+            return  # only the root has a result
+        if method == "scatter" and comm.rank == 0:
+            return  # see the next test
+        out = np.ma.zeros(shapes.get(method, 4), np.float32)
+        with pytest.raises(TypeError, match=r"out: is a masked array, .*; pass a plain array"):
+            call(comm, method, X, out=out)
+
+    two.run(body)
+    assert two.run(lambda comm: float(comm.allreduce(X + 1)[0])) == [2.0, 2.0]
+
+
+def test_masked_out_of_a_scatter_is_refused_at_the_root_after_taking_part(two: World) -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank:
+            assert comm.scatter(None).shape == (2,)
+            return
+        with pytest.raises(TypeError, match=r"out: is a masked array"):
+            comm.scatter(X, out=np.ma.zeros(2, np.float32))
+
+    two.run(body)
+
+
+def test_masked_array_in_a_group_or_a_plan_is_refused(two: World) -> None:
+    def body(comm: Communicator) -> None:
+        with pytest.raises(TypeError, match=r"xs\[1\]: is a masked array"):
+            comm.grouped_allreduce([X, MASKED])
+        with pytest.raises(TypeError, match="x: is a masked array"):
+            comm.plan("allreduce", MASKED)
+
+    two.run(body)
+
+
+def test_other_subclasses_of_ndarray_are_taken() -> None:
+    matrix = X.reshape(2, 2).view(np.recarray)
+    assert np.shares_memory(as_numpy(matrix), X)
+    assert Target(matrix, (2, 2), X.dtype).finish() is matrix
+
+
+@pytest.mark.parametrize("value", [[1, 2], (1.0, 2.0), [[1], [2]]])
+def test_sequences_get_a_hint(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"must be an array or a number, not (list|tuple); .*numpy.asarray.*_object"):
+        as_numpy(value)
+
+
+def test_other_objects_get_no_hint() -> None:
+    with pytest.raises(TypeError, match=r"x='text': must be an array or a number, not str$"):
+        as_numpy("text")

@@ -1,0 +1,137 @@
+"""The choice of algorithms: by cost, by rule, by name."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collectives import ConfigError
+from collectives.algorithms import algorithms
+from collectives.planning.cost_model import Model
+from collectives.planning.rules import Rule, Rules
+from collectives.planning.select import Demand, Selector, obstacle
+from collectives.schedule.contracts import SPECS
+from collectives.schedule.steps import Geometry
+from tests.worlds import world_of
+
+MODEL = Model(alpha=25e-6, beta=0.8e-9)
+
+
+def demand(collective: str = "allreduce", size: int = 8, nbytes: int = 4, stage: int = 0, **more: bool) -> Demand:
+    return Demand(collective, Geometry(0, size), nbytes, nbytes, stage, **more)
+
+
+def test_small_calls_take_few_rounds_and_large_ones_few_bytes() -> None:
+    selector = Selector(MODEL, Rules(), "tcp")
+    small = selector.choose(demand()).algorithm.name
+    large = selector.choose(demand(nbytes=1 << 26)).algorithm.name
+    assert small == "recursive_doubling"
+    assert large in ("ring", "halving_doubling")
+
+
+@pytest.mark.parametrize("collective", SPECS)
+def test_there_is_always_a_choice_that_can_run(collective: str) -> None:
+    selector = Selector(MODEL, Rules(), "x")
+    for size, nbytes, stage, uniform in itertools.product(
+        (1, 2, 3, 8, 13, 64), (0, 1, 1 << 12, 1 << 20, 1 << 33), (0, 1 << 20), (True, False)
+    ):
+        wanted = demand(collective, size, nbytes, stage, uniform=uniform)
+        choice = selector.choose(wanted)
+        assert not obstacle(choice.algorithm, wanted)
+        assert choice.segments >= 1
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce_scatter", "alltoall"])
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_in_windows_nothing_is_staged_but_what_is_small(collective: str, size: int) -> None:
+    selector = Selector(MODEL, Rules(), "x")
+    for nbytes, name in ((4, "direct"), (1 << 10, "direct"), (1 << 20, "windowed"), (1 << 26, "windowed")):
+        shared = demand(collective, size, nbytes, 1 << 20, windows=True)
+        assert selector.choose(shared).algorithm.name == name
+        assert selector.choose(replace(shared, windows=False)).algorithm.name != "windowed"
+
+
+def test_pieces_fill_the_stage_where_all_are_of_one_size() -> None:
+    selector = Selector(MODEL, Rules(), "x")
+    assert selector.choose(demand(size=2, nbytes=1 << 22, stage=1 << 20), "direct").segments == 8
+    assert selector.choose(demand(size=2, nbytes=(1 << 22) + 8, stage=1 << 20), "direct").segments == 9
+
+
+def test_reproducible_calls_have_a_choice_wherever_they_combine() -> None:
+    for collective in ("allreduce", "reduce", "reduce_scatter"):
+        for size in (1, 2, 3, 6, 16):
+            choice = Selector(MODEL, Rules(), "x").choose(demand(collective, size, 1 << 20, reproducible=True))
+            assert choice.algorithm.tree_order
+
+
+def test_a_name_is_obeyed_or_refused() -> None:
+    selector = Selector(MODEL, Rules(), "tcp")
+    assert selector.choose(demand(nbytes=1 << 26), "recursive_doubling").algorithm.name == "recursive_doubling"
+    with pytest.raises(ValueError, match=r"algorithm='magic': for allreduce it must be one of .*ring"):
+        selector.choose(demand(), "magic")
+    with pytest.raises(ValueError, match="algorithm='direct': it needs one-sided windows"):
+        selector.choose(demand(), "direct")
+    with pytest.raises(ValueError, match="algorithm='ring': it does not combine in the fixed order"):
+        selector.choose(demand(reproducible=True), "ring")
+    with pytest.raises(ValueError, match="algorithm='hierarchical': it is for ranks on several hosts"):
+        selector.choose(demand(), "hierarchical")
+
+
+def test_the_first_rule_that_fits_decides(tmp_path: Path) -> None:
+    table = tmp_path / "rules.toml"
+    table.write_text(
+        """
+        [[rule]]
+        collective = "allreduce"
+        algorithm = "direct"
+        [[rule]]
+        collective = "allreduce"
+        algorithm = "ring"
+        max_bytes = 100
+        min_ranks = 3
+        segments = 2
+        [[rule]]
+        collective = "allreduce"
+        algorithm = "tree"
+        transport = "other"
+        """
+    )
+    selector = Selector(MODEL, Rules.read(str(table)), "tcp")
+    chosen = selector.choose(demand())  # no windows: the first rule does not fit
+    assert (chosen.algorithm.name, chosen.segments) == ("ring", 2)
+    assert selector.choose(demand(nbytes=101)).algorithm.name == "recursive_doubling"
+    assert selector.choose(demand(size=2)).algorithm.name != "ring"
+    assert selector.choose(demand(stage=1 << 20)).algorithm.name == "direct"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[[rule]]\ncollective = 'allreduce'\nalgorithm = 'magic'",
+            "algorithm='magic': must be one of .*ring.* for allreduce.*rule 1 of .*rules.toml",
+        ),
+        ("[[rule]]\ncollective = 'all'\nalgorithm = 'ring'", "collective='all': must be one of"),
+        ("[[rule]]\ncollective = 'allreduce'\nalgorithm = 'ring'\nmin = 3", "no setting 'min'"),
+        ("rules = 3", r"must hold tables \[\[rule\]\], \[\[costs\]\]"),
+        ("[[rule", "cannot be read as TOML"),
+    ],
+)
+def test_a_bad_rule_is_named(tmp_path: Path, text: str, message: str) -> None:
+    table = tmp_path / "rules.toml"
+    table.write_text(text)
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        Rules.read(str(table))
+
+
+def test_rules_reach_the_communicator(tmp_path: Path) -> None:
+    table = tmp_path / "rules.toml"
+    table.write_text("[[rule]]\ncollective = 'allreduce'\nalgorithm = 'ring'\n")
+    with world_of("local", 3, rules=str(table)) as world:
+        world.run(lambda comm: np.testing.assert_array_equal(comm.allreduce(np.ones(5)), np.full(5, 3.0)))
+    assert Rule("allreduce", "ring").max_bytes > 0
+    assert "ring" in algorithms("allreduce")

@@ -1,0 +1,219 @@
+"""Positions of calls: executors and messages tell them, any thread may ask."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives import Communicator
+from collectives.execution import CallPosition
+from collectives.execution.binder import BoundPlan
+from collectives.execution.compiled import StepFunction, StepWriter
+from collectives.execution.executor import Executor
+from collectives.metrics.meter import Meter
+from collectives.planning.plan import Plan
+from tests.worlds import world_of
+from transports.errors import DeadlineExceeded, RondeError
+
+
+def positions(comm: Communicator) -> list[CallPosition]:
+    return comm._family.positions.now()
+
+
+def bind(comm: Communicator, plan: Plan, *functions: StepFunction) -> None:
+    """Let a plan run these parts, whatever its staging slot."""
+    for slot in range(plan.staging_slots):
+        plan.bound[slot] = BoundPlan(functions)
+    plan.tally.next = 1 << 60  # no call is timed
+
+
+def plan_of(comm: Communicator, x: Any) -> Plan:
+    plans = comm._executor.planner._plans.values()
+    return next(plan for plan in plans if plan.call.collective == "allreduce" and plan.call.blocks == (x.size,))
+
+
+def test_call_of_one_compiled_part_has_one_position() -> None:
+    def rank(comm: Communicator) -> list[list[CallPosition]]:
+        executor, x = comm._executor, np.ones(8)
+        found: list[list[CallPosition]] = []
+        comm.allreduce(x)
+        plan = plan_of(comm, x)
+        writer = StepWriter()
+        look = writer.name(lambda: found.append(positions(comm)))
+        counter = writer.name(executor._counter)
+        for step in range(2):
+            writer.step(f"{counter}.step = {step}; {look}()")
+        bind(comm, plan, writer.template().function())
+        for _ in range(2):
+            executor.run(plan, x, np.empty_like(x), 1e9)
+        comm.barrier()
+        return found
+
+    with world_of("local", 2) as world:
+        found, _ = world.run(rank)
+    mine = [[(place.number, place.step) for place in asked if place.caller.rank == 0] for asked in found]
+    assert mine == [[(2, 0)], [(2, 1)], [(3, 0)], [(3, 1)]]
+    first, second = found[2][0].text, found[3][0].text
+    assert "allreduce(float64, 8 elements, op=sum), call 3" in first
+    assert first != second
+
+
+def test_call_of_several_parts_has_the_position_of_the_part() -> None:
+    def rank(comm: Communicator) -> list[list[CallPosition]]:
+        x = np.ones(8)
+        found: list[list[CallPosition]] = []
+        comm.allreduce(x)
+        functions = []
+        for step in range(3):
+            writer = StepWriter()
+            look = writer.name(lambda: found.append(positions(comm)))
+            writer.step(f"{writer.name(comm._executor._counter)}.step = {step}; {look}()")
+            functions.append(writer.template().function())
+        bind(comm, plan_of(comm, x), *functions)
+        comm.allreduce(x)
+        assert positions(comm) == []
+        return found
+
+    with world_of("local", 2) as world:
+        found, _ = world.run(rank)
+    assert [[(place.number, place.step) for place in asked] for asked in found] == [[(2, 0)], [(2, 1)], [(2, 2)]]
+
+
+def test_failed_call_keeps_its_position_until_the_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait chain is asked for while the call gives up."""
+    found: list[tuple[int, int]] = []
+    fail_call = Executor._fail
+
+    def look(executor: Executor, plan: Plan, error: RondeError) -> RondeError:
+        if executor.rank == 0:
+            (place,) = [place for place in executor.positions.now() if place.caller is executor]
+            found.append((place.number, place.step))
+        return fail_call(executor, plan, error)
+
+    def rank(comm: Communicator) -> None:
+        x = np.ones(8)
+        comm.allreduce(x)
+        plan = plan_of(comm, x)
+        last = len(plan.program.instructions) - 1
+        writer = StepWriter()
+        writer.step(f"{writer.name(comm._executor._counter)}.step = {last}; {writer.name(fail)}()")
+        bind(comm, plan, writer.template().function())
+        with pytest.raises(RondeError):
+            comm.allreduce(x)
+        if comm.rank == 0:
+            assert found == [(2, last)]
+        assert positions(comm) == []
+
+    def fail() -> None:
+        raise DeadlineExceeded("too late")
+
+    monkeypatch.setattr(Executor, "_fail", look)
+    with world_of("local", 2) as world:
+        world.run(rank)
+
+
+def test_call_without_instructions_has_no_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[list[CallPosition]] = []
+    ended = Meter.ended
+
+    def look(meter: Meter, *arguments: Any) -> None:
+        found.append(positions(comm))
+        ended(meter, *arguments)
+
+    with world_of("local", 1) as world:
+        (comm,) = world.communicators
+        monkeypatch.setattr(Meter, "ended", look)
+        x = np.ones(3)
+        world.run(lambda comm: comm.allreduce(x, out=x))
+    assert found == [[]]
+
+
+def test_error_of_a_compiled_call_names_the_call_and_the_awaited_rank() -> None:
+    def rank(comm: Communicator) -> str:
+        x = np.ones(8)
+        for _ in range(4):
+            comm.allreduce(x)
+        plan = next(iter(comm._executor.planner._plans.values()))
+        plan.tally.next = 1 << 60
+        if comm.rank:
+            return ""
+        with pytest.raises(DeadlineExceeded) as caught:
+            comm.allreduce(x)
+        return str(caught.value)
+
+    with world_of("local", 2, timeout=0.3) as world:
+        text, _ = world.run(rank)
+    assert "allreduce(float64, 8 elements, op=sum), call 5" in text
+    assert "rank 0 waits for rank 1" in text
+
+
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
+def test_every_rank_that_waits_tells_which_instruction_waits_for_which_rank(transport: str) -> None:
+    """Also in the steps of one compiled part: a chain of ranks, each of which waits for the one before."""
+    over = threading.Event()
+
+    def rank(comm: Communicator) -> int | None:
+        x = np.ones(8)
+        comm.broadcast(x, algorithm="chain")
+        if comm.rank == 0:
+            assert over.wait(20)
+            comm.broadcast(x, algorithm="chain")
+            return None
+        call = comm.broadcast_async(x, algorithm="chain")
+        ends = time.monotonic() + 20
+        while not (mine := positions(comm)) and time.monotonic() < ends:
+            time.sleep(0.01)
+        (place,) = mine
+        comm.send(np.ones(1), 0)
+        call.wait()
+        assert place.number == 2
+        assert f"rank {comm.rank} waits " in place.text
+        return place.awaits
+
+    def first(comm: Communicator) -> int | None:
+        if comm.rank == 0:
+            messages = [comm.recv_async(np.zeros(1), peer) for peer in (1, 2)]
+            waiter = threading.Thread(target=lambda: [message.wait() for message in messages] and over.set())
+            waiter.start()
+        return rank(comm)
+
+    with world_of(transport, 3) as world:
+        assert world.run(first) == [None, 0, 1]
+
+
+def test_message_has_a_position_while_it_is_awaited() -> None:
+    def rank(comm: Communicator) -> list[CallPosition]:
+        message = comm.recv_async(np.zeros(1), 1 - comm.rank)
+        assert positions(comm) == []
+        waiter = threading.Thread(target=message.wait)
+        waiter.start()
+        ends = time.monotonic() + 20
+        while not (mine := positions(comm)) and time.monotonic() < ends:
+            time.sleep(0.01)
+        comm.barrier()
+        comm.send(np.zeros(1), 1 - comm.rank)
+        waiter.join()
+        assert positions(comm) == []
+        return mine
+
+    with world_of("local", 2) as world:
+        for number, mine in enumerate(world.run(rank)):
+            (place,) = mine
+            assert (place.number, place.peers, place.awaits) == (0, (1 - number,), 1 - number)
+            assert place.text == f"a call to receive from rank {1 - number}"
+
+
+def test_closed_communicator_is_not_asked() -> None:
+    def rank(comm: Communicator) -> None:
+        group = comm.split(0)
+        assert group is not None
+        assert len(comm._family.positions._sources) == 4  # each has an executor for plain calls and one for named ones
+        group.close()
+        assert len(comm._family.positions._sources) == 2
+
+    with world_of("local", 2) as world:
+        world.run(rank)

@@ -1,0 +1,84 @@
+"""Detection of dead links by stuck connections and traffic on others. Tests with real networks are in tests/netns."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import pytest
+
+from transports.tcp.dead_links import Link, LinkHealth, fail_dead_links
+
+LIMIT = 5.0
+
+
+class FakeLine:
+    """A connection to a rank, stuck for some time and silent for some."""
+
+    closed = False
+
+    def __init__(self, peer: int, stuck: float, unheard: float) -> None:
+        self.peer = peer
+        self.sock: object = object()
+        self.health = self
+        self.error: Exception | None = None
+        self._seen = stuck, unheard
+
+    def look(self, sock: object, now: float) -> tuple[float, float]:
+        return self._seen
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+
+
+def given_up(links: Sequence[FakeLine]) -> list[bool]:
+    """The links that are declared dead. Ranks 0 and 1 are on one host, 2 on another."""
+    fail_dead_links([cast(Link, link) for link in links], lambda peer: "a" if peer < 2 else "b", LIMIT, 100.0)
+    return [link.error is not None for link in links]
+
+
+@pytest.mark.parametrize(
+    ("stuck", "unheard", "lost"), [(0, 60, False), (4.9, 60, False), (14.9, 4.9, False), (5, 5, True)]
+)
+def test_a_host_is_lost_when_a_connection_is_stuck_and_nothing_is_heard(
+    stuck: float, unheard: float, lost: bool
+) -> None:
+    assert given_up([FakeLine(0, stuck, unheard)]) == [lost]
+
+
+def test_what_is_heard_from_another_rank_of_the_host_counts() -> None:
+    assert given_up([FakeLine(0, 6, 6), FakeLine(1, 0, 0.5), FakeLine(2, 6, 6)]) == [False, False, True]
+
+
+def test_one_that_is_stuck_alone_gets_more_time_and_says_so() -> None:
+    links = [FakeLine(0, 15, 15), FakeLine(1, 0, 0.5)]
+    assert given_up(links) == [True, False]
+    assert "nothing on this connection for 15 s, but on others" in str(links[0].error)
+
+
+def test_closed_ones_are_not_looked_at() -> None:
+    closed, unconnected = FakeLine(0, 6, 6), FakeLine(0, 6, 6)
+    closed.closed, unconnected.sock = True, None
+    assert given_up([closed, unconnected]) == [False, False]
+
+
+@pytest.fixture
+def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        near = opened.enter_context(socket.create_connection(listener.getsockname()))
+        yield near, opened.enter_context(listener.accept()[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what TCP knows is read on Linux only")
+def test_a_connection_whose_peer_answers_is_not_stuck(connection: tuple[socket.socket, socket.socket]) -> None:
+    near, far = connection
+    health = LinkHealth()
+    near.sendall(b"x")
+    assert far.recv(1) == b"x"
+    stuck, unheard = health.look(near, 100.0)
+    assert stuck == 0
+    assert unheard < 10

@@ -1,0 +1,55 @@
+"""Type checkers find the mistakes in a user's script, and no others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+MISTAKES = {
+    number
+    for number, line in enumerate((HERE / "mistakes.py").read_text("utf-8").splitlines(), 1)
+    if line.endswith("  # mistake")
+}
+
+
+def run(*command: str) -> str:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.stdout
+
+
+@cache
+def mypy() -> list[tuple[str, int]]:
+    """The file and line of every error, with a user's strict settings."""
+    scripts = [str(HERE / name) for name in ("correct.py", "mistakes.py")]
+    options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={os.devnull}", "--output=json"]
+    lines = run("mypy", *options, *scripts).splitlines()
+    found: list[dict[str, Any]] = [json.loads(line) for line in lines if line.startswith("{")]
+    return [(Path(error["file"]).name, error["line"]) for error in found if error["severity"] == "error"]
+
+
+@cache
+def pyright() -> list[tuple[str, int]]:
+    """The file and line of every error. basedpyright is pyright with Node.js from PyPI."""
+    text = run("basedpyright", "--outputjson", "--project", str(HERE), "--pythonpath", sys.executable)
+    found: list[dict[str, Any]] = json.loads(text)["generalDiagnostics"]
+    errors = [error for error in found if error["severity"] == "error"]
+    return [(Path(error["file"]).name, error["range"]["start"]["line"] + 1) for error in errors]
+
+
+@pytest.mark.parametrize("checker", [mypy, pyright])
+def test_ten_mistakes_are_found_and_nothing_else(checker: Callable[[], list[tuple[str, int]]]) -> None:
+    errors = checker()
+    assert len(MISTAKES) == 10
+    assert [error for error in errors if error[0] != "mistakes.py"] == []
+    assert {line for _, line in errors} == MISTAKES

@@ -1,0 +1,135 @@
+"""The rule of locking of a transport without a thread of its own: one of the threads that wait moves all bytes.
+
+    One lock guards all state of a transport. It is held by every call, except while the driver sleeps (or yields its
+    core); nothing else that may block is done with the lock held.
+    At most one thread is the driver: the first that waits. It moves every connection along, whatever it waits for. The
+    other waiting threads are followers, on a condition of that lock. They are notified before the driver sleeps and
+    when it leaves the role; then one of them takes the role over.
+    A thread that finds the lock free while there is a driver knows therefore that the driver sleeps. If that thread
+    changes what the driver watches, or completes what another thread may wait for, it must `interrupt`.
+
+            thread A    wait ---- driver: engine.drive ......... done --> returns
+            thread B         wait -- follower: sleeps ........... notified --> driver ...
+            thread C                    isend, irecv, abort: take the lock while A sleeps, then `interrupt`
+
+The lock is reentrant so that a signal handler may abort the transport whose lock its own thread holds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from threading import get_ident
+from typing import Generic, Protocol, TypeVar
+
+from transports.cores import Cores
+
+
+class Awaited(Protocol):
+    """The end of a wait. Both are called with the lock held."""
+
+    @property
+    def done(self) -> bool:
+        """True once there is nothing more to wait for."""
+
+    def check_possible(self) -> None:
+        """Raise if `done` can never become true."""
+
+
+W = TypeVar("W", bound=Awaited)
+W_in = TypeVar("W_in", bound=Awaited, contravariant=True)
+T = TypeVar("T")
+
+
+class Engine(Protocol[W_in]):
+    """The part of a transport that moves its bytes. Every method is called with the lock held."""
+
+    def drive(self, awaited: W_in, deadline: float) -> bool:
+        """Move all bytes until `awaited` is done (True) or the deadline has passed (False). Sleeps only in
+        `Driver.sleep`. Raises what `awaited.check_possible` raises."""
+
+    def announce(self, awaited: W_in) -> None:
+        """A thread is about to follow: make sure that the driver wakes when `awaited` is done."""
+
+    def wake(self) -> None:
+        """End the driver's sleep if it sleeps, or is about to."""
+
+
+class Driver(Generic[W]):
+    """The lock of a transport, and the role of the thread that drives it.
+
+    thread    the number of the driving thread, None if no thread waits
+    asleep    True while the driver sleeps, with the lock released
+    longest   seconds after which a follower looks again although nobody has notified it
+    """
+
+    def __init__(self, engine: Engine[W], cores: Cores, longest: float) -> None:
+        self.lock = threading.RLock()
+        self.thread: int | None = None
+        self.asleep = False
+        self.followers = 0
+        self._engine = engine
+        self._drive = engine.drive
+        self._cores = cores
+        self._longest = longest
+        self._turn = threading.Condition(self.lock)
+
+    def wait(self, awaited: W, deadline: float) -> bool:
+        """Move everything along until `awaited` is done (True) or the deadline (False). Called without the lock, or
+        with it held once. Raises what `awaited.check_possible` raises."""
+        with self.lock:
+            while not awaited.done:
+                if self.thread is None:
+                    self.thread = get_ident()
+                    try:
+                        return self._drive(awaited, deadline)
+                    finally:
+                        self.thread = None
+                        if self.followers:
+                            self._turn.notify_all()
+                awaited.check_possible()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._engine.announce(awaited)
+                if not awaited.done:
+                    self._follow(min(left, self._longest))
+            return True
+
+    def sleep(self, doze: Callable[[], T]) -> T:
+        """Call `doze` as the driver, with the lock released and on this rank's own cores."""
+        self.notify()
+        self.asleep = True
+        self.lock.release()
+        try:
+            with self._cores.kept():
+                return doze()
+        finally:
+            self.lock.acquire()
+            self.asleep = False
+
+    def notify(self) -> None:
+        """Let the followers look again. The lock is held."""
+        if self.followers:
+            self._turn.notify_all()
+
+    def interrupt(self) -> None:
+        """Let all that wait look again. The lock is held."""
+        if self.followers:
+            self._turn.notify_all()
+        self._engine.wake()
+
+    def close(self) -> None:
+        """Wait until no other thread drives. The lock is held, once; every `check_possible` must raise by now. A signal
+        handler may close the transport that its own thread drives."""
+        self.interrupt()
+        while self.thread not in (None, get_ident()):
+            self._follow(None)
+
+    def _follow(self, seconds: float | None) -> None:
+        self.followers += 1
+        try:
+            self._turn.wait(seconds)
+        finally:
+            self.followers -= 1

@@ -1,0 +1,147 @@
+"""The state machine of a transport: opened once, closed once, failed for good by the first cause.
+
+      new --begin_open--> opening --opened--> open --begin_close--> closing --closed--> closed
+                 a failure (`fail`) may be set in every state but the last, and stays
+
+Every transport owns one `Lifecycle` and asks it before each call. It holds no connection, no queue and no window: what
+a transport does about a failure or a close is written in the transport.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import threading
+from collections.abc import Callable
+
+from transports.base import Group
+from transports.errors import AbortedError, ClosedError, ForkedError, RondeError
+from transports.forking import register
+
+
+class State(enum.IntEnum):
+    """The states of a transport, in the order in which it passes through them."""
+
+    NEW = enum.auto()
+    OPENING = enum.auto()
+    OPEN = enum.auto()
+    CLOSING = enum.auto()
+    CLOSED = enum.auto()
+
+
+def _nothing() -> None:
+    """The default of `abandon`."""
+
+
+class Lifecycle:
+    """State, failure and refusal of one transport. Call every method but `after_fork` with the transport's lock held.
+    `after_fork` is called by itself in every forked child (see `transports.forking`).
+
+    state     see the module
+    failure   the first cause of an abort; None while there is none
+    refusal   the error of every new call: None while the transport is open and has not failed. Raise `refused()`
+    lock      guards the transport; `after_fork` makes it usable again in the child
+    abandon   called by `after_fork` with the lock held: give up inherited descriptors and mappings by plain closes;
+              send, unlink, join and wake nothing
+    """
+
+    __slots__ = ("__weakref__", "_abandon", "_group", "_subject", "failure", "lock", "rank", "refusal", "state")
+
+    def __init__(self, group: Group, kind: str, lock: threading.RLock, abandon: Callable[[], None] = _nothing) -> None:
+        """`kind` names the transport in messages: 'TCP transport'."""
+        self.rank = group.rank
+        self.lock = lock
+        self.state = State.NEW
+        self.failure: RondeError | None = None
+        self._subject = f"the {kind} of rank {group.rank}"
+        self._group = group
+        self._abandon = abandon
+        self.refusal: RondeError | None = ClosedError(f"{self._subject} is not open", rank=self.rank)
+        register(self)
+
+    def __str__(self) -> str:
+        return self._subject
+
+    @property
+    def closing(self) -> bool:
+        """True from `begin_close` on."""
+        return self.state >= State.CLOSING
+
+    @property
+    def closed(self) -> bool:
+        """True once everything was released."""
+        return self.state is State.CLOSED
+
+    def begin_open(self) -> None:
+        """new -> opening. Raises the failure, or ClosedError if the transport was opened or closed before."""
+        if self.state is not State.NEW:
+            raise ClosedError(f"{self._subject} was opened before; a transport is opened once", rank=self.rank)
+        self.check()
+        self.state = State.OPENING
+
+    def opened(self) -> None:
+        """opening -> open: from now on calls are accepted. Raises as `check`."""
+        self.check()
+        if self.state is State.OPENING:
+            self.state = State.OPEN
+            self.refusal = None
+
+    def fail(self, cause: RondeError) -> bool:
+        """Make `cause` the failure. False, with nothing changed, if there is one already or the transport is closed."""
+        if self.failure is not None or self.state is State.CLOSED:
+            return False
+        self.failure = self.refusal = cause
+        return True
+
+    def begin_close(self) -> bool:
+        """-> closing: new calls are refused. False if the transport is closing or closed already."""
+        if self.state >= State.CLOSING:
+            return False
+        self._refuse(State.CLOSING)
+        return True
+
+    def close(self) -> bool:
+        """-> closed, from every state. False if the transport is closed already."""
+        if self.state is State.CLOSED:
+            return False
+        self._refuse(State.CLOSED)
+        return True
+
+    def check(self) -> None:
+        """Raise the failure, or ClosedError once the transport is closed. (While it is closing, waits go on.)"""
+        if self.failure is not None:
+            raise copy.copy(self.failure)  # each raise has a traceback of its own
+        if self.state is State.CLOSED:
+            raise self.refused()
+
+    def refused(self) -> RondeError:
+        """The error to raise where `refusal` is not None."""
+        return copy.copy(self.refusal) or ClosedError(f"{self._subject} is not open", rank=self.rank)
+
+    def cause(self, error: BaseException, did: str) -> RondeError:
+        """The cause with which this rank aborts because of `error`: the error itself if it is one of Ronde's, else an
+        AbortedError that says what this rank `did` ('gave up opening the transport')."""
+        if isinstance(error, RondeError):
+            return error
+        return AbortedError(f"{self._group.describe(self.rank)} {did}: {error!r}", rank=self.rank)
+
+    def after_fork(self) -> None:
+        """Make the transport inert in a forked child, whatever its state was and whoever held its lock.
+
+        Afterwards every call raises ForkedError, and abort and close do nothing.
+        """
+        if isinstance(self.failure, ForkedError):  # a child of a child
+            return
+        if not self.lock.acquire(blocking=False):  # its owner is a thread that exists in the parent only
+            self.lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does
+            self.lock.acquire()
+        try:
+            self.failure = self.refusal = self._group.forked_error()
+            self.state = State.CLOSED
+            self._abandon()
+        finally:
+            self.lock.release()
+
+    def _refuse(self, state: State) -> None:
+        self.state = state
+        self.refusal = self.failure or ClosedError(f"{self._subject} was closed", rank=self.rank)

@@ -1,0 +1,158 @@
+"""The progress loop of the shared-memory transport: spins, then yields the core, then sleeps at the own doorbell.
+
+`transports.driver` has the rule of locking. The driver moves all rings along (`Rings.sweep`), so that a peer that is
+blocked on a full ring to this rank goes on, whatever this rank waits for. Followers are notified after a sleep too: it
+may have ended because the epoch that a follower waits for has come.
+
+The rule of waiting
+    Spin for `spin` seconds of no progress, then yield the core for a while, then sleep at the own doorbell. A sleep
+    lasts at most FIRST_SLEEP, then twice that and so on up to LONGEST_SLEEP. The bound has two reasons: peers that died
+    cannot ring; and a ring that memory ordering has swallowed (see `doorbell`) costs little more time than was waited
+    before.
+The lock is held while the driver spins, and the interpreter's lock too: hence spinning is short, and off where ranks
+share a process.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Final, Protocol
+
+from transports import driver
+from transports.cores import Cores
+from transports.driver import Driver
+from transports.shm.doorbell import Doorbell
+from transports.shm.fence import barrier
+
+YIELD_SECONDS: Final = 100e-6
+FIRST_SLEEP: Final = 1e-3
+LONGEST_SLEEP: Final = 32e-3
+LOOK_EVERY: Final = 10e-3
+
+
+class Awaited(driver.Awaited, Protocol):
+    """The end of a wait, with a way to be woken at it."""
+
+    def request_wakeup(self) -> None:
+        """Ask the rank that completes it to ring this rank's doorbell then, where that is not done anyway."""
+
+
+class Rings(Protocol):
+    """The rings and peers that the loop moves along. Every method is called with the lock held."""
+
+    def sweep(self) -> bool:
+        """Move all that can be moved now; True if anything was."""
+
+    def look(self) -> None:
+        """Look whether the peers are still alive; never raises."""
+
+    def crashed(self, error: BaseException) -> None:
+        """An exception has escaped from `sweep`, in the middle of moving bytes."""
+
+
+class Loop:
+    """The engine of the transport's `driver`."""
+
+    def __init__(self, rings: Rings, spin: float, cores: Cores) -> None:
+        self.driver: Driver[Awaited] = Driver(self, cores, LONGEST_SLEEP)
+        self._cores = cores
+        self._rings = rings
+        self._spin = spin
+        self._bell: Doorbell | None = None
+        self._look_at = 0.0
+
+    def open(self, bell: Doorbell) -> None:
+        """Use this rank's doorbell."""
+        self._bell = bell
+
+    def close(self) -> None:
+        """Wait until no other thread drives, and forget the doorbell."""
+        self.driver.close()
+        self._bell = None
+
+    def abandon(self) -> None:
+        """In a forked child: ring no doorbell any more."""
+        self._bell = None
+
+    def glance(self, awaited: Awaited) -> bool:
+        """Make what progress is possible without waiting; True if it is done. Called without the lock. Raises what its
+        `check_possible` raises."""
+        with self.driver.lock:
+            self._sweep()
+            if awaited.done:
+                return True
+            if (now := time.monotonic()) >= self._look_at:
+                self._look(now)
+            awaited.check_possible()
+            return False
+
+    # The engine of the driver.
+
+    def wake(self) -> None:
+        if self._bell is not None:
+            self._bell.ring()
+
+    def announce(self, awaited: Awaited) -> None:
+        awaited.request_wakeup()
+        barrier()
+
+    def drive(self, awaited: Awaited, deadline: float) -> bool:
+        since = time.monotonic()
+        sleep = FIRST_SLEEP
+        while True:
+            moved = self._sweep()
+            if awaited.done:
+                return True
+            now = time.monotonic()
+            if moved:
+                since, sleep = now, FIRST_SLEEP
+            idle = now - since
+            if idle < self._spin and now < deadline:
+                continue
+            if now >= self._look_at:
+                self._look(now)
+            awaited.check_possible()
+            if now >= deadline:
+                return False
+            if idle < self._spin + YIELD_SECONDS:
+                self._yield()
+            else:
+                self._sleep(awaited, min(sleep, deadline - now))
+                sleep = min(2 * sleep, LONGEST_SLEEP)
+
+    def _yield(self) -> None:
+        lock = self.driver.lock
+        lock.release()
+        try:
+            self._cores.leave()
+        finally:
+            lock.acquire()
+
+    def _sleep(self, awaited: Awaited, seconds: float) -> None:
+        bell = self._bell
+        assert bell is not None
+        bell.arm()
+        try:
+            self.announce(awaited)
+            if self._sweep() or awaited.done:
+                return
+            awaited.check_possible()
+            self.driver.sleep(partial(bell.sleep, seconds))
+        finally:
+            bell.disarm()
+        self.driver.notify()
+
+    def _sweep(self) -> bool:
+        try:
+            moved = self._rings.sweep()
+        except BaseException as error:
+            self._rings.crashed(error)
+            raise
+        if moved:
+            self.driver.notify()
+        return moved
+
+    def _look(self, now: float) -> None:
+        self._look_at = now + LOOK_EVERY
+        self._rings.look()

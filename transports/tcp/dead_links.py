@@ -1,0 +1,80 @@
+"""Dead-link detection: finds hosts that have fallen silent, from TCP's statistics of the connections (Linux only).
+
+The source is TCP_INFO (tcp(7), struct tcp_info). A connection is stuck while data, or a probe of a closed receive
+window, is sent again and again without an answer. That alone proves little: the pauses between repetitions grow, and
+packets may be lost by chance. So a host is lost when a connection to it has been stuck for the limit, and no connection
+to the host has had an answer or data for as long. If other connections to the host go on well, the stuck one gets
+LONE_LINK_FACTOR times the limit: then only this connection is blocked (by a firewall, or large packets do not pass).
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+LONE_LINK_FACTOR: Final = 3
+_TCP_INFO: Final = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None  # others have other fields
+_INFO: Final = struct.Struct("8B13I")
+_FIRST_REPETITION: Final = 0.2
+"""Seconds after which Linux sends again at the earliest (TCP_RTO_MIN)."""
+
+
+class LinkHealth:
+    """For how long one connection has been stuck."""
+
+    __slots__ = ("_stuck_since",)
+
+    def __init__(self) -> None:
+        self._stuck_since: float | None = None
+
+    def look(self, sock: socket.socket, now: float) -> tuple[float, float]:
+        """Seconds for which the connection was stuck at every look, and seconds since anything came. Call it several
+        times a second."""
+        if _TCP_INFO is None:
+            return 0.0, math.inf
+        info = _INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO.size))
+        repetitions, probes, data_ms, answer_ms = info[2], info[3], info[19], info[20]
+        if not repetitions and not probes:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = now - _FIRST_REPETITION
+        stuck = 0.0 if self._stuck_since is None else now - self._stuck_since
+        return stuck, min(data_ms, answer_ms) / 1000
+
+
+class Link(Protocol):
+    """A connection, established or being made."""
+
+    peer: int
+    closed: bool
+    health: LinkHealth
+
+    @property
+    def sock(self) -> socket.socket | None:
+        """Its socket, None if it has none just now."""
+
+    def fail(self, error: Exception) -> None:
+        """Close the connection and report the error."""
+
+
+def fail_dead_links(links: Iterable[Link], host_of: Callable[[int], str], limit: float, now: float) -> None:
+    """Fail the links to hosts that have been silent for `limit` seconds. Call it several times a second."""
+    looks = []
+    unheard: dict[str, float] = {}
+    for link in links:
+        if link.sock is not None and not link.closed:
+            stuck, seconds = link.health.look(link.sock, now)
+            host = host_of(link.peer)
+            looks.append((link, host, stuck))
+            unheard[host] = min(seconds, unheard.get(host, math.inf))
+    for link, host, stuck in looks:
+        if stuck >= limit and unheard[host] >= limit:
+            link.fail(TimeoutError(f"its host has acknowledged nothing for {limit:g} s"))
+        elif stuck >= LONE_LINK_FACTOR * limit:
+            seconds = LONE_LINK_FACTOR * limit
+            text = f"its host has acknowledged nothing on this connection for {seconds:g} s, but on others"
+            link.fail(TimeoutError(text))

@@ -1,0 +1,160 @@
+"""Reassembly: receives the pieces of large messages from a peer over several connections. The sender is in `striping`.
+
+A piece is read straight into the memory that the match queue has found for its message. Until the message has been
+announced on the lane of all messages, and has such memory, the stripe that brings the piece is not read.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from transports.errors import RondeError, TransportError
+from transports.tcp.frames import GOODBYE_FRAME, HEADER, MAX_CONNECTIONS, PIECE, PIECE_BYTES, SERIALS
+from transports.tcp.lanes import Host, Lane, Target
+from transports.tcp.loop import Loop
+
+_FUTURE: Final = SERIALS // 2
+"""Messages that may be announced later than a piece of them comes; an older number is one of the past."""
+
+
+class _Message:
+    """A message of which pieces are missing."""
+
+    __slots__ = ("_offsets", "_place", "left")
+
+    def __init__(self, place: Target) -> None:
+        self._place = place
+        self._offsets: set[int] = set()
+        self.left = len(place.view)
+
+    @property
+    def length(self) -> int:
+        return len(self._place.view)
+
+    def claim(self, offset: int, length: int) -> memoryview:
+        """The place of a piece. Raises TransportError if it is no piece, or has come before."""
+        if offset % PIECE_BYTES or offset >= self.length or length != min(PIECE_BYTES, self.length - offset):
+            raise TransportError(f"{length} bytes at {offset} are no piece of a message of {self.length} bytes")
+        if offset in self._offsets:
+            raise TransportError(f"the piece at {offset} of a message of {self.length} bytes came twice")
+        self._offsets.add(offset)
+        return self._place.view[offset : offset + length]
+
+    def came(self, nbytes: int) -> bool:
+        """A piece of so many bytes is there; True if it was the last."""
+        self.left -= nbytes
+        if self.left:
+            return False
+        self._place.finish()
+        return True
+
+
+class _Arriving:
+    """A piece while it arrives."""
+
+    __slots__ = ("_reassembly", "_serial", "view")
+
+    def __init__(self, reassembly: Reassembly, serial: int, view: memoryview) -> None:
+        self._reassembly = reassembly
+        self._serial = serial
+        self.view = view
+
+    def finish(self) -> None:
+        self._reassembly.came(self._serial, len(self.view))
+
+
+class Reassembly:
+    """The striped messages from one peer. It is the `Host` of the stripes."""
+
+    def __init__(self, host: Host, loop: Loop, peer: int) -> None:
+        self._host = host
+        self._loop = loop
+        self._peer = peer
+        self._stripes: dict[int, InboundStripe] = {}
+        self._messages: dict[int, _Message] = {}
+        self._announced = 0
+
+    @property
+    def stripes(self) -> list[InboundStripe]:
+        """The stripes, also those that are closed."""
+        return list(self._stripes.values())
+
+    def accepted(self, sock: socket.socket, connection: int) -> str | None:
+        """Take the socket of a lane of pieces, or say why not."""
+        if connection > MAX_CONNECTIONS:
+            return f"it says that it is connection {connection}: there are {MAX_CONNECTIONS} at most"
+        if connection in self._stripes:
+            return f"it says that it is connection {connection}, which was made before"
+        self._stripes[connection] = InboundStripe(self, self._loop, self._peer, sock)
+        return None
+
+    def pump(self) -> bool:
+        """Read what has come in pieces; True if anything had."""
+        return bool(self._messages) and sum(stripe.pump() for stripe in self.stripes) > 0
+
+    def came(self, serial: int, nbytes: int) -> None:
+        """A piece is complete."""
+        if self._messages[serial].came(nbytes):
+            del self._messages[serial]
+
+    def forget(self) -> None:
+        """Give all views of buffers back; no lane is open any more."""
+        self._messages.clear()
+
+    # What the lane of all messages tells.
+
+    def expect(self, place: Target) -> None:
+        if not len(place.view):
+            raise TransportError("a message in pieces of no bytes was announced")
+        self._messages[self._announced] = _Message(place)
+        self._announced = (self._announced + 1) % SERIALS
+        for stripe in self.stripes:
+            stripe.resume()
+
+    def complete(self) -> None:
+        lost = sum(message.left for message in self._messages.values())
+        if lost:
+            raise TransportError(f"it says that all has been said, but {lost} bytes of messages in pieces are missing")
+        if any(stripe.held for stripe in self.stripes):
+            raise TransportError("it says that all has been said, but a piece came of a message that was not announced")
+
+    def progress(self) -> str:
+        message = next(iter(self._messages.values()), None)
+        if message is None:
+            return ""
+        return f"{message.length - message.left} of {message.length} bytes of a message have come, in pieces"
+
+    # What the lanes of pieces tell.
+
+    def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
+        return False
+
+    def arrive(self, peer: int, tag: int, check: int, length: int) -> Target | None:
+        offset, serial = tag, check
+        message = self._messages.get(serial)
+        if message is not None:
+            return _Arriving(self, serial, message.claim(offset, length))
+        if (serial - self._announced) % SERIALS < _FUTURE:
+            return None
+        raise TransportError(f"a piece of message {serial} came, which was complete")
+
+    def told(self, cause: RondeError) -> None:
+        self._host.told(cause)
+
+    def said_goodbye(self, lane: Lane) -> None:
+        lane.send_last(GOODBYE_FRAME)
+        lane.release()
+
+    def lost(self, lane: Lane, error: Exception) -> None:
+        self._host.lost(lane, error)
+
+
+class InboundStripe(Lane):
+    """A lane that brings pieces from a peer. It reads only a header before it knows the place of the payload."""
+
+    _data = PIECE
+
+    def __init__(self, reassembly: Reassembly, loop: Loop, peer: int, sock: socket.socket) -> None:
+        super().__init__(reassembly, loop, peer, HEADER.size)
+        self.attach(sock)

@@ -1,0 +1,160 @@
+"""Striping: sends a large message to a peer over several connections.
+
+The message is announced on the lane of all messages, which keeps its order among the others, and cut into pieces. Each
+stripe takes the next piece when the system has taken its last one: a slow connection carries fewer pieces.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from transports.tcp.frames import GOODBYE_FRAME, PIECE_BYTES, SERIALS, data_header, piece_header, spread_frame
+from transports.tcp.lanes import Host
+from transports.tcp.loop import Loop
+from transports.tcp.outgoing import Outgoing, Sending
+
+
+class _Message:
+    """A message that is being sent in pieces."""
+
+    __slots__ = ("_left", "_next", "_sending", "_serial", "_view")
+
+    def __init__(self, serial: int, view: memoryview, sending: Sending) -> None:
+        self._serial = serial
+        self._view = view
+        self._sending = sending
+        self._next = 0
+        self._left = len(view)
+
+    def cut(self) -> tuple[bytes, memoryview] | None:
+        """The next piece, header and payload; None if there is none any more."""
+        offset = self._next
+        payload = self._view[offset : offset + PIECE_BYTES]
+        if not payload:
+            return None
+        self._next = offset + len(payload)
+        return piece_header(self._serial, offset, len(payload)), payload
+
+    def taken(self, nbytes: int) -> None:
+        """The system has taken a piece of so many bytes."""
+        self._left -= nbytes
+        if not self._left:
+            self._sending.done = True
+
+    @property
+    def uncut_bytes(self) -> int:
+        """Bytes that no stripe has taken yet."""
+        return len(self._view) - self._next
+
+
+class Striping:
+    """The striped messages to one peer. Its connections are made when they are first needed.
+
+    main         the lane of all messages to the peer
+    connect      has a lane connected, as the connection of that number
+    connections  how many carry pieces; 0 leaves all to the main lane
+    """
+
+    def __init__(
+        self, host: Host, loop: Loop, main: Outgoing, connect: Callable[[Outgoing, int], None], connections: int
+    ) -> None:
+        self.stripes: list[OutboundStripe] = []
+        self._host = host
+        self._loop = loop
+        self._main = main
+        self._connect = connect
+        self._connections = connections
+        self._serial = 0
+        self._messages: deque[_Message] = deque()
+        self._parting = False
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes for the peer that the system has not taken yet, on any lane."""
+        lanes = sum(lane.queued_bytes for lane in (self._main, *self.stripes))
+        return lanes + sum(message.uncut_bytes for message in self._messages)
+
+    def push(self, tag: int, check: int, view: memoryview, sending: Sending) -> None:
+        """Send a message of at least one byte: at once what the system takes, the rest when it can. `sending.done`
+        tells the end of it."""
+        if self._main.closed:
+            return
+        if not self._connections:
+            self._main.push(data_header(tag, check, len(view)), view, sending)
+            return
+        for connection in range(len(self.stripes) + 1, self._connections + 1):
+            self.stripes.append(OutboundStripe(self._host, self._loop, self._main.peer, self))
+            self._connect(self.stripes[-1], connection)
+        self._messages.append(_Message(self._serial, view, sending))
+        self._serial = (self._serial + 1) % SERIALS
+        self._main.say(spread_frame(tag, check, len(view)))
+        while sum(stripe.flush() for stripe in self.stripes):  # in turns, not one after the other
+            continue
+
+    def cut(self) -> tuple[_Message, bytes, memoryview] | None:
+        """The next piece to be sent: its message, header and payload."""
+        while self._messages:
+            message = self._messages[0]
+            piece = message.cut()
+            if piece is not None:
+                return message, *piece
+            self._messages.popleft()
+        return None
+
+    def say_goodbye(self) -> None:
+        """Tell the peer that this was all: on the lanes of pieces first, and on the other once those are answered."""
+        self._parting = True
+        for stripe in self.stripes:
+            stripe.say_goodbye()
+        self.left()
+
+    def left(self) -> None:
+        """A lane of pieces was closed."""
+        if all(stripe.closed for stripe in self.stripes):
+            self._messages.clear()
+            if self._parting:
+                self._main.say_goodbye()
+
+
+class OutboundStripe(Outgoing):
+    """A lane that carries pieces to a peer, one at a time."""
+
+    def __init__(self, host: Host, loop: Loop, peer: int, striping: Striping) -> None:
+        super().__init__(host, loop, peer)
+        self._striping = striping
+        self._in_hand: tuple[_Message, int] | None = None
+        self._parting = False
+
+    def flush(self) -> bool:
+        if not self._queue:
+            self._refill()
+        return super().flush()
+
+    def say_goodbye(self) -> None:
+        self._parting = True
+        self.flush()
+
+    def _drained(self) -> None:
+        if self._in_hand is not None:
+            message, nbytes = self._in_hand
+            self._in_hand = None
+            message.taken(nbytes)
+        self._refill()
+
+    def _refill(self) -> None:
+        if self._sock is None or self.closed:
+            return
+        piece = self._striping.cut()
+        if piece is not None:
+            message, header, payload = piece
+            self._in_hand = message, len(payload)
+            self._append(header, payload)
+        elif self._parting:
+            self._parting = False
+            self._append(GOODBYE_FRAME)
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._in_hand = None
+        self._striping.left()
