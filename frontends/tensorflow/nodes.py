@@ -34,7 +34,7 @@ def run(call: Call, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType] | No
     for tensor in tensors:
         if tensor.dtype.as_datatype_enum not in kernel.DTYPES:
             raise TypeError(f"tensor: is of type {tensor.dtype.name}; must be of numbers or bool")
-    name = call.name or f"Ronde{call.kind.capitalize()}" + (f"_{tensors[0].name}" if _in_graph() and tensors else "")
+    name = call.name or f"Ronde{call.kind.capitalize()}" + _suffix(tensors)
     name = re.sub(r"[^A-Za-z0-9_.\\/]", "_", name).lstrip("_\\/.") or "Ronde"
     if _in_graph():
         graph = tf.compat.v1.get_default_graph()
@@ -54,6 +54,17 @@ def run(call: Call, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType] | No
         for tensor, result in zip(tensors, results, strict=True):
             result.set_shape(tensor.shape)
     return results
+
+
+def _suffix(tensors: Sequence[tf.Tensor]) -> str:
+    """Return the part of a node's name that its first tensor gives, in a graph.
+
+    A constant of the program that a function captures is named by TensorFlow with a number that counts all tensors of
+    the process. Ranks differ in it, so it gives no part.
+    """
+    if not (tensors and _in_graph()) or tensors[0].op.name.isdecimal():
+        return ""
+    return f"_{tensors[0].name}"
 
 
 def _in_graph() -> bool:

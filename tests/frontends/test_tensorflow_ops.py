@@ -135,6 +135,19 @@ def test_every_operation_eager_and_in_functions(pool: Pools, size: int, transpor
     pool(size).run(in_world, all_operations, transport=transport)
 
 
+def capturing(rank: int, size: int) -> None:
+    for _ in range(rank):  # TensorFlow names a captured tensor by the number of tensors before it
+        tf.zeros(1)
+    mine = tf.fill([2], float(rank))
+    gathered, total = tf.function(lambda: (hvd.allgather(mine), hvd.allreduce(mine, op=hvd.Sum)))()
+    same(gathered, np.repeat(np.arange(size, dtype=np.float32), 2))
+    same(total, np.full(2, sum(range(size)), np.float32))
+
+
+def test_functions_may_capture_tensors_of_ranks_that_made_different_numbers_of_tensors(pool: Pools) -> None:
+    pool(2).run(in_world, capturing, timeout=20)
+
+
 def all_gradients(rank: int, size: int) -> None:
     weights = np.arange(3, dtype=np.float32) + rank
     mean = np.arange(3, dtype=np.float32) + (size - 1) / 2

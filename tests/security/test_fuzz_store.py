@@ -115,7 +115,7 @@ answers = st.one_of(
 def test_the_server_says_anything_to_a_client(operation: str, pieces: list[bytes]) -> None:
     near, far = socket.socketpair()
     store = TcpStore("127.0.0.1", 1, SECRET)
-    store._idle.append(near)
+    store._links.idle.append(near)
     with far, contextlib.closing(store):
         for piece in pieces:
             far.sendall(piece)
