@@ -3,6 +3,7 @@
     python benchmarks/compare.py                                  all collectives on two ranks over shared memory
     python benchmarks/compare.py allreduce --windows              on arrays that its ranks share (peers': private)
     python benchmarks/compare.py allreduce -np 2 --link tcp --max 1M
+    python benchmarks/compare.py --peers --before OTHER/.venv/bin/python     another checkout of Ronde
     python benchmarks/compare.py --series benchmarks/results      the tables of docs/performance.md (3 to 15 minutes)
 
 Every contender is a job of its own, started by its own launcher, that stays alive and blocked until it is its turn. For
@@ -10,7 +11,10 @@ each collective and size the contenders take turns, in changing order, `--rounds
 back to back; its time is the median over the batches of the slowest rank's seconds per call. What is compared is the
 peer's time divided by Ronde's in the same round, and of that the median over the rounds: above 1, Ronde is faster.
 
-Peers are installed by pip into virtual environments under --venvs at the first use.
+The last column tells by which algorithms Ronde ran the calls.
+
+Peers are installed by pip into virtual environments under --venvs at the first use. That of --before is not: it is an
+interpreter that finds the other checkout's Ronde, and has `ronde` beside it.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +57,20 @@ OURS = "ronde"
 
 @dataclass(frozen=True)
 class Contender:
-    """A library over a link. `packages` is what pip installs for it, `command` what starts `np` ranks of it."""
+    """A library over a link. `packages` is what pip installs for it, `command` what starts `np` ranks of it.
+    `python` is its interpreter, if there is one already.
+    """
 
     name: str
     library: str
     packages: tuple[str, ...]
-    environment: dict[str, str] = field(default_factory=dict)
+    python: Path | None = None
 
     def command(self, python: Path, np: int, link: str) -> list[list[str]]:
         """The processes to start, each as a command; more than one if the library has no launcher."""
         bin_ = python.parent
         worker = [str(python), str(WORKER), self.library]
-        if self.name == OURS:
+        if self.library.startswith(OURS):
             return [[str(bin_ / "ronde"), "run", "-np", str(np), "--transport", link, *worker]]
         if self.name == "openmpi":
             few = np <= (os.cpu_count() or 1)
@@ -85,6 +91,8 @@ PEERS = {
 }
 LINKS = {"shm": ("openmpi", "mpich"), "tcp": ("openmpi", "gloo")}
 """The peers that go over the same kind of link."""
+BEFORE = "before"
+"""The name of another checkout of Ronde."""
 SERIES = {
     "shm-2": [],
     "shm-2-windows": ["allreduce", "--windows"],
@@ -101,6 +109,8 @@ class Job:
     def __init__(self, contender: Contender, python: Path, np: int, link: str, directory: Path) -> None:
         self.name = contender.name
         self.version = ""
+        self.algorithms: list[str] = []
+        """By which the last turn's calls were run, if the library tells."""
         self._ranks: list[Any] = []
         self._links: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -165,6 +175,7 @@ class Job:
     def turn(self, calls: int, batches: int) -> tuple[float, int]:
         """Seconds per call of the slowest rank, and wrong elements on all ranks."""
         answers = self.ask(do="turn", calls=calls, batches=batches)
+        self.algorithms = sorted({name for answer in answers for name in answer["algorithms"]})
         return max(answer["seconds"] for answer in answers), sum(answer["wrong"] for answer in answers)
 
     def close(self) -> None:
@@ -182,12 +193,15 @@ class Job:
 
 @dataclass
 class Line:
-    """One collective at one size. Times in seconds: contender -> round -> time."""
+    """One collective at one size. Times in seconds: contender -> round -> time. Algorithms by contender, all that were
+    used in the rounds.
+    """
 
     collective: str
     size: int
     times: dict[str, list[float]]
     wrong: int
+    algorithms: dict[str, list[str]]
 
     def median(self, name: str) -> float:
         return float(np.median(self.times[name]))
@@ -213,19 +227,21 @@ def measure(jobs: Sequence[Job], collective: str, size: int, rounds: int) -> Lin
     # The same calls for all, so that refilled arrays are equally warm in the caches.
     calls = min(calls for calls, _ in plan.values())
     times: dict[str, list[float]] = {job.name: [] for job in jobs}
+    algorithms: dict[str, set[str]] = {job.name: set() for job in jobs}
     for index in range(rounds):
         shift = index % len(jobs)
         for job in [*jobs[shift:], *jobs[:shift]]:
             seconds, bad = job.turn(calls, plan[job.name][1])
             times[job.name].append(seconds)
+            algorithms[job.name].update(job.algorithms)
             wrong += bad
-    return Line(collective, size, times, wrong)
+    return Line(collective, size, times, wrong, {name: sorted(used) for name, used in algorithms.items()})
 
 
 def python_of(contender: Contender, venvs: Path) -> Path:
     """The interpreter of a contender; made at the first use."""
-    if contender.name == OURS:
-        return Path(sys.executable)
+    if contender.python is not None:
+        return contender.python
     python = venvs / contender.name / "bin" / "python"
     if not python.exists():
         print(f"installing {' '.join(contender.packages)} into {venvs / contender.name}", file=sys.stderr)
@@ -268,10 +284,11 @@ def print_table(lines: Sequence[Line], names: Sequence[str]) -> None:
     """The table of one collective."""
     peers = [name for name in names if name != OURS]
     head = f"{lines[0].collective:>15}" + "".join(f"{name:>11}" for name in names)
-    print(head + "".join(f"{name + ' / ' + OURS:>18}" for name in peers) + f"{'wrong':>8}")
+    print(head + "".join(f"{name + ' / ' + OURS:>18}" for name in peers) + f"{'wrong':>8}  algorithm")
     for line in lines:
+        used = ", ".join(line.algorithms[OURS])
         row = f"{size_text(line.size):>15}" + "".join(f"{time_text(line.median(name)):>11}" for name in names)
-        print(row + "".join(f"{line.ratio(peer):>18.2f}" for peer in peers) + f"{line.wrong:>8}")
+        print(row + "".join(f"{line.ratio(peer):>18.2f}" for peer in peers) + f"{line.wrong:>8}  {used}")
     print(flush=True)
 
 
@@ -305,6 +322,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("-np", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--link", choices=LINKS, default="shm", help="what carries the bytes (default: shm)")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: those that use the same kind of link")
+    parser.add_argument("--before", type=Path, metavar="PYTHON", help="interpreter of another checkout of Ronde")
     parser.add_argument("--min", type=parse_size, default=SIZES[0], metavar="SIZE", help="smallest size")
     parser.add_argument("--max", type=parse_size, default=SIZES[-1], metavar="SIZE", help="largest size")
     parser.add_argument("--windows", action="store_true", help="Ronde works on arrays that its ranks share")
@@ -328,8 +346,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.series is not None:
         return run_series(options)
     names = [OURS, *(options.peers if options.peers is not None else LINKS[options.link])]
-    ours = Contender(OURS, "ronde-windows" if options.windows else "ronde", ())
+    ours = Contender(OURS, "ronde-windows" if options.windows else "ronde", (), Path(sys.executable))
     contenders = [ours, *(PEERS[name] for name in names[1:])]
+    if options.before is not None:
+        names.append(BEFORE)
+        contenders.append(dataclasses.replace(ours, name=BEFORE, python=options.before.absolute()))
     sizes = [size for size in SIZES if options.min <= size <= options.max]
     lines: list[Line] = []
     facts = machine()

@@ -60,6 +60,10 @@ class Library(ABC):
     def alltoall(self, x: Array, out: Array) -> Callable[[], object]:
         """The parts that are meant for this rank."""
 
+    def algorithms(self, collective: str) -> dict[str, int]:
+        """Calls of a collective so far, by algorithm; empty if the library does not tell."""
+        return {}
+
     def close(self) -> None:  # noqa: B027 - most have nothing to do
         """Leave."""
 
@@ -93,6 +97,10 @@ class Ronde(Library):
 
     def alltoall(self, x: Array, out: Array) -> Callable[[], object]:
         return lambda: self.world.alltoall(x, out=out)
+
+    def algorithms(self, collective: str) -> dict[str, int]:
+        counts = self.world.metrics()["collectives"].get(collective, {})
+        return dict(counts.get("algorithms", {}))
 
     def close(self) -> None:
         import collectives
@@ -195,6 +203,7 @@ class Trial:
     """One collective at one size: its arrays, its call and its right result."""
 
     def __init__(self, library: Library, collective: str, nbytes: int) -> None:
+        self.collective = collective
         rank, size = library.rank, library.size
         ranks = size * (size + 1) / 2
         whole = max(1, nbytes // 4)
@@ -232,6 +241,7 @@ class Trial:
 def turn(library: Library, trial: Trial, calls: int, batches: int) -> dict[str, Any]:
     """Some batches of `calls` calls back to back: seconds of one call, the median over batches; wrong elements."""
     times, wrong = [], 0
+    before = library.algorithms(trial.collective)
     for _ in range(batches):
         trial.out[:] = trial.given
         library.barrier()
@@ -240,7 +250,9 @@ def turn(library: Library, trial: Trial, calls: int, batches: int) -> dict[str, 
             trial.call()
         times.append((time.perf_counter() - began) / calls)
         wrong += trial.wrong(calls, library.size)
-    return {"seconds": float(np.median(times)), "wrong": wrong}
+    after = library.algorithms(trial.collective)
+    used = [name for name, calls in after.items() if calls > before.get(name, 0)]
+    return {"seconds": float(np.median(times)), "wrong": wrong, "algorithms": used}
 
 
 def serve(library: Library, link: socket.socket) -> None:
