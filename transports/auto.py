@@ -96,6 +96,8 @@ class AutoTransport(Transport):
 
     @property
     def failure(self) -> RondeError | None:
+        if self._sole is not None:
+            return self._sole.failure
         self._adopt_failures()
         return self._life.failure
 

@@ -172,7 +172,7 @@ def scaling(dtype: np.dtype[Any], factor: float) -> Callable[[Array, Array], obj
         return lambda array, out: _through(np.multiply, array, factor, out, FLOAT32)
     if dtype.kind in "iu":
         return lambda array, out: _through(np.multiply, array, factor, out, FLOAT64)
-    number = dtype.type(factor)
+    number = np.array(factor, dtype)  # a scalar would be made an array in each call
     return lambda array, out: np.multiply(array, number, out)
 
 

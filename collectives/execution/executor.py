@@ -156,7 +156,7 @@ class Executor:
             raise self._failed(plan, self._transport.failure)
         self.calls = number = self.calls + 1
         self._recent[number % _RECENT] = plan
-        check, epoch = (plan.check + number * 0x9E3779B1) & 0xFFFFFFFF, number * _EPOCHS_PER_CALL
+        check, epoch = plan.check ^ (number & 0xFFFFFFFF), number * _EPOCHS_PER_CALL
         slot, program = 0, plan.program
         if program.phases:
             self._staged_calls = staged = self._staged_calls + 1

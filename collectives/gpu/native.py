@@ -27,6 +27,7 @@ class DeviceSpace:
     def __init__(self, enqueuer: Enqueuer) -> None:
         self.executor = enqueuer.executor
         self._enqueuer = enqueuer
+        self.run: Callable[..., Any] = self.exchange
 
     @property
     def _cuda(self) -> Cuda:

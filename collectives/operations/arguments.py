@@ -83,8 +83,8 @@ def as_tuple(value: Sequence[int] | None, name: str) -> tuple[int, ...] | None:
 
 def scale_factor(value: float | None, name: str) -> float | None:
     """A factor as a float, None for 1. Raises TypeError, naming the argument, for anything but a number."""
-    if value is None:
-        return None
+    if value is None or type(value) is float:
+        return None if value == 1 else value
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         raise TypeError(f"{name}={value!r}: must be a number")
     return None if value == 1 else float(value)

@@ -213,6 +213,18 @@ class Movement:
             planned = self._calls.find_plain("alltoall", x, out, (algorithm,), self._plan_even_alltoall)
             if planned is not None:
                 return self._start.plain(planned, x, out, seconds)
+        return self._start.job(self._exchange_of_rows(x, splits, out, return_splits, algorithm, seconds))
+
+    def _exchange_of_rows(
+        self,
+        x: Any,
+        splits: Sequence[int] | None,
+        out: Any,
+        return_splits: bool,
+        algorithm: str | None,
+        seconds: float,
+    ) -> Job[Any]:
+        """The job of an alltoall of parts that may differ in their first dimension."""
         space = self._space
         array = space.array(x)
         rows = self._arguments.rows(array.shape, as_tuple(splits, "splits"), "splits", even=True)
@@ -235,7 +247,7 @@ class Movement:
 
         signature = self._signature("alltoall", array, rest, None, algorithm)
         agreed = ("splits",) if splits is not None else (f"{array.shape[0]} rows",)
-        return self._start.job(FunctionJob(run, seconds, signature._replace(detail=(*agreed, *signature.detail))))
+        return FunctionJob(run, seconds, signature._replace(detail=(*agreed, *signature.detail)))
 
     def barrier(self, *, algorithm: str | None = None, timeout: float | None = None) -> Any:
         self._selector.check("barrier", algorithm)
@@ -297,9 +309,8 @@ class Movement:
 
     def _planned(self, call: Call, array: Any, shape: tuple[int, ...], signature: Signature) -> PlannedCall:
         space = self._calls.space
-        function = space.exchange if space.detail else space.executor.run
         flat = array.ndim == len(shape) == 1
-        return PlannedCall(space, function, space.plan(call), array.dtype, shape, signature, flat=flat)
+        return PlannedCall(space, space.run, space.plan(call), array.dtype, shape, signature, flat=flat)
 
     def _signature(
         self, kind: str, array: Any, shape: tuple[int, ...], root: int | None, algorithm: str | None

@@ -100,7 +100,7 @@ class PlannedCalls:
         if type(x) is not _ndarray:
             return None
         flags, in_place = x.flags, out is x
-        if not flags.c_contiguous or (in_place and not flags.writeable):
+        if not (flags.carray if in_place else flags.c_contiguous):  # carray: writeable and aligned too
             return None
         offsets = self.space.offsets(collective, x, out) if self._windows.pieces else None
         key = collective, arguments, in_place, x.dtype, x.shape, offsets

@@ -20,6 +20,9 @@ from collectives.operations.space import Space
 from collectives.operations.start import Start
 from collectives.planning import Selector, WindowOffset, WindowOffsets
 
+Options = tuple[str, float | None, float | None, str | None, bool | None]
+"""op, prescale, postscale, algorithm, reproducible."""
+
 
 class Reductions:
     """Reductions of arrays in one space. The arguments are those of the Communicator's methods; each method returns the
@@ -83,7 +86,7 @@ class Reductions:
     ) -> Any:
         root = self._arguments.root(root)
         scales = scale_factor(prescale, "prescale"), scale_factor(postscale, "postscale")
-        arguments = op, *scales, algorithm, reproducible, root
+        arguments = root, op, *scales, algorithm, reproducible
         seconds = self._arguments.timeout(timeout)
         receives = root == self._arguments.rank
         plain = self._calls.find_plain("reduce", x, out, arguments, self._plan_reduce) if receives else None
@@ -114,7 +117,7 @@ class Reductions:
         if prescale is not None or postscale is not None:
             prescale, postscale = scale_factor(prescale, "prescale"), scale_factor(postscale, "postscale")
         rows = None if counts is None else as_tuple(counts, "counts")
-        arguments = op, prescale, postscale, algorithm, reproducible, rows
+        arguments = rows, op, prescale, postscale, algorithm, reproducible
         seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
         if out is not x:
             plain = self._calls.find_plain("reduce_scatter", x, out, arguments, self._plan_reduce_scatter)
@@ -218,14 +221,10 @@ class Reductions:
         array: Any,
         in_place: bool,
         offsets: WindowOffsets | None,
-        op: str,
-        prescale: float | None,
-        postscale: float | None,
-        algorithm: str | None,
-        reproducible: bool | None,
+        *options: *Options,
     ) -> PlannedCall:
-        reduction = self._reduction("allreduce", array, op, prescale, postscale, algorithm, reproducible)
-        signature = self._signature("allreduce", array, op, prescale, postscale, algorithm, reproducible)
+        reduction = self._reduction("allreduce", array, *options)
+        signature = self._signature("allreduce", array, *options)
         if offsets is not None:
             signature = signature._replace(windows=(offsets,))
         return self._planned(reduction, array, in_place, offsets, (array.size,), 0, array.shape, signature)
@@ -235,15 +234,11 @@ class Reductions:
         array: Any,
         in_place: bool,
         offsets: WindowOffsets | None,
-        op: str,
-        prescale: float | None,
-        postscale: float | None,
-        algorithm: str | None,
-        reproducible: bool | None,
         root: int,
+        *options: *Options,
     ) -> PlannedCall:
-        reduction = self._reduction("reduce", array, op, prescale, postscale, algorithm, reproducible)
-        signature = self._signature("reduce", array, op, prescale, postscale, algorithm, reproducible)
+        reduction = self._reduction("reduce", array, *options)
+        signature = self._signature("reduce", array, *options)
         shape = array.shape if root == self._arguments.rank else None
         signature = signature._replace(root=root)
         return self._planned(reduction, array, in_place, offsets, (array.size,), root, shape, signature)
@@ -253,16 +248,12 @@ class Reductions:
         array: Any,
         in_place: bool,
         offsets: WindowOffsets | None,
-        op: str,
-        prescale: float | None,
-        postscale: float | None,
-        algorithm: str | None,
-        reproducible: bool | None,
         counts: tuple[int, ...] | None,
+        *options: *Options,
     ) -> PlannedCall:
         rows = self._arguments.rows(array.shape, counts, "counts", even=False)
-        reduction = self._reduction("reduce_scatter", array, op, prescale, postscale, algorithm, reproducible)
-        signature = self._signature("reduce_scatter", array, op, prescale, postscale, algorithm, reproducible)
+        reduction = self._reduction("reduce_scatter", array, *options)
+        signature = self._signature("reduce_scatter", array, *options)
         width = prod(array.shape[1:])
         blocks = tuple(count * width for count in rows)
         shape = (rows[self._arguments.rank], *array.shape[1:])
@@ -285,11 +276,11 @@ class Reductions:
             offsets = None  # the exchange works in other memory than the caller's arrays
         call = reduction.call(blocks, root, in_place=works_in_place, offsets=offsets)
         planned = reduction.plan(call)
-        direct = shape is not None and not reduction.surrounds(planned)
-        space = self._calls.space
-        function = space.executor.run if direct and not space.detail else reduction.run
+        function = reduction.runner(planned, receives=shape is not None)
         flat = array.ndim == 1 and shape is not None and len(shape) == 1
-        return PlannedCall(space, function, planned, array.dtype, shape, signature, flat=flat, reduction=reduction)
+        return PlannedCall(
+            self._calls.space, function, planned, array.dtype, shape, signature, flat=flat, reduction=reduction
+        )
 
     def _reduction(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,31 @@ class Reduction:
         """True if the exchange of a call is in place: the caller's arrays are one, or work is done where the result
         will be. `receives`: this rank gets the result."""
         return in_place or (self.loads and receives and self._collective != "reduce_scatter")
+
+    def runner(self, planned: Any, receives: bool) -> Callable[[Any, Any, Any, float], object]:
+        """The function (planned, source, target, deadline) that does the whole call, as `run` does.
+
+        receives   this rank gets the result
+        """
+        if not receives or self._logical or self.by_array or self.dtype != self.given:
+            return self.run
+        if not self.surrounds(planned):
+            return self.space.run
+        divides = self._op == "average" and not self.space.averages(planned)
+        if divides or self.space.premultiplies(planned) or self._collective == "reduce_scatter":
+            return self.run
+        before, exchange, after = self._scale_source, self.space.run, self._scale_result
+
+        def scaled(planned: Any, source: Any, target: Any, deadline: float) -> None:
+            """`run` where it does nothing but scale: for a small call the questions in `run` take as long as that."""
+            if before is not None:
+                before(source, target)
+                source = target
+            exchange(planned, source, target, deadline)
+            if after is not None:
+                after(target, target)
+
+        return scaled
 
     def run(self, planned: Any, source: Array, target: Array | None, deadline: float) -> None:
         """Reduce flat `source` into flat `target`, None where this rank gets no result. Both may be one array."""

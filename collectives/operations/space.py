@@ -37,6 +37,10 @@ class Space(Protocol):
     """Words for the signatures of calls: ranks whose arrays are elsewhere do not fit."""
 
     @property
+    def run(self) -> Callable[..., Any]:
+        """(planned, source, target, deadline): `exchange` without a factor, on a rank that has both arrays."""
+
+    @property
     def speculates(self) -> bool:
         """True if an allgather may run as if all parts were equal, with no effect if they are not."""
 
@@ -92,6 +96,7 @@ class HostSpace:
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
+        self.run: Callable[..., Any] = executor.run
         self.quietly = executor.quiet.run
 
     @property

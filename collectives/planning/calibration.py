@@ -15,7 +15,8 @@ from typing import Final
 NEVER: Final = 0
 """In `single_copy_from`: the collective does not use single copy."""
 SIZES: Final = (8 << 20, 2 << 20, 512 << 10, 128 << 10)
-"""Bytes of the calls that are measured, in this order. Each stands for the sizes from half of it to twice of it."""
+"""Bytes of the calls that are measured, in this order. Each stands for the sizes from it to four times of it: below a
+size at which single copy wins it may well lose."""
 MARGIN: Final = 1.1
 """Speed-up from which single copy is preferred. It keeps noise from deciding between ways that take equally long."""
 BUDGET: Final = 0.08
@@ -69,7 +70,7 @@ def find_thresholds(
                 continue
             staged, single = measured[collective, nbytes] = times
             if MARGIN * single <= staged:
-                thresholds[collective] = nbytes // 2
+                thresholds[collective] = nbytes
                 winners.append(collective)
             else:
                 thresholds.setdefault(collective, NEVER)
