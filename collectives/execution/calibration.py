@@ -58,8 +58,9 @@ class _Comparison:
         """When this rank's time is up."""
         self._staged = trial.planner.calibrated(Calibration(dict.fromkeys(COLLECTIVES, NEVER)))
         self._single = trial.planner.calibrated(Calibration(dict.fromkeys(COLLECTIVES, 1)))
-        self._x: Array = np.zeros(SIZES[0] // _DTYPE.itemsize, _DTYPE)
-        self._out: Array = np.zeros_like(self._x)
+        # Not zeros: pages that were never written are one and the same page, which stays in the cache.
+        self._x: Array = np.ones(SIZES[0] // _DTYPE.itemsize, _DTYPE)
+        self._out: Array = np.ones_like(self._x)
 
     def seconds(self, collective: str, nbytes: int) -> tuple[float, float] | None:
         """What `Compare` asks for."""
@@ -71,8 +72,7 @@ class _Comparison:
         for block in range(_BLOCKS):
             for way, plan in enumerate(plans):
                 plan.tally.next = _UNTIMED  # nothing of this is for the user's metrics
-                warm_up = 0 if block else plan.staging_slots if plan.staging_slots > 2 else 1
-                for _ in range(warm_up):
+                for _ in range(0 if block else plan.staging_slots):  # so that all slots have their pages
                     self._run(plan, source, target)
                 for run in range(_RUNS):
                     times[way, block * _RUNS + run] = self._run(plan, source, target)
@@ -84,9 +84,11 @@ class _Comparison:
         rank, size, spec = self._trial.rank, len(self._trial.ranks), SPECS[collective]
         part = count // size
         whole = part * size
-        call = Call(collective, _DTYPE, (part if spec.by_rank else whole,), "sum" if spec.reduces else None)
-        source = self._x[: part if collective == "allgather" else whole]
+        in_place = collective in ("allreduce", "broadcast")  # as gradients and parameters are
+        alias, op = 0 if in_place else None, "max" if spec.reduces else None  # sums would grow
+        call = Call(collective, _DTYPE, (part if spec.by_rank else whole,), op, alias=alias)
         target = self._out[: part if collective == "reduce_scatter" else whole]
+        source = target if in_place else self._x[: part if collective == "allgather" else whole]
         return call, NO_DATA if spec.rooted and rank else source, target
 
     def barrier(self) -> None:

@@ -22,12 +22,12 @@ class DeviceSpace:
     """The GPU and the stream that are current in the calling thread. See operations.Space."""
 
     detail: tuple[str, ...] = (_DETAIL,)
+    direct = None
     speculates = False
 
     def __init__(self, enqueuer: Enqueuer) -> None:
         self.executor = enqueuer.executor
         self._enqueuer = enqueuer
-        self.run: Callable[..., Any] = self.exchange
 
     @property
     def _cuda(self) -> Cuda:

@@ -310,7 +310,9 @@ class Movement:
     def _planned(self, call: Call, array: Any, shape: tuple[int, ...], signature: Signature) -> PlannedCall:
         space = self._calls.space
         flat = array.ndim == len(shape) == 1
-        return PlannedCall(space, space.run, space.plan(call), array.dtype, shape, signature, flat=flat)
+        return PlannedCall(
+            space, space.direct or space.exchange, space.plan(call), array.dtype, shape, signature, flat=flat
+        )
 
     def _signature(
         self, kind: str, array: Any, shape: tuple[int, ...], root: int | None, algorithm: str | None

@@ -95,14 +95,15 @@ class Reduction:
 
         receives   this rank gets the result
         """
-        if not receives or self._logical or self.by_array or self.dtype != self.given:
+        exchange = self.space.direct
+        if exchange is None or not receives or self._logical or self.by_array or self.dtype != self.given:
             return self.run
         if not self.surrounds(planned):
-            return self.space.run
+            return exchange
         divides = self._op == "average" and not self.space.averages(planned)
-        if divides or self.space.premultiplies(planned) or self._collective == "reduce_scatter":
+        if divides or self._collective == "reduce_scatter":
             return self.run
-        before, exchange, after = self._scale_source, self.space.run, self._scale_result
+        before, after = self._scale_source, self._scale_result
 
         def scaled(planned: Any, source: Any, target: Any, deadline: float) -> None:
             """`run` where it does nothing but scale: for a small call the questions in `run` take as long as that."""

@@ -37,8 +37,9 @@ class Space(Protocol):
     """Words for the signatures of calls: ranks whose arrays are elsewhere do not fit."""
 
     @property
-    def run(self) -> Callable[..., Any]:
-        """(planned, source, target, deadline): `exchange` without a factor, on a rank that has both arrays."""
+    def direct(self) -> Callable[..., Any] | None:
+        """(planned, source, target, deadline): `exchange` without a factor, on a rank that has both arrays. None if it
+        is only known when a call runs by which means that is done."""
 
     @property
     def speculates(self) -> bool:
@@ -96,7 +97,7 @@ class HostSpace:
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self.run: Callable[..., Any] = executor.run
+        self.direct: Callable[..., Any] | None = executor.run
         self.quietly = executor.quiet.run
 
     @property

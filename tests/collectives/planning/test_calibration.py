@@ -43,10 +43,10 @@ def selector(calibration: Calibration | None = None, *rows: SingleCopy) -> Selec
     [
         ((2.0, 2.0, 2.0, 2.0), NEVER, 1),
         ((0.95, 0.1, 0.1, 0.1), NEVER, 1),  # not clearly faster; smaller sizes are not tried
-        ((0.5, 2.0, 0.1, 0.1), 4 << 20, 2),
-        ((0.5, 0.5, 2.0, 0.1), 1 << 20, 3),
-        ((0.5, 0.5, 0.5, 2.0), 256 << 10, 4),
-        ((0.5, 0.5, 0.5, 0.5), SINGLE_COPY_BYTES, 4),
+        ((0.5, 2.0, 0.1, 0.1), SIZES[0], 2),
+        ((0.5, 0.5, 2.0, 0.1), SIZES[1], 3),
+        ((0.5, 0.5, 0.5, 2.0), SIZES[2], 4),
+        ((0.5, 0.5, 0.5, 0.5), SIZES[3], 4),
     ],
 )
 def test_single_copy_is_used_from_the_size_on_where_it_wins(
@@ -67,7 +67,7 @@ def test_single_copy_is_used_from_the_size_on_where_it_wins(
 def test_what_could_not_be_measured_is_left_to_the_cost_model() -> None:
     times = iter([(1.0, 2.0), (1.0, 0.5), None, None])
     thresholds, _ = find_thresholds(COLLECTIVES[:3], lambda collective, nbytes: next(times))
-    assert thresholds == {COLLECTIVES[0]: NEVER, COLLECTIVES[1]: SIZES[0] // 2}
+    assert thresholds == {COLLECTIVES[0]: NEVER, COLLECTIVES[1]: SIZES[0]}
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
