@@ -43,10 +43,10 @@ def selector(calibration: Calibration | None = None, *rows: SingleCopy) -> Selec
     [
         ((2.0, 2.0, 2.0, 2.0), NEVER, 1),
         ((0.95, 0.1, 0.1, 0.1), NEVER, 1),  # not clearly faster; smaller sizes are not tried
-        ((0.5, 2.0, 0.1, 0.1), SIZES[0], 2),
-        ((0.5, 0.5, 2.0, 0.1), SIZES[1], 3),
-        ((0.5, 0.5, 0.5, 2.0), SIZES[2], 4),
-        ((0.5, 0.5, 0.5, 0.5), SIZES[3], 4),
+        ((0.7, 0.7, 0.1, 0.1), SIZES[0], 2),
+        ((0.5, 0.4, 2.0, 0.1), SIZES[1], 3),
+        ((0.5, 0.4, 0.4, 2.0), SIZES[2], 4),
+        ((0.5, 0.4, 0.4, 0.4), SIZES[3], 4),
     ],
 )
 def test_single_copy_is_used_from_the_size_on_where_it_wins(
