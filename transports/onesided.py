@@ -73,19 +73,19 @@ class Window(ABC):
     def close(self) -> None:
         """Release the mapping. Views become invalid. Idempotent, not collective."""
 
-    def can_read_peers(self, deadline: float) -> bool:
+    def can_read_peers(self, deadline: float, check: int = 0) -> bool:
         """True if every rank can `read` the exposed arrays of every other one, found out by trying; the same on all.
         Collective, before anything else is done with the window, of 33 bytes at least: it uses the first ones and the
-        first two epochs. Raises what `wait` does."""
+        first two epochs. Raises as `wait`; MismatchError on all ranks if `check` (32 bits) is not the same on all."""
         peers = [index for index in range(len(self.ranks)) if index != self.index]
         probe = memoryview(secrets.token_bytes(_PROBE_BYTES))
         own = self.view(self.index)
         own[:_PROBE_BYTES] = probe
         self.expose_arrays(probe)
-        self.publish(_PROBED - 1)
+        self.publish(_PROBED - 1, check)
         able = True
         for index in peers:
-            self.wait(index, _PROBED - 1, deadline)
+            self.wait(index, _PROBED - 1, deadline, check)
             able = able and self._reads_probe(index)
         own[_PROBE_BYTES] = able
         self.publish(_PROBED)

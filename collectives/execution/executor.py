@@ -87,7 +87,8 @@ class Executor:
         self._window: Window | None = None
         self._staged_calls = 0
         self._scratch = NO_DATA
-        self._bound = 0
+        self._bound: dict[Call, int] = planner.cache()
+        """Instructions that are kept bound, by call. Emptied with the plans."""
         self._exposed: tuple[Array, ...] = ()
         """Copies that a failed speculative call has exposed: another rank may read them until it knows."""
         self._table: MismatchError | None = None
@@ -127,7 +128,6 @@ class Executor:
         made again is planned again.
         """
         self.planner.forget()
-        self._bound = 0
 
     def run_call(self, call: Call, source: Array | None, target: Array | None, deadline: float) -> Plan:
         """Plan a call and run it from flat `source` into flat `target` (None where this rank has none).
@@ -245,11 +245,10 @@ class Executor:
 
     def _bind(self, plan: Plan, slot: int, source: Array, target: Array) -> BoundPlan:
         """The plan bound for a staging slot, to be run from flat `source` into flat `target`."""
-        self._bound += len(plan.program.instructions)
-        if self._bound > _MAX_BOUND:
+        if sum(self._bound.values()) + len(plan.program.instructions) > _MAX_BOUND:
             self.forget_plans()
             plan.bound.clear()
-            self._bound = len(plan.program.instructions)
+        self._bound[plan.call] = self._bound.get(plan.call, 0) + len(plan.program.instructions)
         if slot:
             first: BoundPlan = plan.bound.get(0) or self._bind(plan, 0, source, target)
             bound = self._binder.moved(first, plan, slot)

@@ -32,7 +32,7 @@ from collectives.planning import Planner, Selector
 from collectives.schedule import Geometry
 from transports import copying
 from transports.base import Transport
-from transports.errors import MismatchError, RendezvousError, TransportError
+from transports.errors import ConfigError, MismatchError, RendezvousError, TransportError
 from transports.onesided import OneSided
 
 T = TypeVar("T")
@@ -127,14 +127,26 @@ class HostOperations:
         return self.executor.meter.trace
 
     def stage(self) -> None:
-        """Make the staging window, where the ranks can have one. Collective; to be called before anything is run."""
+        """Make the staging window, where the ranks can have one. Collective; to be called before anything is run.
+
+        Raises ConfigError if ranks have different settings for calibration, since they would wait for each other.
+        """
         onesided = self._windows.onesided
         if onesided is None:
             return
         deadline, executor = time.monotonic() + self._connect_timeout, self.executor
         window = onesided.expose(self._key, executor.ranks, 2 * self._stage_bytes, deadline)
         executor.use(window)
-        executor.planner.single_copy = window.can_read_peers(deadline)
+        try:
+            check = self.selector.digest ^ self._calibrates
+            executor.planner.single_copy = window.can_read_peers(deadline, check)
+        except MismatchError as error:
+            raise ConfigError(
+                f"calibrate={self._calibrates} and the table of rules: must be the same on all ranks; those of rank "
+                f"{error.peer} differ from this rank's",
+                rank=error.rank,
+                peer=error.peer,
+            ) from None
         if self.selector.kernel_table is not None:
             copying.install(self.selector.kernel_table)
         elif self._calibrates:

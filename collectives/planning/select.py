@@ -70,6 +70,7 @@ class Selector:
     def __init__(self, model: Model, rules: Rules, transport: str) -> None:
         self._model = rules.model(model, transport)
         self._rules = rules.of(transport)
+        self.digest = rules.digest()
         self.kernel_table = rules.kernel_table()
         """The kernels for copies between processes that the rules tell, if they do."""
         self._single_copy = rules.single_copy_of(transport)

@@ -236,8 +236,8 @@ class _FaultyWindow(Window):
     def read(self, index: int, piece: int, offset: int, target: Memory) -> None:
         self._inner.read(index, piece, offset, target)
 
-    def can_read_peers(self, deadline: float) -> bool:
-        return self._inner.can_read_peers(deadline)  # what goes wrong is counted from the first call on
+    def can_read_peers(self, deadline: float, check: int = 0) -> bool:
+        return self._inner.can_read_peers(deadline, check)  # what goes wrong is counted from the first call on
 
     def close(self) -> None:
         self._inner.close()

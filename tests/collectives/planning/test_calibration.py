@@ -5,22 +5,25 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from collectives import Communicator, ConfigError
+from collectives import Communicator, Config, ConfigError, connect
 from collectives.execution import calibration as measuring
 from collectives.execution.calibration import COLLECTIVES
 from collectives.planning import NEVER, SIZES, Calibration, Model, Rules, Selector, find_thresholds
 from collectives.planning.rules import SingleCopy
 from collectives.planning.select import SINGLE_COPY_BYTES, Demand
 from collectives.schedule import Geometry
-from tests.worlds import world_of
+from tests.worlds import BOUND, SECRET, world_of
 from transports.copying import MEASURED_BYTES
+from transports.rendezvous import MemoryStore, join
 
 STAGE = 2 << 20
 
@@ -223,3 +226,20 @@ def test_rules_are_not_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert calibration is not None
     assert {collective for collective, _ in calibration.measured} <= {COLLECTIVES[0]}
     assert "calibrated 2 ranks: single copy" in caplog.text
+
+
+def test_ranks_that_measure_differently_are_named() -> None:
+    store = MemoryStore()
+
+    def error(rank: int) -> str:
+        deadline = time.monotonic() + BOUND
+        group = join(rank, 3, store, secret=SECRET, deadline=deadline)
+        with pytest.raises(ConfigError) as raised:
+            connect(group, Config.load({"transport": "local", "calibrate": rank != 1}, environment={}), deadline)
+        return str(raised.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        texts = list(pool.map(error, range(3)))
+    assert "calibrate=True" in texts[0] and "those of rank 1 differ" in texts[0]  # noqa: PT018
+    assert "calibrate=False" in texts[1] and "differ" in texts[1]  # noqa: PT018
+    assert "those of rank 1 differ" in texts[2]
