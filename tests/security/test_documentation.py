@@ -69,4 +69,4 @@ def test_the_limits_are_those_in_the_table() -> None:
     assert f"{frames.MAX_CONNECTIONS} from each rank" in row("connections for pieces of large messages")
     assert f"{packed.MAX_BYTES >> 20} MiB, {packed.MAX_ITEMS:,} items" in row("packed values")
     offers = row("offers of windows")
-    assert f"{exposing.MAX_OFFER_BYTES >> 10} KiB each, {exposing.MAX_OFFERS} that" in offers
+    assert f"{exposing.MAX_OFFER_BYTES >> 10} KiB each, {exposing.MAX_OFFERS} unanswered" in offers

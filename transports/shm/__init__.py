@@ -24,7 +24,7 @@ def create(group: Group, options: Options) -> ShmTransport:
 
 
 def usable() -> str | None:
-    """None if processes can share memory here, else why not."""
+    """None if processes can share memory on this machine, else the reason."""
     if os.name != "posix":
         return "shared memory needs a POSIX system: open files must be removable"
     directory = default_directory()

@@ -1,11 +1,11 @@
 """The board: the segment that all ranks of a group map, made by rank 0.
 
-    header     what it is, the size of a ring, whether any rank has aborted
-    controls   per rank: its state, which process it is, its doorbell
-    causes     per rank: why it aborted, in msgpack
+    header     magic number, size of a ring, whether any rank has aborted
+    controls   per rank: its state, the identity of its process, its doorbell
+    causes     per rank: the cause of its abort, in msgpack
     rings      per ordered pair of ranks, see `ring`
 
-Every word has one writer, or writers that all write the same. Words of different writers are on different cache lines.
+Every word has one writer, or several writers of one value. Words of different writers lie on different cache lines.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BELL_OFFSET: Final = 64
 
 
 class Board:
-    """The board as one rank sees it. It belongs to that rank, which must `release` it."""
+    """One rank's mapping of the board. The rank owns it and must `release` it."""
 
     def __init__(self, segment: Segment, group: Group) -> None:
         self.segment = segment
@@ -59,10 +59,10 @@ class Board:
         self.bells = [Doorbell(memory, at + _BELL_OFFSET) for at in controls]
 
     @classmethod
-    def meet(cls, group: Group, ring_bytes: int, directory: str, deadline: float) -> Board:
+    def create_or_attach(cls, group: Group, ring_bytes: int, directory: str, deadline: float) -> Board:
         """The group's board: rank 0 makes it, the others learn its name from the store and attach.
 
-        Raises ConnectError if it cannot be made or attached, DeadlineExceeded if rank 0 does not come, RendezvousError.
+        Raises ConnectError if it cannot be made or attached, DeadlineExceeded if rank 0 is late, RendezvousError.
         """
         if group.rank == 0:
             return cls._make(group, ring_bytes, directory)
@@ -71,12 +71,12 @@ class Board:
             note = group.store.get(_STORE_KEY, deadline)
         except DeadlineExceeded as error:
             raise DeadlineExceeded(f"{maker} did not open the transport in time", rank=group.rank, peer=0) from error
-        match _read(note):
+        match _decoded(note):
             case {"path": str(path), "nbytes": int(nbytes)} if nbytes > _rings_offset(group.size):
                 return cls._attach(group, path, nbytes)
             case {"error": str(reason)}:
                 raise ConnectError(f"{maker} could not open the transport: {reason}", rank=group.rank, peer=0)
-        raise ConnectError(f"what {maker} left in the store is no note of a board", rank=group.rank, peer=0)
+        raise ConnectError(f"{maker} left an invalid description of the board in the store", rank=group.rank, peer=0)
 
     @classmethod
     def _attach(cls, group: Group, path: str, nbytes: int) -> Board:
@@ -92,13 +92,13 @@ class Board:
         fits = ring_bytes.bit_count() == 1 and _board_bytes(group.size, ring_bytes) == nbytes
         if kind != [_MAGIC, _VERSION, group.size] or not fits:
             board.release()
-            raise ConnectError(f"the board of {maker} is of another group or version", rank=group.rank, peer=0)
+            raise ConnectError(f"the board of {maker} belongs to another group or version", rank=group.rank, peer=0)
         board._ring_bytes = ring_bytes
         return board
 
     @classmethod
     def _make(cls, group: Group, ring_bytes: int, directory: str) -> Board:
-        ring_bytes = _fitting(ring_bytes, group.size)
+        ring_bytes = _limited_ring_bytes(ring_bytes, group.size)
         nbytes = _board_bytes(group.size, ring_bytes)
         try:
             segment = Segment.create(nbytes, directory)
@@ -119,14 +119,14 @@ class Board:
         return board
 
     def release(self) -> None:
-        """Give the memory up. Idempotent."""
+        """Unmap the memory. Idempotent."""
         self._controls.clear()
         self.bells.clear()
         self._header = memoryview(b"")
         self.segment.close()
 
     def ring_memory(self, sender: int, receiver: int) -> RingMemory:
-        """The ring that carries frames from one rank to another one."""
+        """The ring that carries frames from `sender` to `receiver`."""
         ring_bytes = self._ring_bytes
         number = sender * (self._size - 1) + receiver - (receiver > sender)
         offset = _rings_offset(self._size) + number * (CONTROL_BYTES + ring_bytes)
@@ -135,25 +135,25 @@ class Board:
         return RingMemory(memory[offset:data].cast("Q"), memory[data : data + ring_bytes])
 
     def enter(self, process: Identity) -> None:
-        """This rank has attached, and is that process."""
+        """Publish that this rank has attached, and the identity of its process."""
         control = self._controls[self._rank]
         for index, word in enumerate((process.pid, process.start, process.space), _IDENTITY.start):
             control[index] = word
-        self._become(OPEN)
+        self._set_state(OPEN)
 
     def leave(self) -> None:
-        """This rank says goodbye: it will send and publish nothing any more."""
-        self._become(CLOSED)
+        """Publish that this rank has closed: it sends and publishes nothing more."""
+        self._set_state(CLOSED)
 
     def state(self, rank: int) -> int:
         """ABSENT, OPEN or CLOSED."""
         return self._controls[rank][_STATE]
 
     def process_of(self, rank: int) -> Identity:
-        """The process of a rank that is not absent. Raises ConnectError if the rank wrote nonsense."""
+        """The process of a rank that is not ABSENT. Raises ConnectError if the rank wrote an impossible identity."""
         process = Identity(*self._controls[rank][_IDENTITY])
         if not 0 < process.pid < 1 << 31:
-            raise ConnectError(f"rank {rank} says that it is process {process.pid}, which cannot be", peer=rank)
+            raise ConnectError(f"rank {rank} published process id {process.pid}, which is impossible", peer=rank)
         return process
 
     def missing(self) -> list[int]:
@@ -162,11 +162,11 @@ class Board:
 
     @property
     def aborted(self) -> bool:
-        """True once any rank has told a cause."""
+        """True once any rank has published a cause."""
         return bool(self._header[_ABORTED])
 
     def publish_cause(self, cause: RondeError) -> None:
-        """Tell all ranks why this one aborts. Once; echoes of another rank's cause are not told."""
+        """Publish the cause of this rank's abort to all ranks, once. A copy of another rank's cause is ignored."""
         text = _packed(cause)
         at = self._cause_offset(self._rank)
         self.segment.memory[at : at + len(text)] = text
@@ -177,15 +177,15 @@ class Board:
         self.ring_all()
 
     def cause(self) -> RondeError | None:
-        """Why a rank aborted, None if none has; that of the lowest rank if several did at the same time, and an
-        AbortedError if it cannot be read."""
+        """The cause of the abort, None if no rank has aborted. If several ranks have, the cause of the lowest one; an
+        AbortedError if the cause cannot be read."""
         if not self.aborted:
             return None
         barrier()
         for rank, control in enumerate(self._controls):
             if length := control[_CAUSE_LENGTH]:
                 at = self._cause_offset(rank)
-                told = _read(bytes(self.segment.memory[at : at + min(length, _CAUSE_BYTES)]))
+                told = _decoded(bytes(self.segment.memory[at : at + min(length, _CAUSE_BYTES)]))
                 if isinstance(told, dict):
                     return from_wire(told)
                 return AbortedError(f"rank {rank} has aborted; its cause cannot be read", peer=rank)
@@ -196,7 +196,7 @@ class Board:
         for bell in self.bells:
             bell.ring()
 
-    def _become(self, state: int) -> None:
+    def _set_state(self, state: int) -> None:
         barrier()
         self._controls[self._rank][_STATE] = state
         barrier()
@@ -215,8 +215,8 @@ def _board_bytes(size: int, ring_bytes: int) -> int:
     return _rings_offset(size) + size * (size - 1) * (CONTROL_BYTES + ring_bytes)
 
 
-def _fitting(ring_bytes: int, size: int) -> int:
-    """`ring_bytes` as a power of two, smaller where there would be too much of it."""
+def _limited_ring_bytes(ring_bytes: int, size: int) -> int:
+    """`ring_bytes` as a power of two, reduced until all rings together respect the limit."""
     ring_bytes = 1 << (ring_bytes - 1).bit_length()
     while ring_bytes > _MIN_RING_BYTES and ring_bytes * size * (size - 1) > _MAX_RINGS_BYTES:
         ring_bytes //= 2
@@ -224,7 +224,7 @@ def _fitting(ring_bytes: int, size: int) -> int:
 
 
 def _packed(cause: RondeError) -> bytes:
-    """The wire form, its text cut where it would not fit."""
+    """The wire form, with its message cut to the space for a cause."""
     fields = to_wire(cause)
     limit = _CAUSE_BYTES - 256
     message = str(fields["message"]).encode(errors="replace")
@@ -233,8 +233,8 @@ def _packed(cause: RondeError) -> bytes:
     return pack({**fields, "message": message.decode(errors="ignore")})
 
 
-def _read(data: bytes) -> object:
-    """The value that another rank has packed; None if it is nonsense."""
+def _decoded(data: bytes) -> object:
+    """The value that another rank has packed; None if it cannot be decoded."""
     try:
         return unpack(data)
     except ValueError:

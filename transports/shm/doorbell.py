@@ -1,13 +1,13 @@
 """Doorbells: a rank sleeps until another process wakes it, by a futex where there is one, else by short sleeps.
 
-A doorbell is a word in shared memory: 1 while its owner sleeps or is about to, else 0. The owner sets it, looks once
-more whether there is anything to do, and sleeps; whoever has news makes them visible, then looks at the word and, if it
-is 1, makes it 0 and wakes the owner. Several may ring at once, and late: all write 0, and an owner that was woken for
-nothing goes to sleep again.
+A doorbell is a word in shared memory: 1 while its owner sleeps or is about to sleep, else 0. The owner sets the word,
+checks once more for work, and sleeps. A rank that has published data for the owner reads the word; if it is 1, the rank
+sets it to 0 and wakes the owner. Several ranks may ring at the same time, and late: all write 0, and an owner without
+work sleeps again.
 
-The ringer has no barrier between its news and its look at the word, which would cost more than the look. So the
-processor may take the look first, miss a word that is just being set, and not ring. A sleep is bounded for that reason
-too; see `loop`.
+The ringing rank has no barrier between its data and its read of the word, since a barrier costs more than the read. So
+the processor may read the word first, miss that it is just being set, and not ring. This is one reason why every sleep
+is bounded; see `loop`.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Doorbell:
         self._address = ctypes.addressof(self._cell)
 
     def arm(self) -> None:
-        """The owner is about to sleep."""
+        """Announce that the owner is about to sleep."""
         self.word[0] = 1
 
     def disarm(self) -> None:
-        """The owner is awake."""
+        """Announce that the owner is awake."""
         self.word[0] = 0
 
     def ring(self) -> None:
@@ -75,7 +75,7 @@ class Doorbell:
                 _call(_NUMBER, self._address, _FUTEX_WAKE, 1, None, None, 0)
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until rung, at most so long; not at all if it has been rung since `arm`. May end early."""
+        """Sleep until rung, for at most `seconds`. Return immediately if rung since `arm`. May return early."""
         if _call is not None:
             whole = int(seconds)
             timeout = ctypes.byref(_Timespec(whole, int((seconds - whole) * 1e9)))

@@ -21,19 +21,19 @@ class Host(Protocol):
 
     @property
     def backlog(self) -> AbstractSet[int]:
-        """The peers that frames are queued for."""
+        """The peers with frames still queued for them."""
 
     def check_sound(self) -> None:
         """Raises the first failure, or ClosedError."""
 
     def learn(self) -> None:
-        """Fail if another rank has aborted."""
+        """Fail this transport if another rank has aborted."""
 
     def departed(self, peer: int) -> bool:
         """True if a peer has closed its transport."""
 
     def drop(self, peer: int) -> None:
-        """Give up what is queued for a peer."""
+        """Discard the frames that are queued for a peer."""
 
 
 class Assembly:
@@ -50,11 +50,11 @@ class Assembly:
         self._host.check_sound()
 
     def request_wakeup(self) -> None:
-        """Whoever attaches rings."""
+        """Nothing to do: every rank that attaches rings the doorbells."""
 
 
 class Flush:
-    """Waits until all that was sent is in the rings, or the transport fails."""
+    """Waits until all sent frames are in the rings, or the transport fails."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -71,4 +71,4 @@ class Flush:
                 self._host.drop(peer)
 
     def request_wakeup(self) -> None:
-        """A ring asks by itself."""
+        """Nothing to do: a full ring requests the wakeup."""

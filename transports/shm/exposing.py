@@ -1,7 +1,8 @@
 """Making a window: its first rank makes the segment and offers it to the other ranks through the rings.
 
-So a rank that waits for a window drives the transport, and hears of aborts and deaths, as in any other wait. Once all
-have attached, the name of the segment is removed; the offer's receivers remove it too where its maker may be dead.
+A rank that waits for a window drives the transport and notices aborts and dead processes, as in any other wait. Once
+all ranks have attached, the name of the segment is removed; the receivers of the offer also remove it if its maker may
+be dead.
 """
 
 from __future__ import annotations
@@ -48,34 +49,35 @@ class Exposures:
         self._offers: dict[str, dict[str, Any]] = {}
 
     def arriving(self, nbytes: int) -> Offer:
-        """An offer of so many bytes is arriving. Raises TransportError if there can be none such."""
+        """The receiver of an arriving offer of `nbytes`. Raises TransportError if the size or the number of offers is
+        impossible."""
         if nbytes > MAX_OFFER_BYTES or len(self._offers) >= MAX_OFFERS:
-            raise TransportError(f"an offer of {nbytes} bytes came, after {len(self._offers)} that were not taken")
+            raise TransportError(f"received an offer of {nbytes} bytes, with {len(self._offers)} offers unanswered")
         return Offer(nbytes, self._deliver)
 
     def close(self) -> None:
-        """Remove what was offered and never attached to."""
+        """Remove the segments of offers that this rank never attached to."""
         for offer in self._offers.values():
             if "path" in offer:
                 unlink(offer["path"])
         self._offers.clear()
 
     def offered(self, key: str) -> bool:
-        """True if somebody has offered a window of that name."""
+        """True if another rank has offered a window of that name."""
         return key in self._offers
 
     def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> ShmWindow:
-        """Make the window, or attach to it, and wait until all have. Called without the lock."""
+        """Make the window, or attach to it, and wait until all ranks have attached. Called without the lock."""
         if ranks[0] == self._host.rank:
             made = self._make(key, ranks, nbytes)
         else:
             made = self._attach(key, ranks, nbytes, deadline)
         try:
             made.attach()
-            meeting = _Meeting(self, self._host, key, made)
+            meeting = _AllAttached(self, self._host, key, made)
             came = self._host.driver.wait(meeting, deadline)
             if self.offered(key):
-                raise self._at_odds(key, ranks, nbytes)
+                raise self._mismatch(key, ranks, nbytes)
             if not came:
                 absent = ", ".join(map(self._host.group.describe, made.missing()))
                 raise DeadlineExceeded(f"{absent} did not come to window {key!r} in time", rank=self._host.rank)
@@ -105,12 +107,12 @@ class Exposures:
 
     def _attach(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> ShmWindow:
         rank, maker = self._host.rank, self._host.group.describe(ranks[0])
-        if not self._host.driver.wait(_Offered(self, self._host, key, ranks[0]), deadline):
+        if not self._host.driver.wait(_OfferArrived(self, self._host, key, ranks[0]), deadline):
             raise DeadlineExceeded(f"{maker} did not come to window {key!r} in time", rank=rank, peer=ranks[0])
         with self._host.driver.lock:
             offer = self._offers[key]
             if (tuple(offer["ranks"]), offer["nbytes"]) != (ranks, nbytes):
-                raise self._at_odds(key, ranks, nbytes)
+                raise self._mismatch(key, ranks, nbytes)
             del self._offers[key]
         if "error" in offer:
             raise RendezvousError(f"{maker} could not make window {key!r}: {offer['error']}", rank=rank, peer=ranks[0])
@@ -141,12 +143,12 @@ class Exposures:
             self._host.offer(rank, payload)
 
     def _deliver(self, payload: bytearray) -> None:
-        offer = _read(payload)
+        offer = _decoded(payload)
         if offer is None:
-            raise TransportError(f"{len(payload)} bytes came that are no offer of a window")
+            raise TransportError(f"received {len(payload)} bytes that are not a valid offer of a window")
         self._offers[offer["key"]] = offer
 
-    def _at_odds(self, key: str, ranks: tuple[int, ...], nbytes: int) -> MismatchError:
+    def _mismatch(self, key: str, ranks: tuple[int, ...], nbytes: int) -> MismatchError:
         offer = self._offers[key]
         return MismatchError(
             f"window {key!r}: rank {self._host.rank} asks for {nbytes} bytes among ranks {ranks}, "
@@ -155,8 +157,8 @@ class Exposures:
         )
 
 
-def _read(payload: bytearray) -> dict[str, Any] | None:
-    """The offer that another rank has packed; None if it is none."""
+def _decoded(payload: bytearray) -> dict[str, Any] | None:
+    """The offer that another rank has packed; None if it is not valid."""
     offer: Any
     try:
         offer = unpack(payload)
@@ -172,7 +174,7 @@ def _read(payload: bytearray) -> dict[str, Any] | None:
     return offer if sound and all(isinstance(rank, int) for rank in ranks) else None
 
 
-class _Offered:
+class _OfferArrived:
     """Waits for an offer."""
 
     def __init__(self, exposures: Exposures, host: Host, key: str, maker: int) -> None:
@@ -189,11 +191,11 @@ class _Offered:
         self._host.check_peer(self._maker, self)
 
     def request_wakeup(self) -> None:
-        """Whoever sends an offer rings."""
+        """Nothing to do: a rank that sends an offer rings."""
 
 
-class _Meeting:
-    """Waits until all ranks have attached, or somebody offers another window of that name."""
+class _AllAttached:
+    """Waits until all ranks have attached, or another rank offers a different window of that name."""
 
     def __init__(self, exposures: Exposures, host: Host, key: str, made: ShmWindow) -> None:
         self._exposures = exposures
@@ -211,4 +213,4 @@ class _Meeting:
             self._host.check_peer(rank, self)
 
     def request_wakeup(self) -> None:
-        """Whoever attaches rings."""
+        """Nothing to do: every rank that attaches rings."""

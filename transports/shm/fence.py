@@ -1,8 +1,8 @@
 """Memory ordering in pure Python.
 
-What is published is written before the word that says so, and read after it. On x86-64 a plain store or load through
-a memoryview keeps that order by itself (Intel SDM vol. 3, 9.2.2: stores are not reordered with other stores, loads
-not with other loads); machines with weaker ordering need a barrier between the two.
+A writer stores its data before the word that publishes them; a reader loads that word before the data. On x86-64 plain
+stores and loads through a memoryview keep this order (Intel SDM vol. 3, 9.2.2: stores are not reordered with other
+stores, loads not with other loads); machines with weaker ordering need a barrier between the two.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _WEAK: Final = frozenset({"aarch64", "arm64"})
 _MACHINE: Final = platform.machine().lower()
 
 WEAKLY_ORDERED: Final = _MACHINE not in _STRONG
-"""True if a barrier must stand between data and the word that publishes it, on either side."""
+"""True if writer and reader need a barrier between the data and the word that publishes them."""
 
 
 def barrier() -> None:
-    """Nothing before it is reordered with anything after it.
+    """A full barrier: no memory access is reordered across it.
 
-    A lock's release keeps what is before it there, its acquisition what is after it; the second acquisition cannot
-    pass the first release, since both are about one word. The lock is fresh, so that no thread or signal handler can
-    stand in the way.
+    Releasing a lock keeps earlier accesses before the release, acquiring one keeps later accesses after the
+    acquisition; the second acquisition cannot pass the first release, since both access the same word. The lock is new,
+    so no other thread or signal handler can hold it.
     """
     lock = threading.Lock()
     with lock:
@@ -35,7 +35,7 @@ def barrier() -> None:
 
 
 def unordered() -> str | None:
-    """Why memory of this machine cannot be shared from Python; None if it can."""
+    """The reason why Python processes of this machine cannot share memory; None if they can."""
     if sys.maxsize < 2**32 or sys.byteorder != "little":
         return "shared memory needs a 64-bit little-endian machine"
     if _MACHINE not in _STRONG | _WEAK:

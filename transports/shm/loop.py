@@ -1,16 +1,15 @@
 """The progress loop of the shared-memory transport: spins, then yields the core, then sleeps at the own doorbell.
 
 `transports.driver` has the rule of locking. The driver moves all rings along (`Rings.sweep`), so that a peer that is
-blocked on a full ring to this rank goes on, whatever this rank waits for. Followers are notified after a sleep too: it
-may have ended because the epoch that a follower waits for has come.
+blocked on a full ring to this rank goes on, regardless of the request that this rank waits for. Followers are notified
+after a sleep too: it may have ended because the epoch that a follower waits for was published.
 
 The rule of waiting
     Spin for `spin` seconds of no progress, then yield the core for a while, then sleep at the own doorbell. A sleep
-    lasts at most FIRST_SLEEP, then twice that and so on up to LONGEST_SLEEP. The bound has two reasons: peers that died
-    cannot ring; and a ring that memory ordering has swallowed (see `doorbell`) costs little more time than was waited
-    before.
-The lock is held while the driver spins, and the interpreter's lock too: hence spinning is short, and off where ranks
-share a process.
+    lasts at most FIRST_SLEEP; the limit doubles up to LONGEST_SLEEP. The limit has two reasons: peers that died cannot
+    ring; and a wakeup lost to memory ordering (see `doorbell`) delays a wait by little more than its duration so far.
+The driver holds the lock and the interpreter's lock while it spins. So spinning is short, and off where ranks share a
+process.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ LOOK_EVERY: Final = 10e-3
 
 
 class Awaited(driver.Awaited, Protocol):
-    """The end of a wait, with a way to be woken at it."""
+    """The condition that a wait ends on, with a way to request a wakeup."""
 
     def request_wakeup(self) -> None:
-        """Ask the rank that completes it to ring this rank's doorbell then, where that is not done anyway."""
+        """Ask the completing rank to ring this rank's doorbell, unless it does so anyway."""
 
 
 class Rings(Protocol):
-    """The rings and peers that the loop moves along. Every method is called with the lock held."""
+    """The rings and peers that the loop serves. Every method is called with the lock held."""
 
     def sweep(self) -> bool:
-        """Move all that can be moved now; True if anything was."""
+        """Move all bytes that can be moved without waiting; True if any were."""
 
     def look(self) -> None:
-        """Look whether the peers are still alive; never raises."""
+        """Check that the peers are alive, and abort if one is not; never raises."""
 
     def crashed(self, error: BaseException) -> None:
-        """An exception has escaped from `sweep`, in the middle of moving bytes."""
+        """Report that an exception has escaped from `sweep` while it moved bytes."""
 
 
 class Loop:
@@ -76,8 +75,8 @@ class Loop:
         self._bell = None
 
     def glance(self, awaited: Awaited) -> bool:
-        """Make what progress is possible without waiting; True if it is done. Called without the lock. Raises what its
-        `check_possible` raises."""
+        """Make all progress that is possible without waiting; True if `awaited` is done. Called without the lock.
+        Raises the error of its `check_possible`."""
         with self.driver.lock:
             self._sweep()
             if awaited.done:

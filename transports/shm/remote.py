@@ -1,6 +1,6 @@
-"""Memory of another process that the kernel copies from: process_vm_readv(2), also known as cross memory attach.
+"""Copies from the memory of another process by the kernel: process_vm_readv(2), also known as cross memory attach.
 
-The system may not allow it: it takes the right to trace the process (Yama's `ptrace_scope`, filters of containers).
+It needs the right to trace the process, which the system may deny (Yama's `ptrace_scope`, filters of containers).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def copy_from(pid: int, start: int, target: Memory) -> None:
 
 
 def on_heap(memory: Memory) -> bool:
-    """True for what NumPy's own allocator has given, which any process can read that may read this one's memory."""
+    """True for memory of NumPy's own allocator. Every process with the right to read this one's memory can read it."""
     if type(memory) is not np.ndarray:
         return False
     owner = memory if memory.base is None else memory.base

@@ -25,11 +25,12 @@ class Host(Protocol):
         """Raises the transport's first failure, or ClosedError."""
 
     def check_peer(self, peer: int, awaited: Awaited) -> None:
-        """Raises if what is awaited from or of `peer` cannot come: the first failure, which that becomes."""
+        """Raises if `peer` can no longer complete `awaited`. The raised error becomes the transport's first failure if
+        there was none."""
 
 
 class Sent(Request):
-    """A send that was complete at once."""
+    """A send that completed in the call of `isend`."""
 
     __slots__ = ()
 
@@ -39,14 +40,14 @@ class Sent(Request):
         return True
 
     def wait(self, deadline: float) -> None:
-        """Returns at once."""
+        """Return immediately."""
 
     def check_possible(self) -> None:
-        """There is nothing that could fail."""
+        """Never raises: the send is complete."""
 
 
 class Sending(Request):
-    """Done when all of the frame is in the ring."""
+    """A send, done when the whole frame is in the ring."""
 
     __slots__ = ("_frame", "_host", "_peer")
 
@@ -76,7 +77,7 @@ class Sending(Request):
         self._host.check_peer(self._peer, self)
 
     def request_wakeup(self) -> None:
-        """A ring asks by itself."""
+        """Nothing to do: a full ring requests the wakeup."""
 
 
 class Receiving(Request):
@@ -114,7 +115,7 @@ class Receiving(Request):
         self._host.check_peer(self._receive.peer, self)
 
     def request_wakeup(self) -> None:
-        """Whoever sends a frame rings."""
+        """Nothing to do: a rank that sends a frame rings."""
 
     def _raise_mismatch(self) -> None:
         if self._receive.error is not None:
@@ -138,7 +139,7 @@ class AnyOf:
 
     @property
     def ended(self) -> list[int]:
-        """The positions of those that have ended."""
+        """The positions of the requests that have ended."""
         return [position for position, request in enumerate(self._requests) if request.done]
 
     def check_possible(self) -> None:
@@ -146,4 +147,4 @@ class AnyOf:
             request.check_possible()
 
     def request_wakeup(self) -> None:
-        """A ring asks by itself, and whoever sends a frame rings."""
+        """Nothing to do: a full ring requests the wakeup, and a rank that sends a frame rings."""

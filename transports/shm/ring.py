@@ -1,12 +1,12 @@
 """Rings: how frames go from one rank to another one, through a buffer with one writer and one reader.
 
-    control   words of the sender: bytes ever written, and whether it wants to be woken when there is room;
-              on another line the word of the receiver: bytes ever read
-    data      a power of two of bytes; a frame is a header of 32 bytes and its payload, filled up to a multiple of 32
+    control   words of the sender: bytes ever written, and whether it requests a wakeup when there is room;
+              on another cache line the word of the receiver: bytes ever read
+    data      a power of two of bytes; a frame is a header of 32 bytes and its payload, padded to a multiple of 32
 
 Both counters only grow. The sender writes a large payload in pieces, so that the receiver copies one out while the next
-is copied in; pieces begin and end on multiples of 32 too. Neither end ever waits: `push` and `drain` do what is
-possible now. They are called with the transport's lock held and hold it for at most some rings full of bytes.
+is copied in; pieces begin and end on multiples of 32 too. Neither end ever waits: `push` and `drain` make the progress
+that is possible now. They are called with the transport's lock held, and hold it for a few rings' worth of bytes.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Outgoing(_End):
     def __init__(self, memory: RingMemory, bell: Doorbell) -> None:
         super().__init__(memory, bell)
         self._written = 0
-        self._limit = self._capacity  # as much may have been written, as far as is known
+        self._limit = self._capacity  # bytes that may have been written, by the receiver's last known position
         self._queue: deque[Outbound] = deque()
 
     @property
@@ -100,11 +100,11 @@ class Outgoing(_End):
         if length <= self._piece and not self._queue:
             needed = _UNIT + (length + _UNIT - 1 & -_UNIT)
             if self._written + needed <= self._limit or self._room() >= needed:
-                at = self._head(kind, tag, check, length)
+                at = self._write_header(kind, tag, check, length)
                 if length:
-                    self._put(at, view)
+                    self._write(at, view)
                 self._written += needed
-                self._show()
+                self._publish()
                 return None
         frame = Outbound(kind, tag, check, view)
         self._queue.append(frame)
@@ -112,37 +112,37 @@ class Outgoing(_End):
         return None if frame.done else frame
 
     def push(self) -> bool:
-        """Write what there is room for; True if anything was written."""
+        """Write as much as there is room for; True if anything was written."""
         moved = False
         while self._queue:
             frame = self._queue[0]
             room = self._room()
-            if room < 2 * _UNIT and (room := self._insist()) < 2 * _UNIT:
+            if room < 2 * _UNIT and (room := self._request_room()) < 2 * _UNIT:
                 break
             if frame.offset < 0:
-                self._head(frame.kind, frame.tag, frame.check, frame.length)
+                self._write_header(frame.kind, frame.tag, frame.check, frame.length)
                 self._written += _UNIT
                 frame.offset = 0
                 room -= _UNIT
             count = min(frame.length - frame.offset, room, self._piece)
             if count:
-                self._put(self._written & self._mask, frame.view[frame.offset : frame.offset + count])
+                self._write(self._written & self._mask, frame.view[frame.offset : frame.offset + count])
                 frame.offset += count
                 self._written += count
             if frame.offset == frame.length:
                 self._written += -self._written % _UNIT
                 self._queue.popleft()
                 frame.done = True
-            self._show()
+            self._publish()
             moved = True
         self._control[_WANTED] = bool(self._queue)
         return moved
 
     def forget(self) -> None:
-        """Give all buffers back; what is queued will not be sent."""
+        """Release all buffers; queued frames are not sent."""
         self._queue.clear()
 
-    def _head(self, kind: int, tag: int, check: int, length: int) -> int:
+    def _write_header(self, kind: int, tag: int, check: int, length: int) -> int:
         """Write a header, for which there is room; the position of the payload."""
         words, position = self._words, self._written & self._mask
         first = position >> 3
@@ -152,7 +152,7 @@ class Outgoing(_End):
         words[first + 3] = kind
         return position + _UNIT & self._mask
 
-    def _put(self, at: int, payload: memoryview) -> None:
+    def _write(self, at: int, payload: memoryview) -> None:
         stop = at + len(payload)
         over = stop - self._capacity
         if over <= 0:
@@ -167,14 +167,14 @@ class Outgoing(_End):
             barrier()
         return self._limit - self._written
 
-    def _insist(self) -> int:
-        """There is no room: ask to be woken when there is; the room that there is by now."""
+    def _request_room(self) -> int:
+        """Request a wakeup when there is room; the room that there is by now."""
         self._control[_WANTED] = 1
         barrier()
         return self._room()
 
-    def _show(self) -> None:
-        """Let the receiver see what was written."""
+    def _publish(self) -> None:
+        """Publish the written bytes to the receiver."""
         if WEAKLY_ORDERED:
             barrier()
         self._control[_WRITTEN] = self._written
@@ -199,7 +199,7 @@ class Incoming(_End):
         return self._control[_WRITTEN] == self._read
 
     def drain(self) -> bool:
-        """Read what has been written; True if anything was read. Raises TransportError for what cannot be."""
+        """Read all written bytes; True if there were any. Raises TransportError for an impossible counter or frame."""
         written, before = self._control[_WRITTEN], self._read
         shown = before
         if WEAKLY_ORDERED:
@@ -220,7 +220,7 @@ class Incoming(_End):
                 self._inbound, self._offset, self._length = inbound, 0, length
             count = min(self._length - self._offset, written - self._read, self._piece)
             if count:
-                self._take(inbound.view[self._offset : self._offset + count])
+                self._copy_out(inbound.view[self._offset : self._offset + count])
                 self._offset += count
                 self._read += count
             if self._offset == self._length:
@@ -230,21 +230,21 @@ class Incoming(_End):
             if self._read - shown >= self._piece:  # the sender may go on meanwhile
                 self._check(written)
                 shown = self._read
-                self._yield_room()
+                self._release_room()
         if self._read != shown:
-            self._yield_room()
+            self._release_room()
         return self._read != before
 
     def forget(self) -> None:
-        """Give the buffer of a frame that is arriving back. Nothing may be drained after it."""
+        """Release the buffer of the arriving frame. `drain` must not be called after it."""
         self._inbound = None
 
     def _check(self, written: int) -> None:
-        """Whoever has gone mad shall not be read without end."""
+        """Raises TransportError if the sender's counter is impossible, so that corrupt memory is never read."""
         if written - self._read > self._capacity:
-            raise TransportError(f"it says that it has written {written} bytes, of which {self._read} were read")
+            raise TransportError(f"it counts {written} bytes as written, but {self._read} were read")
 
-    def _take(self, target: memoryview) -> None:
+    def _copy_out(self, target: memoryview) -> None:
         at = self._read & self._mask
         stop = at + len(target)
         over = stop - self._capacity
@@ -254,8 +254,8 @@ class Incoming(_End):
             fetch_bytes(target[:-over], self._data[at:])
             fetch_bytes(target[-over:], self._data[:over])
 
-    def _yield_room(self) -> None:
-        """Let the sender use what was read."""
+    def _release_room(self) -> None:
+        """Publish the read bytes to the sender, which may overwrite them."""
         if WEAKLY_ORDERED:
             barrier()
         self._control[_READ] = self._read

@@ -1,7 +1,6 @@
 """Segments: memory that processes of one host share, as files that are mapped and unlinked.
 
-`multiprocessing.shared_memory` would not do: its resource tracker unlinks segments behind the back of those who still
-attach.
+`multiprocessing.shared_memory` is not suitable: its resource tracker unlinks segments that other processes still need.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _ZEROS: Final = bytes(1 << 20)
 
 
 def default_directory() -> str:
-    """The directory of segments: in memory if the system has such a one."""
+    """The directory of segments: one in memory if the system has it."""
     return SHARED_DIRECTORY if os.path.isdir(SHARED_DIRECTORY) else tempfile.gettempdir()
 
 
 class Segment:
-    """A mapped file. Whoever has one must `close` it, and `unlink` it once all have attached."""
+    """A mapped file. Its owner must `close` it, and `unlink` it once all processes have attached."""
 
     def __init__(self, path: str, mapping: mmap.mmap) -> None:
         self.path = path
@@ -39,8 +38,8 @@ class Segment:
     def create(cls, nbytes: int, directory: str = "") -> Segment:
         """A segment of `nbytes` zeros, with a random name, for this user only.
 
-        Raises OSError, and leaves nothing, if it cannot be made. Its memory is reserved now: a full file system is an
-        error here, not a SIGBUS on some later access.
+        Raises OSError if it cannot be made, and leaves no file. Its memory is reserved now: a full file system raises
+        here instead of sending SIGBUS on a later access.
         """
         directory = directory or default_directory()
         path = os.path.join(directory, PREFIX + secrets.token_hex(16))
@@ -55,7 +54,7 @@ class Segment:
         except BaseException as error:
             unlink(path)
             if isinstance(error, OSError):
-                text = f"no segment of {nbytes} bytes of shared memory can be made: {error.strerror}"
+                text = f"cannot make a segment of {nbytes} bytes of shared memory: {error.strerror}"
                 raise OSError(error.errno, text, directory) from error
             raise
 
@@ -63,23 +62,23 @@ class Segment:
     def attach(cls, path: str, nbytes: int) -> Segment:
         """The segment that another process of this user made. Raises OSError if there is no such segment."""
         if not is_segment(path):
-            raise OSError(f"{path!r} is no name of a segment")
+            raise OSError(f"{path!r} is not the name of a segment")
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         try:
             found = os.fstat(descriptor)
             own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_size == nbytes
             if not own:
-                raise OSError(f"{path!r} is no segment of {nbytes} bytes of this user")
+                raise OSError(f"{path!r} is not a segment of {nbytes} bytes of this user")
             return cls(path, _map(descriptor, nbytes))
         finally:
             os.close(descriptor)
 
     def unlink(self) -> None:
-        """Remove the name; the memory stays for those who have it. Idempotent, and all may do it."""
+        """Remove the name; the memory stays where it is mapped. Idempotent; any process may call it."""
         unlink(self.path)
 
     def close(self) -> None:
-        """Give the memory up. It goes at once, or where somebody still looks at it with the last view. Idempotent."""
+        """Unmap the memory: now, or together with the last view of it. Idempotent."""
         with contextlib.suppress(BufferError):
             self.memory.release()
         with contextlib.suppress(BufferError):

@@ -82,7 +82,7 @@ class ShmTransport(Transport, OneSided):
             self._life.begin_open()
         try:
             self._open(deadline)
-        except BaseException as error:  # without this rank the others wait in vain
+        except BaseException as error:  # the other ranks cannot open without this one
             self.abort(self._life.cause(error, "gave up opening the transport"))
             with self._lock:
                 if self._board is not None:
@@ -140,8 +140,8 @@ class ShmTransport(Transport, OneSided):
             self._fail(told or cause)
 
     def close(self, deadline: float) -> None:
-        """See Transport. What is sent has left this rank once it is in the rings, which outlive it as long as a peer
-        has them. What a peer that has closed did not take is dropped."""
+        """See Transport. A frame counts as sent once it is in a ring: the ring's memory stays while a peer maps it.
+        Frames for a peer that has closed are dropped."""
         with self._lock:
             sound = self._life.refusal is None
             if not self._life.begin_close():
@@ -188,7 +188,7 @@ class ShmTransport(Transport, OneSided):
                 if not incoming.empty and incoming.drain():
                     moved = True
         except TransportError as error:
-            text = f"rank {self.rank} lost {self.group.describe(peer)}, which writes nonsense: {error}"
+            text = f"rank {self.rank} lost {self.group.describe(peer)}, which wrote invalid data: {error}"
             self.abort(PeerLost(text, rank=self.rank, peer=peer))
             return True
         if self._backlog:
@@ -206,13 +206,13 @@ class ShmTransport(Transport, OneSided):
             return
         for peer in watch.dead():
             if board.state(peer) != CLOSED:
-                who = f"rank {self.rank} lost {self.group.describe(peer)}"
-                self.abort(PeerLost(f"{who}: its process ended without closing", rank=self.rank, peer=peer))
+                lost = f"rank {self.rank} lost {self.group.describe(peer)}"
+                self.abort(PeerLost(f"{lost}: its process ended without closing", rank=self.rank, peer=peer))
 
     def crashed(self, error: BaseException) -> None:
         self.abort(self._life.cause(error, "was interrupted while it moved bytes"))
 
-    # What requests and windows need.
+    # For requests and windows.
 
     def check_sound(self) -> None:
         self.learn()
@@ -234,16 +234,16 @@ class ShmTransport(Transport, OneSided):
         return [board.bells[rank] for rank in ranks]
 
     def offer(self, peer: int, payload: bytes) -> None:
-        """Send a frame of the transport's own."""
+        """Send a control frame of the transport."""
         with self._lock:
             self.check_sound()
             if self._outgoing[peer].send(_OFFER, 0, 0, memoryview(payload)) is not None:
                 self._backlog.add(peer)
 
-    # Life and death.
+    # Opening, closing and failing.
 
     def learn(self) -> None:
-        """Fail if another rank has aborted."""
+        """Fail this transport if another rank has aborted."""
         board = self._board
         if self._life.failure is None and board is not None and board.aborted:
             self._fail(board.cause() or AbortedError("a rank has aborted", rank=self.rank))
@@ -253,13 +253,13 @@ class ShmTransport(Transport, OneSided):
         return self._board is not None and self._board.state(peer) == CLOSED
 
     def drop(self, peer: int) -> None:
-        """Give up what is queued for a peer."""
+        """Discard the frames that are queued for a peer."""
         self._outgoing[peer].forget()
         self._backlog.discard(peer)
 
     @property
     def backlog(self) -> set[int]:
-        """The peers that frames are queued for."""
+        """The peers with frames still queued for them."""
         return self._backlog
 
     @property
@@ -274,7 +274,7 @@ class ShmTransport(Transport, OneSided):
             raise ConnectError(
                 f"rank {self.rank} cannot share memory with {', '.join(far)}: not on its host", rank=self.rank
             )
-        board = Board.meet(self.group, self._options.ring_bytes, self._options.directory, deadline)
+        board = Board.create_or_attach(self.group, self._options.ring_bytes, self._options.directory, deadline)
         with self._lock:
             self._board = board
             for peer in range(self.size):
@@ -302,7 +302,7 @@ class ShmTransport(Transport, OneSided):
         def arrive(kind: int, tag: int, check: int, length: int) -> Arriving | None:
             if kind != _DATA:
                 if kind != _OFFER:
-                    raise TransportError(f"a frame of kind {kind} came")
+                    raise TransportError(f"received a frame of unknown kind {kind}")
                 return self._exposures.arriving(length)
             match_queue = self._match_queue
             try:
@@ -316,7 +316,7 @@ class ShmTransport(Transport, OneSided):
         return arrive
 
     def _fail(self, cause: RondeError) -> None:
-        """Give all buffers back, and let all that wait look again."""
+        """Release all buffers, and wake all waiting threads."""
         if not self._life.fail(cause):
             return
         for incoming in self._incoming.values():
@@ -347,7 +347,7 @@ class ShmTransport(Transport, OneSided):
             self._board = None
 
     def _drop(self) -> None:
-        """Give back all windows, buffers and descriptors."""
+        """Release all windows, buffers and descriptors."""
         for window in tuple(self.windows):
             window.close()
         self._match_queue = MatchQueue(self.rank)

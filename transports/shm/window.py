@@ -4,7 +4,7 @@
                another line whether a waiting rank sleeps; on two more the last 8 epochs, each with its check
     parts      per rank, each on pages of its own
 
-To publish is three stores and a look at one word; to wait for what is there already is one load. Neither takes a lock.
+Publishing takes three stores and one load; a wait for a published epoch takes one load. Neither takes a lock.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from transports.shm.segments import Segment
 _CONTROL_BYTES: Final = 256
 _PAGE: Final = 4096
 _BEHIND: Final = 17 * 64
-"""Bytes from the start of a page to a part. Large arrays of NumPy begin 16 bytes behind the start of a page. A copy is
-a fifth slower when source and target have nearly the same offset in their pages (4K aliasing)."""
+"""Bytes from the start of a page to a part. NumPy's large arrays begin 16 bytes after the start of a page. A copy is a
+fifth slower when source and target have nearly the same offset in their pages (4K aliasing)."""
 _GLANCES: Final = 200
-"""Looks at an epoch, some 30 ns each, before a wait does anything else."""
+"""Number of reads of an epoch, some 30 ns each, before a wait does anything else."""
 _YIELDS: Final = 10
-"""Number of yields after the glances, before a wait drives the transport, which takes several times as long. The
+"""Number of yields after these reads, before a wait drives the transport, which takes several times as long. The
 awaited rank may need the core."""
 
 # Indices of 64-bit words in a rank's control.
@@ -113,13 +113,13 @@ class ShmWindow(Window):
             self._wake()
 
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
-        if self._controls[index][_EPOCH] < epoch and not self._came_soon(index, epoch):
+        if self._controls[index][_EPOCH] < epoch and not self._poll(index, epoch):
             self._wait_long(index, epoch, deadline)
         if WEAKLY_ORDERED:
             barrier()
         if check is not None:
             control, slot = self._controls[index], _CHECKS + 2 * (epoch % _KEPT)
-            # The publisher writes a slot's epoch first: the check that was read before it is the one of that epoch.
+            # The publisher writes a slot's epoch first: a check that was read before the epoch belongs to that epoch.
             if control[slot + 1] != check or WEAKLY_ORDERED or control[slot] != epoch:
                 self._compare(index, epoch, check)
 
@@ -160,16 +160,16 @@ class ShmWindow(Window):
             self._own, self._controls = nothing, [nothing] * len(self.ranks)
             self._bells.clear()
             for view in self._views:
-                with contextlib.suppress(BufferError):  # an array still looks at it, and keeps the memory
+                with contextlib.suppress(BufferError):  # an array is still a view of the memory, and keeps it
                     view.release()
             self._views.clear()
             self.segment.close()
             self._host.driver.interrupt()
 
-    # What transport and waits need.
+    # For the transport and for waits.
 
     def attach(self) -> None:
-        """Tell the other ranks that this one has the memory."""
+        """Publish that this rank has mapped the memory."""
         self._own[_ATTACHED] = 1
         self._ring()
 
@@ -182,18 +182,18 @@ class ShmWindow(Window):
         return self._controls[index][_EPOCH] >= epoch
 
     def request_wakeup(self, index: int) -> None:
-        """Ask to be rung when the epoch of a position rises."""
+        """Ask the rank at position `index` to ring when its epoch rises."""
         if not self.closed:
             self._controls[index][_ASKED] = 1
 
-    def check(self, index: int, awaited: _Reaching) -> None:
+    def check(self, index: int, awaited: _EpochReached) -> None:
         """Raise if an awaited epoch will never be reached."""
         if self.closed:
-            self._host.check_sound()  # that of the transport is the better error
+            self._host.check_sound()  # the transport's own failure is the more useful error
             raise self._closed_error()
         self._host.check_peer(self.ranks[index], awaited)
 
-    def _came_soon(self, index: int, epoch: int) -> bool:
+    def _poll(self, index: int, epoch: int) -> bool:
         control = self._controls[index]
         for _ in self._glances:
             if control[_EPOCH] >= epoch:
@@ -205,7 +205,7 @@ class ShmWindow(Window):
         return False
 
     def _wait_long(self, index: int, epoch: int, deadline: float) -> None:
-        if not self._host.driver.wait(_Reaching(self, index, epoch), deadline):
+        if not self._host.driver.wait(_EpochReached(self, index, epoch), deadline):
             rank, peer = self._host.rank, self.ranks[index]
             raise DeadlineExceeded(
                 f"rank {rank} waited too long for {self._host.group.describe(peer)} to reach epoch {epoch} of a "
@@ -216,19 +216,19 @@ class ShmWindow(Window):
 
     def _compare(self, index: int, epoch: int, check: int) -> None:
         control, slot = self._controls[index], _CHECKS + 2 * (epoch % _KEPT)
-        # The publisher writes a slot's epoch first: if that is still the one asked for, the check is the one of it.
+        # The publisher writes a slot's epoch first: if that is still `epoch`, the check belongs to it.
         newest, found = control[_EPOCH], control[slot + 1]
         if WEAKLY_ORDERED:
             barrier()
-        said = control[slot]
-        if said == epoch and found == check:
+        found_epoch = control[slot]
+        if found_epoch == epoch and found == check:
             return
-        if said > epoch or (said < epoch and newest - epoch >= _KEPT):  # it is too long ago
+        if found_epoch > epoch or (found_epoch < epoch and newest - epoch >= _KEPT):  # the check is no longer kept
             return
         rank, peer = self._host.rank, self.ranks[index]
-        what = f"check {found:#010x}" if said == epoch else "nothing"
+        published = f"check {found:#010x}" if found_epoch == epoch else "nothing"
         raise MismatchError(
-            f"{self._host.group.describe(peer)} published {what} with epoch {epoch} of a window; "
+            f"{self._host.group.describe(peer)} published {published} with epoch {epoch} of a window; "
             f"rank {rank} expected check {check:#010x}",
             rank=rank,
             peer=peer,
@@ -239,7 +239,7 @@ class ShmWindow(Window):
         self._ring()
 
     def _ring(self) -> None:
-        barrier()  # whoever is about to sleep has seen what was written, or is seen here
+        barrier()  # a rank that is about to sleep either sees the new epoch, or is seen here
         for bell in self._bells:
             bell.ring()
 
@@ -254,7 +254,7 @@ class ShmWindow(Window):
         return copy.copy(self._host.failure) or ClosedError("the window was closed", rank=self._host.rank)
 
 
-class _Reaching:
+class _EpochReached:
     """Waits for an epoch."""
 
     __slots__ = ("_epoch", "_index", "_window")
