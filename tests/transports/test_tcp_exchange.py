@@ -133,7 +133,7 @@ def test_who_is_interrupted_in_the_middle_aborts(monkeypatch: pytest.MonkeyPatch
         def interrupt(*_: Any) -> int:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(type(t._incoming[1]), "_soon", interrupt)
+        monkeypatch.setattr(type(t._incoming[1]), "_poll_read", interrupt)
         with pytest.raises(KeyboardInterrupt):
             take(t, 7, 10)
         assert isinstance(t.failure, AbortedError)

@@ -141,7 +141,7 @@ def test_the_loss_of_any_connection_is_that_of_the_peer(connection: int) -> None
         sock.shutdown(socket.SHUT_RDWR)
 
         def lose(t: TcpTransport) -> None:
-            with pytest.raises(PeerLost, match=r"rank \d lost rank \d .*without a goodbye"):
+            with pytest.raises(PeerLost, match=r"rank \d lost rank \d .*without a GOODBYE frame"):
                 recv(t, 1 - t.rank, 1, LENGTH)
 
         every([a, b], lose)
@@ -221,7 +221,7 @@ def test_a_wait_that_is_too_long_tells_how_much_came(alone: TcpTransport) -> Non
     request = alone.irecv(1, 7, memoryview(bytearray(LENGTH)))
     with member(alone, 0, spread_frame(7, 0, LENGTH)), member(alone, 2, piece(0, 0, PIECE_BYTES)):
         wait_until(lambda: alone._incoming[1].progress().startswith(f"{PIECE_BYTES} of"), drive=alone)
-        with pytest.raises(DeadlineExceeded, match=f"{PIECE_BYTES} of {LENGTH} bytes .* have come, in pieces"):
+        with pytest.raises(DeadlineExceeded, match=f"{PIECE_BYTES} of {LENGTH} bytes .* have arrived, in pieces"):
             request.wait(briefly(0))
 
 
@@ -251,25 +251,25 @@ WHOLE = b"".join(piece(0, at, min(PIECE_BYTES, LENGTH - at)) for at in range(0, 
 @pytest.mark.parametrize(
     ("main", "pieces", "complaint"),
     [
-        (ANNOUNCED, piece_header(0, LENGTH, 1), f"1 bytes at {LENGTH} are no piece of a message of {LENGTH} bytes"),
-        (ANNOUNCED, piece_header(0, 2**63, PIECE_BYTES), "no piece"),
-        (ANNOUNCED, piece_header(0, 1, PIECE_BYTES), "no piece"),
-        (ANNOUNCED, piece_header(0, 0, PIECE_BYTES - 1), "no piece"),
-        (ANNOUNCED, piece_header(0, 0, 2**64 - 1), "no piece"),
-        (ANNOUNCED, piece_header(0, 0, 0), "no piece"),
-        (ANNOUNCED, piece_header(0, 3 * PIECE_BYTES, PIECE_BYTES), "no piece"),
-        (ANNOUNCED, piece(0, 0, PIECE_BYTES) * 2, "the piece at 0 of a message of .* came twice"),
-        (ANNOUNCED, WHOLE + piece(0, 0, PIECE_BYTES), "a piece of message 0 came, which was complete"),
-        (ANNOUNCED, piece(2**32 - 1, 0, PIECE_BYTES), "a piece of message 4294967295 came"),
-        (spread_frame(1, 0, 0), b"", "a message in pieces of no bytes"),
+        (ANNOUNCED, piece_header(0, LENGTH, 1), f"1 bytes at {LENGTH} are not a piece of a message of {LENGTH} bytes"),
+        (ANNOUNCED, piece_header(0, 2**63, PIECE_BYTES), "not a piece"),
+        (ANNOUNCED, piece_header(0, 1, PIECE_BYTES), "not a piece"),
+        (ANNOUNCED, piece_header(0, 0, PIECE_BYTES - 1), "not a piece"),
+        (ANNOUNCED, piece_header(0, 0, 2**64 - 1), "not a piece"),
+        (ANNOUNCED, piece_header(0, 0, 0), "not a piece"),
+        (ANNOUNCED, piece_header(0, 3 * PIECE_BYTES, PIECE_BYTES), "not a piece"),
+        (ANNOUNCED, piece(0, 0, PIECE_BYTES) * 2, "the piece at 0 of a message of .* twice"),
+        (ANNOUNCED, WHOLE + piece(0, 0, PIECE_BYTES), "a piece of message 0, which was complete"),
+        (ANNOUNCED, piece(2**32 - 1, 0, PIECE_BYTES), "a piece of message 4294967295, which"),
+        (spread_frame(1, 0, 0), b"", "an empty message in pieces"),
         (piece(0, 0, PIECE_BYTES), b"", "a control frame of kind 5"),
-        (b"", ANNOUNCED, "announced on a connection for something else"),
+        (b"", ANNOUNCED, "announced on a connection that carries no announcements"),
         (b"", HEADER.pack(1, 0, 0, 5) + b"hello", "a frame of kind 0"),
         (ANNOUNCED + GOODBYE_FRAME, b"", f"{LENGTH} bytes of messages in pieces are missing"),
     ],
     ids=itertools.count(),
 )
-def test_nonsense_about_pieces_is_the_loss_of_who_says_it(
+def test_invalid_pieces_are_the_loss_of_their_sender(
     alone: TcpTransport, main: bytes, pieces: bytes, complaint: str
 ) -> None:
     request = alone.irecv(1, 1, memoryview(bytearray(LENGTH)))
@@ -284,7 +284,10 @@ def test_a_piece_of_a_message_that_is_never_announced(alone: TcpTransport) -> No
     with member(alone, 1, piece(5, 0, PIECE_BYTES)):
         wait_until(lambda: alone._reassemblies[1].stripes[0].held, drive=alone)
         assert alone.failure is None  # it may still be announced
-        with member(alone, 0, GOODBYE_FRAME), pytest.raises(PeerLost, match="a piece came of a message that was not"):
+        with (
+            member(alone, 0, GOODBYE_FRAME),
+            pytest.raises(PeerLost, match="a piece of a message arrived that was not"),
+        ):
             late.wait(soon())
 
 

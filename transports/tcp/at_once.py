@@ -1,9 +1,9 @@
-"""Receives that are awaited at once: a small frame is read straight into its destination as soon as it comes.
+"""Receives that are awaited in the same call: a small frame is read straight into its destination when it arrives.
 
-A receive that is posted and awaited later goes through match queue, loop and request, so that it may be one of many.
-Where the caller waits for this receive anyway, and its frame is what the peer sends next, that takes longer than to
-read the frame. So the lane is polled for a moment first, with the lock held. Everything else is posted as usual, and so
-is this receive if its frame does not come soon; and once in a while, since only the loop looks at all connections.
+A receive that is posted and awaited later uses the match queue, the loop and a request, since it may be one of many.
+If the caller waits for this receive, and the peer sends its frame next, this machinery takes longer than reading the
+frame. So the lane is polled for a moment first, with the lock held. The receive is posted as usual if its frame does
+not arrive soon, if another frame arrives, and at intervals, since only the loop serves all connections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transports.tcp.requests import Send
 
 
 class Host(Protocol):
-    """The transport, for all that is not read at once."""
+    """The transport, for frames that are not read directly."""
 
     def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
         """Begin to send."""
@@ -31,17 +31,17 @@ class Host(Protocol):
         """Post a receive."""
 
     def sending(self, peer: int, tag: int, nbytes: int) -> Send:
-        """The request of a send that is about to begin."""
+        """A request for a send that is about to begin."""
 
     def crashed(self, error: BaseException) -> None:
-        """An exception has escaped in the middle of moving bytes."""
+        """Report that an exception has escaped while bytes were moved."""
 
 
 class AtOnce:
     """Receives without a request, for one transport, whose lanes and match queue it shares.
 
-    sent         the request of every send that is complete at once
-    spread_from  length from which a message goes over several connections
+    sent         the request of every send that completes immediately
+    spread_from  bytes from which a message is striped over several connections
     """
 
     def __init__(
@@ -104,23 +104,23 @@ class AtOnce:
                     raise
                 if sending is self._sent:
                     receiving = self._fetch(back, tag, check, view, now)
-                else:  # the rest must go out meanwhile
+                else:  # the rest must be sent during the receive
                     receiving = self._host.irecv(source, tag, view, check)
         if receiving is not None:
             receiving.wait(deadline)
         return sending
 
     def _fetch(self, lane: Incoming, tag: int, check: int, view: memoryview, now: float) -> Request | None:
-        """Read a frame that the match queue does not know of. None if all of it has come, else its request."""
+        """Read a frame without the match queue. None if the whole frame was read, else the request for the rest."""
         try:
             rest = lane.fetch(tag, check, view, now)
             if rest is not None and not rest:
                 return None
-            self._loop.driver.interrupt()  # other threads may wait for what has come
+            self._loop.driver.interrupt()  # other threads may wait for the frame that arrived
             request = self._host.irecv(lane.peer, tag, view, check)
             if rest:
                 lane.receive_rest(self._match_queue.arrive(lane.peer, tag, check, len(view)), rest)
-        except RondeError:  # of a transport that has failed
+        except RondeError:  # the transport has failed
             raise
         except BaseException as error:
             self._host.crashed(error)

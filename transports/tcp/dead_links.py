@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 LONE_LINK_FACTOR: Final = 3
-_TCP_INFO: Final = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None  # others have other fields
+_TCP_INFO: Final = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None  # the layout is Linux's
 _INFO: Final = struct.Struct("8B13I")
 _FIRST_REPETITION: Final = 0.2
-"""Seconds after which Linux sends again at the earliest (TCP_RTO_MIN)."""
+"""Minimum seconds before Linux retransmits (TCP_RTO_MIN)."""
 
 
 class LinkHealth:
-    """For how long one connection has been stuck."""
+    """Measures how long one connection has been stuck."""
 
     __slots__ = ("_stuck_since",)
 
@@ -32,8 +32,8 @@ class LinkHealth:
         self._stuck_since: float | None = None
 
     def look(self, sock: socket.socket, now: float) -> tuple[float, float]:
-        """Seconds for which the connection was stuck at every look, and seconds since anything came. Call it several
-        times a second."""
+        """Seconds for which every call has found the connection stuck, and seconds since data or an answer arrived.
+        Call it several times a second."""
         if _TCP_INFO is None:
             return 0.0, math.inf
         info = _INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO.size))

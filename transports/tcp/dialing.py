@@ -15,10 +15,10 @@ from transports.tcp.outgoing import Outgoing
 
 
 class Seeker(Protocol):
-    """The transport that wants the lanes."""
+    """The transport that needs the lanes."""
 
     def unreachable(self, peer: int, error: RondeError) -> None:
-        """A connection cannot be made. Its lane was released."""
+        """Report that a connection cannot be made. Its lane was released."""
 
 
 class Dialing:
@@ -34,11 +34,11 @@ class Dialing:
 
     @property
     def dials(self) -> list[Dial]:
-        """Those that are under way."""
+        """The connections that are being made."""
         return list(self._lanes)
 
     def begin(self, lane: Outgoing, connection: int) -> None:
-        """Connect a lane to its peer, as the connection of that number between the two."""
+        """Connect a lane to its peer, as connection number `connection` between the two ranks."""
         dial = Dial(
             self,
             self._loop,
@@ -59,7 +59,7 @@ class Dialing:
         return any(dial.peer == peer for dial in self._lanes)
 
     def close(self) -> None:
-        """Give all of them up. Idempotent."""
+        """Abandon all connections that are being made. Idempotent."""
         for dial in self._lanes:
             dial.close()
         self._lanes.clear()
@@ -78,5 +78,5 @@ class Dialing:
 
 
 def purpose(group: Group, receiver: int) -> bytes:
-    """The purpose that the handshake of a lane proves, so that one recorded for another lane is worthless."""
+    """The purpose that a lane's handshake proves, so that a handshake recorded on another lane is worthless."""
     return b"ronde tcp lane to rank %d of %d, generation %d" % (receiver, group.size, group.generation)

@@ -1,7 +1,7 @@
 """Early-arrival delay: a large frame that comes before its receive is left in the network for a moment.
 
-A frame that is read before its receive is posted needs memory that is new to the process, and a copy later. The delay
-is as long as these would take: if no receive is posted meanwhile, the delay at most doubles the cost.
+A frame that is read before its receive is posted needs newly allocated memory, and a copy later. The delay equals the
+estimated time of both: if no receive is posted during the delay, it at most doubles the cost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from typing import Final
 
 _LARGE: Final = 1 << 16
-"""Bytes of a frame from which on it is delayed."""
+"""Minimum bytes of a delayed frame."""
 _COST: Final = 1e-9
 """Seconds per byte for new memory and the copy."""
 

@@ -4,15 +4,15 @@ A lane carries frames in one direction: a header of 24 bytes (little-endian tag 
 bytes, length u64), then `length` bytes of payload.
 
     INTRO     forward   the first frame, no payload: the tag is the rank of the sender, the check the number of the
-                        connection: 0 for the lane of all messages, 1 to MAX_CONNECTIONS for those of pieces
+                        connection: 0 for the main lane, 1 to MAX_CONNECTIONS for the lanes of pieces
     DATA      forward   tag, check and payload as given to isend
-    SPREAD    forward   the same of a large message, whose payload does not follow but comes in pieces
-    PIECE     forward   on a lane of pieces, the only data: the check is the number of the message, counted from 0
-                        modulo 2**32 in the order of their SPREAD frames; the tag is the place of the payload in it, a
-                        multiple of PIECE_BYTES; all pieces are so long but the last
-    GOODBYE   forward   the sender closes; all it had to say has been said, on lanes of pieces first. It waits for the
+    SPREAD    forward   announces a large message: its tag, check and length; the payload follows in pieces
+    PIECE     forward   the only data on a lane of pieces: the check is the number of the message, counted from 0
+                        modulo 2**32 in the order of their SPREAD frames; the tag is the offset of the payload in the
+                        message, a multiple of PIECE_BYTES; all pieces but the last have PIECE_BYTES bytes
+    GOODBYE   forward   the sender closes and sends nothing more; sent on the lanes of pieces first. It waits for the
                         answer:
-              back      the receiver has read everything, or closes and reads no more
+              back      the receiver has read everything, or closes and reads nothing more
     ABORT     both      the payload is `errors.to_wire` of the cause in msgpack
 """
 
@@ -42,17 +42,17 @@ def data_header(tag: int, check: int, length: int) -> bytes:
 
 
 def spread_frame(tag: int, check: int, length: int) -> bytes:
-    """The SPREAD frame of a message whose payload comes in pieces."""
+    """The SPREAD frame, which announces a message in pieces."""
     return HEADER.pack(tag, check, SPREAD, length)
 
 
 def piece_header(serial: int, offset: int, length: int) -> bytes:
-    """The header of a PIECE frame: `length` bytes from `offset` on, of the message with this number."""
+    """The header of a PIECE frame: `length` bytes at `offset` of message number `serial`."""
     return HEADER.pack(offset, serial, PIECE, length)
 
 
 def intro_frame(rank: int, connection: int) -> bytes:
-    """The first frame of a lane that `rank` has opened."""
+    """The INTRO frame of connection number `connection` of `rank`."""
     return HEADER.pack(rank, connection, INTRO, 0)
 
 
@@ -75,7 +75,7 @@ def parse_abort(payload: bytes | bytearray) -> RondeError:
     try:
         fields = unpack(payload, max_bytes=MAX_CONTROL_BYTES, max_items=_MAX_FIELDS)
     except ValueError as error:
-        raise TransportError(f"an abort frame of {len(payload)} bytes that cannot be read came") from error
+        raise TransportError(f"received an abort frame of {len(payload)} bytes that cannot be decoded") from error
     if not isinstance(fields, dict):
-        raise TransportError(f"an abort frame of {len(payload)} bytes without a cause came")
+        raise TransportError(f"received an abort frame of {len(payload)} bytes without a cause")
     return from_wire(fields)

@@ -1,7 +1,7 @@
 """Connections before they are lanes: each end proves that it knows the job's secret (`transports.auth`).
 
-Both ends are state machines in the progress loop. They read exactly the bytes of the handshake, so that what follows
-is left in the socket for the lane. Where the group has certificates, all of this goes through TLS (`transports.tls`).
+Both ends are state machines in the progress loop. They read exactly the bytes of the handshake; the following bytes
+stay in the socket for the lane. If the group has certificates, the handshake goes through TLS (`transports.tls`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transports.tcp.options import Options
 from transports.tls import Tls, TlsSocket
 
 CROWDED_SECONDS: Final = 1.0
-"""Seconds that an accepted connection gets at least to prove itself, also while others wait to be accepted."""
+"""Minimum seconds that an accepted connection gets to prove itself, also while others wait to be accepted."""
 
 
 class DialOwner(Protocol):
@@ -48,7 +48,7 @@ class IncomingOwner(Protocol):
 
 
 class _Handshake(ABC):
-    """A socket in the loop from which messages of known length are read."""
+    """A socket in the loop, read in messages of known length."""
 
     def __init__(self, loop: Loop, secret: bytes, purpose: bytes, tls: Tls | None) -> None:
         self.closed = False
@@ -64,25 +64,25 @@ class _Handshake(ABC):
 
     @abstractmethod
     def ready(self, events: int) -> None:
-        """Move on."""
+        """Continue the handshake."""
 
     def close(self) -> None:
-        """Hang up. Idempotent."""
-        self._hang_up()
+        """Close the connection. Idempotent."""
+        self._close_socket()
         self.closed = True
 
     def _socket(self) -> socket.socket:
         assert self._sock is not None
         return self._sock
 
-    def _hang_up(self) -> None:
+    def _close_socket(self) -> None:
         if self._sock is not None:
             self._loop.watch(self, 0)
             self._sock.close()
             self._sock = None
         self._message.clear()
 
-    def _give_away(self) -> socket.socket:
+    def _release_socket(self) -> socket.socket:
         sock = self._socket()
         self._loop.watch(self, 0)
         self._sock = None
@@ -90,7 +90,7 @@ class _Handshake(ABC):
         return sock
 
     def _bound_purpose(self) -> bytes | None:
-        """The purpose to prove, bound to the TLS session; None while the handshake of TLS goes on."""
+        """The purpose to prove, bound to the TLS session; None until the TLS handshake is done."""
         sock = self._socket()
         if self._tls is None:
             return self._purpose
@@ -98,7 +98,7 @@ class _Handshake(ABC):
         return self._tls.bind(sock, self._purpose) if sock.shake() else None
 
     def _receive(self, length: int) -> bytes | None:
-        """The next message of `length` bytes, None while it has not all come. Raises EOFError at the end."""
+        """The next message of `length` bytes, None until all of it has arrived. Raises EOFError at the end."""
         try:
             part = self._socket().recv(length - len(self._message))
         except BlockingIOError:
@@ -113,17 +113,17 @@ class _Handshake(ABC):
         return message
 
     def _send(self, message: bytes) -> None:
-        # A few bytes into an empty buffer: a socket that does not take them all is broken.
+        # A few bytes into an empty buffer: a socket that accepts only a part of them is broken.
         if self._socket().send(message) < len(message):
-            raise ConnectError("the connection does not take the handshake")
+            raise ConnectError("the connection does not accept the bytes of the handshake")
 
 
 class Dial(_Handshake):
     """The connecting end.
 
-    The other end hangs up on a handshake that takes longer than `handshake_timeout`, or CROWDED_SECONDS in a crowd, and
-    so long this rank may well have been away computing. Hung up on after that time it begins again; before, it was
-    refused.
+    The other end closes a connection whose handshake takes longer than `handshake_timeout`, or CROWDED_SECONDS while
+    others wait; this rank may have been computing for that long. So a connection that was closed after that time is
+    made again; one that was closed earlier was refused.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Dial(_Handshake):
         self.health = LinkHealth()
 
     def start(self) -> None:
-        """Begin to connect. A failure is told to the caller, here or later."""
+        """Begin to connect. A failure is reported to the owner, in this call or later."""
         self._begun = time.monotonic()
         self._connecting = True
         self._client = None
@@ -170,9 +170,9 @@ class Dial(_Handshake):
             if self._connecting:
                 self._connected()
             if self._client is None:
-                self._greet()
+                self._send_hello()
             else:
-                self._challenged()
+                self._challenge_received()
         except EOFError:
             cause = "it closed the connection during the handshake: refused, or its process ended"
             hint = tls.suspicion(self._message)
@@ -197,25 +197,25 @@ class Dial(_Handshake):
         self._connecting = False
         self._loop.watch(self, READ)
 
-    def _greet(self) -> None:
+    def _send_hello(self) -> None:
         purpose = self._bound_purpose()
         if purpose is not None:
             self._client = auth.Client(self._secret, purpose)
             self._send(self._client.hello)
 
-    def _challenged(self) -> None:
+    def _challenge_received(self) -> None:
         assert self._client is not None
         challenge = self._receive(auth.CHALLENGE_BYTES)
         if challenge is not None:
             proof = self._client.answer(challenge)
-            if self._receive(1) is not None:  # raises EOFError if it has hung up by now
-                raise ConnectError("it said more than belongs to the handshake")
+            if self._receive(1) is not None:  # raises EOFError if the other end has closed
+                raise ConnectError("it sent more bytes than the handshake has")
             self._send(proof + intro_frame(self._rank, self._connection))
-            self._caller.dialed(self, self._give_away())
+            self._caller.dialed(self, self._release_socket())
 
     def _ended(self, error: ConnectError | OSError) -> None:
         if time.monotonic() - self._begun >= min(CROWDED_SECONDS, self._options.handshake_timeout):
-            self._hang_up()
+            self._close_socket()
             self.start()
         else:
             self.fail(error)
@@ -264,7 +264,7 @@ class IncomingHandshake(_Handshake):
             sockets.tune(self._socket(), self._options.peer_timeout)
             if self._tls is not None:
                 self._sock = self._tls.accept(self._socket())
-        except OSError as error:  # it is gone again
+        except OSError as error:  # the connection has ended already
             self.refuse(error)
         else:
             self._loop.watch(self, READ)
@@ -272,11 +272,11 @@ class IncomingHandshake(_Handshake):
     def ready(self, events: int) -> None:
         try:
             if not self._proving:
-                self._greeted()
+                self._hello_received()
             else:
-                self._proved()
+                self._proof_received()
         except EOFError:
-            self.refuse(ConnectError("it hung up during the handshake"))
+            self.refuse(ConnectError("it closed the connection during the handshake"))
         except ssl.SSLError as error:
             self.refuse(ConnectError(tls.explain(error)))
         except (TransportError, OSError) as error:
@@ -287,7 +287,7 @@ class IncomingHandshake(_Handshake):
         self.close()
         self._owner.refused(self, error)
 
-    def _greeted(self) -> None:
+    def _hello_received(self) -> None:
         if self._server is None:
             purpose = self._bound_purpose()
             if purpose is None:
@@ -300,16 +300,16 @@ class IncomingHandshake(_Handshake):
             try:
                 challenge = self._server.challenge(hello)
             except ConnectError:
-                if hello.startswith(auth.MAGIC):  # who hangs up without a word would be taken for lost
+                if hello.startswith(auth.MAGIC):  # without a REFUSAL the client would count this rank as lost
                     self._send(auth.REFUSAL)
                 raise
             self._send(challenge)
             self._proving = True
 
-    def _proved(self) -> None:
+    def _proof_received(self) -> None:
         assert self._server is not None
         answer = self._receive(auth.PROOF_BYTES + HEADER.size)
         if answer is not None:
             self._server.verify(answer[: auth.PROOF_BYTES])
             rank, connection = parse_intro(answer[auth.PROOF_BYTES :])
-            self._owner.authenticated(self, self._give_away(), rank, connection)
+            self._owner.authenticated(self, self._release_socket(), rank, connection)

@@ -1,6 +1,6 @@
-"""Lanes: connections after their handshake. Frames of data go one way; only GOODBYE and ABORT may come back.
+"""Lanes: connections after their handshake. Data frames go one way; only GOODBYE and ABORT frames go back.
 
-`outgoing` has those to peers.
+`outgoing` has the lanes to peers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from transports.tcp.frames import ABORT, DATA, GOODBYE, HEADER, MAX_CONTROL_BYTE
 from transports.tcp.loop import READ, Loop
 
 _IN_BUFFER: Final = 1 << 15
-"""Two records of TLS; and frames of up to 16 KiB with some room to spare are read as one."""
+"""Two TLS records. One read takes a frame of 16 KiB with its header."""
 _READS_AT_ONCE: Final = 16
 _HEADER_BYTES: Final = HEADER.size
 _DELAY_EVERY: Final = 0.02
-"""Seconds; the system forgets it when it has answered late, which is after 40 ms without a message."""
+"""Seconds between two calls of `delay_answers`: the system drops the setting after 40 ms without a message."""
 _unpack_from: Final = HEADER.unpack_from
-_CUT_OFF: Final = "it closed the connection without a goodbye"
+_CUT_OFF: Final = "it closed the connection without a GOODBYE frame"
 
 
 class Target(Protocol):
-    """The place of a payload. It is written as a whole into `view`, then finished."""
+    """The destination of a payload. The whole payload is written into `view`, then `finish` is called."""
 
     @property
     def view(self) -> memoryview:
@@ -41,35 +41,35 @@ class Host(Protocol):
     """The transport, as its lanes use it."""
 
     def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
-        """A whole frame has come; False if no receive was posted that it fits, and `arrive` must be asked."""
+        """Deliver a whole frame; False if no matching receive was posted: then `arrive` must be called."""
 
     def arrive(self, peer: int, tag: int, check: int, length: int) -> Target | None:
-        """A header of data has come: where its payload goes, or None to stop reading until `Lane.resume`."""
+        """The destination of the payload of an arrived header; None to stop reading until `Lane.resume`."""
 
-    def told(self, cause: RondeError) -> None:
-        """A rank has aborted."""
+    def abort_received(self, cause: RondeError) -> None:
+        """Report that another rank has aborted."""
 
-    def said_goodbye(self, lane: Lane) -> None:
-        """The other end closes (incoming lane), or has read everything or closes (outgoing lane)."""
+    def goodbye_received(self, lane: Lane) -> None:
+        """Report the peer's GOODBYE: it closes (incoming lane), or has read everything or closes (outgoing lane)."""
 
-    def lost(self, lane: Lane, error: Exception) -> None:
-        """The connection broke, or what came makes no sense. The lane is closed."""
+    def connection_lost(self, lane: Lane, error: Exception) -> None:
+        """Report a broken connection or invalid data. The lane is closed."""
 
 
 class Announced(Protocol):
     """The receiver of striped messages, as their announcements use it."""
 
     def expect(self, place: Target) -> None:
-        """The pieces of the next such message go there."""
+        """Set the destination of the next striped message."""
 
     def complete(self) -> None:
-        """Nothing more will come. Raises TransportError if pieces are missing."""
+        """Report the end of the messages. Raises TransportError if pieces are missing."""
 
     def pump(self) -> bool:
-        """Read what has come of them; True if anything had."""
+        """Read the pieces that have arrived; True if there were any."""
 
     def progress(self) -> str:
-        """Progress of the striped message that is arriving, for diagnosis; empty if none is."""
+        """Progress of the arriving striped message, for diagnosis; empty if there is none."""
 
 
 class _Control:
@@ -85,20 +85,20 @@ class _Control:
         self._lane.control(self._kind, self._payload)
 
 
-class _Nowhere:
-    """The place of an empty payload of which nobody needs to know."""
+class _EmptyTarget:
+    """The destination of an empty payload without further effect."""
 
     view = memoryview(bytearray())
 
     def finish(self) -> None:
-        """There is nothing to do."""
+        """Nothing to do."""
 
 
-_NOWHERE: Final = _Nowhere()
+_EMPTY_TARGET: Final = _EmptyTarget()
 
 
 class Lane:
-    """One connection: its socket, and the reader of what comes on it."""
+    """One connection: its socket, and the reader of its frames."""
 
     _data: ClassVar[int | None] = None
     """The kind of frames that go to the match queue; all others are control frames."""
@@ -127,7 +127,7 @@ class Lane:
         return self._sock.fileno()
 
     def attach(self, sock: socket.socket) -> None:
-        """The handshake is done: frames may go and come."""
+        """Use the socket of a completed handshake."""
         self._sock = sock
         self._loop.watch(self, READ)
         self._look_again()
@@ -137,7 +137,7 @@ class Lane:
             self.pump()
 
     def pump(self) -> bool:
-        """Read what has come and deal with it; True if anything had."""
+        """Read and handle the bytes that have arrived; True if there were any."""
         sock, read = self._sock, False
         if sock is None or self._held:
             return False
@@ -161,7 +161,7 @@ class Lane:
                 else:
                     inbound, self._inbound = self._inbound, None
                     inbound.finish()
-                    self._look_again()  # not at the socket: to find that nothing more has come takes as long as to read
+                    self._look_again()  # not at the socket: a read that finds nothing costs as much as another
                     break
                 if count < len(into) or self._held:
                     break
@@ -175,19 +175,19 @@ class Lane:
         return read
 
     def control(self, kind: int, payload: bytearray) -> None:
-        """A whole control frame has come."""
+        """Handle a whole control frame."""
         if kind == ABORT:
-            self._host.told(parse_abort(payload))
+            self._host.abort_received(parse_abort(payload))
         elif kind == GOODBYE:
-            self._host.said_goodbye(self)
+            self._host.goodbye_received(self)
         else:
-            raise TransportError(f"a frame of kind {kind} came, which has no place here")
+            raise TransportError(f"received a frame of kind {kind}, which is not allowed here")
 
     def fail(self, error: Exception) -> None:
-        """Give the connection up."""
+        """Close the connection and report the error."""
         if not self.closed:
             self.release()
-            self._host.lost(self, error)
+            self._host.connection_lost(self, error)
 
     def send_last(self, frame: bytes) -> None:
         """Send a last frame, if that is possible without waiting, and shut the connection down for writing. The socket
@@ -195,7 +195,7 @@ class Lane:
         self.closed = True
         if self._sock is not None:
             self._loop.watch(self, 0)
-            # Best effort: where it fails, the other end notices by the connection itself.
+            # Best effort: if it fails, the other end notices the broken connection.
             if self._between_frames():
                 with contextlib.suppress(OSError):
                     self._sock.send(frame)
@@ -204,7 +204,7 @@ class Lane:
         self._drop()
 
     def release(self) -> None:
-        """Give the descriptor and all views of buffers back. Idempotent."""
+        """Release the descriptor and all views of buffers. Idempotent."""
         self.closed = True
         if self._sock is not None:
             self._loop.watch(self, 0)
@@ -214,11 +214,11 @@ class Lane:
 
     @property
     def held(self) -> bool:
-        """True while the next frame has no place to go to."""
+        """True while reading is stopped because the next frame has no destination."""
         return self._held
 
     def resume(self) -> None:
-        """There may be a place now."""
+        """Ask again for a destination of the held frame."""
         if not self._held:
             return
         self._held = False
@@ -232,10 +232,10 @@ class Lane:
     def progress(self) -> str:
         """Progress of the frame that is arriving, for diagnosis."""
         if self._held:
-            return "its next frame is held back for want of room to park it (max_parked_bytes)"
+            return "its next frame exceeds the space for unexpected messages (max_parked_bytes) and is not read"
         if self._inbound is not None:
             total = len(self._inbound.view)
-            return f"{total - len(self._rest)} of {total} bytes of a frame have come"
+            return f"{total - len(self._rest)} of {total} bytes of a frame have arrived"
         return "nothing is arriving from it"
 
     def _between_frames(self) -> bool:
@@ -286,19 +286,19 @@ class Lane:
         self._end = left
 
     def _announced(self, tag: int, check: int, length: int) -> Target | None:
-        """A message in pieces is to come: where the rest of its SPREAD frame goes, which is empty, or None as `arrive`
-        has it."""
-        raise TransportError("a message in pieces was announced on a connection for something else")
+        """Handle the announcement of a message in pieces. Returns the destination of the SPREAD frame's empty payload;
+        None as `arrive` does."""
+        raise TransportError("a message in pieces was announced on a connection that carries no announcements")
 
     def _begin_control(self, kind: int, length: int) -> _Control:
         if length > MAX_CONTROL_BYTES:
-            raise TransportError(f"a control frame of kind {kind} with {length} bytes came")
+            raise TransportError(f"received a control frame of kind {kind} with {length} bytes")
         return _Control(self, kind, length)
 
 
 class Incoming(Lane):
-    """The lane of all messages from a peer, made when its handshake has ended. Of those in pieces it brings only the
-    announcements, which put them in order with the others."""
+    """The main lane from a peer, made when its handshake has ended. Of messages in pieces it carries only the
+    announcements, which define their order among the other messages."""
 
     _data = DATA
 
@@ -309,8 +309,8 @@ class Incoming(Lane):
         self.attach(sock)
 
     def fetch(self, tag: int, check: int, view: memoryview, now: float) -> memoryview | None:
-        """Read the next frame straight into `view`, if it comes soon and is the expected one. Returns the part of
-        `view` that is still missing; None if another frame came, or none, or one is under way already."""
+        """Read the next frame straight into `view`, if it arrives soon and is the expected one. Returns the part of
+        `view` that is still missing; None if another frame or no frame arrived, or one is partly read already."""
         sock, window = self._sock, self._window
         if sock is None or self._end or self._held or self._inbound is not None:
             return None
@@ -318,7 +318,7 @@ class Incoming(Lane):
             if now >= self._delay_at:
                 self._delay_at = now + _DELAY_EVERY
                 sockets.delay_answers(sock)
-            count = self._soon(sock, window)
+            count = self._poll_read(sock, window)
             if count < _HEADER_BYTES or _unpack_from(window) != (tag, check, DATA, len(view)):
                 self._end = count
                 self._parse()
@@ -332,7 +332,7 @@ class Incoming(Lane):
                 window[: self._end] = window[after:count]
                 self._parse()
             while got < len(view):
-                count = self._soon(sock, view[got:])
+                count = self._poll_read(sock, view[got:])
                 if not count:
                     break
                 got += count
@@ -343,11 +343,11 @@ class Incoming(Lane):
             return None
 
     def receive_rest(self, target: Target, rest: memoryview) -> None:
-        """Receive the rest of a frame that `fetch` has begun to read into `target`, which is `rest` from here on."""
+        """Receive the rest of a frame that `fetch` has begun to read into `target`; `rest` is the missing part."""
         self._inbound, self._rest = target, rest
 
-    def _soon(self, sock: socket.socket, into: memoryview) -> int:
-        """Read what comes within some glances: how many bytes."""
+    def _poll_read(self, sock: socket.socket, into: memoryview) -> int:
+        """Poll the socket a few times; the number of bytes read."""
         for _ in self._loop.glances:
             try:
                 count = sock.recv_into(into)
@@ -359,7 +359,7 @@ class Incoming(Lane):
         return 0
 
     def pump_pieces(self) -> bool:
-        """`pump` for the lanes that bring pieces."""
+        """`pump` for the lanes of pieces."""
         return self._pieces.pump()
 
     def control(self, kind: int, payload: bytearray) -> None:
@@ -375,4 +375,4 @@ class Incoming(Lane):
         if place is None:
             return None
         self._pieces.expect(place)
-        return _NOWHERE
+        return _EMPTY_TARGET

@@ -1,4 +1,4 @@
-"""Accepts connections and passes on those that have proved that they know the job's secret."""
+"""Accepts connections and hands over those that have proved that they know the job's secret."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class AcceptedOwner(Protocol):
     """The receiver of connections that have proved themselves."""
 
     def accepted(self, sock: socket.socket, rank: int, connection: int) -> str | None:
-        """Take the socket of connection number `connection` from `rank`. A returned reason refuses it: the listener
-        closes the socket."""
+        """Take the socket of connection number `connection` from `rank`. If a reason is returned, the connection is
+        refused and the listener closes the socket."""
 
 
 class Listener:
@@ -133,7 +133,9 @@ class Listener:
             if now < oldest.begun + CROWDED_SECONDS:
                 self._pause(oldest.begun + CROWDED_SECONDS)
                 return False
-            oldest.refuse(TimeoutError(f"it had not proved itself after {CROWDED_SECONDS:g} s, and others waited"))
+            oldest.refuse(
+                TimeoutError(f"it had not completed its handshake after {CROWDED_SECONDS:g} s, and others waited")
+            )
         return True
 
     def _pause(self, until: float) -> None:

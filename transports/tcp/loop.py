@@ -1,4 +1,4 @@
-"""The progress loop of the TCP transport: polls the likeliest connection, then all of them, then sleeps in a selector.
+"""The progress loop of the TCP transport: polls the most likely connection, then all, then sleeps in a selector.
 
 `transports.driver` has the rule of locking: the thread that drives this loop is one of those that wait.
 """
@@ -33,24 +33,25 @@ class Watched(Protocol):
         """The descriptor."""
 
     def ready(self, events: int) -> None:
-        """Move on; READ and WRITE tell what is possible. Never raises for what the other end does."""
+        """Make progress; `events` are the possible ones of READ and WRITE. Never raises for errors of the other end."""
 
 
 class Awaited(driver.Awaited, Protocol):
-    """The end of a wait, with a way to try for it first."""
+    """The condition that a wait ends on, with a way to make progress towards it directly."""
 
     def poke(self) -> bool:
-        """Try the likeliest progress directly, without a selector; True if there was any."""
+        """Serve the most likely connection directly, without a selector; True if that made progress."""
 
 
 class Loop:
     """A selector and the engine of its `driver`. The driver's lock is held in every call.
 
-    alarm    set, for good, once a wait may be in vain; the driver calls `Awaited.check_possible` only from then on
+    alarm    set, for good, once a wait may be impossible to complete; from then on the driver calls
+             `Awaited.check_possible`
     spin     seconds that a wait polls before it sleeps
-    cores    the cores on which it does so
-    tick     called with the time; returns the time at which it wants to be called next
-    crashed  called when an exception escapes in the middle of moving bytes, so that streams may be out of step
+    cores    the cores on which it polls
+    tick     called with the time; returns the time of its next call
+    crashed  called when an exception escapes while bytes are moved, so that streams may be corrupt
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Loop:
         self.driver: Driver[Awaited] = Driver(self, cores, _LONGEST_WAIT)
         self.alarm = False
         self.glances = range(_GLANCES if spin and cores.suffice else 1)
-        """Times to look for what is about to come while nothing else is seen to; some 25 us, if waits poll at all."""
+        """Number of polls of one connection while no other is served; some 25 us, if waits poll at all."""
         self._spin = spin
         self._cores = cores
         self._tick = tick
@@ -77,7 +78,7 @@ class Loop:
         self._waker: Waker | None = None
 
     def open(self) -> None:
-        """Take the descriptors that the loop needs."""
+        """Open the descriptors that the loop needs."""
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
         self.watch(self._waker, READ)
@@ -85,7 +86,7 @@ class Loop:
     def close(self) -> None:
         """Wait until no other thread drives, and release the descriptors. Idempotent.
 
-        `alarm` must be set by now, and the `check_possible` of everything awaited raise.
+        `alarm` must be set before, and every `check_possible` must raise.
         """
         self.driver.close()
         if self._waker is not None:
@@ -97,8 +98,8 @@ class Loop:
             self._selector = None
 
     def abandon(self) -> None:
-        """In a forked child: close the descriptors. The selector is not told of what is closed afterwards, since the
-        parent uses the same one."""
+        """In a forked child: close the descriptors. Descriptors that are closed later are not unregistered, since the
+        parent uses the same selector."""
         self.alarm = True
         if self._selector is not None:
             self._selector.close()
@@ -126,7 +127,7 @@ class Loop:
         self.wake()
 
     def revisit(self, watched: Watched) -> None:
-        """Tell it once that it is ready to READ, whatever its descriptor says: it holds bytes that have been read."""
+        """Call `ready(READ)` of `watched` once more regardless of its descriptor: it holds bytes already read."""
         self._unread.add(watched)
         self.wake()
 
@@ -137,12 +138,12 @@ class Loop:
             self.wake()
 
     def idle(self, now: float) -> bool:
-        """True if who holds the lock may read one connection by itself for a moment: nobody else is at it, nothing
-        waits to be written, and no look at all connections is due."""
+        """True if the holder of the lock may serve one connection alone for a moment: no other thread drives, no data
+        waits to be written, and serving all connections is not due."""
         return not (self.driver.thread or self._writing or self._unread or self.alarm or now >= self._sweep_at)
 
     def glance(self, awaited: Awaited) -> None:
-        """Make what progress is possible without waiting."""
+        """Make all progress that is possible without waiting."""
         if self._poke(awaited):
             self.driver.interrupt()
         if not awaited.done and self.driver.thread is None:
@@ -164,7 +165,7 @@ class Loop:
         spin_until = now + self._spin
         while True:
             if self._writing or now >= self._sweep_at or now >= spin_until:
-                # While something waits to be written, polling one connection would keep the peers waiting.
+                # While data wait to be written, polling one connection would delay the peers.
                 asleep = now >= spin_until
                 moved = self._sweep(max(0.0, min(deadline, self._tick_at) - now) if asleep else 0)
             else:
@@ -172,7 +173,7 @@ class Loop:
             if awaited.done:
                 return True
             now = time.monotonic()
-            if moved:  # more may follow at once
+            if moved:  # more bytes may follow immediately
                 spin_until = now + self._spin
             elif now >= spin_until or now >= deadline:
                 if self.alarm:
@@ -190,7 +191,7 @@ class Loop:
             raise
 
     def _sweep(self, timeout: float) -> bool:
-        """Wait for events for at most `timeout` seconds and deal with them all; True if there were any."""
+        """Wait for events for at most `timeout` seconds and handle them all; True if there were any."""
         selector = self._selector
         assert selector is not None
         if timeout > 0 and not self._unread:

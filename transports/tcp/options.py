@@ -22,18 +22,18 @@ class Options:
 
     interface            name or address of the network interface to listen on; "" chooses: loopback when all ranks
                          share one host, else the interface that leads to the other hosts
-    peer_timeout         seconds, at least 1: a host that does not answer for so long, on the level of TCP, is lost. The
-                         ranks raise up to 2 s later, if the store does not answer either; if nothing is under way to
-                         the host, up to 2 s or a fifth of the time later still
-    handshake_timeout    seconds, above 0: how long an accepted connection may take to prove that it belongs to the job
+    peer_timeout         seconds, at least 1, after which a host without an answer on the level of TCP is lost. The
+                         ranks raise up to 2 s later if the store does not answer either; if no data are on the way to
+                         the host, another 2 s or a fifth of this time later
+    handshake_timeout    seconds, above 0: limit for an accepted connection to prove that it belongs to the job
     socket_buffer_bytes  size of each socket's send and receive buffer; 0 lets the system choose and adapt it
-    max_parked_bytes     at least 0: payload that came before its receive was posted. A frame that would exceed it
-                         stays in the network, and its sender waits, until its receive is posted or there is room
-    connections          connections to each peer that large messages are spread over, beside the one for all else, at
-                         most 64; 0 for none; -1 chooses: 4 to a rank on another host, none to one on the same. Each
-                         rank has its own setting, for what it sends
+    max_parked_bytes     at least 0: total payload of unexpected messages. A frame that would exceed it stays in the
+                         network, and its sender waits, until its receive is posted or there is room
+    connections          connections to each peer for the pieces of large messages, beside the main one, at most 64; 0
+                         for none; -1 chooses: 4 to a rank on another host, none to one on the same. Each rank has its
+                         own setting, for the messages that it sends
     spread_bytes         at least 1: a message of this length or longer is spread
-    spin_us              microseconds that a wait polls before it sleeps, leaving the core to others in between; -1
+    spin_us              microseconds that a wait polls before it sleeps, yielding the core at intervals; -1
                          chooses: 500 if the host has a core for each of its ranks, else 100; 0 for ranks that are
                          threads of one process
     affinity             True: a waiting thread may bind itself to this rank's part of the host's cores while it waits;

@@ -16,7 +16,7 @@ from transports.tcp.loop import READ, WRITE, Loop
 _BACK_BUFFER: Final = 1 << 9
 _BUFFERS_AT_ONCE: Final = 64
 _BYTES_AT_ONCE: Final = 3 << 18
-"""Bytes written before this rank reads again. Much more leaves the caches before the peer reads it."""
+"""Maximum bytes written before this rank reads again. Longer writes leave the caches before the peer reads them."""
 _JOIN_BELOW: Final = 1 << 12
 
 
@@ -27,7 +27,7 @@ class Sending(Protocol):
 
 
 class _Part:
-    """A buffer on its way out. `opens` is true if it is a frame's untouched header."""
+    """A buffer that waits to be written. `opens`: it is the header of a frame of which no byte is written."""
 
     __slots__ = ("opens", "sending", "view")
 
@@ -38,7 +38,7 @@ class _Part:
 
 
 class Outgoing(Lane):
-    """A lane to a peer. It takes frames from the start, and moves them once it has a socket."""
+    """A lane to a peer. It queues frames before it has a socket, and sends them once it has one."""
 
     def __init__(self, host: Host, loop: Loop, peer: int) -> None:
         super().__init__(host, loop, peer, _BACK_BUFFER)
@@ -46,7 +46,7 @@ class Outgoing(Lane):
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that the system has not taken yet."""
+        """Bytes that are not yet in the system's buffer."""
         return sum(len(part.view) for part in self._queue)
 
     def attach(self, sock: socket.socket) -> None:
@@ -60,7 +60,7 @@ class Outgoing(Lane):
             self.pump()
 
     def push(self, header: bytes, payload: memoryview, sending: Sending) -> None:
-        """Send a frame: at once what the system takes, the rest when it can. `sending.done` tells the end of it."""
+        """Send a frame: as much as the system accepts now, the rest later. `sending.done` is set at the end."""
         sent = self.give(header, payload)
         if sent == HEADER.size + len(payload):
             sending.done = True
@@ -68,8 +68,8 @@ class Outgoing(Lane):
             self.queue(header, payload, sending, sent)
 
     def give(self, header: bytes, payload: memoryview) -> int:
-        """Have the system take a frame, as far as it does at once and nothing is before it: so many bytes. If these are
-        not all, `queue` must follow."""
+        """Write a frame if the queue is empty; the number of bytes that the system accepted. If a part is left, `queue`
+        must follow."""
         if self._queue or self._sock is None or self.closed:
             return 0
         try:
@@ -83,23 +83,23 @@ class Outgoing(Lane):
             return 0
 
     def queue(self, header: bytes, payload: memoryview, sending: Sending, sent: int) -> None:
-        """Send what the system has not taken of a frame, when it can."""
+        """Queue the rest of a frame, of which the system has accepted `sent` bytes."""
         if not self.closed:
             self._append(header, payload, sending)
             self._consume(sent)
 
-    def say(self, frame: bytes) -> None:
-        """Send a frame without payload after all that is queued."""
+    def queue_frame(self, frame: bytes) -> None:
+        """Queue a frame without payload."""
         if not self.closed:
             self._append(frame)
             self.flush()
 
-    def say_goodbye(self) -> None:
-        """After all that is queued, tell the peer that this was all."""
-        self.say(GOODBYE_FRAME)
+    def send_goodbye(self) -> None:
+        """Queue the GOODBYE frame after all other frames."""
+        self.queue_frame(GOODBYE_FRAME)
 
     def flush(self) -> bool:
-        """Write what the system takes; True if it took anything."""
+        """Write as much as the system accepts; True if it accepted any byte."""
         if self._sock is None or not self._queue or self.closed:
             return False
         try:
@@ -143,10 +143,10 @@ class Outgoing(Lane):
             self._loop.watch(self, READ | WRITE if queue else READ)
 
     def _drained(self) -> None:
-        """The system has taken all that was queued."""
+        """Called when the queue has been written completely."""
 
     def _broken(self, error: OSError) -> None:
-        # The reason may have come before the connection broke.
+        # An ABORT frame with the cause may have arrived before the connection broke.
         self.pump()
         self.fail(error)
 

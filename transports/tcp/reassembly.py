@@ -1,7 +1,7 @@
 """Reassembly: receives the pieces of large messages from a peer over several connections. The sender is in `striping`.
 
 A piece is read straight into the memory that the match queue has found for its message. Until the message has been
-announced on the lane of all messages, and has such memory, the stripe that brings the piece is not read.
+announced on the main lane, and has such memory, the piece's stripe is not read.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from transports.tcp.lanes import Host, Lane, Target
 from transports.tcp.loop import Loop
 
 _FUTURE: Final = SERIALS // 2
-"""Messages that may be announced later than a piece of them comes; an older number is one of the past."""
+"""Number of messages that may be announced after one of their pieces arrives; lower numbers are of earlier messages."""
 
 
 class _Message:
-    """A message of which pieces are missing."""
+    """A message with missing pieces."""
 
     __slots__ = ("_offsets", "_place", "left")
 
@@ -33,16 +33,16 @@ class _Message:
         return len(self._place.view)
 
     def claim(self, offset: int, length: int) -> memoryview:
-        """The place of a piece. Raises TransportError if it is no piece, or has come before."""
+        """The destination of a piece. Raises TransportError if it is off the grid of pieces, or a duplicate."""
         if offset % PIECE_BYTES or offset >= self.length or length != min(PIECE_BYTES, self.length - offset):
-            raise TransportError(f"{length} bytes at {offset} are no piece of a message of {self.length} bytes")
+            raise TransportError(f"{length} bytes at {offset} are not a piece of a message of {self.length} bytes")
         if offset in self._offsets:
-            raise TransportError(f"the piece at {offset} of a message of {self.length} bytes came twice")
+            raise TransportError(f"received the piece at {offset} of a message of {self.length} bytes twice")
         self._offsets.add(offset)
         return self._place.view[offset : offset + length]
 
     def came(self, nbytes: int) -> bool:
-        """A piece of so many bytes is there; True if it was the last."""
+        """Count an arrived piece of `nbytes`; True if it was the last."""
         self.left -= nbytes
         if self.left:
             return False
@@ -51,7 +51,7 @@ class _Message:
 
 
 class _Arriving:
-    """A piece while it arrives."""
+    """An arriving piece."""
 
     __slots__ = ("_reassembly", "_serial", "view")
 
@@ -77,36 +77,36 @@ class Reassembly:
 
     @property
     def stripes(self) -> list[InboundStripe]:
-        """The stripes, also those that are closed."""
+        """All stripes, including closed ones."""
         return list(self._stripes.values())
 
     def accepted(self, sock: socket.socket, connection: int) -> str | None:
-        """Take the socket of a lane of pieces, or say why not."""
+        """Take the socket of a lane of pieces. Returns the reason if it is refused."""
         if connection > MAX_CONNECTIONS:
-            return f"it says that it is connection {connection}: there are {MAX_CONNECTIONS} at most"
+            return f"it introduced itself as connection {connection}: the limit is {MAX_CONNECTIONS}"
         if connection in self._stripes:
-            return f"it says that it is connection {connection}, which was made before"
+            return f"it introduced itself as connection {connection}, which was made before"
         self._stripes[connection] = InboundStripe(self, self._loop, self._peer, sock)
         return None
 
     def pump(self) -> bool:
-        """Read what has come in pieces; True if anything had."""
+        """Read the pieces that have arrived; True if there were any."""
         return bool(self._messages) and sum(stripe.pump() for stripe in self.stripes) > 0
 
     def came(self, serial: int, nbytes: int) -> None:
-        """A piece is complete."""
+        """Count a complete piece of message number `serial`."""
         if self._messages[serial].came(nbytes):
             del self._messages[serial]
 
     def forget(self) -> None:
-        """Give all views of buffers back; no lane is open any more."""
+        """Release all views of buffers, after the lanes were closed."""
         self._messages.clear()
 
-    # What the lane of all messages tells.
+    # Called by the main lane.
 
     def expect(self, place: Target) -> None:
         if not len(place.view):
-            raise TransportError("a message in pieces of no bytes was announced")
+            raise TransportError("an empty message in pieces was announced")
         self._messages[self._announced] = _Message(place)
         self._announced = (self._announced + 1) % SERIALS
         for stripe in self.stripes:
@@ -115,17 +115,17 @@ class Reassembly:
     def complete(self) -> None:
         lost = sum(message.left for message in self._messages.values())
         if lost:
-            raise TransportError(f"it says that all has been said, but {lost} bytes of messages in pieces are missing")
+            raise TransportError(f"it said goodbye, but {lost} bytes of messages in pieces are missing")
         if any(stripe.held for stripe in self.stripes):
-            raise TransportError("it says that all has been said, but a piece came of a message that was not announced")
+            raise TransportError("it said goodbye, but a piece of a message arrived that was not announced")
 
     def progress(self) -> str:
         message = next(iter(self._messages.values()), None)
         if message is None:
             return ""
-        return f"{message.length - message.left} of {message.length} bytes of a message have come, in pieces"
+        return f"{message.length - message.left} of {message.length} bytes of a message have arrived, in pieces"
 
-    # What the lanes of pieces tell.
+    # Called by the lanes of pieces.
 
     def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
         return False
@@ -137,21 +137,21 @@ class Reassembly:
             return _Arriving(self, serial, message.claim(offset, length))
         if (serial - self._announced) % SERIALS < _FUTURE:
             return None
-        raise TransportError(f"a piece of message {serial} came, which was complete")
+        raise TransportError(f"received a piece of message {serial}, which was complete")
 
-    def told(self, cause: RondeError) -> None:
-        self._host.told(cause)
+    def abort_received(self, cause: RondeError) -> None:
+        self._host.abort_received(cause)
 
-    def said_goodbye(self, lane: Lane) -> None:
+    def goodbye_received(self, lane: Lane) -> None:
         lane.send_last(GOODBYE_FRAME)
         lane.release()
 
-    def lost(self, lane: Lane, error: Exception) -> None:
-        self._host.lost(lane, error)
+    def connection_lost(self, lane: Lane, error: Exception) -> None:
+        self._host.connection_lost(lane, error)
 
 
 class InboundStripe(Lane):
-    """A lane that brings pieces from a peer. It reads only a header before it knows the place of the payload."""
+    """A lane of pieces from a peer. It reads only the header until the payload's destination is known."""
 
     _data = PIECE
 

@@ -21,10 +21,10 @@ class Host(Protocol):
         """The cause of its abort."""
 
     def wait(self, request: Send | Receiving, deadline: float) -> None:
-        """Wait for a request. Raises DeadlineExceeded, which says how far it has come."""
+        """Wait for a request. Raises DeadlineExceeded, which reports the request's progress."""
 
     def test(self, request: Send | Receiving) -> bool:
-        """Move a request along without waiting; True once it is done."""
+        """Make progress on a request without waiting; True once it is done."""
 
     def lane_to(self, peer: int) -> Outgoing | None:
         """The lane to a peer, if there is one."""
@@ -37,7 +37,7 @@ class Host(Protocol):
 
 
 class Send(Request):
-    """Done when the system has taken all of the frame."""
+    """A send, done when the system has accepted the whole frame."""
 
     __slots__ = ("_transport", "done", "nbytes", "peer", "tag")
 
@@ -113,11 +113,11 @@ class AnyOf:
 
     @property
     def ended(self) -> list[int]:
-        """The positions of those that have ended."""
+        """The positions of the requests that have ended."""
         return [position for position, request in enumerate(self._requests) if request.done]
 
     def poke(self) -> bool:
-        """One of them at a time, in turns."""
+        """Poke one request per call, in rotation."""
         return next(self._turns).poke()
 
     def check_possible(self) -> None:
@@ -125,8 +125,8 @@ class AnyOf:
             request.check_possible()
 
 
-class Parting:
-    """Waits until every peer has read what was sent to it."""
+class GoodbyesAnswered:
+    """Waits until every peer has read all frames sent to it."""
 
     def __init__(self, transport: Host, lanes: list[Outgoing]) -> None:
         self._transport = transport

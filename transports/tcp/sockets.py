@@ -18,7 +18,7 @@ _RTO_MAX_MS = 44 if sys.platform == "linux" else None
 _CONGESTION = getattr(socket, "TCP_CONGESTION", None)
 _QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 _LONGEST_RTO = 120
-"""Seconds: the system's own."""
+"""Seconds: the system's default."""
 _HAS_SENDMSG = hasattr(socket.socket, "sendmsg")
 
 
@@ -46,9 +46,9 @@ def listen(host: str, backlog: int) -> socket.socket:
 
 
 def dial(host: str, port: int, buffer_bytes: int) -> socket.socket:
-    """A non-blocking socket whose connection has begun; it is writable once that has succeeded or failed.
+    """A non-blocking socket that has begun to connect; it is writable once the attempt has succeeded or failed.
 
-    Raises ConnectError if it cannot even begin for want of resources, OSError if the system knows no way.
+    Raises ConnectError if the system lacks resources for a socket, OSError if there is no route.
     """
     family, address = _resolve(host, port)
     try:
@@ -69,44 +69,44 @@ def dial(host: str, port: int, buffer_bytes: int) -> socket.socket:
 
 
 def size_buffers(sock: socket.socket, buffer_bytes: int) -> None:
-    """Set both buffers of a socket; those of a listener are inherited by what it accepts. 0 leaves them alone."""
+    """Set the size of both buffers of a socket; a listener's accepted sockets inherit it. 0 changes nothing."""
     if buffer_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
 
 
 def tune(sock: socket.socket, peer_timeout: float) -> None:
-    """Small frames leave at once, and an idle connection whose other host has vanished fails about `peer_timeout`
-    later: after pause + count * pause seconds, see below.
+    """Send small frames without delay, and let an idle connection to a vanished host fail after about `peer_timeout`:
+    after pause + count * pause seconds, see below.
 
-    TCP_USER_TIMEOUT would watch a busy connection too, but since Linux 5.11 it also fails one whose peer merely does
-    not read for that long, which a computing rank does all the time. dead_links.py does that part.
+    TCP_USER_TIMEOUT would cover busy connections too, but since Linux 5.11 it also fails a connection whose peer does
+    not read for that long, as a computing rank. dead_links.py covers busy connections.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # The other host is asked five times where there is room for it, never only once: packets get lost on any network.
+    # Five probes if the time allows it, never only one: packets get lost on any network.
     pause = max(1, int(peer_timeout) // 5)
     for option, value in ((_KEEPIDLE, pause), (_KEEPINTVL, pause), (_KEEPCNT, max(2, round(peer_timeout / pause)))):
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
     if _RTO_MAX_MS is not None:
-        # What got lost is repeated as often, so that a connection recovers soon after the network does.
-        with contextlib.suppress(OSError):  # before Linux 6.15: then the pauses between repetitions go on doubling
+        # Lost packets are repeated at the same pace, so that a connection recovers soon after the network does.
+        with contextlib.suppress(OSError):  # before Linux 6.15: the pauses between repetitions double
             sock.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, min(pause, _LONGEST_RTO) * 1000)
     if _CONGESTION is not None:
-        # Nothing is congested inside a host: what the system prefers may pace what is sent (BBR), and reno does not.
-        with contextlib.suppress(OSError):  # it was left out, or the other end is gone already
+        # A host has no congestion inside: the system's default may pace the packets (BBR), reno does not.
+        with contextlib.suppress(OSError):  # the system lacks reno, or the other end has closed already
             if sock.getsockname()[0] == sock.getpeername()[0]:
                 sock.setsockopt(socket.IPPROTO_TCP, _CONGESTION, b"reno")
 
 
 def delay_answers(sock: socket.socket) -> None:
-    """Do not acknowledge every small message by itself, at once, which a reader pays for: the next ones may come with
-    it, 40 ms later at most."""
+    """Do not acknowledge every small message immediately by a packet of its own, which costs the reader time: one
+    packet may acknowledge several, at most 40 ms later."""
     if _QUICKACK is not None:
         sock.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 0)
 
 
 def send_vector(sock: socket.socket, buffers: Sequence[memoryview]) -> int:
-    """Send what the socket takes of `buffers`, in order; the number of bytes. Raises BlockingIOError for none."""
+    """Send as much of `buffers`, in order, as the socket accepts; the number of bytes. BlockingIOError if none."""
     return sock.sendmsg(buffers) if _HAS_SENDMSG or isinstance(sock, TlsSocket) else sock.send(buffers[0])

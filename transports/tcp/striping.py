@@ -1,7 +1,7 @@
 """Striping: sends a large message to a peer over several connections.
 
-The message is announced on the lane of all messages, which keeps its order among the others, and cut into pieces. Each
-stripe takes the next piece when the system has taken its last one: a slow connection carries fewer pieces.
+The message is announced on the main lane, which keeps its order among the others, and cut into pieces. Each stripe
+takes the next piece when the system has accepted its last one: a slow connection carries fewer pieces.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Message:
         self._left = len(view)
 
     def cut(self) -> tuple[bytes, memoryview] | None:
-        """The next piece, header and payload; None if there is none any more."""
+        """The next piece, header and payload; None if there are no more."""
         offset = self._next
         payload = self._view[offset : offset + PIECE_BYTES]
         if not payload:
@@ -37,23 +37,23 @@ class _Message:
         return piece_header(self._serial, offset, len(payload)), payload
 
     def taken(self, nbytes: int) -> None:
-        """The system has taken a piece of so many bytes."""
+        """Count a piece of `nbytes` that the system has accepted."""
         self._left -= nbytes
         if not self._left:
             self._sending.done = True
 
     @property
     def uncut_bytes(self) -> int:
-        """Bytes that no stripe has taken yet."""
+        """Bytes that are not yet assigned to a stripe."""
         return len(self._view) - self._next
 
 
 class Striping:
     """The striped messages to one peer. Its connections are made when they are first needed.
 
-    main         the lane of all messages to the peer
-    connect      has a lane connected, as the connection of that number
-    connections  how many carry pieces; 0 leaves all to the main lane
+    main         the main lane to the peer
+    connect      connects a lane, as the connection of the given number
+    connections  the number of connections for pieces; 0: all messages use the main lane
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Striping:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes for the peer that the system has not taken yet, on any lane."""
+        """Bytes for the peer that the system has not accepted yet, on all lanes."""
         lanes = sum(lane.queued_bytes for lane in (self._main, *self.stripes))
         return lanes + sum(message.uncut_bytes for message in self._messages)
 
     def push(self, tag: int, check: int, view: memoryview, sending: Sending) -> None:
-        """Send a message of at least one byte: at once what the system takes, the rest when it can. `sending.done`
-        tells the end of it."""
+        """Send a message of at least one byte: as much as the system accepts now, the rest later. `sending.done` is set
+        at the end."""
         if self._main.closed:
             return
         if not self._connections:
@@ -88,8 +88,8 @@ class Striping:
             self._connect(self.stripes[-1], connection)
         self._messages.append(_Message(self._serial, view, sending))
         self._serial = (self._serial + 1) % SERIALS
-        self._main.say(spread_frame(tag, check, len(view)))
-        while sum(stripe.flush() for stripe in self.stripes):  # in turns, not one after the other
+        self._main.queue_frame(spread_frame(tag, check, len(view)))
+        while sum(stripe.flush() for stripe in self.stripes):  # in rotation
             continue
 
     def cut(self) -> tuple[_Message, bytes, memoryview] | None:
@@ -102,19 +102,19 @@ class Striping:
             self._messages.popleft()
         return None
 
-    def say_goodbye(self) -> None:
-        """Tell the peer that this was all: on the lanes of pieces first, and on the other once those are answered."""
+    def send_goodbye(self) -> None:
+        """Send GOODBYE: on the lanes of pieces first, and on the main lane once these are answered."""
         self._parting = True
         for stripe in self.stripes:
-            stripe.say_goodbye()
+            stripe.send_goodbye()
         self.left()
 
     def left(self) -> None:
-        """A lane of pieces was closed."""
+        """Note that a lane of pieces was closed."""
         if all(stripe.closed for stripe in self.stripes):
             self._messages.clear()
             if self._parting:
-                self._main.say_goodbye()
+                self._main.send_goodbye()
 
 
 class OutboundStripe(Outgoing):
@@ -131,7 +131,7 @@ class OutboundStripe(Outgoing):
             self._refill()
         return super().flush()
 
-    def say_goodbye(self) -> None:
+    def send_goodbye(self) -> None:
         self._parting = True
         self.flush()
 

@@ -1,9 +1,9 @@
 """The TCP transport.
 
 The ranks of a group are joined by lanes, connections that carry data in one direction: the sender connects to the
-receiver's listener when it first has something for it, and once more, several times, when that is first something
-large, which `striping` cuts into pieces. `open` only makes the listener known. There is no thread: `loop` tells who
-moves the bytes, and by which rule of locking.
+receiver's listener when it first has a message for it. The first large message opens further connections, which carry
+its pieces (`striping`). `open` only publishes the listener's address. There is no thread of its own: a waiting thread
+moves the bytes, by the rule of locking in `transports.driver`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from transports.tcp.loop import Loop
 from transports.tcp.options import Options, connections_to, spin_seconds
 from transports.tcp.outgoing import Outgoing
 from transports.tcp.reassembly import Reassembly
-from transports.tcp.requests import AnyOf, Parting, Receiving, Send
+from transports.tcp.requests import AnyOf, GoodbyesAnswered, Receiving, Send
 from transports.tcp.striping import Striping
 
 _GRACE: Final = 0.25
-"""Seconds between the loss of a connection and the failure: the cause of it may be on its way by another lane."""
+"""Seconds between the loss of a connection and the failure: the cause may be arriving on another lane."""
 _LOOK_EVERY: Final = 0.15
-"""Seconds. Two of them pass until a peer that never connected is called; with the grace, and the moment in which ranks
-agree on a cause, that must stay below the second in which a lost rank is to be named."""
-_ABSENT: Final = 0.1  # seconds that a peer is awaited before this rank connects to it by itself
+"""Seconds. Two of these pass before this rank connects to a peer that never connected; with the grace period and the
+time in which ranks agree on a cause, the sum must stay below the second within which a lost rank must be named."""
+_ABSENT: Final = 0.1  # seconds to wait for a peer before this rank connects to it
 
 
 class TcpTransport(Transport):
@@ -178,9 +178,9 @@ class TcpTransport(Transport):
             self._fail(cause)
 
     def close(self, deadline: float) -> None:
-        """See Transport. A peer is done with this rank once it has read everything, which takes that it waits for
-        something or closes itself. At the deadline only bytes that the system has not even taken are an error: it
-        goes on delivering the rest by itself."""
+        """See Transport. A peer is done with this rank once it has read everything, for which it must wait in some call
+        or close. At the deadline only bytes that the system has not accepted are an error: it delivers the rest by
+        itself."""
         with self._lock:
             parts = self._life.refusal is None
             if not self._life.begin_close():
@@ -193,7 +193,7 @@ class TcpTransport(Transport):
             with self._lock:
                 self._release()
 
-    # For requests and receives at once.
+    # For requests and direct receives.
 
     def sending(self, peer: int, tag: int, nbytes: int) -> Send:
         return Send(self, peer, tag, nbytes)
@@ -204,7 +204,7 @@ class TcpTransport(Transport):
             raise DeadlineExceeded(self._overdue(request), rank=self.rank, peer=request.peer)
 
     def test(self, request: Send | Receiving) -> bool:
-        """Move a request of this transport along without waiting."""
+        """Make progress on a request of this transport without waiting."""
         with self._lock:
             if not request.done:
                 request.check_possible()
@@ -222,14 +222,15 @@ class TcpTransport(Transport):
         return self._incoming.get(peer)
 
     def check_peer(self, peer: int, *, receiving: bool) -> None:
-        """Raises if a request that involves `peer` cannot be completed: the first failure, which that becomes."""
+        """Raises if a request that involves `peer` cannot be completed. The raised error becomes the transport's first
+        failure if there was none."""
         self._life.check()
         if peer in self._departed and not (receiving and peer in self._incoming):
             text = f"{self.group.describe(peer)} closed its transport while rank {self.rank} was waiting for it"
             self._fail(PeerLost(text, rank=self.rank, peer=peer))
             self._life.check()
 
-    # What lanes, handshakes and listener tell.
+    # Called by lanes, handshakes and the listener.
 
     def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
         return self._match_queue.deliver(peer, tag, check, payload)
@@ -246,10 +247,10 @@ class TcpTransport(Transport):
         self._loop.hurry(self._early_arrivals.due)
         return None
 
-    def told(self, cause: RondeError) -> None:
+    def abort_received(self, cause: RondeError) -> None:
         self._fail(cause)
 
-    def said_goodbye(self, lane: Lane) -> None:
+    def goodbye_received(self, lane: Lane) -> None:
         if self._incoming.get(lane.peer) is lane:
             del self._incoming[lane.peer]
             self._depart(lane.peer)
@@ -258,7 +259,7 @@ class TcpTransport(Transport):
             self._depart(lane.peer)
         lane.release()
 
-    def lost(self, lane: Lane, error: Exception) -> None:
+    def connection_lost(self, lane: Lane, error: Exception) -> None:
         if self._incoming.get(lane.peer) is lane:
             del self._incoming[lane.peer]
         text = f"rank {self.rank} lost {self.group.describe(lane.peer)}: {error}"
@@ -272,9 +273,9 @@ class TcpTransport(Transport):
 
     def accepted(self, sock: socket.socket, rank: int, connection: int) -> str | None:
         if not 0 <= rank < self.size or rank == self.rank:
-            return f"it says that it is rank {rank}, of {self.size} ranks, to rank {self.rank}"
+            return f"it introduced itself as rank {rank}, of {self.size} ranks, to rank {self.rank}"
         if rank in self._departed or (rank in self._incoming and not connection):
-            return f"it says that it is {self.group.describe(rank)}, which has connected before"
+            return f"it introduced itself as {self.group.describe(rank)}, which has connected before"
         reassembly = self._reassemblies.get(rank)
         if reassembly is None:
             reassembly = self._reassemblies[rank] = Reassembly(self, self._loop, rank)
@@ -283,7 +284,7 @@ class TcpTransport(Transport):
         self._incoming[rank] = Incoming(self, self._loop, rank, sock, reassembly)
         return None
 
-    # The life of lanes, and its end.
+    # Connecting, failing and closing.
 
     def _connect(self, peer: int) -> Outgoing:
         lane = self._outgoing[peer] = Outgoing(self, self._loop, peer)
@@ -303,12 +304,12 @@ class TcpTransport(Transport):
 
     def _depart(self, peer: int) -> None:
         self._departed.add(peer)
-        if self._suspicion is not None and self._suspicion[1].peer == peer:  # this is why a connection ended
+        if self._suspicion is not None and self._suspicion[1].peer == peer:  # explains the lost connection
             self._suspicion = None
         self._loop.alarm = True
 
     def crashed(self, error: BaseException) -> None:
-        """An exception has escaped in the middle of moving bytes, so that streams may be out of step: abort."""
+        """Abort, since an exception has escaped while bytes were moved, and streams may be corrupt."""
         self._fail(self._life.cause(error, "was interrupted while it moved bytes"))
 
     def _fail(self, cause: RondeError) -> None:
@@ -329,7 +330,7 @@ class TcpTransport(Transport):
         return lanes
 
     def _stop(self) -> None:
-        """Make no connections any more, and give all views of buffers back."""
+        """Stop making connections, and release all views of buffers."""
         self._dialing.close()
         self._listener.close()
         for reassembly in self._reassemblies.values():
@@ -340,9 +341,9 @@ class TcpTransport(Transport):
     def _part(self, deadline: float) -> None:
         with self._lock:
             for striping in self._stripings.values():
-                striping.say_goodbye()
+                striping.send_goodbye()
             leaving = [lane for lane in self._lanes() if isinstance(lane, Outgoing)]
-        self._driver.wait(Parting(self, leaving), deadline)  # lets go of the lock while it sleeps
+        self._driver.wait(GoodbyesAnswered(self, leaving), deadline)  # releases the lock while it sleeps
         with self._lock:
             if self._life.failure is not None:
                 return
@@ -351,8 +352,8 @@ class TcpTransport(Transport):
                     other.send_last(GOODBYE_FRAME)
             unsent = {peer: striping.queued_bytes for peer, striping in self._stripings.items()}
         if any(unsent.values()):
-            who = ", ".join(f"{unsent[peer]} bytes for {self.group.describe(peer)}" for peer in unsent if unsent[peer])
-            raise DeadlineExceeded(f"{self._life} was closed before all was sent: {who}", rank=self.rank)
+            left = ", ".join(f"{unsent[peer]} bytes for {self.group.describe(peer)}" for peer in unsent if unsent[peer])
+            raise DeadlineExceeded(f"{self._life} was closed before all was sent: {left}", rank=self.rank)
 
     def _release(self) -> None:
         self._life.close()
@@ -389,7 +390,7 @@ class TcpTransport(Transport):
             self._seek(now)
 
     def _seek(self, now: float) -> None:
-        """Connect to peers that are awaited but do not connect: no other way to learn that one is out of reach."""
+        """Connect to awaited peers that do not connect: this is the only way to detect that one is unreachable."""
         known = {self.rank, *self._incoming, *self._outgoing, *self._departed}
         self._absent = {
             peer: self._absent.get(peer, now) for peer in self._match_queue.waiting_for() if peer not in known
@@ -400,14 +401,14 @@ class TcpTransport(Transport):
 
     def _overdue(self, request: Send | Receiving) -> str:
         with self._lock:
-            who, peer = self.group.describe(request.peer), request.peer
+            name, peer = self.group.describe(request.peer), request.peer
             if isinstance(request, Send):
                 queued = self._stripings[peer].queued_bytes if peer in self._stripings else 0
                 state = "is not connected" if self._dialing.pending(peer) else f"has yet to take {queued} queued bytes"
-                return f"rank {self.rank} waited too long to send {request.nbytes} bytes to {who}, which {state}"
+                return f"rank {self.rank} waited too long to send {request.nbytes} bytes to {name}, which {state}"
             incoming = self._incoming.get(peer)
             state = "it has not connected" if incoming is None else incoming.progress()
             return (
-                f"rank {self.rank} waited too long for {request.nbytes} bytes with tag {request.tag:#x} from {who}: "
+                f"rank {self.rank} waited too long for {request.nbytes} bytes with tag {request.tag:#x} from {name}: "
                 f"{state}"
             )
