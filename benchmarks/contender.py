@@ -1,6 +1,7 @@
 """One rank of one contender of `compare.py`: does what the driver asks for, in the library that it was started with.
 
     contender.py LIBRARY SOCKET      as a rank under the library's own launcher
+    COMPARE_ALGORITHM=ring ...       Ronde's allreduce by a certain algorithm
 
 It imports nothing but NumPy and the library, connects to the driver's Unix socket and stays there, blocked, while other
 contenders have their turn. A request and an answer are one line of JSON each.
@@ -84,7 +85,8 @@ class Ronde(Library):
         self.world.barrier()
 
     def allreduce(self, x: Array) -> Callable[[], object]:
-        return lambda: self.world.allreduce(x, out=x)
+        algorithm = os.environ.get("COMPARE_ALGORITHM")
+        return lambda: self.world.allreduce(x, out=x, algorithm=algorithm)
 
     def broadcast(self, x: Array) -> Callable[[], object]:
         return lambda: self.world.broadcast(x, out=x)

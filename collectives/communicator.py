@@ -28,7 +28,7 @@ from collectives.planning import Calibration, Selector
 from collectives.schedule import Geometry
 from collectives.survivors import CONNECT_SECONDS, regroup
 from transports import registry
-from transports.base import Group, Member, Transport
+from transports.base import Group, LinkCost, Member, Transport
 from transports.errors import AbortedError, DeadlineExceeded, ForkedError, RendezvousError, RondeError
 from transports.rendezvous import AttentiveStore
 
@@ -89,7 +89,7 @@ class Communicator:
         family: Family[Communicator] | None = None,
         ranks: tuple[int, ...] | None = None,
         context: int = 0,
-        calibration: Calibration | None = None,
+        selector: Selector | None = None,
     ) -> None:
         """The communicator of all ranks of an open transport, which `close` will close.
 
@@ -98,7 +98,7 @@ class Communicator:
         family       the family that a split belongs to; by default a new one
         ranks        the transport's ranks that belong to it, in the order of the new ranks; by default all
         context      the number of a split among its family, 1 or more
-        calibration  measurements of the communicator that it was split from; by default they are made, if needed
+        selector     that of the communicator that it was split from, with its measurements; by default they are made
         """
         is_first = family is None
         family = Family(transport, config) if family is None else family
@@ -113,8 +113,7 @@ class Communicator:
         self._members = tuple(transport.group.members[rank] for rank in ranks)
         numbers = {host: index for index, host in enumerate(dict.fromkeys(member.host for member in self._members))}
         self._hosts = tuple(numbers[member.host] for member in self._members)
-        self._selector = Selector.from_config(config, transport)
-        self._selector.calibration = calibration
+        self._selector = Selector.from_config(config, transport) if selector is None else copy.copy(selector)
         self.trace = Trace(f"of communicator {context}" if context else "")
         self.meter = Meter(self.trace)
         tag, geometry = context << 32, Geometry(self.rank, self.size, hosts=self._hosts)
@@ -189,6 +188,12 @@ class Communicator:
         """When single copy is used, as was measured for this communicator or the one it was split from; None if
         nothing was measured: then a cost model decides."""
         return self._selector.calibration
+
+    @property
+    def link(self) -> LinkCost | None:
+        """Seconds of a message between hosts and of each of its bytes, as was measured when the world was made; None if
+        all ranks are on one host, or the setting `calibrate` is off, or the rules tell it."""
+        return self._selector.link
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
@@ -1645,10 +1650,8 @@ class Communicator:
             return None
         chosen = sorted((int(table[rank, 1]), rank) for rank in range(self.size) if table[rank, 0] == color)
         ranks = tuple(self._ranks[rank] for _, rank in chosen)
-        calibration = self._selector.calibration
-        family = self._family
         return Communicator(
-            self.transport, self._config, family=family, ranks=ranks, context=context, calibration=calibration
+            self.transport, self._config, family=self._family, ranks=ranks, context=context, selector=self._selector
         )
 
     def abort(self, reason: str) -> None:

@@ -10,6 +10,7 @@ from collectives.execution.binder import NO_DATA
 from collectives.execution.calibration import calibrate
 from collectives.execution.compiled import StepHook
 from collectives.execution.executor import Executor
+from collectives.execution.link import measure_link
 from collectives.execution.peers import Peers, brief
 from collectives.execution.positions import CallPosition, CallPositions
 from collectives.execution.windows import Windows
@@ -24,4 +25,5 @@ __all__ = [
     "Windows",
     "brief",
     "calibrate",
+    "measure_link",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.config import Config
-from collectives.execution import CallPositions, Executor, Peers, Windows, calibrate
+from collectives.execution import CallPositions, Executor, Peers, Windows, calibrate, measure_link
 from collectives.failure import AbortSignal
 from collectives.metrics import Meter, Trace
 from collectives.operations.arguments import Arguments, dtype_name
@@ -89,6 +89,8 @@ class HostOperations:
         self._key = f"stage/{tag:x}/{ranks[0]}"
         self._named = bool(label)
         self._calibrates = config.calibrate
+        self._hosts = geometry.hosts
+        self._transport = transport
 
         def executor(meter: Meter) -> Executor:
             planner = Planner(geometry, selector, self._stage_bytes if windows.onesided else 0, meter.follow, label)
@@ -127,14 +129,20 @@ class HostOperations:
         return self.executor.meter.trace
 
     def stage(self) -> None:
-        """Make the staging window, where the ranks can have one. Collective; to be called before anything is run.
+        """Make the staging window, where the ranks can have one, and measure what the planner needs. Collective; to be
+        called before anything is run.
 
         Raises ConfigError if ranks have different settings for calibration, since they would wait for each other.
         """
-        onesided = self._windows.onesided
-        if onesided is None:
-            return
-        deadline, executor = time.monotonic() + self._connect_timeout, self.executor
+        onesided, deadline = self._windows.onesided, time.monotonic() + self._connect_timeout
+        if onesided is not None:
+            self._use_window(onesided, deadline)
+        elif self._calibrates and len(set(self._hosts)) > 1 and self.selector.needs_link and not self._named:
+            with contextlib.closing(self._make_executor(Meter(Trace("of a measurement")))) as trial:
+                self.selector.use_link(measure_link(self._transport, trial, self._hosts, deadline))
+
+    def _use_window(self, onesided: OneSided, deadline: float) -> None:
+        executor = self.executor
         window = onesided.expose(self._key, executor.ranks, 2 * self._stage_bytes, deadline)
         executor.use(window)
         try:

@@ -6,12 +6,14 @@ collective communication operations in MPICH", 2005 (gamma, and its use for choo
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from collectives.algorithms import Algorithm, Cost
-from collectives.schedule import Geometry
+from collectives.schedule import Geometry, Opcode
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,8 @@ class Model:
     """Costs in seconds: per message (alpha), per byte sent (beta), combined (gamma), copied (copy), and copied by the
     kernel out of another process (read), and per signal that one-sided algorithms wait for (signal).
 
-    alpha and beta are those between ranks of one host; inter_alpha and inter_beta those across hosts. gamma, copy,
-    read and signal are those of two ranks on two cores of an AMD Zen 4.
+    alpha and beta are those between ranks of one host; inter_alpha and inter_beta those across hosts, where the ranks
+    of a host share its link. gamma, copy, read and signal are those of two ranks on two cores of an AMD Zen 4.
     """
 
     alpha: float = 20e-6
@@ -46,20 +48,45 @@ def _cost(cost: Callable[[Geometry], Cost], geometry: Geometry) -> Cost:
     return cost(geometry)
 
 
+@lru_cache(maxsize=4096)
+def crossing(algorithm: Algorithm, geometry: Geometry) -> float:
+    """Return the bytes that cross the link of the busiest host in one direction, in units of N.
+
+    The figure is counted in the steps of the ranks of the hosts that may be busiest: the first, the last and the
+    root's. `geometry` is that of any rank, with one segment.
+    """
+    hosts = geometry.hosts
+    chunk = 1 / algorithm.blocks(geometry.size)
+    busiest = 0.0
+    for host in {hosts[0], hosts[-1], hosts[geometry.root]}:
+        leaving = coming = 0
+        for rank in (rank for rank, its in enumerate(hosts) if its == host):
+            for step in algorithm.generate(geometry.at(rank)):
+                if step.opcode is Opcode.SEND and step.a is not None and hosts[step.peer] != host:
+                    leaving += step.a.width
+                elif step.opcode is Opcode.RECV and step.dst is not None and hosts[step.peer] != host:
+                    coming += step.dst.width
+        busiest = max(busiest, leaving * chunk, coming * chunk)
+    return busiest
+
+
 def predict(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model) -> float:
     """Predict the seconds that an algorithm takes for `nbytes` in all blocks together (alltoall: in one rank's row).
 
-    If ranks are on several hosts, all traffic is taken to cross hosts that the algorithm does not declare local.
+    If ranks are on several hosts, all rounds are taken to cross hosts that the algorithm does not declare local. The
+    bytes that cross are those of a host's ranks together, since they share its link.
     """
     cost = _cost(algorithm.cost, geometry)
     across = len(set(geometry.hosts)) > 1
-    alpha, beta = (model.inter_alpha, model.inter_beta) if across else (model.alpha, model.beta)
-    if algorithm.onesided:
-        alpha = model.signal
-    rounds, sent = cost.rounds - cost.local_rounds, cost.sent - cost.local_sent
+    alpha = model.signal if algorithm.onesided else model.inter_alpha if across else model.alpha
+    rounds, inside, outside = cost.rounds - cost.local_rounds, cost.sent, 0.0
+    if across:
+        outside = crossing(algorithm, dataclasses.replace(geometry, rank=0, segments=1))
+        sharing = max(Counter(geometry.hosts).values())
+        inside = cost.local_sent or max(0.0, cost.sent - outside / sharing)
     copied = cost.copied * model.copy + cost.read * model.read
     return (
         rounds * alpha
         + cost.local_rounds * model.alpha
-        + nbytes * (sent * beta + cost.local_sent * model.beta + cost.reduced * model.gamma + copied)
+        + nbytes * (outside * model.inter_beta + inside * model.beta + cost.reduced * model.gamma + copied)
     )

@@ -214,6 +214,11 @@ class Rules:
         ]
         return KernelTable(frozenset(vector))
 
+    def tells_link(self, transport: str) -> bool:
+        """Return True if the table has the terms of messages between hosts for a transport."""
+        rows = [row for row in self.costs if row.transport in ("", transport)]
+        return any(row.inter_alpha for row in rows) and any(row.inter_beta for row in rows)
+
     def model(self, model: Model, transport: str) -> Model:
         """Return a cost model with the terms from the table for a transport."""
         for row in self.costs:

@@ -17,7 +17,7 @@ from collectives.planning.calibration import NEVER, Calibration
 from collectives.planning.cost_model import Model, predict
 from collectives.planning.rules import MAX_SEGMENTS, Rule, Rules
 from collectives.schedule import SPECS, Geometry
-from transports.base import Transport
+from transports.base import LinkCost, Transport
 
 _SEGMENT_BYTES: Final = (1 << 16, 1 << 18, 1 << 20)
 """Sizes of segments to compare by cost."""
@@ -76,6 +76,19 @@ class Selector:
         self._single_copy = rules.single_copy_of(transport)
         self.calibration: Calibration | None = None
         """The communicator's calibration. Set before the first call is planned, or never."""
+        self.link: LinkCost | None = None
+        """The cost of a message between hosts, if it was measured."""
+        self._link_is_ruled = rules.tells_link(transport)
+
+    @property
+    def needs_link(self) -> bool:
+        """True if neither a measurement nor a [[costs]] row of the rules tells the cost of messages between hosts."""
+        return self.link is None and not self._link_is_ruled
+
+    def use_link(self, link: LinkCost) -> None:
+        """Count with a measured cost of messages between hosts. To be called before the first call is planned."""
+        self.link = link
+        self._model = dataclasses.replace(self._model, inter_alpha=link.latency, inter_beta=link.per_byte)
 
     def calibrated(self, calibration: Calibration) -> Selector:
         """Return the same selector with another calibration."""

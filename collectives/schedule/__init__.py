@@ -24,6 +24,7 @@ from collectives.schedule.program import (
 from collectives.schedule.steps import (
     Buf,
     Geometry,
+    Opcode,
     Ref,
     Step,
     copy,
@@ -68,6 +69,7 @@ __all__ = [
     "Instruction",
     "Kind",
     "Layout",
+    "Opcode",
     "Program",
     "Ref",
     "Run",

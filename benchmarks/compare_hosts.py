@@ -1,0 +1,152 @@
+"""Ronde and gloo side by side over several hosts with slow links: the same allreduces in turns, every result checked.
+
+    python benchmarks/compare_hosts.py                                  the table of docs/performance.md
+    python benchmarks/compare_hosts.py --worlds 4x2 --rates 200mbit --max 1M
+    python benchmarks/compare_hosts.py --algorithms ring hierarchical   Ronde's algorithms beside its own choice
+
+The hosts are network namespaces of this machine with links of the given rate (tests/netns/network.py), so it needs
+root. A world HxR has H hosts of R ranks. `wire` is the time in which the links can pass the bytes that must cross them,
+2 (h - 1) / h N, at the payload's share of a frame.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.compare import OURS, Contender, Job, Line, measure, size_text, time_text
+from collectives.launch.bench import machine, parse_size
+from tests.netns.network import CABLE, Host, Network, obstacle
+
+SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+WORLDS = ("4x1", "4x2", "2x4", "3x2")
+RATES = ("200mbit", "1gbit")
+PAYLOAD = 1448 / 1514
+"""Bytes of data in a full frame of TCP over Ethernet with timestamps, by bytes that the shaper counts."""
+_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+@dataclass(frozen=True)
+class AcrossHosts(Contender):
+    """A contender whose ranks are started one by one, each on its host."""
+
+    hosts: tuple[Host, ...] = ()
+    settings: tuple[str, ...] = ()
+    """NAME=VALUE for its ranks."""
+
+    def command(self, python: Path, np: int, link: str) -> list[list[str]]:
+        """The process of each rank; ranks of one host are neighbours."""
+        worker = [str(python), str(Path(__file__).with_name("contender.py")), self.library]
+        each = np // len(self.hosts)
+        return [
+            self.hosts[rank // each].command(
+                "env", *self.settings, f"RONDE_RANK={rank}", f"RONDE_SIZE={np}", f"GLOO_SOCKET_IFNAME={CABLE}", *worker
+            )
+            for rank in range(np)
+        ]
+
+
+def bits_per_second(rate: str) -> float:
+    """The number of a rate as tc(8) writes it: '200mbit'. Raises ValueError."""
+    found = re.fullmatch(r"([0-9.]+)([kmg]bit)", rate)
+    if found is None:
+        raise ValueError(f"rate {rate!r}: must be a number and kbit, mbit or gbit")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def wire_seconds(hosts: int, nbytes: int, rate: str) -> float:
+    """The time in which the links of `hosts` hosts can pass what an allreduce must send over them."""
+    return 2 * (hosts - 1) / hosts * nbytes * 8 / (bits_per_second(rate) * PAYLOAD)
+
+
+@contextlib.contextmanager
+def world(shape: str, rate: str, contenders: Sequence[tuple[str, str, tuple[str, ...]]]) -> Iterator[list[Job]]:
+    """The jobs of all contenders (name, library, settings) in one world."""
+    hosts, each = (int(number) for number in shape.split("x"))
+    names = [f"host{index}" for index in range(hosts)]
+    with contextlib.ExitStack() as stack:
+        network = stack.enter_context(Network(names))
+        for name in names:
+            network.slow(name, rate, "400ms")
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ronde-compare-")))
+        jobs = []
+        for name, library, settings in contenders:
+            places = tuple(network.hosts[host] for host in names)
+            store = f"RONDE_STORE=file://{directory}/{name}"
+            (directory / name).mkdir()
+            contender = AcrossHosts(
+                name, library, (), Path(sys.executable), places, (*settings, store, "RONDE_SECRET=")
+            )
+            jobs.append(Job(contender, Path(sys.executable), hosts * each, "tcp", directory))
+            stack.callback(jobs[-1].close)
+        yield jobs
+
+
+def print_line(shape: str, rate: str, line: Line, names: Sequence[str]) -> None:
+    """One row of the table."""
+    wire = wire_seconds(int(shape.split("x")[0]), line.size, rate)
+    row = f"{shape:>6}{rate:>9}{size_text(line.size):>9}{time_text(wire):>11}"
+    row += "".join(f"{time_text(line.median(name)):>11}" for name in names)
+    row += "".join(f"{line.ratio(name):>16.2f}" for name in names if name != OURS)
+    print(f"{row}{wire / line.median(OURS):>8.0%}{line.wrong:>7}  {', '.join(line.algorithms[OURS])}", flush=True)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", nargs="*", default=WORLDS, metavar="HxR", help=f"default: {' '.join(WORLDS)}")
+    parser.add_argument("--rates", nargs="*", default=RATES, metavar="RATE", help=f"default: {' '.join(RATES)}")
+    parser.add_argument("--min", type=parse_size, default=SIZES[0], metavar="SIZE", help="smallest size")
+    parser.add_argument("--max", type=parse_size, default=SIZES[-1], metavar="SIZE", help="largest size")
+    parser.add_argument("--algorithms", nargs="*", default=[], metavar="NAME", help="also by these, one job each")
+    parser.add_argument("--no-gloo", action="store_true", help="without gloo")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each contender per line (default: 3)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every time to FILE")
+    options = parser.parse_args(arguments)
+    for rate in options.rates:
+        try:
+            bits_per_second(rate)
+        except ValueError as error:
+            parser.error(str(error))
+    if not all(re.fullmatch("[2-9]x[1-9]", shape) for shape in options.worlds):
+        parser.error("--worlds: each must be hosts x ranks, as 4x2")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare; 1 if any result was wrong, 2 if there can be no network namespaces."""
+    options = parse(arguments)
+    reason = obstacle()
+    if reason is not None:
+        print(reason, file=sys.stderr)
+        return 2
+    contenders = [(OURS, OURS, ("RONDE_TRANSPORT=auto",))]
+    contenders += [(name, OURS, (f"COMPARE_ALGORITHM={name}",)) for name in options.algorithms]
+    contenders += [] if options.no_gloo else [("gloo", "gloo", ())]
+    names = [name for name, _, _ in contenders]
+    rows = []
+    print(f"{'world':>6}{'rate':>9}{'size':>9}{'wire':>11}" + "".join(f"{name:>11}" for name in names), end="")
+    print("".join(f"{name + ' / ' + OURS:>16}" for name in names[1:]) + f"{'of wire':>8}{'wrong':>7}  algorithm")
+    for shape in options.worlds:
+        for rate in options.rates:
+            with world(shape, rate, contenders) as jobs:
+                for size in SIZES:
+                    if options.min <= size <= options.max:
+                        line = measure(jobs, "allreduce", size, options.rounds)
+                        print_line(shape, rate, line, names)
+                        rows.append({"world": shape, "rate": rate, **dataclasses.asdict(line)})
+    if options.json is not None:
+        options.json.write_text(json.dumps({"machine": machine(), "lines": rows}, indent=1) + "\n")
+    return 1 if any(row["wrong"] for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The measurement of links between hosts: alike on all ranks, left out where it is not needed, and used."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collectives import Communicator
+from collectives.algorithms import algorithms
+from collectives.execution import link as measuring
+from collectives.planning import Model, Rules, Selector
+from collectives.planning.cost_model import crossing
+from collectives.planning.select import Demand
+from collectives.schedule import Geometry
+from tests.worlds import world_of
+from transports.base import LinkCost
+
+HOSTS = ("a", "a", "b", "b", "c")
+FOUR_BY_TWO = Geometry(0, 8, hosts=(0, 0, 1, 1, 2, 2, 3, 3))
+
+
+def test_all_ranks_get_the_same_figures() -> None:
+    def body(comm: Communicator) -> tuple[LinkCost | None, LinkCost | None]:
+        np.testing.assert_array_equal(comm.allreduce(np.ones(1000)), np.full(1000, 5.0))
+        child = comm.split(comm.rank % 2)
+        assert child is not None
+        return comm.link, child.link
+
+    with world_of("tcp", 5, hosts=HOSTS, calibrate=True) as world:
+        found = world.run(body)
+    links = {link for pair in found for link in pair}
+    assert len(links) == 1  # so has the split what its parent has measured
+    (cost,) = links
+    assert cost is not None
+    assert cost.latency > 0
+    assert cost.per_byte > 0
+
+
+@pytest.mark.parametrize("hosts", [(), HOSTS])
+def test_nothing_is_measured_on_one_host_or_without_calibration(hosts: tuple[str, ...]) -> None:
+    with world_of("tcp", 5, hosts=hosts, calibrate=not hosts) as world:
+        assert world.run(lambda comm: comm.link) == [None] * 5
+
+
+def test_rules_that_tell_it_are_not_measured(tmp_path: Path) -> None:
+    table = tmp_path / "rules.toml"
+    table.write_text("[[costs]]\ninter_alpha = 1e-4\ninter_beta = 1e-8\n")
+    with world_of("tcp", 5, hosts=HOSTS, calibrate=True, rules=str(table)) as world:
+        assert world.run(lambda comm: comm.link) == [None] * 5
+    table.write_text("[[costs]]\ninter_alpha = 1e-4\n")
+    assert not Rules.read(str(table)).tells_link("tcp")
+
+
+def test_larger_messages_are_sent_until_one_takes_long_enough() -> None:
+    """With a clock by which every exchange takes 5 ms, the second size is the last."""
+    sizes: list[int] = []
+
+    class Exchange:
+        def __init__(self, *arguments: object) -> None:
+            self._times = itertools.chain([1e-4] * 8, [0.005, 0.02], itertools.repeat(9.0))
+
+        def seconds(self, nbytes: int) -> float:
+            sizes.append(nbytes)
+            return next(self._times)
+
+        def agree(self, seconds: float) -> float:
+            return seconds
+
+    class Trial:
+        rank = 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "_Exchange", Exchange)
+        cost = measuring.measure_link(None, Trial(), (0, 1), 0.0)  # type: ignore[arg-type]
+    assert sizes == [8] * 8 + [1 << 17, 1 << 19]
+    assert cost == LinkCost(1e-4, (0.02 - 1e-4) / (1 << 19))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("ring", 1.75), ("hierarchical", 1.5), ("halving_doubling", 1.5), ("recursive_doubling", 4.0)],
+)
+def test_bytes_that_cross_the_link_of_a_host(name: str, expected: float) -> None:
+    """Counted by hand for four hosts of two ranks, which share the link of their host."""
+    assert crossing(algorithms("allreduce")[name], FOUR_BY_TWO) == pytest.approx(expected)
+
+
+def test_slow_links_are_crossed_by_as_few_bytes_as_possible() -> None:
+    selector = Selector(Model(), Rules(), "tcp")
+    selector.use_link(LinkCost(1e-4, 42e-9))  # 200 Mbit/s
+    for nbytes in (1 << 16, 1 << 20, 1 << 24):
+        chosen = selector.choose(Demand("allreduce", FOUR_BY_TWO, nbytes, nbytes)).algorithm
+        assert crossing(chosen, FOUR_BY_TWO) == pytest.approx(1.5), nbytes
