@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from collectives.algorithms import Algorithm, Cost
-from collectives.schedule import Geometry, Opcode
+from collectives.schedule import Geometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,9 @@ def crossing(algorithm: Algorithm, geometry: Geometry) -> float:
         leaving = coming = 0
         for rank in (rank for rank, its in enumerate(hosts) if its == host):
             for step in algorithm.generate(geometry.at(rank)):
-                if step.opcode is Opcode.SEND and step.a is not None and hosts[step.peer] != host:
-                    leaving += step.a.width
-                elif step.opcode is Opcode.RECV and step.dst is not None and hosts[step.peer] != host:
-                    coming += step.dst.width
+                if step.peer >= 0 and hosts[step.peer] != host:
+                    leaving += step.sent
+                    coming += step.received
         busiest = max(busiest, leaving * chunk, coming * chunk)
     return busiest
 

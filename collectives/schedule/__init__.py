@@ -24,7 +24,6 @@ from collectives.schedule.program import (
 from collectives.schedule.steps import (
     Buf,
     Geometry,
-    Opcode,
     Ref,
     Step,
     copy,
@@ -69,7 +68,6 @@ __all__ = [
     "Instruction",
     "Kind",
     "Layout",
-    "Opcode",
     "Program",
     "Ref",
     "Run",

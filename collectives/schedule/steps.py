@@ -91,6 +91,16 @@ class Step(NamedTuple):
     dst: Ref | None = None
     phase: int = 0
 
+    @property
+    def sent(self) -> int:
+        """Chunks that it sends in a message; 0 if it is no SEND."""
+        return self.a.width if self.opcode is _SEND and self.a is not None else 0
+
+    @property
+    def received(self) -> int:
+        """Chunks that it receives in a message; 0 if it is no RECV."""
+        return self.dst.width if self.opcode is _RECV and self.dst is not None else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
