@@ -38,7 +38,7 @@ def new_secret() -> bytes:
 
 
 def check_secret(secret: bytes) -> bytes:
-    """`secret`, if it can serve. Empty is allowed and means that nothing is authenticated.
+    """Returns `secret` if it is valid. An empty secret is valid and means that nothing is authenticated.
 
     Raises ConfigError, which does not show the secret, if it is too short.
     """

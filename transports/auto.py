@@ -1,14 +1,14 @@
 """Shared memory inside a host, TCP across hosts, chosen per peer.
 
-Every host's ranks open an inner transport among themselves, and all ranks open one for the rest, each only where it
-is needed: one host alone needs no TCP, one rank per host no shared memory. Where the ranks of a host cannot use
-shared memory they talk TCP, and say so once in the log.
+The ranks of every host open an inner transport among themselves, and all ranks open one across hosts, each only if it
+is needed: a single host needs no TCP, one rank per host needs no shared memory. If the ranks of a host cannot use
+shared memory they use TCP, and log this once.
 
-A rank with both has two transports to watch: while it waits on one, the other must move along too, or neighbours
-who need it would stall, and an abort seen by either must reach both. The rule: a wait goes on in slices on the
-transport that it is about, and after each slice every other transport is driven once without waiting. Slices begin at
-FIRST_SLICE and double up to LAST_SLICE; a transport that is only driven moves at least what its buffers hold once per
-LAST_SLICE. A rank with one transport only waits on it directly.
+A rank with both must serve two transports: while it waits on one, the other must make progress too, or its peers would
+stall, and an abort of either must reach both. The rule: a wait runs in slices on the awaited transport, and after each
+slice every other transport is driven once without waiting. Slices begin at FIRST_SLICE and double up to LAST_SLICE, so
+every transport moves at least the content of its buffers once per LAST_SLICE. A rank with a single transport waits on
+it directly.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class Options:
     """intra, inter     the transports inside a host and across hosts
     intra_options, inter_options   their settings, each "setting=value"
-    device   the transport whose collectives to use for arrays on devices, where all ranks can; empty for none
+    device   the transport whose collectives serve arrays on devices, if all ranks can use it; empty for none
     """
 
     intra: str = "shm"
@@ -91,7 +91,7 @@ class AutoTransport(Transport):
 
     @property
     def authenticated(self) -> bool:
-        """True if every inner transport is; known from `open` on."""
+        """True if every inner transport is authenticated; known from `open` on."""
         return bool(self._children) and all(child.transport.authenticated for child in self._children)
 
     @property
@@ -113,7 +113,9 @@ class AutoTransport(Transport):
                 self._add(self._options.intra, self._intra_options, here, "intra", deadline)
             if not inside or here != everyone:
                 self._add(self._options.inter, self._inter_options, everyone, "inter", deadline)
-            if len(self._children) == 2:  # frames to the rank itself leave the inner self-links to the pulses
+            if (
+                len(self._children) == 2
+            ):  # frames to this rank itself; an inner link to itself serves the progress requests
                 self._add("local", registry.make_options("local", {}), (self.rank,), "self", deadline)
             if self._accompany is not None:
                 self._native = self._accompany(self)
@@ -172,7 +174,9 @@ class AutoTransport(Transport):
         pause = FIRST_SLICE
         while True:
             now, ended = time.monotonic(), list[int]()
-            for place, (child, _) in reversed([*enumerate(shares)]):  # a look at others, then a slice on the busiest
+            for place, (child, _) in reversed(
+                [*enumerate(shares)]
+            ):  # poll the others, then wait a slice on the one with most requests
                 try:
                     ended += child.ended(own, now if place or ended else min(deadline, now + pause))
                 except RondeError as error:
@@ -184,7 +188,7 @@ class AutoTransport(Transport):
 
     def abort(self, cause: RondeError) -> None:
         with self._lock:
-            if self.failure is None and self._life.fail(cause):  # while it is closing too, since that waits for peers
+            if self.failure is None and self._life.fail(cause):  # also while closing, which waits for peers
                 for child in self._children:
                     child.transport.abort(child.inward(cause))
 
@@ -206,7 +210,7 @@ class AutoTransport(Transport):
             except DeadlineExceeded as error:
                 late.append(child.outward(error))
 
-        # Side by side: a peer may be unable to end with one before it has what another has yet to flush.
+        # In parallel: a peer may close one transport only after it has received frames that another has yet to flush.
         others = [threading.Thread(target=shut, args=(child,), name="ronde auto close") for child in self._children[1:]]
         for thread in others:
             thread.start()
@@ -223,18 +227,18 @@ class AutoTransport(Transport):
     def ability(self, kind: type[A]) -> A | None:
         if isinstance(self._native, kind):
             return self._native
-        if self._sole is not None:  # across hosts not all ranks may have it alone, so they could not use its abilities
+        if self._sole is not None:  # across hosts some ranks may have two transports, so the abilities are not common
             return self._sole.ability(kind) if self._alone_inside else None
         return self._onesided if isinstance(self._onesided, kind) else None
 
     def link_costs(self) -> tuple[LinkCost, LinkCost]:
-        """By the transports that are named, not by those in use, so that hosts which differ in that agree."""
+        """The costs of the configured transports, not of those in use, so that all hosts agree."""
         intra = registry.backend(self._options.intra).create(self.group, self._intra_options)
         inter = registry.backend(self._options.inter).create(self.group, self._inter_options)
         return intra.link_costs()[0], inter.link_costs()[1]
 
     def drive(self, but: Child) -> None:
-        """Move all inner transports but one along. Raises the first failure."""
+        """Drive all inner transports except `but`. Raises the first failure."""
         for child in self._children:
             if child is not but:
                 try:
@@ -243,7 +247,7 @@ class AutoTransport(Transport):
                     raise self.translate(child, error) from None
 
     def adopt(self, child: Child, failure: RondeError) -> RondeError:
-        """The first failure, for raising; it is this one of an inner transport if there was none before."""
+        """Record the failure of an inner transport unless there was one before. Returns the first failure."""
         with self._lock:
             mine = child.outward(failure)
             if self._life.fail(mine):
@@ -252,12 +256,12 @@ class AutoTransport(Transport):
             return copy.copy(self._life.failure or mine)
 
     def translate(self, child: Child, error: RondeError) -> RondeError:
-        """The error to raise for one of an inner transport: the first failure if it has failed, else this one."""
+        """The error to raise for an error of an inner transport: the first failure if that transport has failed."""
         failure = child.transport.failure
         return child.outward(error) if failure is None else self.adopt(child, failure)
 
     def wait_in_slices(self, child: Child, wait: Callable[[float], None], deadline: float) -> None:
-        """Call a wait of an inner transport, `wait(deadline)`, by the rule of the module."""
+        """Run `wait(deadline)` of an inner transport in slices, by the rule of the module."""
         pause = FIRST_SLICE
         while True:
             end = min(deadline, time.monotonic() + pause)
@@ -284,7 +288,7 @@ class AutoTransport(Transport):
                 self.adopt(child, child.transport.failure)
 
     def _agree(self, here: tuple[int, ...], deadline: float) -> bool:
-        """True if all ranks of this host can use the transport for inside; the same on each of them."""
+        """True if all ranks of this host can use the transport `intra`. The same result on each of them."""
         store, name = self.group.store.prefixed("auto/usable"), self._options.intra
         store.set(str(self.rank), (registry.backend(name).usable() or "").encode())
         for rank in here:
@@ -322,7 +326,7 @@ class AutoTransport(Transport):
             raise child.outward(error) from error
 
     def _member(self, rank: int, place: int) -> Member:
-        """The member at `place` of an inner group; where the numbers differ, its name tells the number in this one."""
+        """The member at `place` of an inner group. Its name includes its number in this group if they differ."""
         member = self.group.members[rank]
         if rank == place:
             return member
@@ -342,7 +346,7 @@ def _accompaniment(name: str) -> Callable[[Transport], NativeCollectives | None]
 
 
 class _AutoRequest(Request):
-    """A request of one inner transport, whose waits mind the others."""
+    """A request of one inner transport, whose waits drive the others."""
 
     def __init__(self, auto: AutoTransport, child: Child, inner: Request) -> None:
         self._auto = auto

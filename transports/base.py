@@ -31,8 +31,8 @@ MAX_CHECK = 2**32 - 1
 
 FIRST_SLICE: Final = 50e-6
 LAST_SLICE: Final = 1e-3
-"""Seconds. A wait that must mind several things at once goes on in slices that double from the one to the other, so
-that a short wait is prompt and a long one costs little."""
+"""Seconds. A wait on several transports runs in slices, which double from the first to the second value: a short wait
+is prompt, and a long one costs little."""
 
 A = TypeVar("A")
 
@@ -42,7 +42,7 @@ class Member:
     """Identity of a rank. `host` is equal for ranks that share a kernel and /dev/shm;
     messages show `hostname` and `pid`.
 
-    start, space   with `pid` these are the process's Identity; by default not known, and then it is not watched
+    start, space   with `pid` the process's Identity; unknown by default: then the process is not watched
     """
 
     host: str
@@ -69,8 +69,8 @@ class Group:
                 in the repr
     generation  distinguishes this group from earlier ones of the same job, so that stale frames are refused
     tls         certificates for links that leave the host; None for links without TLS
-    parent_store       where the ranks met, and those that are left may meet again; None if they did not meet in a store
-    original_ranks       the numbers that the ranks had when they met; empty if they have them still
+    parent_store       the store in which the ranks first met, and survivors meet again; None without such a store
+    original_ranks       the ranks' numbers in the first group; empty if they have not changed
     """
 
     rank: int
@@ -115,20 +115,20 @@ class Request(ABC):
 
     @abstractmethod
     def test(self) -> bool:
-        """Make what progress is possible without waiting; True once completed.
+        """Make all progress that is possible without waiting; True once completed.
 
-        Raises what `wait` raises, except DeadlineExceeded.
+        Raises the errors of `wait`, except DeadlineExceeded.
         """
 
     @abstractmethod
     def wait(self, deadline: float) -> None:
-        """Wait until completed. While it waits it moves every other request of the transport along too.
+        """Wait until completed. The wait makes progress on every other request of the transport too.
 
         Raises
             DeadlineExceeded  the request is still in flight; the transport is intact, but an ordered protocol on
                               top of it usually is not, and should abort
-            MismatchError     the frame that came has another length or check than was posted; the frame was
-                              consumed, the buffer's content is undefined, the transport is intact
+            MismatchError     the arrived frame differs from the receive in length or check; the frame was consumed,
+                              the buffer's content is undefined, the transport is intact
             PeerLost, AbortedError, ClosedError, ...   the transport's first failure; it is aborted for good
         """
 
@@ -146,14 +146,14 @@ class Transport(ABC):
     @property
     @abstractmethod
     def authenticated(self) -> bool:
-        """True when a byte that arrives provably comes from a member of the job."""
+        """True if every arriving byte provably comes from a member of the job."""
 
     @abstractmethod
     def open(self, deadline: float) -> None:
-        """Make ready to send and receive. Collective.
+        """Prepare to send and receive. Collective.
 
-        Raises ConnectError, RendezvousError or DeadlineExceeded, naming the rank that is missing; everything that
-        was opened is closed again.
+        Raises ConnectError, RendezvousError or DeadlineExceeded, naming the missing rank; then everything is closed
+        again.
         """
 
     @abstractmethod
@@ -179,8 +179,8 @@ class Transport(ABC):
         """
 
     def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int = 0) -> None:
-        """Receive the next frame from `peer` with `tag` into `view`: `irecv`, awaited at once, for which a transport
-        may know a shorter way. Raises as the two do; after DeadlineExceeded `view` still belongs to the transport."""
+        """Receive the next frame from `peer` with `tag` into `view`: `irecv` and its `wait`, for which a transport may
+        have a faster path. Raises as the two do; after DeadlineExceeded `view` still belongs to the transport."""
         self.irecv(peer, tag, view, check).wait(deadline)
 
     def sendrecv(
@@ -196,14 +196,14 @@ class Transport(ABC):
         return sending
 
     def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
-        """Wait until at least one of `requests`, which are of this transport, has ended: completed, or failed alone.
+        """Wait until at least one of this transport's `requests` has ended: completed, or failed alone.
 
-        Returns the positions of all that have ended, ascending; their `wait` returns or raises at once. None have if
-        the deadline passed first; one that lies in the past asks for a look. While it waits it moves everything along,
-        as `Request.wait` does. Raises ValueError if there are no requests; the transport's first failure, also if one
-        of them waits for a peer that is lost.
+        Returns the positions of all ended requests, ascending; their `wait` returns or raises immediately. The list is
+        empty if the deadline passed first; a deadline in the past polls. The wait makes progress on all requests, as
+        `Request.wait` does. Raises ValueError if there are no requests; the transport's first failure, also if one of
+        the requests waits for a lost peer.
 
-        This one waits for the first in slices; a transport that can wait for events of several peers overrides it.
+        The default waits for the first request in slices; a transport that can wait for several peers overrides it.
         """
         if not requests:
             raise ValueError("requests: must not be empty")
@@ -233,7 +233,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self, deadline: float) -> None:
-        """Flush what was sent, then release every thread, descriptor, segment and socket.
+        """Flush all sent frames, then release every thread, descriptor, segment and socket.
 
         Idempotent. After it isend and irecv raise ClosedError. Raises DeadlineExceeded if the flush did not end in
         time; everything is released all the same. After an abort nothing is flushed and nothing is raised.
@@ -246,13 +246,13 @@ class Transport(ABC):
     def ability(self, kind: type[A]) -> A | None:
         """The optional ability `kind` (such as OneSided) of this transport, None if it has none.
 
-        Stable from `open` on; ask once, when planning.
+        Constant from `open` on; callers ask once, when planning.
         """
         return self if isinstance(self, kind) else None
 
 
 class Backend(Protocol):
-    """A backend, as the registry finds it by its name: a module (or object) with these three names."""
+    """A backend that the registry finds by name: a module (or object) with these three names."""
 
     Options: type[Any]
     """Frozen dataclass of the backend's settings, each with a default; fields int, float, bool, str or tuple[str, ...].
@@ -262,7 +262,7 @@ class Backend(Protocol):
         """A transport that is not yet open. No I/O."""
 
     def usable(self) -> str | None:
-        """None if the backend can be used on this machine, else the reason why not, in one line."""
+        """None if the backend can be used on this machine, else the reason in one line."""
 
 
 def has_ended(transport: Transport, request: Request) -> bool:

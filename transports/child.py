@@ -1,4 +1,4 @@
-"""A transport among some ranks of a group, as a part of one for all of them: whose numbers are whose."""
+"""A transport among some ranks of a group, as a part of one for all of them: translation of rank numbers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Parent(Protocol):
         """The error to raise for an error of an inner transport: the first failure if that transport has failed."""
 
     def wait_in_slices(self, child: Child, wait: Callable[[float], None], deadline: float) -> None:
-        """Call `wait(deadline)` of an inner transport while the other ones move along too."""
+        """Run `wait(deadline)` of an inner transport, and drive the other ones meanwhile."""
 
 
 class Child:
-    """An inner transport, whose ranks are some of the group's."""
+    """An inner transport, which connects some of the group's ranks."""
 
     def __init__(self, transport: Transport, ranks: tuple[int, ...]) -> None:
         self.transport = transport
@@ -37,12 +37,12 @@ class Child:
         self.progress = ProgressRequest(transport)
 
     def ended(self, requests: Sequence[Routed], deadline: float) -> list[int]:
-        """wait_any for those that are its own; their positions among all."""
+        """`wait_any` for this transport's requests among `requests`; returns their positions in `requests`."""
         own = [at for at, request in enumerate(requests) if request.child is self]
         return [own[at] for at in self.transport.wait_any([requests[at].inner for at in own], deadline)]
 
     def outward(self, error: RondeError) -> RondeError:
-        """An error of the inner transport, its ranks numbered as in the group."""
+        """An error of the inner transport, with the group's rank numbers."""
         here = self.ranks
         return _renumbered(error, lambda place: here[place] if place < len(here) else place - len(here))
 

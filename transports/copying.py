@@ -1,14 +1,13 @@
 """The kernel for copies to and from memory that several processes map: memcpy or vector stores.
 
-Between some KiB and the size of the L2 cache the C library's memcpy, which is behind slice assignment and
-numpy.copyto, is `rep movsb` on some processors. On AMD Zen 3 that is several times slower than vector stores where
-another core has the target in its cache: us per copy, memcpy : vector stores with their call, 2 KiB 0.3 : 2.4, 4 KiB
-2.7 : 2.5, 64 KiB 31 : 4.5, 256 KiB 89 : 11, 1 MiB 37 : 29, 4 MiB 122 : 140. On Zen 4 memcpy is the faster one there, by
-up to a quarter, but takes 1.2 to 2 times as long to fetch what another core has written into an array that is too large
-for the cache.
+Slice assignment and numpy.copyto use the C library's memcpy. Between some KiB and the size of the L2 cache memcpy is
+`rep movsb` on some processors. On AMD Zen 3 this is several times slower than vector stores if another core has the
+target in its cache: us per copy, memcpy : vector stores with their call, 2 KiB 0.3 : 2.4, 4 KiB 2.7 : 2.5, 64 KiB
+31 : 4.5, 256 KiB 89 : 11, 1 MiB 37 : 29, 4 MiB 122 : 140. On Zen 4 memcpy is faster in this case, by up to a quarter,
+but takes 1.2 to 2 times as long to copy another core's data into an array that is too large for the cache.
 
 So both kernels are timed once per process, in some milliseconds, when the first staging window is made (`calibrate`).
-Until then, and for sizes that are not measured, all copies are done by memcpy.
+Before that, and for sizes that are not measured, all copies use memcpy.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ Kernel = Callable[[Any, Any], None]
 MEASURED_BYTES: Final = (1 << 16, 1 << 14, 1 << 18, 1 << 12, 1 << 20)
 """Sizes of copies that are measured, in this order. Each stands for the sizes from a quarter of it, exclusive."""
 MARGIN: Final = 1.5
-"""Speed-up from which vector stores are preferred to memcpy. Where they matter they are several times as fast; where
-they do not, noise must not decide, so that two runs on one machine use the same kernels."""
+"""Minimum speed-up for vector stores. They are either several times as fast or about equal; in the latter case noise
+must not decide, so that two runs on one machine use the same kernels."""
 BUDGET: Final = 0.005
 """Seconds after which no further size is measured."""
 CACHED_BYTES: Final = 1 << 20
-"""Size up to which an array is taken to stay in a core's own cache from one call to the next."""
+"""Maximum bytes of an array that is assumed to stay in a core's own cache between two calls."""
 _LARGE_BYTES: Final = 4 << 20
-"""Size of the array that is measured as one that does not."""
+"""Size of the array that stands for larger ones in the measurement."""
 _FIRST_EPOCH: Final = 3
-"""Before it come those of `Window.can_read_peers`."""
+"""The first epoch of the calibration, after those of `Window.can_read_peers`."""
 _RING_BYTES: Final = 1 << 13
-"""Size from which copies of bytes use vector stores: for smaller ones the call takes longer than the copy."""
+"""Minimum bytes of a copy by vector stores: for smaller ones the call takes longer than the copy."""
 
 
 class Circumstance(NamedTuple):
     """The properties of a copy on which the faster kernel depends.
 
-    fetched  another process has written what is copied; otherwise this process writes what others will read
-    large    the copy is a piece of a private array of more than CACHED_BYTES
+    fetched  True: another process has written the source; False: this process writes data that others will read
+    large    True: the copy is a piece of a private array of more than CACHED_BYTES
     nbytes   one of MEASURED_BYTES
     """
 
@@ -60,18 +59,18 @@ class Circumstance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KernelTable:
-    """The circumstances in which vector stores are used. In all others it is memcpy."""
+    """The circumstances in which vector stores are used. All other copies use memcpy."""
 
     vector: frozenset[Circumstance] = frozenset()
     seconds: float = 0.0
 
     def uses_vector(self, nbytes: int, fetched: bool, large: bool) -> bool:
-        """True if a copy of `nbytes` is done by vector stores."""
+        """True if a copy of `nbytes` uses vector stores."""
         measured = min((size for size in MEASURED_BYTES if nbytes <= size), default=0)
         return nbytes > min(MEASURED_BYTES) // 2 and Circumstance(fetched, large, measured) in self.vector
 
     def describe(self) -> str:
-        """'memcpy everywhere', or for which copies vector stores are used."""
+        """'memcpy everywhere', or the copies that use vector stores."""
         groups: dict[str, list[str]] = {}
         for fetched, large, nbytes in sorted(self.vector):
             name = f"{'fetch' if fetched else 'write'}, {'large' if large else 'cached'} array"
@@ -81,13 +80,13 @@ class KernelTable:
 
 
 def assign(target: Any, source: Any) -> None:
-    """Copy as the C library does."""
+    """Copy by the C library's memcpy."""
     target[:] = source
 
 
 def store_array(target: NDArray[Any], source: NDArray[Any]) -> None:
-    """Copy between flat, contiguous arrays of one dtype by vector stores: NumPy's loop for bitwise_or on bytes is
-    compiled to them, whatever the alignment, and x | x is x."""
+    """Copy between flat, contiguous arrays of one dtype by vector stores: compilers turn NumPy's loop for bitwise_or on
+    bytes into vector stores for any alignment, and x | x is x."""
     octets = source.view(np.uint8)
     np.bitwise_or(octets, octets, target.view(np.uint8))
 
@@ -122,7 +121,7 @@ def kernel_table() -> KernelTable | None:
 
 
 def install(table: KernelTable) -> None:
-    """Use a table from now on, unless the process has one already: kernels never change while a program runs."""
+    """Use `table` from now on, unless the process has a table already: kernels never change during a program."""
     if _process.table is None:
         _process.install(table)
 
@@ -130,7 +129,7 @@ def install(table: KernelTable) -> None:
 def array_kernel(nbytes: int, whole: int = 0, fetched: bool = False) -> Kernel | None:
     """The kernel for copies between flat, contiguous arrays of one dtype; None for plain assignment.
 
-    whole  bytes of the array that the copy is a piece of
+    whole  bytes of the whole array, of which the copy is a piece
     """
     table = _process.table
     return store_array if table is not None and table.uses_vector(nbytes, fetched, whole > CACHED_BYTES) else None
@@ -149,16 +148,16 @@ def fetch_bytes(target: memoryview, source: memoryview) -> None:
 def calibrate(
     window: Window, deadline: float, clock: Callable[[], float] = time.perf_counter, budget: float = BUDGET
 ) -> None:
-    """Time both kernels with the other ranks of a window, if any of their processes has no table yet. Collective,
-    before anything else uses the window but `can_read_peers`; it overwrites the ranks' parts. Raises what `wait` does.
+    """Time both kernels with the other ranks of a window, if any of their processes has no table yet. Collective; only
+    `can_read_peers` may use the window before. It overwrites the ranks' parts. Raises the errors of `Window.wait`.
 
-    Every rank writes into its own part, fetches its neighbour's part and so leaves that in its own cache, in turn by
-    either kernel. The ranks stop together when one of them has used up `budget` seconds. Each keeps its own result.
+    Every rank writes into its own part and reads its neighbour's part, which stays in its own cache, alternately by
+    either kernel. All ranks stop when one of them has used up `budget` seconds. Each keeps its own result.
     """
     trial = _Trial(window, deadline, clock)
     if not trial.any(_process.table is None):
         return
-    began = clock()  # the time until all ranks have come is not the calibration's
+    began = clock()  # the budget does not include the wait for late ranks
     times: dict[Circumstance, list[float]] = {}
     for nbytes in MEASURED_BYTES:
         if trial.any(clock() - began >= budget):
@@ -173,7 +172,7 @@ def calibrate(
 
 
 class _Trial:
-    """Copies to and from a window, in step with the other ranks."""
+    """Copies to and from a window, synchronized with the other ranks."""
 
     def __init__(self, window: Window, deadline: float, clock: Callable[[], float]) -> None:
         self._window = window
@@ -187,12 +186,12 @@ class _Trial:
         self._private: NDArray[Any] | None = None
 
     def any(self, mine: bool) -> bool:
-        """True if it is so on any rank. Collective."""
+        """True if `mine` is true on any rank. Collective."""
         self._own[-1] = mine
         ranks = range(len(self._parts))
         self._meet(ranks)
         found = any(bool(part[-1]) for part in self._parts)
-        self._meet(ranks)  # nobody changes his answer before all have read it
+        self._meet(ranks)  # no rank may change its answer before all have read it
         return found
 
     def measure(self, nbytes: int) -> Iterator[tuple[Circumstance, list[float]]]:
@@ -221,7 +220,7 @@ class _Trial:
         return self._clock() - began
 
     def _meet(self, ranks: Any) -> None:
-        """Tell the others that this rank is here, and wait until some of them are."""
+        """Publish this rank's progress, and wait until `ranks` have made the same progress."""
         self._epoch += 1
         self._window.publish(self._epoch)
         for index in ranks:

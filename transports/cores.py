@@ -1,10 +1,10 @@
-"""The cores that the ranks of a host wait on.
+"""The cores on which the ranks of a host wait.
 
-Linux often wakes a process on the core of the one that wakes it, and on virtual machines nearly always: there it takes
-hardly any core for idle (`available_idle_cpu` asks `vcpu_is_preempted`, which a core that sleeps is). Then two ranks
-share a core for milliseconds while another has nothing to do, and take turns instead of working side by side. Launchers
-of MPI bind each process to a core against that; but what is bound cannot use cores that others leave idle. Here a rank
-that finds its core shared moves to its own part of the cores, and is free again at once: the system may move it on.
+Linux often wakes a process on the core of its waker, and on virtual machines nearly always: there it considers hardly
+any core idle (`available_idle_cpu` calls `vcpu_is_preempted`, which is true of a sleeping virtual core). Then two ranks
+share a core for milliseconds while another core is idle, and run one after the other instead of in parallel. MPI
+launchers bind each process to a core to prevent this; but a bound process cannot use idle cores. Here a rank whose core
+is shared moves to its own part of the cores, and is unbound immediately: the system may move it again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Final
 
 from transports.base import Group
 
-_LONG: Final = 10e-6
-"""Seconds. To leave the core when nobody else wants it takes a tenth of that."""
-_EVERY: Final = 1e-3
-"""Seconds between moves. One takes some 50 us, and 6 where the thread is there already."""
+_SHARED: Final = 10e-6
+"""Seconds of a yield after which the core counts as shared. A yield of an unshared core takes a tenth of this."""
+_MOVE_PAUSE: Final = 1e-3
+"""Minimum seconds between moves. A move takes some 50 us, and 6 us if the thread is on its core already."""
 _TOPOLOGY: Final = Path("/sys/devices/system/cpu")
 _CAN_MOVE: Final = hasattr(os, "sched_setaffinity")
-_give_way: Final[Callable[[], None]] = getattr(os, "sched_yield", partial(time.sleep, 0))
+_yield_core: Final[Callable[[], None]] = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
 class Cores:
@@ -39,7 +39,7 @@ class Cores:
         own = group.members[group.rank]
         here = [rank for rank, member in enumerate(group.members) if member.host == own.host]
         self.shares_process = sum(group.members[rank].pid == own.pid for rank in here) > 1
-        """True if ranks of this host are threads of one process, which wait for Python's lock before any core."""
+        """True if ranks of this host are threads of one process, for which Python's lock is scarcer than cores."""
         self._count = len(here)
         self._place = here.index(group.rank)
         self._moves = affinity and _CAN_MOVE and self._count > 1 and not self.shares_process
@@ -47,49 +47,49 @@ class Cores:
 
     @property
     def suffice(self) -> bool:
-        """True if there is a core for each rank of this host, and each is a process of its own."""
+        """True if there is a core for each rank of this host, and each rank is a process of its own."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return cores >= self._count and not self.shares_process
 
     def leave(self) -> None:
-        """Let another thread or process have this thread's core. If one takes it for long, go to an own one."""
+        """Yield this thread's core. If another thread used it for long, move to this rank's own part of the cores."""
         began = time.monotonic()
-        _give_way()
+        _yield_core()
         now = time.monotonic()
-        if now - began > _LONG and now >= self._move_at:
-            self._move_at = now + _EVERY
+        if now - began > _SHARED and now >= self._move_at:
+            self._move_at = now + _MOVE_PAUSE
             with self.kept():
                 pass
 
     def part(self, cores: Collection[int]) -> set[int]:
-        """This rank's part of `cores`: ranks share none as long as there are enough, nor hardware threads of one."""
+        """This rank's part of `cores`. If there are enough, ranks share neither a core nor its hardware threads."""
         start, stop = (place * len(cores) // self._count for place in (self._place, self._place + 1))
-        return set(sorted(cores, key=_whole)[start : max(stop, start + 1)])
+        return set(sorted(cores, key=_by_physical_core)[start : max(stop, start + 1)])
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Bind this thread to this rank's part of the cores meanwhile."""
+        """Bind this thread to this rank's part of the cores within the context."""
         if not self._moves:
             yield
             return
         allowed = os.sched_getaffinity(0)
         part = self.part(allowed)
         try:
-            with contextlib.suppress(OSError):  # these cores have just been taken away
+            with contextlib.suppress(OSError):  # these cores have just become unavailable
                 os.sched_setaffinity(0, part)
             yield
         finally:
-            if os.sched_getaffinity(0) == part:  # nobody else has bound it
+            if os.sched_getaffinity(0) == part:  # no other code has bound the thread
                 with contextlib.suppress(OSError):
                     os.sched_setaffinity(0, allowed)
 
 
 @cache
-def _whole(core: int) -> tuple[int, int]:
-    """Brings those next to each other that are hardware threads of one core. Often the system numbers all first threads
+def _by_physical_core(core: int) -> tuple[int, int]:
+    """Sort key that puts the hardware threads of one core next to each other. Systems often number all first threads
     before all second ones."""
     try:
         siblings = (_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list").read_text("ascii")
         return int(re.split("[,-]", siblings)[0]), core
-    except (OSError, ValueError):  # it does not tell
+    except (OSError, ValueError):  # the system does not publish it
         return core, core

@@ -2,11 +2,11 @@
 
     One lock guards all state of a transport. It is held by every call, except while the driver sleeps (or yields its
     core); nothing else that may block is done with the lock held.
-    At most one thread is the driver: the first that waits. It moves every connection along, whatever it waits for. The
+    At most one thread is the driver: the first that waits. It serves every connection, not only the awaited one. The
     other waiting threads are followers, on a condition of that lock. They are notified before the driver sleeps and
     when it leaves the role; then one of them takes the role over.
-    A thread that finds the lock free while there is a driver knows therefore that the driver sleeps. If that thread
-    changes what the driver watches, or completes what another thread may wait for, it must `interrupt`.
+    So if a thread finds the lock free while there is a driver, the driver sleeps. If that thread changes the set of
+    watched connections, or completes a request that another thread may wait for, it must `interrupt`.
 
             thread A    wait ---- driver: engine.drive ......... done --> returns
             thread B         wait -- follower: sleeps ........... notified --> driver ...
@@ -27,7 +27,7 @@ from transports.cores import Cores
 
 
 class Awaited(Protocol):
-    """The end of a wait. Both are called with the lock held."""
+    """The condition that a wait ends on. Both members are used with the lock held."""
 
     @property
     def done(self) -> bool:
@@ -50,7 +50,7 @@ class Engine(Protocol[W_in]):
         `Driver.sleep`. Raises what `awaited.check_possible` raises."""
 
     def announce(self, awaited: W_in) -> None:
-        """A thread is about to follow: make sure that the driver wakes when `awaited` is done."""
+        """Called before a thread follows: make sure that the driver wakes when `awaited` is done."""
 
     def wake(self) -> None:
         """End the driver's sleep if it sleeps, or is about to."""
@@ -61,7 +61,7 @@ class Driver(Generic[W]):
 
     thread    the number of the driving thread, None if no thread waits
     asleep    True while the driver sleeps, with the lock released
-    longest   seconds after which a follower looks again although nobody has notified it
+    longest   maximum seconds between two checks of a follower without a notification
     """
 
     def __init__(self, engine: Engine[W], cores: Cores, longest: float) -> None:
@@ -76,8 +76,8 @@ class Driver(Generic[W]):
         self._turn = threading.Condition(self.lock)
 
     def wait(self, awaited: W, deadline: float) -> bool:
-        """Move everything along until `awaited` is done (True) or the deadline (False). Called without the lock, or
-        with it held once. Raises what `awaited.check_possible` raises."""
+        """Drive or follow until `awaited` is done (True) or the deadline has passed (False). Call it without the lock,
+        or with it held once. Raises the error of `awaited.check_possible`."""
         with self.lock:
             while not awaited.done:
                 if self.thread is None:
@@ -110,12 +110,12 @@ class Driver(Generic[W]):
             self.asleep = False
 
     def notify(self) -> None:
-        """Let the followers look again. The lock is held."""
+        """Wake the followers, which check their conditions. The lock is held."""
         if self.followers:
             self._turn.notify_all()
 
     def interrupt(self) -> None:
-        """Let all that wait look again. The lock is held."""
+        """Wake the driver and the followers, which check their conditions. The lock is held."""
         if self.followers:
             self._turn.notify_all()
         self._engine.wake()

@@ -8,7 +8,7 @@
       TransportError
         ConnectError         a connection could not be made or was refused
         ClosedError          the transport was closed before the call
-        AbortedError         a rank gave up on purpose and said why
+        AbortedError         a rank gave up on purpose and gave a reason
         PeerLost             a rank died, hung or became unreachable
         DeadlineExceeded     a wait ran out of time (also a TimeoutError)
 
@@ -38,7 +38,7 @@ class RondeError(Exception):
         return str(self.args[0])
 
     def within(self, context: str) -> RondeError:
-        """The same failure, its text ended by where it happened (collective, step)."""
+        """The same failure, with its place (collective, step) at the end of the text."""
         return type(self)(f"{self.message} [{context}]", rank=self.rank, peer=self.peer)
 
 
@@ -47,7 +47,7 @@ class ConfigError(RondeError, ValueError):
 
 
 class RendezvousError(RondeError):
-    """The ranks did not find each other: store unreachable, a rank missing, a key that never came."""
+    """The ranks did not find each other: store unreachable, a rank missing, a key never set."""
 
 
 class MismatchError(RondeError):
@@ -110,11 +110,11 @@ def to_wire(error: RondeError) -> dict[str, object]:
 
 
 def from_wire(fields: Mapping[str, object]) -> RondeError:
-    """The error another rank described. An unknown kind becomes an AbortedError with the same text; whatever else is
-    not as `to_wire` makes it is left out."""
+    """The error that another rank described. An unknown kind becomes an AbortedError with the same text; fields that
+    `to_wire` cannot have made are ignored."""
     kind, message = fields.get("kind"), fields.get("message")
     return (WIRE_NAMES.get(kind, AbortedError) if isinstance(kind, str) else AbortedError)(
-        message if isinstance(message, str) else "a rank gave up and did not say why",
+        message if isinstance(message, str) else "a rank gave up without a reason",
         rank=_rank(fields.get("rank")),
         peer=_rank(fields.get("peer")),
     )

@@ -1,9 +1,9 @@
 """Forked children of a rank: each object that a child must not use as the rank does is registered here.
 
 A fork copies the memory of the forking process, and the one thread that forks. The copy of a rank is no rank: its
-connections, doorbells and locks belong to the parent, which goes on using them. So every registered object is told in
-the child, before any other code runs there, and becomes inert: it sends, unlinks, joins and wakes nothing, gives up
-inherited descriptors by plain closes, and raises ForkedError where it is called.
+connections, doorbells and locks belong to the parent, which goes on using them. So `after_fork` of every registered
+object is called in the child before any other code runs there. The object becomes inert: it sends, unlinks, joins and
+wakes nothing, closes inherited descriptors without a protocol, and raises ForkedError when it is used.
 
 Children that are not made by a fork of the interpreter (multiprocessing's spawn and forkserver, subprocess) inherit
 nothing: every descriptor of Ronde is closed when a program is executed.
@@ -25,8 +25,7 @@ class Inherited(Protocol):
 
 
 process = os.getpid()
-"""The id of this process. Also an object's mark of the process that made it, where the object is too small and too
-short-lived to be registered."""
+"""The id of this process. Objects that are too small and short-lived to be registered store it to detect a fork."""
 _inherited: Final[WeakSet[Inherited]] = WeakSet()
 
 
@@ -45,7 +44,7 @@ def _after_fork_in_child() -> None:
         except Exception as error:  # noqa: BLE001 - the others must become inert all the same
             errors.append(error)
     if errors:  # Python prints it, and goes on
-        raise ExceptionGroup("a forked child could not give up all that it inherited", errors)
+        raise ExceptionGroup("a forked child could not release everything that it inherited", errors)
 
 
 if hasattr(os, "register_at_fork"):

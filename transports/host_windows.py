@@ -8,7 +8,7 @@ from transports.onesided import Memory, OneSided, Window
 
 
 class HostWindows(OneSided):
-    """The windows of the transport inside the host, by the group's ranks."""
+    """The windows of the transport inside the host, addressed by the group's ranks."""
 
     def __init__(self, parent: Parent, child: Child, inner: OneSided) -> None:
         self._parent = parent
@@ -30,7 +30,7 @@ class HostWindows(OneSided):
 
 
 class HostWindow(Window):
-    """A window of the inner transport, whose waits mind the other ones."""
+    """A window of the inner transport, whose waits drive the other transports."""
 
     def __init__(self, parent: Parent, child: Child, inner: Window, ranks: tuple[int, ...]) -> None:
         self._parent = parent

@@ -1,4 +1,4 @@
-"""Choice of the address that this machine listens on and tells the other ranks."""
+"""Choice of the address on which this machine listens, and which it publishes to the other ranks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _LINK_SCOPE: Final = 0x20
 def interfaces() -> dict[str, list[str]]:
     """The addresses of each network interface, IPv4 first.
 
-    Complete on Linux, but for second IPv4 addresses of one interface (netdevice(7), proc_net(5)). Elsewhere what can
-    be had: names with their IPv4 address where the system has the ioctl, and under the host's own name the addresses
-    that it resolves to.
+    Complete on Linux, except for second IPv4 addresses of one interface (netdevice(7), proc_net(5)). Other systems:
+    names with their IPv4 address if the system has the ioctl, and under the host's own name the addresses that it
+    resolves to.
     """
     found: dict[str, list[str]] = {name: _ipv4(name) for _, name in socket.if_nameindex()}
     try:
@@ -62,12 +62,12 @@ def choose_address(interface: str, hint: str | None) -> str:
     """The address of this machine to bind to and announce. Never an all-interfaces address.
 
     interface  "" for automatic, the name of an interface ("eth0"), or an address of this machine
-    hint       a host that peers are reached by, usually the store's; None if there is none
+    hint       a host on the way to the peers, usually the store's; None if there is none
 
     Automatic means the source address that the kernel would use toward `hint` (a UDP socket is connected, which
-    sends nothing); without a hint, loopback. So where ranks of several hosts meet in a store that has no host (a
-    shared directory), pass a peer's hostname. A named interface gives its address of the same family as that, or else
-    its first. Raises ConfigError, listing what there is.
+    sends nothing); without a hint, loopback. So if ranks of several hosts meet in a store that has no host (a shared
+    directory), pass a peer's hostname. A named interface gives its address of the same family as that, or else its
+    first. Raises ConfigError, listing the interfaces and addresses.
     """
     if not interface:
         return _loopback() if hint is None else _toward(hint)
@@ -105,7 +105,7 @@ def _of_interface(name: str, hint: str | None) -> str:
         raise ConfigError(f"interface={name!r}: has no address; {_existing()}")
     try:
         ipv6 = hint is not None and ":" in _source(hint)
-    except (OSError, UnicodeError):  # the hint tells nothing, and was not asked to
+    except (OSError, UnicodeError):  # the hint does not resolve, and is optional here
         ipv6 = False
     return next((address for address in addresses if (":" in address) == ipv6), addresses[0])
 

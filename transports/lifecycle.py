@@ -3,8 +3,8 @@
       new --begin_open--> opening --opened--> open --begin_close--> closing --closed--> closed
                  a failure (`fail`) may be set in every state but the last, and stays
 
-Every transport owns one `Lifecycle` and asks it before each call. It holds no connection, no queue and no window: what
-a transport does about a failure or a close is written in the transport.
+Every transport owns one `Lifecycle` and checks it before each call. It holds no connection, no queue and no window: the
+transport itself carries out a failure or a close.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lifecycle:
     failure   the first cause of an abort; None while there is none
     refusal   the error of every new call: None while the transport is open and has not failed. Raise `refused()`
     lock      guards the transport; `after_fork` makes it usable again in the child
-    abandon   called by `after_fork` with the lock held: give up inherited descriptors and mappings by plain closes;
+    abandon   called by `after_fork` with the lock held: close inherited descriptors and mappings without a protocol;
               send, unlink, join and wake nothing
     """
 
@@ -126,7 +126,7 @@ class Lifecycle:
         return AbortedError(f"{self._group.describe(self.rank)} {did}: {error!r}", rank=self.rank)
 
     def after_fork(self) -> None:
-        """Make the transport inert in a forked child, whatever its state was and whoever held its lock.
+        """Make the transport inert in a forked child, in any state and with any owner of its lock.
 
         Afterwards every call raises ForkedError, and abort and close do nothing.
         """

@@ -1,6 +1,6 @@
 """Liveness of other processes of the host, from the kernel: alive, stopped, or ended.
 
-Death is told by pidfd_open(2) where there is such a thing, else by process ids and start times; a stop by proc(5).
+The end of a process is detected by pidfd_open(2) where it exists, else by process id and start time; a stop by proc(5).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ STOPPED_SECONDS: Final = 0.5
 """Seconds for which a process must be seen stopped."""
 _HIGHEST_ID: Final = (1 << 31) - 1
 LONGEST_GAP: Final = 0.3
-"""Seconds between two looks beyond which the observer did not run itself."""
+"""Maximum seconds between two observations. After a longer gap the observer itself did not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process, told from a later one with its id by its start time (0: not known on this system).
+    """A process. Its start time distinguishes it from a later process with its id (0: unknown on this system).
 
-    `space` is the namespace that the id is counted in (0: there is only one).
+    `space` is the namespace of the id (0: there is only one).
     """
 
     pid: int
@@ -41,10 +41,10 @@ class Identity:
 
 
 class Steady:
-    """For how long a value has been the same, as far as its observer can tell.
+    """Measures how long an observed value has not changed.
 
-    An observer whose looks lie more than `gap` seconds apart did not run in between (it was stopped, or starved), and
-    knows nothing of that time: it begins anew. So nobody is blamed for what stopped the observer too.
+    After more than `gap` seconds between two observations the observer itself did not run (it was stopped, or starved),
+    and the measurement begins anew. So no process is blamed for a pause that stopped the observer too.
     """
 
     __slots__ = ("_gap", "_last", "_since", "_value")
@@ -55,7 +55,7 @@ class Steady:
         self._since = self._last = float("-inf")
 
     def seen(self, value: object, now: float) -> float:
-        """Take note of the value at the moment `now` (monotonic seconds); the seconds that it has not changed."""
+        """Record the value at `now` (monotonic seconds); returns the seconds for which it has not changed."""
         if value != self._value or now - self._last > self._gap:
             self._value, self._since = value, now
         self._last = now
@@ -67,8 +67,8 @@ class Steady:
 
 
 class Watch:
-    """Watches processes. A rank of the own process or of another namespace of ids cannot be watched: it never dies.
-    So it is with all on systems that are not POSIX."""
+    """Watches processes. A rank in this process or in another namespace of ids cannot be watched and counts as alive.
+    On systems without POSIX this applies to every rank."""
 
     def __init__(self) -> None:
         self._own = Identity.own()
@@ -89,7 +89,7 @@ class Watch:
             return
         try:
             descriptor = os.pidfd_open(process.pid)
-        except OSError:  # it is dead, or the system refuses: the slower way tells
+        except OSError:  # it is dead, or the system refuses: `_dead` decides
             return
         if _dead(process):  # the descriptor may be that of a later process
             os.close(descriptor)
@@ -103,12 +103,12 @@ class Watch:
         suspects = self._processes.keys() - self._descriptors.values()
         if self._poll is not None:
             suspects |= {self._descriptors[descriptor] for descriptor, _ in self._poll.poll(0)}
-        # A descriptor may have become another one: somebody closed all that were open.
+        # A descriptor may refer to another file: other code may have closed all descriptors.
         return [rank for rank in sorted(suspects) if _dead(self._processes[rank])]
 
     def stopped(self, seconds: float = STOPPED_SECONDS) -> list[int]:
-        """The ranks whose process is stopped (by SIGSTOP, or Ctrl-Z; not by a debugger), and has been so whenever
-        this was called in the last `seconds`. Ask more often than every LONGEST_GAP."""
+        """The ranks whose process is stopped (by SIGSTOP, or Ctrl-Z; not by a debugger), and was stopped in every call
+        of the last `seconds`. Call it more often than every LONGEST_GAP."""
         now, found = time.monotonic(), []
         for rank, steady in self._stops.items():
             stopped = _stopped(self._processes[rank])
@@ -134,7 +134,7 @@ def _dead(process: Identity) -> bool:
         os.kill(process.pid, 0)
     except (FileNotFoundError, ProcessLookupError):
         return True
-    except OSError:  # it cannot be told
+    except OSError:  # unknown
         return False
     return False
 
@@ -142,7 +142,7 @@ def _dead(process: Identity) -> bool:
 def _stopped(process: Identity) -> bool:
     try:
         return bool(process.start) and _state_of(process.pid) == (b"T", process.start)
-    except OSError:  # it is gone, or it cannot be told
+    except OSError:  # it has ended, or its state is unknown
         return False
 
 

@@ -18,7 +18,7 @@ from typing import Final
 from transports.errors import MismatchError, RondeError
 
 MAX_UNEXPECTED_FRAMES: Final = 1 << 18
-"""Unexpected messages at most, whatever their length."""
+"""Maximum number of unexpected messages of any length."""
 
 
 class Receive:
@@ -134,7 +134,7 @@ class MatchQueue:
             self._posted[key] = deque((receive,))
 
     def arrive(self, peer: int, tag: int, check: int, length: int, payload: memoryview | None = None) -> InboundMessage:
-        """A frame's header has come; the returned message has the view that its payload goes to.
+        """Match an arrived header; the returned message has the view for the payload.
 
         payload  the sender's buffer, if this process can read it: the message borrows it
         """
@@ -166,7 +166,7 @@ class MatchQueue:
         return True
 
     def knows(self, peer: int, tag: int) -> bool:
-        """True if a receive is posted for the next frame with this tag from a peer, or that has come."""
+        """True if a receive is posted for the next frame with this tag from a peer, or the frame has arrived."""
         key = peer, tag
         return key in self._posted or key in self._unexpected
 
@@ -191,7 +191,7 @@ class MatchQueue:
         return True
 
     def misfit(self, receive: Receive, check: int, length: int) -> MismatchError:
-        """The error of a receive that was posted for another frame than the one which came."""
+        """The error of a receive whose frame has another length or check."""
         return MismatchError(
             f"the frame from rank {receive.peer} does not fit the receive posted for it: "
             f"{length} bytes, check {check:#010x} came; "

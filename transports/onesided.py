@@ -1,4 +1,4 @@
-"""The one-sided ability: windows of memory that peers map, and epochs by which they tell each other what is ready.
+"""The one-sided ability: windows of memory that peers map, and epochs that publish their data.
 
 A rank writes into its own part of a window, then *publishes* an epoch; a peer *awaits* that epoch and reads the
 part directly. This is all that a shared-memory collective needs: no message, no copy into a match queue.
@@ -24,8 +24,8 @@ _PROBED: Final = 2
 class Window(ABC):
     """A piece of memory per rank, mapped by every rank of `ranks`.
 
-    Positions 0..len(ranks)-1 count within `ranks`, which are ranks of the transport's group; `index` is the own one.
-    Every rank has one epoch counter in the window, 0 at first, that only it may raise.
+    Positions 0..len(ranks)-1 count within `ranks`, which are ranks of the transport's group; `index` is this rank's
+    position. Every rank has one epoch counter in the window, 0 at first, that only it may raise.
     """
 
     ranks: tuple[int, ...]
@@ -41,8 +41,8 @@ class Window(ABC):
 
     @abstractmethod
     def publish(self, epoch: int, check: int = 0) -> None:
-        """Raise the own epoch to `epoch` (greater than before). All own writes before it are visible to a rank that
-        has awaited it. `check` (32 bits) is kept for the last 8 epochs, so that a peer can compare."""
+        """Raise this rank's epoch to `epoch` (greater than before). All earlier writes of this rank are visible to a
+        rank that has awaited the epoch. `check` (32 bits) is kept for the last 8 epochs, so that a peer can compare."""
 
     @abstractmethod
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
@@ -55,28 +55,28 @@ class Window(ABC):
 
     @abstractmethod
     def expose_arrays(self, *pieces: Memory) -> bool:
-        """From the next `publish` on, let the others `read` these bytes, two pieces at most, which lie anywhere in this
-        rank's memory. They must stay valid until all readers have confirmed that they are done. Replaces the arrays
-        that were exposed before.
+        """Let peers `read` these bytes from the next `publish` on: at most two pieces anywhere in this rank's memory.
+        They must stay valid until all readers have confirmed the end of their reads. Replaces the pieces that were
+        exposed before.
 
-        False if nobody will be able to read them although the ranks `can_read_peers`: the kernel does not read all
-        memory for others, such as that of some devices. Then expose a copy."""
+        False if peers cannot read them although the ranks `can_read_peers`: the kernel does not read all memory for
+        other processes, such as that of some devices. Then expose a copy."""
 
     @abstractmethod
     def read(self, index: int, piece: int, offset: int, target: Memory) -> None:
-        """Fill `target` with the bytes that position `index` exposes, from byte `offset` of a piece on, after an
-        epoch that the position has published since. Raises PeerLost if that memory cannot be read: the system does not
-        allow it, or the peer is gone or has closed. Raises the transport's first failure. After either error `target`
-        may hold anything."""
+        """Fill `target` with the bytes that position `index` exposes, from byte `offset` of a piece on. Await an epoch
+        first that the position has published since. Raises PeerLost if that memory cannot be read: the system does not
+        allow it, or the peer has ended or closed. Raises the transport's first failure. After either error the content
+        of `target` is undefined."""
 
     @abstractmethod
     def close(self) -> None:
         """Release the mapping. Views become invalid. Idempotent, not collective."""
 
     def can_read_peers(self, deadline: float, check: int = 0) -> bool:
-        """True if every rank can `read` the exposed arrays of every other one, found out by trying; the same on all.
-        Collective, before anything else is done with the window, of 33 bytes at least: it uses the first ones and the
-        first two epochs. Raises as `wait`; MismatchError on all ranks if `check` (32 bits) is not the same on all."""
+        """True if every rank can `read` the exposed arrays of every other rank, as a trial shows; the same on all.
+        Collective; it must be the first use of the window, of at least 33 bytes: it uses these and the first two
+        epochs. Raises as `wait`; MismatchError on all ranks if `check` (32 bits) is not the same on all."""
         peers = [index for index in range(len(self.ranks)) if index != self.index]
         probe = memoryview(secrets.token_bytes(_PROBE_BYTES))
         own = self.view(self.index)
@@ -94,7 +94,7 @@ class Window(ABC):
         return all(self.view(index)[_PROBE_BYTES] for index in range(len(self.ranks)))
 
     def _reads_probe(self, index: int) -> bool:
-        """True if the exposed bytes of a position can be read and are right: its pid may be another process here."""
+        """True if the exposed bytes of a position can be read and are right: the pid may be another process here."""
         found = bytearray(_PROBE_BYTES)
         try:
             self.read(index, 0, 0, memoryview(found))
@@ -112,8 +112,8 @@ class OneSided(ABC):
 
     @abstractmethod
     def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> Window:
-        """Make a window with `nbytes` bytes for each of `ranks` (the own rank among them). Collective over `ranks`,
+        """Make a window with `nbytes` bytes for each of `ranks`, which include this rank. Collective over `ranks`,
         with the same arguments; `key` names the window within the group and is used once.
 
-        Raises RendezvousError or DeadlineExceeded, naming the rank that did not come; OSError if there is no room.
+        Raises RendezvousError or DeadlineExceeded, naming the missing rank; OSError if there is no memory.
         """

@@ -1,7 +1,7 @@
-"""Plain values as bytes, in msgpack: all that ranks tell each other beside their data.
+"""Plain values as bytes, in msgpack: the format of all messages between ranks beside their data.
 
-Whatever comes from a wire, a store or shared memory may be anything, so it is read with limits; who reads it checks
-what it is (with `match`, say) before it is used.
+Bytes from a wire, a store or shared memory may be invalid, so they are decoded with limits; the reader checks the
+structure of the value (for example with `match`) before it is used.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ MAX_ITEMS: Final = 1 << 16
 
 
 def pack(value: object) -> bytes:
-    """None, bools, integers of 64 bits, floats, texts, bytes, and lists and dictionaries of them (keys: texts), as
-    bytes. What is no UTF-8 in a text is replaced."""
+    """Encode None, bools, integers of 64 bits, floats, texts, bytes, and lists and dictionaries of these (keys: texts).
+    Characters without UTF-8 encoding are replaced."""
     return cast(bytes, msgpack.packb(value, unicode_errors="replace"))
 
 
 def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int = MAX_BYTES, max_items: int = MAX_ITEMS) -> Any:
-    """The value that `pack` made bytes of; lists where there were tuples.
+    """Decode the value that `pack` has encoded; tuples become lists.
 
-    Raises ValueError if it is anything else, if the data are longer than `max_bytes`, or if a list or dictionary has
-    more than `max_items`. What is made of it in memory is less than 100 times as long as the data.
+    Raises ValueError if the data are invalid or longer than `max_bytes`, or if a list or dictionary has more than
+    `max_items`. The decoded value takes less than 100 times the memory of the data.
     """
     if len(data) > max_bytes:
         raise ValueError(f"{len(data)} bytes are too many: at most {max_bytes} are allowed")

@@ -27,8 +27,8 @@ def stack_of(thread: int) -> str:
 
     thread  its `threading.Thread.ident`
 
-    Never raises: a thread that has ended, or whose stack is not to be had, is described in words. `faulthandler` shows
-    100 threads at most, the newest ones.
+    Never raises: if the thread has ended, or its stack is not available, the text says so. `faulthandler` shows at most
+    100 threads, the newest ones.
     """
     try:
         dump = _dump()
@@ -56,7 +56,7 @@ def _dump() -> str:
 
 
 def _file() -> IO[bytes]:
-    """A file of no disk where the system has such files."""
+    """A file in memory where the system has such files."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("ronde-stacks"), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)

@@ -106,7 +106,7 @@ class TlsSocket(ssl.SSLSocket):
             except ssl.SSLWantReadError:
                 return False
             except ssl.SSLWantWriteError:  # some hundred bytes into an empty buffer
-                raise ConnectError("the connection does not take the handshake of TLS") from None
+                raise ConnectError("the connection does not accept the bytes of the TLS handshake") from None
             except ssl.SSLError as error:
                 if error.reason in _FOREIGN and self.server_side:
                     with contextlib.suppress(OSError):

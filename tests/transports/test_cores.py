@@ -21,9 +21,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="th
 def whole_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A system that says nothing of hardware threads."""
     monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
-    cores._whole.cache_clear()
+    cores._by_physical_core.cache_clear()
     yield
-    cores._whole.cache_clear()
+    cores._by_physical_core.cache_clear()
 
 
 def of(rank: int, hosts: str = "aa", *, threads: bool = False) -> Cores:
@@ -143,10 +143,10 @@ def test_who_was_away_for_long_moves_but_not_again_and_again(monkeypatch: pytest
     system = System(monkeypatch, {0, 1})
     clock, away = [0.0], [0.0]
 
-    def give_way() -> None:
+    def yield_core() -> None:
         clock[0] += away[0]
 
-    monkeypatch.setattr(cores, "_give_way", give_way)
+    monkeypatch.setattr(cores, "_yield_core", yield_core)
     monkeypatch.setattr("transports.cores.time.monotonic", lambda: clock[0])
     mine = of(1)
     mine.leave()

@@ -272,7 +272,7 @@ def test_rules_choose_by_peer_tag_and_predicate() -> None:
 def test_the_dice_fall_alike_with_one_seed() -> None:
     def losses(seed: int) -> list[bool]:
         transport = FaultyTransport(LocalTransport(groups(1)[0]), [parse_rule("drop send chance=0.5")], seed)
-        return ["drop" in transport.meet(Operation("send", 0, 0, 0, 0)) for _ in range(64)]
+        return ["drop" in transport.apply_rules(Operation("send", 0, 0, 0, 0)) for _ in range(64)]
 
     assert losses(1) == losses(1)
     assert losses(1) != losses(2)

@@ -22,8 +22,8 @@ __all__ = ["FaultyTransport", "Operation", "Options", "Rule", "create", "parse_r
 class Options:
     """inner          the transport that is wrapped
     inner_options  its settings, each "setting=value"
-    rules          what goes wrong, each as `rules` describes; none: nothing does
-    seed           of the dice, together with the rank
+    rules          the faults, each in the notation of `rules`; none: no faults
+    seed           seed of the random numbers, together with the rank
     """
 
     inner: str = "local"
@@ -46,5 +46,5 @@ def create(group: Group, options: Options) -> Transport:
 
 
 def usable() -> str | None:
-    """The wrapper runs everywhere; whether the inner transport does, opening it tells."""
+    """None: the wrapper runs everywhere. `open` raises if the inner transport cannot be used."""
     return None

@@ -11,9 +11,9 @@ Operations are send and recv, and for windows publish and wait. Actions:
 
     drop      send: the frame is lost, the send completes. publish: it does not happen
     delay     the operation completes `seconds` later than it would have
-    corrupt   send, recv: a byte is flipped. publish: the check is
+    corrupt   send, recv: a byte is flipped. publish: the check is changed
     truncate  send: the last byte is missing
-    mislabel  send: the check is another one, as if the frame were of another call
+    mislabel  send: the check is changed, as if the frame belonged to another call
     hang      send, recv, wait: never completes
     raise     the transport fails, on every rank, with an error of the class `error`
     kill      the rank is gone: by=close closes its transport at once, by=sigkill ends its process
@@ -58,14 +58,14 @@ class Operation:
 class Rule:
     """One fault.
 
-    action, on      what happens to which operation: see the module
-    rank, peer, tag only where these are equal; None means any
-    where           only where this holds of the operation
-    nth             only the nth of the operations that match so far, counted from 1 per rank; None means every one
-    chance          only so often, by the transport's seeded dice
+    action, on      the fault, and the operation that it hits: see the module
+    rank, peer, tag only operations with these values; None means any
+    where           only operations for which this function returns True
+    nth             only the nth operation that matches all of the above, counted from 1 per rank; None means every one
+    chance          probability, by the transport's seeded random numbers
     seconds         of `delay`
     error           class of the error of `raise`
-    by              of `kill`: "close", "sigkill", or a function that is given the transport and need not return
+    by              of `kill`: "close", "sigkill", or a function that gets the transport and need not return
     """
 
     action: Action
@@ -95,7 +95,7 @@ class Rule:
             raise ConfigError(f"by={self.by!r}: must be close or sigkill, or a function")
 
     def matches(self, operation: Operation) -> bool:
-        """True if the rule is about such an operation, whatever nth and chance say."""
+        """True if the rule matches an operation, apart from nth and chance."""
         return (
             self.on == operation.kind
             and self.rank in (None, operation.rank)

@@ -1,4 +1,4 @@
-"""The wrapper: a transport whose operations meet the rules first."""
+"""The wrapper: a transport that applies the rules to each operation first."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from transports.progress import ProgressRequest
 A = TypeVar("A")
 
 Faults = dict[Action, Rule]
-"""The rules that strike one operation, one of each action at most."""
+"""The rules that hit one operation, at most one of each action."""
 
 
 class FaultyTransport(Transport):
-    """`inner`, with faults. Frames of a rank to itself must not use the highest tag, which it needs for its own waits.
+    """`inner`, with faults. Frames of a rank to itself must not use the highest tag, which the wrapper's waits use.
 
-    It stays an honest transport: what hangs or is late still has a deadline and still notices an abort.
+    It keeps the contract of waits: a hanging or late operation still has a deadline and still notices an abort.
     """
 
     name = "faulty"
@@ -37,7 +37,7 @@ class FaultyTransport(Transport):
         self.inner = inner
         self._rules = tuple(rules)
         self._seen = [0] * len(self._rules)
-        self._dice = random.Random(f"{seed}/{inner.rank}")
+        self._random = random.Random(f"{seed}/{inner.rank}")
         self._lock = threading.Lock()
         self._windows: OneSided | None = None
         self._progress = ProgressRequest(inner)
@@ -57,7 +57,7 @@ class FaultyTransport(Transport):
 
     def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
         check_arguments(self, peer, tag, check)
-        faults = self.meet(Operation("send", self.rank, peer, tag, len(view)))
+        faults = self.apply_rules(Operation("send", self.rank, peer, tag, len(view)))
         if not faults:
             return self.inner.isend(peer, tag, view, check)
         if "hang" in faults or "drop" in faults:
@@ -73,7 +73,7 @@ class FaultyTransport(Transport):
 
     def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
         check_arguments(self, peer, tag, check)
-        faults = self.meet(Operation("recv", self.rank, peer, tag, len(view)))
+        faults = self.apply_rules(Operation("recv", self.rank, peer, tag, len(view)))
         if not faults:
             return self.inner.irecv(peer, tag, view, check)
         if "hang" in faults:
@@ -99,16 +99,18 @@ class FaultyTransport(Transport):
             return self._windows
         return None if issubclass(kind, OneSided) else self.inner.ability(kind)
 
-    def meet(self, operation: Operation) -> Faults:
-        """The rules that strike `operation`. Those of raise and kill have done so when this returns or raises."""
+    def apply_rules(self, operation: Operation) -> Faults:
+        """The rules that hit `operation`. Rules of the actions raise and kill are carried out before it returns."""
         faults: Faults = {}
-        if self.inner.failure is not None:  # nothing will be done; and after a fork nobody may hold the lock for good
+        if (
+            self.inner.failure is not None
+        ):  # the operation fails anyway; and in a forked child the lock may never be released
             return faults
         with self._lock:
             for index, rule in enumerate(self._rules):
                 if rule.matches(operation):
                     self._seen[index] += 1
-                    if rule.nth in (None, self._seen[index]) and self._dice.random() < rule.chance:
+                    if rule.nth in (None, self._seen[index]) and self._random.random() < rule.chance:
                         faults.setdefault(rule.action, rule)
         if "kill" in faults:
             self._kill(faults["kill"])
@@ -121,19 +123,19 @@ class FaultyTransport(Transport):
         """Flip all bits of one byte, if there is one."""
         if len(view):
             with self._lock:
-                view[self._dice.randrange(len(view))] ^= 0xFF
+                view[self._random.randrange(len(view))] ^= 0xFF
 
-    def linger(self, until: float, deadline: float, peer: int) -> None:
-        """Wait until `until`, moving the transport along. Raises its first failure, or DeadlineExceeded, which says
-        that `peer` is late."""
+    def wait_until(self, until: float, deadline: float, peer: int) -> None:
+        """Wait until `until`, driving the transport. Raises its first failure, or DeadlineExceeded, which names `peer`
+        as late."""
         if time.monotonic() < until:
             self._progress.wait_until(min(until, deadline))
             if deadline < until:
                 late = f"rank {self.rank} waited too long for {self.group.describe(peer)}, by an injected fault"
                 raise DeadlineExceeded(late, rank=self.rank, peer=peer)
 
-    def beat(self) -> None:
-        """Make what progress is possible. Raises the first failure."""
+    def make_progress(self) -> None:
+        """Make all possible progress. Raises the first failure."""
         self._progress.poll()
 
     def _kill(self, rule: Rule) -> None:
@@ -142,12 +144,12 @@ class FaultyTransport(Transport):
         elif rule.by == "sigkill":
             os.kill(os.getpid(), signal.SIGKILL)
         else:
-            with suppress(DeadlineExceeded):  # it is not to flush
+            with suppress(DeadlineExceeded):  # the rank must not flush
                 self.inner.close(time.monotonic())
 
 
 class _FaultyRequest(Request):
-    """An inner request (None: nothing was sent) whose completion is late, or never comes, or whose bytes change."""
+    """An inner request (None: nothing was sent) that completes late or never, or whose bytes are changed."""
 
     def __init__(
         self,
@@ -171,17 +173,17 @@ class _FaultyRequest(Request):
             return False
         due = self._arrived()
         if time.monotonic() < due:
-            self._transport.beat()
+            self._transport.make_progress()
             return False
         return True
 
     def wait(self, deadline: float) -> None:
         if self._inner is not None:
             self._inner.wait(deadline)
-        self._transport.linger(self._arrived(), deadline, self._peer)
+        self._transport.wait_until(self._arrived(), deadline, self._peer)
 
     def _arrived(self) -> float:
-        """Monotonic time at which the request, whose inner one has completed, seems complete."""
+        """Monotonic time at which the request completes, after its inner request has completed."""
         if self._due is None:
             self._due = time.monotonic() + self._delay
             if self._to_corrupt is not None:
@@ -202,7 +204,7 @@ class _FaultyWindows(OneSided):
 
 
 class _FaultyWindow(Window):
-    """A window whose publish and wait meet the rules."""
+    """A window that applies the rules to publish and wait."""
 
     def __init__(self, transport: FaultyTransport, inner: Window) -> None:
         self._transport = transport
@@ -215,20 +217,20 @@ class _FaultyWindow(Window):
         return self._inner.view(index)
 
     def publish(self, epoch: int, check: int = 0) -> None:
-        faults = self._meet("publish", self.index, epoch)
+        faults = self._apply_rules("publish", self.index, epoch)
         if "drop" in faults:
             return
         if "delay" in faults:
-            self._transport.linger(time.monotonic() + faults["delay"].seconds, math.inf, self._transport.rank)
+            self._transport.wait_until(time.monotonic() + faults["delay"].seconds, math.inf, self._transport.rank)
         self._inner.publish(epoch, check ^ 1 if "corrupt" in faults else check)
 
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
-        faults = self._meet("wait", index, epoch)
+        faults = self._apply_rules("wait", index, epoch)
         if "hang" in faults:
-            self._transport.linger(math.inf, deadline, self.ranks[index])
+            self._transport.wait_until(math.inf, deadline, self.ranks[index])
         self._inner.wait(index, epoch, deadline, check)
         if "delay" in faults:
-            self._transport.linger(time.monotonic() + faults["delay"].seconds, deadline, self.ranks[index])
+            self._transport.wait_until(time.monotonic() + faults["delay"].seconds, deadline, self.ranks[index])
 
     def expose_arrays(self, *pieces: Memory) -> bool:
         return self._inner.expose_arrays(*pieces)
@@ -237,14 +239,14 @@ class _FaultyWindow(Window):
         self._inner.read(index, piece, offset, target)
 
     def can_read_peers(self, deadline: float, check: int = 0) -> bool:
-        return self._inner.can_read_peers(deadline, check)  # what goes wrong is counted from the first call on
+        return self._inner.can_read_peers(deadline, check)  # rules count operations from the first call on
 
     def close(self) -> None:
         self._inner.close()
 
-    def _meet(self, kind: Any, index: int, epoch: int) -> Faults:
+    def _apply_rules(self, kind: Any, index: int, epoch: int) -> Faults:
         operation = Operation(kind, self._transport.rank, self.ranks[index], epoch, self.nbytes)
-        faults = self._transport.meet(operation)
+        faults = self._transport.apply_rules(operation)
         if "raise" in faults or "kill" in faults:
-            self._transport.beat()
+            self._transport.make_progress()
         return faults

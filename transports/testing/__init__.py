@@ -1,10 +1,10 @@
-"""The public conformance kit: shows that a transport keeps its contract. Free of any test framework.
+"""The public conformance kit: checks that a transport keeps its contract. It needs no test framework.
 
     report = check_transport(lambda group: MyTransport(group))
 
-It finds broken promises one by one: order, matching, sizes, deadlines, aborts, closing, errors that name ranks,
-leaks. `exercise` runs the part that one rank can run in a process of its own; `run_threads` and `run_processes` run
-ranks within a bound and bring their tracebacks home; `Leaks` finds what was left behind.
+Each check tries one promise: order, matching, sizes, deadlines, aborts, closing, errors that name ranks, leaks.
+`exercise` runs the checks that one rank can run in a process of its own; `run_threads` and `run_processes` run ranks
+with a time limit and return their tracebacks; `Leaks` finds threads, descriptors, files and processes that are left.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def check_transport(
     """Try every promise of the contracts on a transport; ranks are threads that share a store in memory.
 
     make      a transport of this group, not opened
-    sizes     the numbers of ranks to try; those promises that need more ranks than any of them has are not tried
+    sizes     the numbers of ranks to try; promises that need more ranks than the largest of them are not tried
     deadline  seconds that one check with one size may take
     only      names of checks, to try just these
 
-    Raises ConformanceError listing every broken promise; ValueError for a name that no check has.
+    Raises ConformanceError listing every broken promise; ValueError for an unknown name of a check.
     """
     if unknown := set(only or ()) - {check.name for check in CHECKS}:
         raise ValueError(f"only={sorted(unknown)}: must be among {', '.join(check.name for check in CHECKS)}")
@@ -62,12 +62,12 @@ def check_transport(
 
 
 def exercise(transport: Transport, deadline: float) -> None:
-    """Run the checks that leave a transport sound, as one rank of it: all ranks call it, in processes or threads.
+    """Run, as one rank, the checks that leave a transport usable. All ranks call it, in processes or threads.
 
-    transport  open, and to be closed by the caller
+    transport  an open transport; the caller closes it
     deadline   absolute monotonic seconds, for all checks together
 
-    Raises what the first broken promise raises, with a note that says which it is; the others should be aborted.
+    Raises the error of the first broken promise, with a note that names the promise. Abort the other ranks then.
     """
     for check in CHECKS:
         if check.opens and not check.ends and transport.size >= check.least:

@@ -14,22 +14,22 @@ from transports.errors import RondeError
 
 SYNC_TAG: Final = 1 << 40
 SOON: Final = 0.05
-"""Seconds after which a wait that cannot succeed is to give up, and that others get to begin to wait."""
+"""Seconds: the deadline of a wait that cannot succeed, and the time for other ranks to begin their wait."""
 
 
 def require(holds: object, complaint: str) -> None:
-    """Raises AssertionError if something does not hold (also under `python -O`)."""
+    """Raises AssertionError if `holds` is false (also under `python -O`)."""
     if not holds:
         raise AssertionError(complaint)
 
 
 def pattern(source: int, target: int, tag: int, number: int, nbytes: int) -> bytes:
-    """The bytes of one frame, different from those of any other."""
+    """The bytes of one frame, which differ from those of any other frame."""
     return np.random.default_rng((source, target, tag, number)).bytes(nbytes)
 
 
 def error_of(action: Callable[[], object], *expected: type[BaseException]) -> BaseException:
-    """The error that `action` raises. Raises AssertionError if it raises none; another one passes through."""
+    """The error that `action` raises. Raises AssertionError if it raises none; an unexpected error passes through."""
     try:
         action()
     except expected as error:
@@ -39,7 +39,7 @@ def error_of(action: Callable[[], object], *expected: type[BaseException]) -> Ba
 
 @dataclass(slots=True)
 class Incoming:
-    """A posted receive and what it is to bring."""
+    """A posted receive and the bytes that it must receive."""
 
     bench: Bench
     request: Request
@@ -53,11 +53,13 @@ class Incoming:
         if self.buffer != self.expected:
             pairs = enumerate(zip(self.buffer, self.expected, strict=True))
             first = next(position for position, (came, sent) in pairs if came != sent)
-            raise AssertionError(f"{self.what}: byte {first} of {len(self.expected)} is not the one that was sent")
+            raise AssertionError(
+                f"{self.what}: byte {first} of {len(self.expected)} differs from the one that was sent"
+            )
 
 
 class Bench:
-    """One rank in one check. `deadline` is absolute; `name` is the check's."""
+    """One rank in one check. `deadline` is absolute; `name` is the name of the check."""
 
     def __init__(self, transport: Transport, name: str, deadline: float) -> None:
         self.transport = transport
@@ -81,14 +83,14 @@ class Bench:
         return self.isend(peer, tag, pattern(self.rank, peer, tag, number, nbytes))
 
     def take(self, peer: int, tag: int, number: int, nbytes: int) -> Incoming:
-        """Begin to receive what the peer gives so."""
+        """Begin to receive the frame that the peer sends by `give`."""
         buffer = bytearray(nbytes)
         request = self.irecv(peer, tag, buffer)
         expected = pattern(peer, self.rank, tag, number, nbytes)
         return Incoming(self, request, buffer, expected, f"frame {number} with tag {tag} from rank {peer}")
 
     def swap(self, tag: int) -> None:
-        """A small exchange around the ring, to see that the transport is intact."""
+        """A small exchange around the ring, which shows that the transport is intact."""
         incoming, sending = self.take(self.left, tag, 0, 100), self.give(self.right, tag, 0, 100)
         incoming.check()
         sending.wait(self.deadline)
@@ -104,7 +106,7 @@ class Bench:
             distance *= 2
 
     def soon(self) -> float:
-        """A deadline that passes at once, but not before others have had a moment."""
+        """A deadline in SOON seconds."""
         return time.monotonic() + SOON
 
     def failure(self, action: Callable[[], object]) -> RondeError:

@@ -152,7 +152,7 @@ def a_rank_that_does_not_open_is_named(bench: Bench) -> None:
 
 
 def _abort(bench: Bench) -> str:
-    """All ranks wait for each other in vain until the last one aborts; the reason it gives."""
+    """All ranks wait for each other until the last one aborts. Returns its reason."""
     last = bench.size - 1
     reason = f"rank {last} has had enough"
     bench.sync()

@@ -10,11 +10,11 @@ from transports.testing.bench import Bench, error_of, pattern, require
 from transports.testing.kit import Check
 
 SIZES: Final = (0, 1, 100, 16_360, 16_384, 32_768, 40_000, 3_000_001)
-"""Bytes; around what transports read at once."""
+"""Bytes; around the sizes that transports read directly."""
 
 
 def a_receive_may_be_awaited_at_once(bench: Bench) -> None:
-    """`recv` receives the next frame with its tag, whether it has come or not, and whatever else has."""
+    """`recv` receives the next frame with its tag, before or after its arrival, also if other frames arrive first."""
     for number, nbytes in enumerate(SIZES):
         for early in (False, True):
             going = [bench.give(bench.right, tag, number, nbytes) for tag in (20, 21, 20)]
@@ -35,7 +35,7 @@ def two_ranks_exchange_in_one_call(bench: Bench) -> None:
 
 
 def exchanges_may_follow_each_other(bench: Bench) -> None:
-    """A rank may be an exchange ahead of the one that it exchanges with."""
+    """A rank may be one exchange ahead of its peer."""
     for number in range(300):
         _exchange(bench, bench.right, bench.left, number, number % 60)
 
@@ -64,7 +64,9 @@ def an_awaited_receive_ends_at_its_deadline(bench: Bench) -> None:
     bench.sync()
     going = [bench.give(bench.right, 24, number, 1000) for number in range(2)]
     _receive(bench, 24, 1, 1000)
-    require(late == pattern(bench.left, bench.rank, 24, 0, 1000), "the frame went elsewhere than where it was awaited")
+    require(
+        late == pattern(bench.left, bench.rank, 24, 0, 1000), "the frame did not arrive in the buffer of the receive"
+    )
     for sending in going:
         sending.wait(bench.deadline)
 
@@ -98,7 +100,7 @@ def _receive(bench: Bench, tag: int, number: int, nbytes: int) -> None:
     buffer = bytearray(nbytes)
     bench.transport.recv(bench.left, tag, memoryview(buffer), bench.deadline)
     expected = pattern(bench.left, bench.rank, tag, number, nbytes)
-    require(buffer == expected, f"frame {number} with tag {tag} of {nbytes} bytes is not what was sent")
+    require(buffer == expected, f"frame {number} with tag {tag} of {nbytes} bytes differs from the sent one")
 
 
 def _exchange(bench: Bench, dest: int, source: int, number: int, nbytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Checks of frames: what is sent arrives, whole, in order, and whatever else goes on."""
+"""Checks of frames: every frame arrives, whole, in order, and independently of other requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transports.testing.bench import SOON, Bench, error_of, pattern, require
 from transports.testing.kit import Check
 
 SIZES: Final = (1, 2, 3, 7, 63, 64, 65, 1000, 4095, 4096, 4097, 65537, (1 << 20) + 3, (4 << 20) - 5)
-"""Bytes; around the borders of cache lines, pages, and the segments and socket buffers that transports have."""
+"""Bytes; around the sizes of cache lines, pages, and the transports' segments and socket buffers."""
 
 
 def frames_of_one_tag_keep_their_order(bench: Bench) -> None:
@@ -67,7 +67,7 @@ def a_rank_reaches_itself(bench: Bench) -> None:
 
 
 def every_length_arrives_whole(bench: Bench) -> None:
-    """The frame has exactly the length of the view, whatever it is, and the bytes that were sent."""
+    """The frame has exactly the length of the view, for every length, and the bytes that were sent."""
     coming = [bench.take(bench.left, 100 + number, number, nbytes) for number, nbytes in enumerate(SIZES)]
     going = [bench.give(bench.right, 100 + number, number, nbytes) for number, nbytes in enumerate(SIZES)]
     for incoming in coming:
@@ -94,7 +94,7 @@ def both_directions_flow_at_once(bench: Bench) -> None:
 
 
 def many_small_frames_flow(bench: Bench) -> None:
-    """Hundreds of requests may be in flight at once, to be waited for in any order."""
+    """Hundreds of requests may be in flight together, and may be waited for in any order."""
     coming = [bench.take(bench.left, number % 3, number, number % 50) for number in range(400)]
     going = [bench.give(bench.right, number % 3, number, number % 50) for number in range(400)]
     _finish(bench, list(reversed(going)))
@@ -103,7 +103,7 @@ def many_small_frames_flow(bench: Bench) -> None:
 
 
 def waiting_moves_other_requests_along(bench: Bench) -> None:
-    """While it waits it moves every other request of the transport along too."""
+    """A wait makes progress on every other request of the transport too."""
     nbytes = (3 << 20) + 1
     if bench.rank == 0:
         background = bench.take(1, 8, 0, nbytes)
@@ -131,7 +131,7 @@ def a_send_may_be_forgotten(bench: Bench) -> None:
     """A send may be forgotten: the transport holds what it needs, and goes on."""
     for number, nbytes in enumerate((10, 300_000)):
         bench.give(bench.right, 19, number, nbytes)
-        bytearray(b"x" * nbytes)  # would take the place of memory that was let go
+        bytearray(b"x" * nbytes)  # would overwrite memory that was released
     bench.sync()
     for number, nbytes in enumerate((10, 300_000)):
         bench.take(bench.left, 19, number, nbytes).check()
@@ -176,7 +176,7 @@ def tag_and_check_have_their_full_range(bench: Bench) -> None:
     going = [bench.isend(bench.right, tag, tag.to_bytes(8), MAX_CHECK) for tag in reversed(tags)]
     _finish(bench, coming + going)
     arrived = tuple(int.from_bytes(buffer) for buffer in buffers)
-    require(arrived == tags, f"frames with tags {tags} were taken for {arrived}")
+    require(arrived == tags, f"frames with tags {tags} were matched as {arrived}")
 
 
 def bad_arguments_are_refused(bench: Bench) -> None:
@@ -208,13 +208,13 @@ def a_wait_ends_at_its_deadline(bench: Bench) -> None:
 
 
 def test_tells_when_a_request_has_completed(bench: Bench) -> None:
-    """`test` makes what progress is possible without waiting; True once completed."""
+    """`test` makes all progress that is possible without waiting; True once completed."""
     incoming = bench.take(bench.left, 13, 0, 3_000_000)
     require(not incoming.request.test(), "test() of a request that nothing came for is True")
     bench.sync()
     requests: list[Request] = [bench.give(bench.right, 13, 0, 3_000_000), incoming.request]
     while not all(request.test() for request in requests):
-        require(time.monotonic() < bench.deadline, "requests that are tested again and again do not complete")
+        require(time.monotonic() < bench.deadline, "requests that are tested repeatedly do not complete")
         time.sleep(0)
     incoming.check()
 
@@ -228,17 +228,17 @@ def a_wait_for_any_ends_with_the_first(bench: Bench) -> None:
     error_of(lambda: bench.transport.wait_any([], bench.deadline), ValueError)
     bench.sync()
     going = []
-    for turn in range(bench.size):  # whoever has its turn sends to all, the others wait for it among all
+    for turn in range(bench.size):  # rank `turn` sends to all, the others wait for the first frame of any rank
         if turn == bench.rank:
             going = [bench.isend(peer, 14, bench.rank.to_bytes(4)) for peer in range(bench.size)]
         awaited = [peer for peer in range(bench.size) if peer >= turn]
         ended = bench.transport.wait_any([coming[peer] for peer in awaited], bench.deadline)
         require([awaited[place] for place in ended] == [turn], f"rank {turn} sent, but {ended} of {awaited} ended")
-        require(int.from_bytes(buffers[turn]) == turn, f"the frame of rank {turn} is not what it sent")
+        require(int.from_bytes(buffers[turn]) == turn, f"the frame of rank {turn} differs from the sent one")
         bench.sync()
     _finish(bench, going)
     ended = bench.transport.wait_any(coming, bench.deadline)
-    require(ended == list(range(bench.size)), f"all {bench.size} requests have ended, but it says {ended}")
+    require(ended == list(range(bench.size)), f"all {bench.size} requests have ended, but wait_any returned {ended}")
 
 
 def a_request_that_failed_has_ended(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""The conformance kit: does a transport keep what transports.base and transports.onesided promise?"""
+"""The conformance kit: runs checks of the promises in transports.base and transports.onesided on a transport."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SETTLE_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise and the code that tries it, as every rank runs it.
+    """One promise and the code that checks it, run by every rank.
 
-    least       the smallest number of ranks that it needs
-    every_size  tried with every size, not only with the first that is large enough
-    opens       the transport is opened before
-    ends        leaves the transport aborted or closed
+    least       minimum number of ranks
+    every_size  run with every size, not only with the first that is large enough
+    opens       the transport is opened before the check
+    ends        the check leaves the transport aborted or closed
     """
 
     run: Callable[[Bench], None]
@@ -47,7 +47,7 @@ class Check:
         return " ".join((self.run.__doc__ or "").split())
 
     def sizes(self, sizes: Sequence[int]) -> list[int]:
-        """Those of `sizes` with which it is tried."""
+        """The subset of `sizes` with which the check is run."""
         fit = [size for size in sizes if size >= self.least]
         return fit if self.every_size else fit[:1]
 
@@ -75,7 +75,7 @@ class Report:
 
     @property
     def broken(self) -> tuple[Outcome, ...]:
-        """The outcomes of promises that were not kept."""
+        """The outcomes of broken promises."""
         return tuple(outcome for outcome in self.outcomes if outcome.error is not None)
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Report:
 
 
 class ConformanceError(AssertionError):
-    """A transport breaks promises; the text has every one with its traceback, `report` everything."""
+    """A transport breaks promises. The text has each of them with its traceback, `report` all outcomes."""
 
     def __init__(self, report: Report) -> None:
         parts = [f"transport {report.transport!r} breaks {len(report.broken)} of {len(report.outcomes)} promises"]
@@ -95,9 +95,9 @@ class ConformanceError(AssertionError):
 
 
 def run_check(check: Check, make: Callable[[Group], Transport], size: int, seconds: float) -> None:
-    """Try one check with `size` ranks, as threads. Raises what the first rank to fail raised, or LeakError.
+    """Run one check with `size` ranks, as threads. Raises the error of the first rank that failed, or LeakError.
 
-    seconds  that it may take; every wait in it has this bound
+    seconds  time limit of the check, and of every wait in it
     """
     store, secret = MemoryStore(), new_secret()
     members = (Member("localhost", "localhost", os.getpid()),) * size
@@ -130,14 +130,14 @@ def try_checks(
     sizes: Sequence[int],
     seconds: float,
 ) -> Report:
-    """Try all `checks`; each with transports of its own."""
+    """Run all `checks`, each with new transports."""
     outcomes: list[Outcome] = []
     for check in checks:
         for size in check.sizes(sizes):
             error: BaseException | None = None
             try:
                 run_check(check, make, size, seconds)
-            except Exception as caught:  # noqa: BLE001 - that is what the report is for
+            except Exception as caught:  # noqa: BLE001 - the report contains it
                 error = caught
             outcomes.append(Outcome(check.name, check.promise, size, error))
     probe = make(Group(0, (Member("localhost", "localhost", os.getpid()),), MemoryStore()))

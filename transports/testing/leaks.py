@@ -1,4 +1,4 @@
-"""Finds what a piece of code leaves behind: threads, descriptors, shared-memory files, processes."""
+"""Finds leaks of a piece of code: threads, descriptors, shared-memory files, processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Leaks:
 
     threads, open descriptors (where /proc/self/fd exists), files `directory`/ronde-*, child processes.
 
-    settle  seconds that what is just ending gets to end. If the body raises, its error stays the one raised.
+    settle  seconds to wait for threads and processes that are just ending. An error of the body is raised instead.
     """
 
     def __init__(self, settle: float = 2.0, directory: str = "/dev/shm") -> None:
@@ -43,16 +43,16 @@ class Leaks:
             raise LeakError("left behind: " + "; ".join(left))
 
     def found(self) -> list[str]:
-        """Descriptions of the leftovers, after they had time to go."""
-        gc.collect()  # what only errors' tracebacks refer to is garbage, not a leak
+        """Descriptions of the leaks that remain after `settle` seconds."""
+        gc.collect()  # objects that only tracebacks of errors refer to are garbage, not leaks
         deadline = time.monotonic() + self._settle
         for thread in self._new_threads():
             thread.join(max(0.0, deadline - time.monotonic()))
         left = self._inventory() - self._before
         while left and time.monotonic() < deadline:
-            time.sleep(SETTLE_PAUSE)  # descriptors, files and processes of others announce their end nowhere
+            time.sleep(SETTLE_PAUSE)  # there is no event for the end of other descriptors, files and processes
             gc.collect()  # threads that have ended since may have left such garbage too
-            left &= self._inventory()  # what comes later is somebody else's
+            left &= self._inventory()  # later additions belong to other code
         return [f"thread {thread.name!r}" for thread in self._new_threads()] + sorted(left)
 
     def _new_threads(self) -> list[threading.Thread]:
@@ -65,7 +65,7 @@ class Leaks:
 
 
 def _descriptors() -> set[str]:
-    """Open descriptors and what they are."""
+    """Open descriptors with their targets."""
     found: set[str] = set()
     try:
         numbers = os.listdir("/proc/self/fd")
@@ -75,12 +75,12 @@ def _descriptors() -> set[str]:
         try:
             found.add(f"descriptor {number} ({os.readlink(f'/proc/self/fd/{number}')})")
         except FileNotFoundError:
-            continue  # closed meanwhile, as the one of the listing itself is
+            continue  # closed since, as is the descriptor of the listing itself
     return found
 
 
 def _children() -> set[str]:
-    """Child processes, also those that multiprocessing does not know."""
+    """Child processes, including those that were not started by multiprocessing."""
     found = {str(process.pid) for process in multiprocessing.active_children()}
     for path in glob.glob("/proc/self/task/*/children"):
         try:
@@ -92,7 +92,7 @@ def _children() -> set[str]:
 
 
 def _start_resource_tracker() -> None:
-    """Have multiprocessing's helper process now, which stays until the interpreter ends, so that it is no leak."""
+    """Start multiprocessing's helper process now: it stays until the interpreter ends, and is not a leak."""
     if os.name == "posix":
         from multiprocessing import resource_tracker
 

@@ -1,4 +1,4 @@
-"""Runs ranks as threads or as processes: bounded, and with every rank's traceback in what is raised."""
+"""Runs ranks as threads or processes, with a time limit, and with every rank's traceback in the raised error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transports.stacks import stack_of
 T = TypeVar("T")
 
 GRACE: Final = 5.0
-"""Seconds that other ranks have to tell their part of the story once one has failed, or after they were released."""
+"""Seconds in which the other ranks may report their errors after one has failed, or after they were released."""
 DUMP_SECONDS: Final = 5.0
 
 
@@ -29,12 +29,11 @@ def run_threads(
 ) -> list[T]:
     """Run fn(rank) in `size` threads; the results by rank.
 
-    timeout  seconds that all have together
-    release  called if they do not end in time, to make them end (abort what they wait on)
+    timeout  seconds for all ranks together
+    release  called if they do not end in time, to make them end (for example by an abort)
 
-    Raises the error that came first in time, with notes that say which rank raised it and what became of the others;
-    TimeoutError, with the stacks of those that were still running, if none failed. Threads that do not end even when
-    released are left behind.
+    Raises the first error, with notes that name its rank and the outcomes of the other ranks; TimeoutError, with the
+    stacks of the ranks that still run, if none failed. Threads that do not end after `release` are left running.
     """
     results: dict[int, T] = {}
     failures: list[tuple[int, BaseException]] = []
@@ -62,11 +61,11 @@ def run_processes(
 ) -> list[Any]:
     """Run fn(rank, *args) in `size` fresh processes (start method spawn); the results by rank.
 
-    fn, args  picklable, so fn is a function of a module; results and errors travel back pickled
-    timeout   seconds that all have together, starting included; then they are killed
-    dying     ranks that may end without a word; their result is None
+    fn, args  picklable, so fn is a function of a module; results and errors are returned pickled
+    timeout   seconds for all ranks together, starting included; then they are killed
+    dying     ranks that may end without an outcome; their result is None
 
-    Raises as run_threads does; a rank that ends without a word is a RuntimeError with its exit code. No process is
+    Raises as run_threads does; a rank that ends without an outcome is a RuntimeError with its exit code. No process is
     left when this returns or raises.
     """
     deadline = time.monotonic() + timeout
@@ -128,20 +127,20 @@ def _child(pipe: Connection, fn: Callable[..., Any], rank: int, args: tuple[Any,
 
 
 def _portable(error: BaseException) -> BaseException:
-    """`error`, its traceback as a note; as a RuntimeError if it cannot be pickled."""
+    """`error` with its traceback as a note; a RuntimeError with its text if it cannot be pickled."""
     text = "".join(traceback.format_exception(error))
     try:
         copy: BaseException = pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - whatever a foreign class does when it is pickled
+    except Exception:  # noqa: BLE001 - pickling runs code of a foreign class
         copy = RuntimeError(f"{type(error).__name__}: {error}")
     copy.add_note(text)
     return copy
 
 
 def _dump(process: BaseProcess, pipe: Connection) -> str:
-    """The stacks of a process that does not end, which it writes into its pipe when told to end."""
+    """The stacks of a process that does not end. It writes them into its pipe on SIGUSR1."""
     if not hasattr(faulthandler, "register") or process.pid is None:
-        return "no stack to be had on this platform\n"
+        return "no stack is available on this platform\n"
     os.kill(process.pid, signal.SIGUSR1)
     text = b""
     while pipe.poll(DUMP_SECONDS) and (piece := os.read(pipe.fileno(), 1 << 16)):

@@ -1,4 +1,4 @@
-"""Checks of one-sided windows, for transports that have the ability; others pass them unasked."""
+"""Checks of one-sided windows. A transport without the ability passes them unchecked."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _onesided(bench: Bench, ranks: tuple[int, ...]) -> OneSided | None:
 
 @_with_window
 def a_window_has_a_part_per_rank(bench: Bench, window: Window) -> None:
-    """A piece of memory per rank, writable, of nbytes, beginning on a 64-byte boundary; index is the own position."""
+    """One writable part of nbytes per rank, beginning on a 64-byte boundary; index is this rank's position."""
     require(window.ranks == tuple(range(bench.size)), f"ranks is {window.ranks}")
     require(window.index == bench.rank, f"index is {window.index} on rank {bench.rank}")
     for index in range(bench.size):
@@ -51,14 +51,14 @@ def a_window_has_a_part_per_rank(bench: Bench, window: Window) -> None:
 
 @_with_window
 def what_was_published_is_visible(bench: Bench, window: Window) -> None:
-    """All own writes before a publish are visible to a rank that has awaited its epoch."""
+    """All writes of a rank before its publish are visible to a rank that has awaited the epoch."""
     for number in range(12):
         window.view(window.index)[:] = pattern(bench.rank, 0, 0, number, NBYTES)
         window.publish(2 * number + 1)
         for index in range(bench.size):
             window.wait(index, 2 * number + 1, bench.deadline)
             same = window.view(index) == pattern(index, 0, 0, number, NBYTES)
-            require(same, f"in round {number} the part of rank {index} is not what it wrote")
+            require(same, f"in round {number} the part of rank {index} differs from the bytes that it wrote")
         window.publish(2 * number + 2)
         for index in range(bench.size):
             window.wait(index, 2 * number + 2, bench.deadline)
@@ -66,7 +66,7 @@ def what_was_published_is_visible(bench: Bench, window: Window) -> None:
 
 @_with_window
 def an_epoch_passes_for_all_before_it(bench: Bench, window: Window) -> None:
-    """wait returns once the epoch is at least the one asked for; epochs may leap."""
+    """wait returns once the epoch is at least the awaited one; epochs may be skipped."""
     window.publish(1 << 40)
     for index in range(bench.size):
         for epoch in (1, 1 << 20, 1 << 40):
@@ -108,7 +108,7 @@ def an_abort_ends_a_wait_for_an_epoch(bench: Bench, window: Window) -> None:
 
 @_with_window
 def what_is_lent_can_be_read_or_nobody_can(bench: Bench, window: Window) -> None:
-    """Two pieces of any memory of a rank, until it lends others; PeerLost where the system does not allow it."""
+    """Peers can read two exposed pieces of any memory of a rank; PeerLost where the system does not allow it."""
     able = exposed = True
     for number in range(5):
         pieces = [bytearray(pattern(bench.rank, piece, 0, number, NBYTES)) for piece in range(2)]
@@ -123,11 +123,11 @@ def what_is_lent_can_be_read_or_nobody_can(bench: Bench, window: Window) -> None
                 except PeerLost:
                     able = False
                 right = pattern(index, piece, 0, number, NBYTES)[offset : offset + length]
-                require(not able or found == right, f"piece {piece} of rank {index} is not what it lends")
+                require(not able or found == right, f"piece {piece} of rank {index} differs from the exposed bytes")
         window.publish(2 * number + 2)
         for index in range(bench.size):
             window.wait(index, 2 * number + 2, bench.deadline)
-    require(exposed or not able, "lend says that nobody can read what was read")
+    require(exposed or not able, "expose_arrays returned False, but the peers could read the pieces")
     require(bench.transport.failure is None, f"reading made the transport fail: {bench.transport.failure}")
 
 
@@ -149,7 +149,7 @@ def a_read_after_an_abort_raises_its_cause(bench: Bench, window: Window) -> None
 
 @_with_window
 def a_read_from_a_rank_that_has_closed_raises(bench: Bench, window: Window) -> None:
-    """Before anybody else has noticed: what it exposed may be used for something else already."""
+    """Also before any other sign of the close: the exposed memory may have been reused already."""
     kept = bytearray(1000)
     window.expose_arrays(memoryview(kept))
     window.publish(1)
@@ -164,7 +164,7 @@ def a_read_from_a_rank_that_has_closed_raises(bench: Bench, window: Window) -> N
         store.get(key, bench.deadline)
         error = error_of(lambda: window.read(last, 0, 0, memoryview(bytearray(1000))), PeerLost)
         lost = getattr(error, "peer", None)
-        require(lost == last, f"rank {lost} is said to be lost, not rank {last}")
+        require(lost == last, f"the error names rank {lost} as lost, not rank {last}")
 
 
 def some_ranks_may_have_a_window_of_their_own(bench: Bench) -> None:
@@ -196,7 +196,7 @@ def a_rank_that_does_not_come_to_a_window_is_named(bench: Bench) -> None:
         require("rank 1" in str(error), f"the error does not name rank 1: {error}")
     elif onesided is not None:
         time.sleep(EXPOSE_SECONDS + SOON)
-    if onesided is not None:  # the ranks are at odds about the window, so they cannot end well
+    if onesided is not None:  # the ranks disagree about the window, so they cannot close normally
         bench.transport.abort(AbortedError("there was no window", rank=bench.rank))
 
 
