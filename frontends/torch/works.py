@@ -16,7 +16,8 @@ import torch.futures
 
 from collectives import Work as Ours
 from frontends.torch import streams
-from transports.errors import DeadlineExceeded, RondeError
+from transports import forking
+from transports.errors import DeadlineExceeded, ForkedError, RondeError
 
 Finish = Callable[[list[Any]], object]
 
@@ -93,6 +94,14 @@ class Future(torch.futures.Future):  # type: ignore[misc]
         self._devices = devices
         self._group_callbacks = group_callbacks
         self._callbacks = callbacks
+        self._process = forking.process
+
+    def wait(self) -> Any:
+        """Wait until it is complete; return its value. The same as torch's. Raises DistBackendError in a forked child,
+        where nothing completes it."""
+        if forking.process != self._process and not self.done():
+            raise dist.DistBackendError(f"the operation is one of process {self._process}, which has forked this one")
+        return super().wait()
 
     def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
         """Return a future of `callback(self)`, which is called when this future is complete. The same as torch's."""
@@ -156,6 +165,8 @@ class Work(dist.Work):  # type: ignore[misc]
         try:
             for work in self._works:
                 work.wait(seconds if seconds > 0 else None)
+        except ForkedError as error:
+            raise dist.DistBackendError(str(error)) from error
         except DeadlineExceeded as error:
             if not work.test():
                 raise dist.DistBackendError(str(error)) from error

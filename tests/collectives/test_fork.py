@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -363,6 +363,50 @@ def rank_with_loader() -> None:
             total = ronde.allreduce(batch)
             assert (total == 2 * batch).all(), step
     check_calls(ronde.world(), 1)
+
+
+def rank_with_work_in_flight(path: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    import frontends.torch  # noqa: F401 - registers the backend
+
+    torch.set_num_threads(1)
+    dist.init_process_group("ronde", store=dist.FileStore(path, 2), rank=ronde.rank(), world_size=2)
+    try:
+        x = torch.ones(1000)
+        held = dist.get_rank() == 1  # so that the operation of rank 0 cannot end before it forks
+        if held:
+            ronde.barrier()
+        work = dist.all_reduce(x, async_op=True)
+        if not held:
+            future = work.get_future()
+            calls = (work.wait, future.wait, lambda: dist.all_reduce(torch.ones(2)), dist.barrier)
+            assert await_end(fork(functools.partial(all_raise, calls))) == 0
+            ronde.barrier()
+            assert future.wait()[0] is x
+        work.wait()
+        assert (x == 2).all()
+        dist.all_reduce(x)
+        assert (x == 4).all()
+    finally:
+        dist.destroy_process_group()
+
+
+def all_raise(calls: Sequence[Callable[[], Any]]) -> None:
+    """In a child of a rank: every call is an error of torch that names the fork."""
+    import torch.distributed as dist
+
+    for call in calls:
+        with pytest.raises(dist.DistBackendError, match="fork"):
+            call()
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_work_of_torch_in_flight(transport: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    run(functools.partial(rank_with_work_in_flight, str(tmp_path / "store")), np=2, transport=transport)
 
 
 @pytest.mark.frameworks
