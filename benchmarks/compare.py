@@ -1,4 +1,4 @@
-"""Ronde and its peers side by side: the same calls on the same arrays, in turns, every result checked.
+"""Compares Ronde with its peers: the same calls on the same arrays, in turns, every result checked.
 
     python benchmarks/compare.py                                  all collectives on two ranks over shared memory
     python benchmarks/compare.py allreduce --windows              on arrays that its ranks share (peers': private)
@@ -6,15 +6,15 @@
     python benchmarks/compare.py --peers --before OTHER/.venv/bin/python     another checkout of Ronde
     python benchmarks/compare.py --series benchmarks/results      the tables of docs/performance.md (3 to 15 minutes)
 
-Every contender is a job of its own, started by its own launcher, that stays alive and blocked until it is its turn. For
+Every contender is a job of its own, started by its own launcher. It stays alive, and blocked between its turns. For
 each collective and size the contenders take turns, in changing order, `--rounds` times. A turn is some batches of calls
-back to back; its time is the median over the batches of the slowest rank's seconds per call. What is compared is the
-peer's time divided by Ronde's in the same round, and of that the median over the rounds: above 1, Ronde is faster.
+back to back; its time is the median over the batches of the slowest rank's seconds per call. The table shows the peer's
+time divided by Ronde's in the same round, as the median over the rounds: above 1, Ronde is faster.
 
-The last column tells by which algorithms Ronde ran the calls.
+The last column lists the algorithms by which Ronde ran the calls.
 
-Peers are installed by pip into virtual environments under --venvs at the first use. That of --before is not: it is an
-interpreter that finds the other checkout's Ronde, and has `ronde` beside it.
+Peers are installed by pip into virtual environments under --venvs at the first use. --before is an existing interpreter
+that imports the other checkout's Ronde, with `ronde` in the same folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SIZES = (4, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 
 START_SECONDS = 120.0
 TURN_LIMIT = 120.0
 TURN_SECONDS = 0.02
-"""What a turn should last."""
+"""Intended seconds of a turn."""
 MAX_BATCHES = 20
 WARM_UPS = 4
 OURS = "ronde"
@@ -57,8 +57,8 @@ OURS = "ronde"
 
 @dataclass(frozen=True)
 class Contender:
-    """A library over a link. `packages` is what pip installs for it, `command` what starts `np` ranks of it.
-    `python` is its interpreter, if there is one already.
+    """A library over a link. `packages`: installed for it by pip. `command`: starts `np` ranks of it.
+    `python`: its interpreter, if there is one already.
     """
 
     name: str
@@ -90,7 +90,7 @@ PEERS = {
     "gloo": Contender("gloo", "gloo", ("torch==2.13.0",)),
 }
 LINKS = {"shm": ("openmpi", "mpich"), "tcp": ("openmpi", "gloo")}
-"""The peers that go over the same kind of link."""
+"""The peers that use the same kind of link."""
 BEFORE = "before"
 """The name of another checkout of Ronde."""
 SERIES = {
@@ -100,17 +100,17 @@ SERIES = {
     "shm-4-windows": ["allreduce", "-np", "4", "--windows"],
     "tcp-2": ["allreduce", "--link", "tcp"],
 }
-"""The tables of docs/performance.md: what a file is called, and the arguments."""
+"""The tables of docs/performance.md: the name of each file, and the arguments."""
 
 
 class Job:
-    """A contender's ranks, waiting for their turn."""
+    """The ranks of a contender, which wait for requests."""
 
     def __init__(self, contender: Contender, python: Path, np: int, link: str, directory: Path) -> None:
         self.name = contender.name
         self.version = ""
         self.algorithms: list[str] = []
-        """By which the last turn's calls were run, if the library tells."""
+        """The algorithms of the last turn's calls; empty if the library does not report them."""
         self._ranks: list[Any] = []
         self._links: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -134,13 +134,13 @@ class Job:
                     )
                 )
             try:
-                self._meet(listener, np)
+                self._accept_ranks(listener, np)
             except BaseException:
                 self.close()
                 sys.stderr.write(log.read_text(errors="replace"))
                 raise
 
-    def _meet(self, listener: socket.socket, np: int) -> None:
+    def _accept_ranks(self, listener: socket.socket, np: int) -> None:
         until = time.monotonic() + START_SECONDS
         while len(self._links) < np:
             try:
@@ -148,28 +148,28 @@ class Job:
             except TimeoutError:
                 ended = [process for process in self._processes if process.poll() is not None]
                 if ended or time.monotonic() > until:
-                    raise RuntimeError(f"{self.name} did not start {np} ranks; what it printed follows") from None
+                    raise RuntimeError(f"{self.name} did not start {np} ranks; its output follows") from None
                 continue
             link.settimeout(TURN_LIMIT)
             self._links.append(link)
         self._ranks = [link.makefile("rw") for link in self._links]
-        self.version = self._hear()[0]["version"]
+        self.version = self._read_answers()[0]["version"]
 
     def ask(self, **request: Any) -> list[dict[str, Any]]:
-        """Every rank's answer."""
+        """Send a request to every rank and return their answers."""
         for rank in self._ranks:
             rank.write(json.dumps(request) + "\n")
             rank.flush()
-        return self._hear()
+        return self._read_answers()
 
-    def _hear(self) -> list[dict[str, Any]]:
+    def _read_answers(self) -> list[dict[str, Any]]:
         lines = [rank.readline() for rank in self._ranks]
         if not all(lines):
             raise RuntimeError(f"{self.name}: a rank has ended")
         return [json.loads(line) for line in lines]
 
     def prepare(self, collective: str, nbytes: int) -> int:
-        """Make the arrays; how many calls a batch may have."""
+        """Make the arrays; returns the maximum number of calls in a batch."""
         return int(min(answer["longest"] for answer in self.ask(do="prepare", collective=collective, bytes=nbytes)))
 
     def turn(self, calls: int, batches: int) -> tuple[float, int]:
@@ -179,9 +179,9 @@ class Job:
         return max(answer["seconds"] for answer in answers), sum(answer["wrong"] for answer in answers)
 
     def close(self) -> None:
-        """Let the ranks go, and kill what does not."""
+        """End the ranks; kill processes that do not end in time."""
         for file in [*self._ranks, *self._links]:
-            with contextlib.suppress(OSError):  # it may have ended
+            with contextlib.suppress(OSError):  # the rank may have ended
                 file.close()
         for process in self._processes:
             try:
@@ -193,8 +193,8 @@ class Job:
 
 @dataclass
 class Line:
-    """One collective at one size. Times in seconds: contender -> round -> time. Algorithms by contender, all that were
-    used in the rounds.
+    """One collective at one size. Times in seconds: contender -> round -> time. Algorithms: those used in any round, by
+    contender.
     """
 
     collective: str
@@ -207,7 +207,7 @@ class Line:
         return float(np.median(self.times[name]))
 
     def ratio(self, peer: str) -> float:
-        """Median over the rounds of the peer's time through ours."""
+        """Median over the rounds of the peer's time divided by ours."""
         return float(np.median(np.array(self.times[peer]) / np.array(self.times[OURS])))
 
 
@@ -218,7 +218,7 @@ def measure(jobs: Sequence[Job], collective: str, size: int, rounds: int) -> Lin
     wrong = 0
     for job in jobs:
         calls, batches = min(longest, 3), 1
-        for _ in range(WARM_UPS):  # the first calls are slow, and say little of how many there is time for
+        for _ in range(WARM_UPS):  # the first calls are slow, and would give a wrong number of calls for a turn
             seconds, bad = job.turn(calls, batches)
             calls = max(1, min(longest, int(TURN_SECONDS / seconds)))
             batches = max(1, min(MAX_BATCHES, int(TURN_SECONDS / (calls * seconds))))
@@ -239,7 +239,7 @@ def measure(jobs: Sequence[Job], collective: str, size: int, rounds: int) -> Lin
 
 
 def python_of(contender: Contender, venvs: Path) -> Path:
-    """The interpreter of a contender; made at the first use."""
+    """The interpreter of a contender. Its environment is made at the first use."""
     if contender.python is not None:
         return contender.python
     python = venvs / contender.name / "bin" / "python"
@@ -320,7 +320,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("collectives", nargs="*", metavar="collective", help=f"default: {' '.join(COLLECTIVES)}")
     parser.add_argument("-np", type=int, default=2, help="number of ranks (default: 2)")
-    parser.add_argument("--link", choices=LINKS, default="shm", help="what carries the bytes (default: shm)")
+    parser.add_argument("--link", choices=LINKS, default="shm", help="kind of transport (default: shm)")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: those that use the same kind of link")
     parser.add_argument("--before", type=Path, metavar="PYTHON", help="interpreter of another checkout of Ronde")
     parser.add_argument("--min", type=parse_size, default=SIZES[0], metavar="SIZE", help="smallest size")

@@ -1,10 +1,10 @@
-"""One rank of one contender of `compare.py`: does what the driver asks for, in the library that it was started with.
+"""One rank of one contender of `compare.py`: carries out the driver's requests with one library.
 
     contender.py LIBRARY SOCKET      as a rank under the library's own launcher
     COMPARE_ALGORITHM=ring ...       Ronde's allreduce by a certain algorithm
 
-It imports nothing but NumPy and the library, connects to the driver's Unix socket and stays there, blocked, while other
-contenders have their turn. A request and an answer are one line of JSON each.
+It imports only NumPy and the library, connects to the driver's Unix socket, and blocks on it during the turns of other
+contenders. A request and an answer are one line of JSON each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 GROWTH = 100
-"""In place sums multiply by the number of ranks; 2**GROWTH times a small integer still is a float32."""
+"""Each sum in place multiplies the values by the number of ranks; 2**GROWTH times a small integer is exact in
+float32."""
 
 
 class Library(ABC):
@@ -34,7 +35,7 @@ class Library(ABC):
     version: str
 
     def array(self, count: int) -> Array:
-        """An array in the memory that suits the library, or that is to be measured."""
+        """An array in the kind of memory that is measured."""
         return np.empty(count, np.float32)
 
     @abstractmethod
@@ -43,26 +44,26 @@ class Library(ABC):
 
     @abstractmethod
     def allreduce(self, x: Array) -> Callable[[], object]:
-        """Sum in place."""
+        """A sum in place."""
 
     @abstractmethod
     def broadcast(self, x: Array) -> Callable[[], object]:
-        """From rank 0, in place."""
+        """A broadcast from rank 0, in place."""
 
     @abstractmethod
     def allgather(self, x: Array, out: Array) -> Callable[[], object]:
-        """All ranks' `x`."""
+        """Concatenates all ranks' `x` in `out`."""
 
     @abstractmethod
     def reduce_scatter(self, x: Array, out: Array) -> Callable[[], object]:
-        """This rank's part of the sum."""
+        """Puts this rank's part of the sum into `out`."""
 
     @abstractmethod
     def alltoall(self, x: Array, out: Array) -> Callable[[], object]:
-        """The parts that are meant for this rank."""
+        """Puts the parts for this rank into `out`."""
 
     def algorithms(self, collective: str) -> dict[str, int]:
-        """Calls of a collective so far, by algorithm; empty if the library does not tell."""
+        """Number of calls of a collective so far, by algorithm; empty if the library does not report it."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - most have nothing to do
@@ -111,7 +112,7 @@ class Ronde(Library):
 
 
 class RondeWindows(Ronde):
-    """This library, on arrays that its ranks share."""
+    """This library, on arrays in windows, which its ranks share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +196,7 @@ LIBRARIES: dict[str, type[Library]] = {"ronde": Ronde, "ronde-windows": RondeWin
 
 
 def pattern(count: int, start: int, rank: int) -> Array:
-    """Small integers that tell rank and place: element i is ((start + i) % 7 + 1) * (rank + 1)."""
+    """Small integers that depend on rank and position: element i is ((start + i) % 7 + 1) * (rank + 1)."""
     period: Array = np.tile(np.arange(7, dtype=np.float32) + 1, count // 7 + 2)
     offset = start % 7
     return period[offset : offset + count] * np.float32(rank + 1)
@@ -229,19 +230,20 @@ class Trial:
             self.right = np.concatenate([pattern(part, start, peer) for peer in range(size)])
 
     def longest(self, size: int) -> int:
-        """How often the call may be repeated in one go with an exact result."""
+        """Maximum number of calls in a row with an exact result."""
         if not self.grows or size == 1:
             return 1000
         return max(1, int((GROWTH if size & (size - 1) == 0 else 20) / math.log2(size)))
 
     def wrong(self, calls: int, size: int) -> int:
-        """How many elements are not what they must be after `calls` calls."""
+        """Number of wrong elements after `calls` calls."""
         right = self.right * np.float32(float(size) ** (calls - 1)) if self.grows else self.right
         return int(np.count_nonzero(self.out != right))
 
 
 def turn(library: Library, trial: Trial, calls: int, batches: int) -> dict[str, Any]:
-    """Some batches of `calls` calls back to back: seconds of one call, the median over batches; wrong elements."""
+    """Run batches of `calls` calls back to back. Returns the median over batches of the seconds per call, and the
+    number of wrong elements."""
     times, wrong = [], 0
     before = library.algorithms(trial.collective)
     for _ in range(batches):
@@ -258,7 +260,7 @@ def turn(library: Library, trial: Trial, calls: int, batches: int) -> dict[str, 
 
 
 def serve(library: Library, link: socket.socket) -> None:
-    """Answer the driver until it hangs up."""
+    """Answer the driver until it closes the connection."""
     stream = link.makefile("rw")
 
     def say(answer: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("collectives", "transports", "frontends")
 CALLS: Final = 200
-"""Profiled allreduces; the one with the fewest calls counts, since waiting for the other rank adds calls to some."""
+"""Number of profiled allreduces. The one with the fewest calls counts, since waits for the other rank add calls."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Tree:
         return cls(modules, frozenset(packages), lines)
 
     @functools.cached_property
-    def named(self) -> dict[str, set[tuple[str, str]]]:
-        """What each module imports from the tree, as (module, name in it or "")."""
-        return {name: set(self._named(name)) for name in self.modules}
+    def imported_names(self) -> dict[str, set[tuple[str, str]]]:
+        """The imports of each module from the tree, as (module, name in it or "")."""
+        return {name: set(self._imported_names(name)) for name in self.modules}
 
-    def _named(self, importer: str) -> Iterator[tuple[str, str]]:
+    def _imported_names(self, importer: str) -> Iterator[tuple[str, str]]:
         for node in ast.walk(self.modules[importer]):
             if isinstance(node, ast.Import):
                 yield from ((alias.name, "") for alias in node.names if alias.name in self.modules)
@@ -76,26 +76,31 @@ class Tree:
                     yield (module, "") if module in self.modules else (base, alias.name)
 
     def imports(self) -> dict[str, set[str]]:
-        """The modules of the tree that each module names in its imports."""
-        return {importer: {module for module, _ in found} - {importer} for importer, found in self.named.items()}
+        """The modules of the tree that each module's import statements name."""
+        return {
+            importer: {module for module, _ in found} - {importer} for importer, found in self.imported_names.items()
+        }
 
     def uses(self) -> dict[str, set[str]]:
-        """The modules that define what each module imports: a name that a package only hands on is followed."""
-        return {importer: {self._home(*pair) for pair in found} - {importer} for importer, found in self.named.items()}
+        """The modules that define the names which each module imports; re-exports by packages are followed."""
+        return {
+            importer: {self._defining_module(*pair) for pair in found} - {importer}
+            for importer, found in self.imported_names.items()
+        }
 
-    def _home(self, module: str, name: str) -> str:
+    def _defining_module(self, module: str, name: str) -> str:
         """The module that defines a name which is imported from `module`."""
         if name and module in self.packages:
             for node in self.modules[module].body:
                 if isinstance(node, ast.ImportFrom) and not node.level and node.module in self.modules:
                     for alias in node.names:
                         if (alias.asname or alias.name) == name and f"{node.module}.{alias.name}" not in self.modules:
-                            return self._home(node.module, alias.name)
+                            return self._defining_module(node.module, alias.name)
         return module
 
     def used_from(self, room: str) -> set[str]:
-        """The names that modules outside of a room import from it."""
-        found = (pair for name, pairs in self.named.items() if not inside(name, room) for pair in pairs)
+        """The names that modules outside a room import from it."""
+        found = (pair for name, pairs in self.imported_names.items() if not inside(name, room) for pair in pairs)
         return {f"{module}.{name}" for module, name in found if inside(module, room)}
 
     def top_level(self, package: str) -> list[str]:
@@ -112,7 +117,7 @@ def inside(module: str, package: str) -> bool:
 
 
 def components(graph: Mapping[str, set[str]]) -> list[set[str]]:
-    """Strongly connected components, each after those that it imports (Tarjan)."""
+    """Strongly connected components, each after its imports (Tarjan)."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     path: list[str] = []
@@ -160,7 +165,7 @@ def room_of(module: str) -> str:
 
 
 def exported(tree: ast.Module) -> list[str] | None:
-    """The names in `__all__`; None without it."""
+    """The names in `__all__`; None if the module has none."""
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -190,7 +195,7 @@ def definitions(tree: Tree, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]
 
 
 def measured(tree: Tree) -> dict[str, str]:
-    """The rows of a tree, as texts."""
+    """The rows of a tree's column, as texts."""
     graph, uses = tree.imports(), tree.uses()
     core = {name: {other for other in found if inside(other, "collectives")} for name, found in uses.items()}
     core = {name: found for name, found in core.items() if inside(name, "collectives") and name != "collectives"}
@@ -215,7 +220,7 @@ def measured(tree: Tree) -> dict[str, str]:
 
 
 def public_names(tree: Tree) -> dict[str, str]:
-    """A row for each room: the names that its door exports, or if it has no `__all__`, those that others import."""
+    """A row for each room: the number of names in its `__all__`, or without `__all__`, of names that others import."""
     rows = {}
     for room in tree.rooms():
         names = exported(tree.modules[room])
@@ -253,9 +258,9 @@ if __name__ == "__main__":
 
 
 def passed(folder: Path, transport: str) -> list[str]:
-    """The Python functions of one small allreduce on rank 0 of 2, in order of the calls, as `file: function`.
+    """The Python functions that one small allreduce calls on rank 0 of 2, in order, as `file: function`.
 
-    Raises RuntimeError if the tree cannot run it.
+    Raises RuntimeError if the allreduce fails.
     """
     with tempfile.TemporaryDirectory() as scratch:
         script = Path(scratch, "probe.py")
@@ -298,7 +303,7 @@ def tree_of(argument: str) -> Iterator[Path]:
 
 
 def table(columns: Mapping[str, Mapping[str, str]]) -> str:
-    """A table in Markdown: a row for each key of the columns, `-` where a column lacks it. The last column orders."""
+    """A table in Markdown: a row for each key, in the order of the last column; `-` where a column lacks the key."""
     rows = list(dict.fromkeys(row for column in reversed(list(columns.values())) for row in column))
     cells = [["", *columns], *([row, *(column.get(row, "-") for column in columns.values())] for row in rows)]
     widths = [max(len(line[index]) for line in cells) for index in range(len(cells[0]))]
@@ -329,7 +334,7 @@ def report(arguments: Sequence[str], transport: str | None, say: Callable[[str],
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Its exit status: 0, or 2 for an argument that is no tree."""
+    """The command. Returns its exit status: 0, or 2 if an argument is neither a folder nor a revision."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.house", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

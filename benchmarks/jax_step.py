@@ -1,20 +1,21 @@
-"""What JAX adds to a collective: a jitted step that averages gradients, against the collective alone on NumPy arrays.
+"""The overhead of JAX: a jitted step that averages gradients, against the collective alone on NumPy arrays.
 
     python benchmarks/jax_step.py -np 2 --transport shm --json benchmarks/results/jax-step-2-ranks-shm.json
 
-Both average as many float32 arrays of as many elements, 100 of 25 million together by default, and take turns in
-changing order; the ratio is that of one turn, and its median over the turns is what counts. The ways to step:
+Both average the same numbers of float32 arrays and elements (by default 100 arrays with 25 million elements together),
+in turns with changing order; the result is the median over the turns of the ratio within a turn. The variants of a
+step:
 
-    step     gradients are made and used within the program, which is how training calls it
+    step     gradients are made and used within the program, as in training
     donated  gradients come from outside and need not be kept
     jax.jit  the same, dispatched by jax.jit; the others are by hvd.jit
     kept     gradients come from outside and are kept: the results are new arrays
     eager    no jit
 
-What the step itself does (making the arrays, and using them) is timed without the collective, and taken off.
+The rest of the step (making and using the arrays) is timed without the collective, and subtracted.
 
-New arrays cost page faults where the C library gives freed memory back to the system, and 100 MB of these take longer
-than the collective. MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=33554432 before the command keep it.
+New arrays cause page faults if the C library returns freed memory to the system, and those of 100 MB take longer than
+the collective. MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=33554432 before the command prevent this.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def measure(arrays: int, elements: int, turns: int, path: str) -> dict[str, Any]
     if not np.isclose(float(within(rank)), expected, rtol=1e-3):
         raise SystemExit(f"wrong: {float(within(rank))}, not {expected}")
     for turn in range(turns + 2):
-        for name in random.Random(turn).sample(list(ways), len(ways)):  # each after any other, alike on all ranks
+        for name in random.Random(turn).sample(list(ways), len(ways)):  # in a random order, the same on all ranks
             comm.barrier()
             began = time.perf_counter()
             ways[name]()
@@ -93,7 +94,7 @@ def measure(arrays: int, elements: int, turns: int, path: str) -> dict[str, Any]
 
 
 def overheads(times: dict[str, list[float]]) -> dict[str, float]:
-    """How much each way takes on top of the bare collective, as a part of it: medians over the turns."""
+    """Overhead of each variant as a fraction of the bare collective's time: medians over the turns."""
     bases = {"kept": "bare", "eager": "bare"} | dict.fromkeys(("step", "donated", "jax.jit"), "bare in place")
     spent = dict(times)
     spent["step"] = [a - b for a, b in zip(times["step"], times["without"], strict=True)]

@@ -1,13 +1,12 @@
-"""What the cores of this machine can move, and how near an allreduce in windows comes to it.
+"""Memory bandwidth of this machine's cores, and the fraction of it that an allreduce in windows reaches.
 
     ronde run -np 2 python benchmarks/limits.py [--json FILE]
 
-All ranks work at once, as they do in a collective: bare NumPy copies and sums of 64 MiB of private float32, in bytes
-read and written per second and rank; and copies of what another core has just written, which tells how far apart the
-cores are. (On a virtual machine that changes: while its cores are on different dies, such copies take several times as
-long, and so does whatever is staged.) Then, in turns: an allreduce of 64 MiB in windows, and nothing but the sums and
-copies that it must do, on the same memory in the same pieces, without a word between the ranks. Of each turn the
-slowest rank counts.
+All ranks work at the same time, as in a collective: bare NumPy copies and sums of 64 MiB of private float32, in bytes
+read and written per second and rank; and copies of data that another core has just written, which show the distance of
+the cores. (On a virtual machine it changes: while its cores are on different dies, such copies, and all staging, take
+several times as long.) Then, in turns: an allreduce of 64 MiB in windows, and only the sums and copies that it needs,
+on the same memory in the same pieces, without communication. The slowest rank of each turn counts.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from collectives.launch.bench import machine
 Array = np.ndarray[Any, Any]
 NBYTES = 1 << 26
 PIECE = 1 << 16
-"""Elements, 256 KiB: as the planner cuts it."""
+"""Elements of a piece, 256 KiB, as in the planner's segments."""
 ROUNDS = 21
 
 
 def slowest(world: ronde.Communicator, call: Callable[[], object]) -> float:
-    """Seconds of a call, of the slowest rank."""
+    """Seconds of a call on the slowest rank."""
     world.barrier()
     began = time.perf_counter()
     call()
@@ -41,7 +40,7 @@ def slowest(world: ronde.Communicator, call: Callable[[], object]) -> float:
 
 
 def medians(world: ronde.Communicator, calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of each, in turns."""
+    """Median seconds of each call, run in turns."""
     for call in calls.values():
         call()
     times = {name: [] for name in calls}
@@ -52,7 +51,7 @@ def medians(world: ronde.Communicator, calls: dict[str, Callable[[], object]]) -
 
 
 def read_fresh(world: ronde.Communicator, mine: Array, other: Array) -> float:
-    """Seconds in which a rank copies a piece that another one has just written."""
+    """Seconds of a rank's copy of a piece that another rank has just written."""
     taken, private = [], np.empty_like(mine)
     for number in range(ROUNDS):
         mine[:] = number

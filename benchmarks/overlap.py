@@ -1,16 +1,16 @@
-"""What asynchronous allreduces cost beside computation, and how long a small one takes beside a busy Python loop.
+"""Times of asynchronous allreduces during computation, and of a small one during a busy Python loop.
 
     ronde run -np 2 python benchmarks/overlap.py [--json FILE]
 
-Three times are compared in turns: a NumPy matrix product, made about as long as the allreduce; an allreduce of
-`--bytes` alone; both at once. Where a rank has a core for its computation and another for its communication,
-"both / longer" is to be near 1. With one core for each rank that cannot be: the allreduce is work of the CPU too, and
-what can be had is "both / sum" of at most 1. Set OMP_NUM_THREADS=1 (or the like for your BLAS): a product on all cores
-leaves none.
+Three times are compared in turns: a NumPy matrix product, about as long as the allreduce; an allreduce of `--bytes`
+alone; both together. If a rank has a core for its computation and another for its communication, "both / longer" should
+be near 1. With one core for each rank this is impossible, since the allreduce uses the CPU too: the best result is
+"both / sum" of at most 1. Set OMP_NUM_THREADS=1 (or the equivalent for your BLAS): a product on all cores leaves none
+for the allreduce.
 
-Then a 4-byte allreduce is begun, and the main thread runs plain Python until it is over: its latency is up to the
-interpreter's switch interval (5 ms by default; `--switch` sets it), because the thread that runs it must be given the
-lock. `wait()` at once is shown beside it.
+Then a 4-byte allreduce is begun, and the main thread runs plain Python until it has ended. Its latency is up to the
+interpreter's switch interval (5 ms by default; `--switch` sets it), because its thread needs the interpreter's lock.
+The latency of an immediate `wait()` is printed for comparison.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collectives.launch.bench import machine, parse_size
 
 
 def slowest(world: ronde.Communicator, call: Callable[[], object]) -> float:
-    """Seconds of a call, of the slowest rank."""
+    """Seconds of a call on the slowest rank."""
     world.barrier()
     began = time.perf_counter()
     call()
@@ -38,7 +38,7 @@ def slowest(world: ronde.Communicator, call: Callable[[], object]) -> float:
 
 
 def overlap(world: ronde.Communicator, nbytes: int, rounds: int) -> dict[str, float]:
-    """Medians in seconds, and of the ratios of each round."""
+    """Medians of the times in seconds, and of the ratios of each round."""
     x = np.zeros(nbytes // 4, np.float32)
     a = np.ones((512, 512), np.float32)
 
@@ -74,7 +74,7 @@ def overlap(world: ronde.Communicator, nbytes: int, rounds: int) -> dict[str, fl
 
 
 def latency(world: ronde.Communicator, rounds: int) -> dict[str, float]:
-    """Seconds from the beginning of a 4-byte allreduce until it is over, medians."""
+    """Median seconds from the beginning to the end of a 4-byte allreduce."""
     x = np.zeros(1, np.float32)
     busy, waiting = [], []
     for _ in range(rounds):

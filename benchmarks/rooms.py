@@ -1,4 +1,4 @@
-"""Draws the rooms as import-linter's declaration in pyproject.toml has them, into docs/architecture.md.
+"""Draws the rooms that the import-linter contracts in pyproject.toml declare, into docs/architecture.md.
 
     python -m benchmarks.rooms          # replace the picture; a test fails while it is out of date
 

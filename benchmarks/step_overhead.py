@@ -1,8 +1,8 @@
-"""Where the time of a 4-byte allreduce on 2 ranks goes: the exchange proper, the executor, the public call.
+"""Breakdown of the time of a 4-byte allreduce on 2 ranks: the exchange itself, the executor, the public call.
 
     python benchmarks/step_overhead.py [transport ...]
 
-Each figure is the median over repeats on rank 0, in microseconds, and contains those before it.
+Each figure is the median over repeats on rank 0, in microseconds, and includes the figures before it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""What frontends.tensorflow costs per step on top of the bare collective.
+"""The overhead of frontends.tensorflow per step, compared with the bare collective.
 
     ronde run -np 2 python benchmarks/tensorflow_step.py                    the figures of docs/performance.md
     ronde run -np 2 python benchmarks/tensorflow_step.py --rounds 5 --no-write
 
 A step combines the gradients of 100 tensors, 25 million float32 parameters together (100 MB): DistributedGradientTape
-in a tf.function, and hvd.grouped_allreduce in eager mode. Each takes its turn with Communicator.grouped_allreduce on
-NumPy arrays of the same sizes: the tape with the one in place, and eager mode, where the gradients live on, with the
-one that makes new arrays. What TensorFlow itself needs to make the gradients is measured too, and taken off the tape's
-time. A turn's time is that of the slowest rank; what is compared is time / bare time within a round, and of that the
-median over the rounds.
+in a tf.function, and hvd.grouped_allreduce in eager mode. They run in turns with Communicator.grouped_allreduce on
+NumPy arrays of the same sizes: the tape with a call in place; eager mode, which keeps the gradients, with a call that
+makes new arrays. TensorFlow's own time for the gradients is measured too, and subtracted from the tape's time. The time
+of a turn is that of the slowest rank; the result is the median over the rounds of time / bare time within a round.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ TAPE, EAGER, ALONE = "DistributedGradientTape", "eager grouped_allreduce", "Grad
 
 
 def shapes(tensors: int, parameters: int) -> list[int]:
-    """Sizes of so many tensors, a few large and many small, as models have them; so many elements together."""
+    """Sizes of `tensors` tensors with `parameters` elements together, a few large and many small, as in models."""
     weights = np.linspace(0.1, 2.0, tensors)
     sizes = np.maximum(1, weights / weights.sum() * parameters).astype(int)
     sizes[-1] += parameters - sizes.sum()
@@ -43,7 +42,7 @@ def shapes(tensors: int, parameters: int) -> list[int]:
 
 
 def contenders(sizes: list[int]) -> dict[str, Callable[[], object]]:
-    """Name -> a step."""
+    """The step of each contender, by name."""
     world = collectives.world()
     arrays = [np.ones(size, np.float32) for size in sizes]
     tensors = [tf.ones([size]) for size in sizes]
@@ -56,7 +55,7 @@ def contenders(sizes: list[int]) -> dict[str, Callable[[], object]]:
         if distributed:
             tape = hvd.DistributedGradientTape(tape)
         found = tape.gradient(loss, variables)
-        with tf.control_dependencies(found):  # all of them in memory at once, as an optimizer has them
+        with tf.control_dependencies(found):  # all gradients in memory together, as in an optimizer
             return tf.add_n([gradient[0] for gradient in found])
 
     return {
@@ -69,7 +68,7 @@ def contenders(sizes: list[int]) -> dict[str, Callable[[], object]]:
 
 
 def measure(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of the slowest rank, for every contender and round."""
+    """Seconds of the slowest rank for every contender and round."""
     world = collectives.world()
     times: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)

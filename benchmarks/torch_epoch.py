@@ -6,7 +6,7 @@
 The example is run as it is, on one backend and then on the other, in changing order, `--pairs` times. A run's time is
 the median of its epochs but the first, in which DistributedDataParallel makes its buckets. The ratio is the median over
 the pairs of gloo's time divided by ronde's: above 1, ronde is faster. The network is small (5 thousand parameters, 50
-rows in a batch), so this measures what a step costs besides the bytes: for those see torch_step.py.
+rows in a batch), so this measures the fixed cost of a step; torch_step.py measures the cost of the bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RUN_LIMIT = 300.0
 
 
 def run(backend: str, options: argparse.Namespace) -> float:
-    """Start the example; its median seconds of an epoch."""
+    """Run the example; returns its median seconds per epoch."""
     command = [sys.executable, EXAMPLE, "--spawn", options.np, "--backend", backend, "--epochs", options.epochs]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "RONDE_TRANSPORT": options.transport}
     done = subprocess.run(

@@ -6,18 +6,18 @@
 All are run by the same processes, one after the other and in changing order, `--rounds` times; a time is that of the
 slowest rank. Contenders:
 
-    compute      forward, backward, SGD: nothing is communicated
+    compute      forward, backward, SGD, without communication
     hvd          the same with hvd.DistributedOptimizer
     ddp gloo     the same with DistributedDataParallel over torch's gloo
     ddp ronde    the same with DistributedDataParallel over the backend `ronde`
     flat         an allreduce in place of one array as large as all gradients
     grouped      an allreduce in place of arrays like the gradients
 
-How to read it. The ratios are medians over the rounds of ratios within a round. "ddp gloo / hvd" above 1 means that
-the step is faster here. "hvd / longer" compares with the longer of compute and flat, which is what a step takes where
-one of them hides the other wholly. That needs cores for both: where each rank has but one, they share it, and a step
-can be no faster than "hvd / sum" tells, which compares with compute and flat one after the other. `--batch` makes
-compute longer; the default makes it about as short as it gets, since reading the weights takes its time too.
+The ratios are medians over the rounds of ratios within a round. "ddp gloo / hvd" above 1: Ronde's step is faster.
+"hvd / longer" compares with the longer of compute and flat, the time of a step in which one hides the other completely.
+This needs cores for both. If each rank has only one core, they share it, and the step takes at least as long as compute
+and flat one after the other, with which "hvd / sum" compares. A larger `--batch` makes compute longer; with the default
+it is about as short as possible, since reading the weights takes time too.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from collectives.launch.bench import machine
 HERE = Path(__file__).resolve().parent
 TIMEOUT = 1800.0
 KEEP = {"MALLOC_TRIM_THRESHOLD_": "16000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
-"""What has glibc keep freed memory. Gradients are freed in every step; whether it then gives the pages back, to be
-faulted in again, depends on what lies above them, and made one contender or another slower by half."""
+"""Environment in which glibc keeps freed memory. Gradients are freed in every step. By default glibc returns their
+pages to the system or not, depending on later allocations, which made one contender or another slower by half."""
 CONTENDERS = ("compute", "hvd", "ddp gloo", "ddp ronde", "flat", "grouped")
 
 
@@ -59,7 +59,7 @@ def network(layers: int, width: int) -> torch.nn.Sequential:
 
 
 def steps(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
-    """What each contender does in a step."""
+    """The step of each contender."""
     rank, comm = hvd.rank(), collectives.world()
     x = torch.randn(options.batch, options.width, generator=torch.Generator().manual_seed(rank))
 
@@ -95,7 +95,7 @@ def steps(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
 
 
 def rank_body(options: argparse.Namespace, meeting: str) -> dict[str, list[float]]:
-    """One rank: its seconds per step, of each contender in each round."""
+    """One rank: its seconds per step for each contender and round."""
     torch.set_num_threads(options.threads)
     comm = collectives.world()
     dist.init_process_group("gloo", init_method=meeting, rank=comm.rank, world_size=comm.size)
@@ -119,12 +119,12 @@ def rank_body(options: argparse.Namespace, meeting: str) -> dict[str, list[float
 
 
 def median(values: Any) -> float:
-    """As a float."""
+    """The median as a float."""
     return float(np.median(values))
 
 
 def ratios(times: dict[str, np.ndarray[Any, Any]]) -> dict[str, float]:
-    """Medians of the ratios within rounds, of those that were measured."""
+    """Medians of the ratios within rounds, for the measured contenders."""
     found = {}
     if "hvd" in times:
         hvd_times = times["hvd"]

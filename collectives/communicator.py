@@ -185,8 +185,8 @@ class Communicator:
 
     @property
     def calibration(self) -> Calibration | None:
-        """When single copy is used, as was measured for this communicator or the one it was split from; None if
-        nothing was measured: then a cost model decides."""
+        """The sizes from which single copy is used, as measured for this communicator or the one it was split from;
+        None if they were not measured: then a cost model decides."""
         return self._selector.calibration
 
     @property

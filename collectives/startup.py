@@ -148,7 +148,7 @@ def _find_group(
 
 
 def _report_at_exit(communicator: Communicator, store: Store, rank: int, resources: contextlib.ExitStack) -> None:
-    """If this process ends without `shutdown`, tell the launcher and the other ranks why, so that they do not wait.
+    """Report the reason to the launcher and the other ranks if this process ends without `shutdown`.
 
     communicator  the world
     store         the store that the launcher reads

@@ -1,4 +1,4 @@
-"""What compressors are: the contract, what surrounds an exchange, and the state that callers keep for them."""
+"""The contract of compressors, the code around their exchanges, and the state that callers keep for them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SMALL_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a compressor remembers of one tensor.
+    """A compressor's memory of one tensor.
 
-    key       what it is a memory of: compressor, shape, dtype
+    key       compressor, shape and dtype of the tensor
     seed      from the tensor's name, equal on all ranks
     step      the calls so far
     residual  what this rank has not yet sent, flat; None for nothing
@@ -40,7 +40,7 @@ class Memory:
 
 @dataclass
 class State:
-    """What compressors remember between calls, by tensor name. Owned by the caller; for one communicator only.
+    """Data that compressors keep between calls, by tensor name. Owned by the caller; for one communicator only.
 
     It changes only when a call succeeds and its result is finite: an error, or a NaN that makes the training skip a
     step, leaves it as if the call had not been. It can be pickled, to be kept in a checkpoint, and is each rank's own.

@@ -115,7 +115,7 @@ class Codec(Compressor):
             at = end
 
     def _seeds(self) -> tuple[int, ...]:
-        """What random numbers depend on besides tensor, step and rank."""
+        """Seeds of the random numbers, in addition to tensor, step and rank."""
         return ()
 
 

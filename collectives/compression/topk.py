@@ -39,7 +39,7 @@ class TopK(Compressor):
             raise ValueError(f"ratio={self.ratio!r}: must be more than 0 and at most 1")
 
     def count(self, size: int) -> int:
-        """How many of `size` numbers travel."""
+        """Number of values that are sent, out of `size`."""
         return min(size, max(1, math.ceil(self.ratio * size)))
 
     def combine(

@@ -37,7 +37,7 @@ def calibrate(
     measurement, and the cost model decides what is left. All ranks get the same result. Raises as `Executor.run`.
     """
     comparison = _Comparison(trial, deadline, clock)
-    comparison.barrier()  # the time until all ranks have come is not the calibration's
+    comparison.barrier()  # the budget does not include the wait for late ranks
     began = clock()
     comparison.end = began + budget
     thresholds, measured = find_thresholds(COLLECTIVES, comparison.seconds)
@@ -55,15 +55,16 @@ class _Comparison:
         self._deadline = deadline
         self._clock = clock
         self.end = np.inf
-        """When this rank's time is up."""
+        """Absolute time, by `clock`, at which this rank's budget ends."""
         self._staged = trial.planner.calibrated(Calibration(dict.fromkeys(COLLECTIVES, NEVER)))
         self._single = trial.planner.calibrated(Calibration(dict.fromkeys(COLLECTIVES, 1)))
-        # Not zeros: pages that were never written are one and the same page, which stays in the cache.
+        # Not zeros: pages that were never written share one physical page, which stays in the cache.
         self._x: Array = np.ones(SIZES[0] // _DTYPE.itemsize, _DTYPE)
         self._out: Array = np.ones_like(self._x)
 
     def seconds(self, collective: str, nbytes: int) -> tuple[float, float] | None:
-        """What `Compare` asks for."""
+        """Seconds of the staged and of the single-copy algorithm on the slowest rank; None if there is nothing
+        to compare, or no time left. See `planning.calibration.Compare`. Collective."""
         call, source, target = self._arguments(collective, nbytes // _DTYPE.itemsize)
         plans = self._staged.plan(call), self._single.plan(call)
         if plans[0].algorithm.single_copy or not plans[1].algorithm.single_copy or self._agree(self._spent())[0] >= 1:
@@ -71,8 +72,8 @@ class _Comparison:
         times = np.full((2, _BLOCKS * _RUNS), np.inf)
         for block in range(_BLOCKS):
             for way, plan in enumerate(plans):
-                plan.tally.next = _UNTIMED  # nothing of this is for the user's metrics
-                for _ in range(0 if block else plan.staging_slots):  # so that all slots have their pages
+                plan.tally.next = _UNTIMED  # exclude these runs from the user's metrics
+                for _ in range(0 if block else plan.staging_slots):  # so that the pages of all slots exist
                     self._run(plan, source, target)
                 for run in range(_RUNS):
                     times[way, block * _RUNS + run] = self._run(plan, source, target)
@@ -80,7 +81,7 @@ class _Comparison:
         return float(staged), float(single)
 
     def _arguments(self, collective: str, count: int) -> tuple[Call, Array, Array]:
-        """A call on `count` elements in all, with this rank's arrays."""
+        """A call on `count` elements in total, with this rank's arrays."""
         rank, size, spec = self._trial.rank, len(self._trial.ranks), SPECS[collective]
         part = count // size
         whole = part * size
@@ -96,18 +97,18 @@ class _Comparison:
         self._trial.run_call(Call("barrier", np.dtype(np.uint8), (0,)), None, None, self._deadline)
 
     def _run(self, plan: Plan, source: Array, target: Array) -> float:
-        """Seconds of one run on this rank, from a moment at which all ranks are ready."""
+        """Seconds of one run on this rank, beginning after a barrier."""
         self.barrier()
         began = self._clock()
         self._trial.run(plan, source, target, self._deadline)
         return self._clock() - began
 
     def _spent(self) -> Array:
-        """1 if this rank's time is up, else 0."""
+        """1 if this rank's budget is used up, else 0."""
         return np.array([self._clock() >= self.end], np.float64)
 
     def _agree(self, values: Array) -> Array:
-        """The largest of all ranks' values, one by one."""
+        """The elementwise maximum over all ranks. Collective."""
         agreed: Array = np.array(values, np.float64)
         call = Call("allreduce", agreed.dtype, (agreed.size,), "max", alias=0)
         self._trial.run_call(call, agreed, agreed, self._deadline)

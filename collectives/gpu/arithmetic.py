@@ -41,7 +41,7 @@ def divided(array: Any, size: int) -> Any:
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    """What is computed in, if it is not the dtype itself."""
+    """The wider dtype of the computation; None if it is `dtype` itself."""
     if is_small_float(dtype):
         return FLOAT32
     return FLOAT64 if dtype.kind in "iu" else None

@@ -69,7 +69,7 @@ class DeviceStream:
             return self.stream.record(self.cuda.module.cuda.Event(disable_timing=True))
 
     def after(self, event: Any) -> None:
-        """What is enqueued from now on is done after an event."""
+        """Let all work that is enqueued later wait for an event."""
         with self._gpu:  # on which stream 0 depends
             self.stream.wait_event(event)
 
@@ -87,8 +87,8 @@ class Cuda:
         self._runtime = module.cuda.runtime
 
     def stream_of(self, x: Any, stream: Any = None) -> DeviceStream:
-        """Where work on `x` is to be done: on `stream` (an object with `__cuda_stream__`, or a CUDA stream's handle),
-        by default on the current stream of the library that `x` is of: CuPy's or torch's; for others CuPy's.
+        """The stream for work on `x`: `stream` (an object with `__cuda_stream__`, or a CUDA stream's handle), by
+        default the current stream of the array's library, CuPy or torch; CuPy's for other libraries.
 
         Raises TypeError naming `stream` for anything else.
         """
@@ -111,7 +111,7 @@ class Cuda:
         self.module.cuda.Device(device).use()
 
     def facts(self) -> dict[str, str]:
-        """What a measurement is to be read with."""
+        """Facts about the device that measurements depend on."""
         properties = self._runtime.getDeviceProperties(self._runtime.getDevice())
         return {
             "gpu": properties["name"].decode(),
@@ -207,7 +207,7 @@ class Cuda:
 
 
 class DeviceTarget:
-    """Where a result goes on the GPU of the current place: the caller's `out`, or a new array. See buffers.Target."""
+    """The target of a result on the GPU of the current place: the caller's `out` or a new array. See buffers.Target."""
 
     def __init__(self, place: DeviceStream, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Raises TypeError or ValueError, naming `out`, if it does not fit."""

@@ -135,7 +135,7 @@ class Enqueuer:
         return native.join(executor.key, executor.ranks, place.device, executor.tag, deadline)
 
     def _obstacle(self, call: Call) -> str:
-        """Why a call cannot be done natively; empty if it can."""
+        """The reason why a call cannot be done natively; empty if it can."""
         assert self._group is not None
         if call.collective == "reduce_scatter" and len(set(call.blocks)) > 1:
             return "natively, the parts of reduce_scatter are of one size"
@@ -191,7 +191,7 @@ class _Binder:
 
     @property
     def keep(self) -> object:
-        """What its memory belongs to."""
+        """The owner of its memory."""
         return tuple(self._arrays.values())
 
     def bind(self, step: Instruction) -> Callable[[], object]:

@@ -31,7 +31,7 @@ _MOST_KEPT: Final = 8
 
 
 def segments(count: int, itemsize: int) -> list[tuple[int, int]]:
-    """Where the segments of `count` elements begin and end: at least SEGMENT_BYTES each, MAX_SEGMENTS at most."""
+    """Start and stop of the segments of `count` elements: at least SEGMENT_BYTES each, MAX_SEGMENTS at most."""
     width = max(SEGMENT_BYTES // itemsize, -(-count // MAX_SEGMENTS), 1)
     return [(start, min(start + width, count)) for start in range(0, count, width)]
 

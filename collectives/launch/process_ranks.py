@@ -45,7 +45,7 @@ class _Process:
             self.open = False
 
     def check_exit(self) -> None:
-        """If the process has ended without sending an outcome, make that a failure."""
+        """Record a failure if the process has ended without sending an outcome."""
         if self.outcome is None and self.process.exitcode is not None:
             self.read()
         if self.outcome is None and self.process.exitcode is not None:

@@ -1,4 +1,4 @@
-"""The launcher's report on a job that failed: the cause first, then what became of the other ranks."""
+"""The launcher's report on a failed job: the cause first, then the state of the other ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collectives.launch.rank_processes import RankProcess
 def summarize(reason: str, first: RankProcess | None, processes: Iterable[RankProcess]) -> str:
     """The report for stderr.
 
-    reason      why the job ended, if no rank failed
+    reason      the cause of the job's end, if no rank failed
     first       the rank that failed first, with the end of its stderr
     processes   ranks to report on, one line each; a rank that failed with the last line of its stderr
     """

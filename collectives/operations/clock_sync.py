@@ -1,4 +1,4 @@
-"""How far a rank's clock is from that of rank 0."""
+"""Difference between a rank's clock and that of rank 0."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Result(Protocol):
 
 
 class Space(Protocol):
-    """Where arrays are."""
+    """The memory that arrays are in."""
 
     executor: Executor
     detail: tuple[str, ...]

@@ -46,10 +46,10 @@ class Work(ABC, Generic[T]):
 
     @abstractmethod
     def _over(self) -> bool:
-        """Whether `_call_back` has been called, or is about to be."""
+        """True once `_call_back` has been called, or is about to be."""
 
     def _call_back(self) -> None:
-        """The operation is over. Several threads may say so."""
+        """Call the callbacks of an ended operation. Several threads may call it."""
         while self._callbacks:
             try:
                 callback = self._callbacks.pop(0)

@@ -19,9 +19,8 @@ class LeakError(AssertionError):
 
 
 class Leaks:
-    """A context that raises LeakError at its end if there is more than at its beginning of any of these:
-
-    threads, open descriptors (where /proc/self/fd exists), files `directory`/ronde-*, child processes.
+    """A context that raises LeakError at its end if there are new threads, open descriptors (where /proc/self/fd
+    exists), files `directory`/ronde-*, or child processes since its beginning.
 
     settle  seconds to wait for threads and processes that are just ending. An error of the body is raised instead.
     """
