@@ -9,6 +9,7 @@ import os
 import re
 import select
 import stat
+from collections import deque
 from typing import Final
 
 MAX_LINE = 1 << 20
@@ -20,6 +21,8 @@ FULL = 1 << 18
 _END: Final = re.compile(rb"\r\n|\n|\r(?=[^\n])")
 _PIPE_CHUNK: Final = getattr(select, "PIPE_BUF", 512)
 _FILE_CHUNK: Final = 1 << 16
+_TAIL_LINES: Final = 20
+_TAIL_BYTES: Final = 2000
 
 
 class LineSplitter:
@@ -118,6 +121,24 @@ class Sink:
         if self._owned:
             self._owned = False
             os.close(self.fd)
+
+
+class Tail:
+    """The last lines of a stream, for the report."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque(maxlen=_TAIL_LINES)
+
+    def add(self, line: bytes) -> None:
+        """Add a line. It replaces one that ended with "\\r", as on a terminal."""
+        if self._lines and self._lines[-1].endswith(b"\r"):
+            self._lines.pop()
+        self._lines.append(line if len(line) <= _TAIL_BYTES else line[:_TAIL_BYTES] + b"...\n")
+
+    def lines(self) -> list[str]:
+        """The lines as text, without blank ones."""
+        texts = [line.decode(errors="replace").rstrip() for line in self._lines]
+        return [text for text in texts if text]
 
 
 def same_file(a: int, b: int) -> bool:

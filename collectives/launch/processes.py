@@ -1,14 +1,17 @@
-"""Starting, signalling and describing processes. Every rank gets a session of its own, to end it with its children."""
+"""Processes and signals: starting, signalling, describing. Every rank gets a session of its own, to end it with its
+children."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import selectors
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -37,6 +40,34 @@ def fill_standard_descriptors() -> None:
     while fd <= 2:
         fd = os.open(os.devnull, os.O_RDWR)
     os.close(fd)
+
+
+@contextlib.contextmanager
+def signals_as_bytes(selector: selectors.BaseSelector, handle: Callable[[bytes], None]) -> Iterator[None]:
+    """Turn signals into bytes in a pipe that the selector watches. Ignored signals (nohup, `&`) stay ignored."""
+
+    def do_nothing(number: int, frame: FrameType | None) -> None:
+        """The interpreter has written the number to the wakeup descriptor already."""
+
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in wanted}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    before[signal.SIGCHLD] = signal.getsignal(signal.SIGCHLD)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    for number in before:
+        signal.signal(number, do_nothing)
+    selector.register(read, selectors.EVENT_READ, lambda: handle(os.read(read, 4096)))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        selector.unregister(read)
+        os.close(read)
+        os.close(write)
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], stdin: int, stdout: int, stderr: int) -> int:

@@ -1,4 +1,4 @@
-"""The processes of a job's ranks. Each rank leads a process group of its own, with everything that it starts."""
+"""The processes of a host's ranks. Each rank leads a process group of its own, with everything that it starts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from collectives.launch.processes import Guardian, describe_status, signal_group, spawn
+from collectives.launch.processes import Guardian, signal_group, spawn
 from collectives.launch.reaper import Reaper
-from collectives.launch.relay import Tail
 
 
 @dataclass
 class RankProcess:
     """The process of a rank, and its process group of the same number.
 
-    tail          last lines of its stderr
     status        its status as of `os.waitstatus_to_exitcode`; None while it runs
     group_exists  True while processes of its group may be left
     last_signal   the last signal that the launcher sent it while it ran; 0 if none
@@ -24,27 +22,13 @@ class RankProcess:
 
     rank: int
     pid: int
-    tail: Tail
     status: int | None = None
     group_exists: bool = True
     last_signal: int = 0
 
-    @property
-    def ended_by_launcher(self) -> bool:
-        """True if it ended by a signal that the launcher sent."""
-        return self.status is not None and self.last_signal != 0 and self.status == -self.last_signal
-
-    def describe(self) -> str:
-        """Format its end for the report: 'exited with 3'."""
-        if self.status is None:
-            return "still runs after SIGKILL"
-        if self.ended_by_launcher:
-            return f"ended by the launcher ({signal.Signals(self.last_signal).name})"
-        return describe_status(self.status)
-
 
 class RankProcesses:
-    """All rank processes of a job, in rank order."""
+    """All rank processes of a host, in rank order."""
 
     def __init__(self, reaper: Reaper, guardian: Guardian) -> None:
         self._reaper = reaper
@@ -55,28 +39,20 @@ class RankProcesses:
         return iter(self._by_pid.values())
 
     @property
-    def running(self) -> list[int]:
-        """Ranks whose process has not ended."""
-        return [process.rank for process in self if process.status is None]
-
-    @property
     def all_gone(self) -> bool:
         """True once no process is left in any group."""
         return not any(process.group_exists for process in self)
 
     def start(
-        self,
-        rank: int,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        descriptors: tuple[int, int, int],
-        tail: Tail,
-    ) -> None:
-        """Start a rank with these descriptors as stdin, stdout and stderr. Raises OSError if it cannot be started."""
+        self, rank: int, command: Sequence[str], environment: Mapping[str, str], descriptors: tuple[int, int, int]
+    ) -> int:
+        """Start a rank with these descriptors as stdin, stdout and stderr; its process id. Raises OSError if it cannot
+        be started."""
         pid = spawn(command, environment, *descriptors)
         self._guardian.add(pid)
-        self._by_pid[pid] = RankProcess(rank, pid, tail)
+        self._by_pid[pid] = RankProcess(rank, pid)
         self._reaper.add(pid)
+        return pid
 
     def collect(self) -> list[RankProcess]:
         """The processes that have ended since the last call, in the order in which they ended."""

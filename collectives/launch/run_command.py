@@ -1,39 +1,42 @@
-"""`ronde run`: start a program on several ranks of this machine and supervise it."""
+"""`ronde run`: start a program on several ranks, on this machine or on several hosts, and supervise it."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import errno
 import math
 import os
 import secrets
 import socket
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from collectives.config import PREFIX, Config, Settings
-from collectives.failure import are_left_out, culprit
+from collectives.launch.agent_commands import Ssh
+from collectives.launch.environment import exported, passed_on
+from collectives.launch.host_list import Host, parse_file, parse_list, share_out
 from collectives.launch.processes import usable_cores
-from collectives.launch.supervisor import Job, supervise
-from transports import registry, rendezvous
+from collectives.launch.supervisor import Job, Place, StartError, supervise
+from transports import registry
 from transports.auth import new_secret
 from transports.errors import ConfigError
-from transports.interfaces import choose_address
 from transports.settings import did_you_mean
-from transports.store import Store
 
 DESCRIPTION: Final = """\
-Start a program on several ranks of this machine.
+Start a program on several ranks, of this machine or of the hosts that -H or --hostfile names.
 
 Every rank is a process that runs the same command; collectives.init() connects it to the other ranks.
 Each line of output is printed with its rank in front. Only rank 0 reads standard input.
 
+Other hosts are reached by ssh, which must ask for nothing (keys, known hosts). They need the same Python, the same
+Ronde and the same folder as this one. Their ranks get the variables PATH, PYTHONPATH, LD_LIBRARY_PATH, VIRTUAL_ENV,
+CONDA_* and RONDE_* of this process and those of -x; all others are those of a login there.
+
 If a rank fails, the other ranks get 1.5 seconds to print their errors and are then terminated. The report names the
 rank that failed first, with the end of its stderr. The exit code is that of this rank (128 + N if signal N killed it).
+A host that cannot be reached any more counts as a failure of its ranks, with exit code 255.
 With --keep-going the other ranks continue, and the exit code is 0 if any rank exits with 0.
 Ctrl-C ends all ranks and their child processes. A second Ctrl-C kills them at once.
 """
@@ -42,20 +45,19 @@ examples:
   ronde run -np 4 train.py --lr 0.1            a file that ends in .py runs in this Python
   ronde run -np 4 python -m package.train      any other command runs unchanged
   ronde run -np 2 --transport tcp --set tcp.interface=lo train.py
-  ronde run -np 2 --timeout 600 pytest tests   end the job after ten minutes, with exit code 124
+  ronde run -np 2 --time-limit 600 pytest tests  end the job after ten minutes, with exit code 124
   ronde run -np 2 --no-prefix train.py | tee log
+  ronde run -H h1:4,h2:4 -x OMP_NUM_THREADS=2 train.py     eight ranks on two hosts
 
 Unless OMP_NUM_THREADS is set, it is set for the ranks to the number of cores divided by the number of ranks.
 """
-THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-"""OpenBLAS and MKL read the first by default, Apple's Accelerate the second."""
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the parser of `ronde run`."""
     parser = subparsers.add_parser(
         "run",
-        help="start a program on several ranks of this machine",
+        help="start a program on several ranks, of this machine or of several hosts",
         usage="ronde run [options] command [argument ...]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -63,7 +65,14 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "-np", "-n", "--np", dest="np", type=_count, metavar="N", help="number of ranks (default: one per usable core)"
+        "-np",
+        "-n",
+        "--np",
+        "--num-proc",
+        dest="np",
+        type=_count,
+        metavar="N",
+        help="number of ranks (default: one per usable core, or per slot of the hosts)",
     )
     parser.add_argument("--transport", metavar="NAME", help="transport between the ranks (ronde doctor lists them)")
     parser.add_argument(
@@ -76,7 +85,20 @@ def add_parser(subparsers: Any) -> None:
         help="setting for the ranks, such as timeout=30 or tcp.interface=lo; repeat it for several settings",
     )
     parser.add_argument(
-        "--timeout", type=_seconds, metavar="S", help="end the job after S seconds, with exit code 124 (default: never)"
+        "-x",
+        dest="exported",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="environment variable for all ranks, with its value here or the given one; repeat it for several",
+    )
+    parser.add_argument(
+        "--time-limit",
+        "--timeout",
+        dest="time_limit",
+        type=_seconds,
+        metavar="S",
+        help="end the job after S seconds, with exit code 124 (default: never)",
     )
     parser.add_argument(
         "--grace",
@@ -93,8 +115,62 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--no-prefix", dest="prefix", action="store_false", help="print lines without the rank in front"
     )
+    parser.add_argument(
+        "--output-filename",
+        dest="output_folder",
+        type=Path,
+        metavar="DIR",
+        help="write the output of each rank also to DIR/rank.N/stdout and DIR/rank.N/stderr",
+    )
+    _add_hosts(parser.add_argument_group("several hosts"))
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     parser.set_defaults(main=main, usage_error=parser.error)
+
+
+def _add_hosts(group: Any) -> None:
+    """Add the options for several hosts."""
+    hosts = group.add_mutually_exclusive_group()
+    hosts.add_argument(
+        "-H", "--hosts", metavar="LIST", help="hosts and numbers of their ranks: h1:4,user@h2:4,[fd00::1]:2"
+    )
+    hosts.add_argument(
+        "--hostfile", "-hostfile", metavar="FILE", help="file with a host in each line: 'h1 slots=4', 'h1:4' or 'h1'"
+    )
+    group.add_argument("-p", "--ssh-port", type=_port, metavar="PORT", help="port of the hosts' ssh servers")
+    group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+    group.add_argument(
+        "--network-interface",
+        "--network-interfaces",
+        metavar="NAME",
+        help="network interface that the ranks connect by, on every host (default: the one that leads to the others)",
+    )
+    group.add_argument(
+        "--start-timeout",
+        type=_positive,
+        default=30.0,
+        metavar="S",
+        help="seconds until all hosts must have started their ranks (default: 30)",
+    )
+    group.add_argument(
+        "--host-timeout",
+        type=_positive,
+        default=10.0,
+        metavar="S",
+        help="seconds without a sign of life after which a host counts as lost (default: 10)",
+    )
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a port, 1 to 65535")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    value = _seconds(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds, more than 0")
+    return value
 
 
 def _count(text: str) -> int:
@@ -129,71 +205,60 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(
             "ronde run: requires a POSIX system; on this system start ranks with collectives.run(fn, np=...)"
         )
-    np = args.np or usable_cores()
     settings = list(args.settings)
     if args.transport is not None:
         settings.append(("transport", args.transport))
-    environment = {**os.environ, **as_variables(settings)}
-    tls = Config.load(environment=environment).load_tls()
-    for name in THREAD_VARIABLES:
-        environment.setdefault(name, str(max(1, usable_cores() // np)))
-    environment.setdefault("PYTHONUNBUFFERED", "1")
-    secret = new_secret()
-    with rendezvous.TcpStoreServer(choose_address("", None), secret=secret, tls=tls) as server:
-        name = secrets.token_hex(4)
-        jobs = [rendezvous.Job(rank, np, server.url, secret, rank, np, name) for rank in range(np)]
-        torch = _for_torch(server.address[0])
-        environments = [torch(job) | environment | rendezvous.job_to_environment(job) for job in jobs]
+    if args.network_interface is not None:
+        settings.append(("tcp.interface", args.network_interface))
+    extra = {**exported(args.exported, os.environ), **as_variables(settings)}
+    variables = {**os.environ, **extra}
+    Config.load(environment=variables).load_tls()
+    places = as_places(hosts_of(args), args.np, Ssh(args.ssh_port, args.ssh_identity_file))
+    job = Job(
+        command,
+        places,
+        secret=new_secret(),
+        variables=variables,
+        passed_on=passed_on(os.environ, extra),
+        name=secrets.token_hex(4),
+        interface=variables.get("RONDE_TCP_INTERFACE", "") if len(places) > 1 else "",
+        prefix=args.prefix,
+        output_folder=args.output_folder,
+        grace=args.grace,
+        time_limit=args.time_limit,
+        start_timeout=args.start_timeout,
+        host_timeout=args.host_timeout,
+        keep_going=args.keep_going,
+    )
+    try:
+        return supervise(job)
+    except StartError as error:
+        sys.stderr.write(f"ronde run: {error}\n")
+        return error.code
 
-        def parent_store() -> contextlib.closing[Store]:
-            return contextlib.closing(rendezvous.open_store(server.url, secret, time.monotonic(), tls=tls))
 
-        def find_culprit(failed: Sequence[int]) -> int:
-            with parent_store() as store:
-                return culprit(store, failed)
-
-        def left_out(ranks: Sequence[int]) -> bool:
-            with parent_store() as store:
-                return are_left_out(store, ranks)
-
+def hosts_of(args: argparse.Namespace) -> list[Host] | None:
+    """The hosts of `-H` or `--hostfile`; None if neither was given. Raises ConfigError."""
+    if args.hosts is not None:
+        return parse_list(args.hosts)
+    if args.hostfile is not None:
         try:
-            job = Job(
-                command,
-                environments,
-                args.prefix,
-                args.grace,
-                args.timeout,
-                find_culprit,
-                keep_going=args.keep_going,
-                left_out=left_out,
-            )
-            return supervise(job)
-        except OSError as error:
-            sys.stderr.write(f"ronde run: cannot start {command[0]!r}: {error.strerror}\n")
-            return 127 if error.errno == errno.ENOENT else 126
+            text = Path(args.hostfile).read_text("utf-8")
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"--hostfile {args.hostfile}: cannot be read: {error}") from error
+        return parse_file(text, args.hostfile)
+    return None
 
 
-def _for_torch(host: str) -> Callable[[rendezvous.Job], dict[str, str]]:
-    """A function that returns the environment variables of torchrun for a rank, so that torch scripts run unchanged.
-
-    Rank 0 of torch listens on the port. It is free now; another process could take it before, but that is unlikely.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as free:
-        free.bind((host, 0))
-        port = free.getsockname()[1]
-
-    def variables(job: rendezvous.Job) -> dict[str, str]:
-        return {
-            "RANK": str(job.rank),
-            "WORLD_SIZE": str(job.size),
-            "LOCAL_RANK": str(job.rank),
-            "LOCAL_WORLD_SIZE": str(job.size),
-            "MASTER_ADDR": host,
-            "MASTER_PORT": str(port),
-        }
-
-    return variables
+def as_places(hosts: list[Host] | None, np: int | None, ssh: Ssh) -> list[Place]:
+    """The hosts with their ranks, and the commands that start agents. None for hosts: all ranks run here."""
+    if hosts is None:
+        return [Place(socket.gethostname(), range(np or usable_cores()))]
+    shares = share_out(hosts, np)
+    return [
+        Place(share.host.name, share.ranks, None if share.host.is_here else ssh.command(share.host.address))
+        for share in shares
+    ]
 
 
 def as_command(words: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs the ranks of a job as child processes: one thread, one selector, every wait on an event.
+"""Runs the ranks of a job on its hosts: one thread, one selector, every wait on an event or a deadline.
 
 How a job ends
     every rank exits with 0          processes that ranks left behind are ended; exit code 0
@@ -6,29 +6,41 @@ How a job ends
                                      of the rank that failed first
       with keep_going                the job goes on until its ranks have ended or were left behind by a shrink; exit
                                      code 0 if any rank exits with 0, otherwise that of the first that failed
+    a host is lost                   its ranks have failed, with exit code LOST; its agent ends them there
     SIGINT, SIGTERM, SIGHUP          passed on to the ranks, `grace`, SIGKILL; a second one: SIGKILL; 128 + N
-    timeout, output closed           SIGTERM, `grace`, SIGKILL; 124 as from timeout(1), 141 as from SIGPIPE
-    the launcher is killed           the guardian kills all ranks
+    time limit, output closed        SIGTERM, `grace`, SIGKILL; 124 as from timeout(1), 141 as from SIGPIPE
+    the launcher is killed           the guardian kills all ranks here; agents end theirs
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
+from pathlib import Path
 from typing import Final
 
-from collectives.launch.processes import Guardian, adopt_orphans, exit_code, fill_standard_descriptors
-from collectives.launch.rank_processes import RankProcess, RankProcesses
+from collectives.launch import agent_commands
+from collectives.launch.escalation import Escalation
+from collectives.launch.host import Facts, Host, Listener, Start
+from collectives.launch.local_host import LocalHost
+from collectives.launch.processes import (
+    Guardian,
+    adopt_orphans,
+    exit_code,
+    fill_standard_descriptors,
+    signals_as_bytes,
+)
 from collectives.launch.reaper import Reaper
-from collectives.launch.relay import Relay, Tail
-from collectives.launch.summary import summarize
+from collectives.launch.relay import Relay
+from collectives.launch.remote_host import FINISH_SECONDS, RemoteHost
+from collectives.launch.store_keeper import Question
+from collectives.launch.summary import Rank, summarize
 
 REPORT_SECONDS: Final = 1.5
 """Time for the other ranks to notice a failure and to print their errors."""
@@ -36,35 +48,77 @@ REPORT_SECONDS: Final = 1.5
 LEFTOVER_SECONDS: Final = 1.0
 """Time for processes that ranks left behind to end after the last rank."""
 
-KILL_SECONDS: Final = 5.0
-"""Time for a process to end after SIGKILL; later it is given up as hanging in the kernel."""
-
 OUTPUT_SECONDS: Final = 2.0
 """Time for a slow reader to take the remaining output after a signal ended the job."""
 
+OTHERS_SECONDS: Final = 2.0
+"""Time, after one host could not be reached, for the others to tell what is wrong with them."""
+
+ANSWER_SECONDS: Final = 5.0
+"""Time for the host with the store to tell which rank failed first."""
+
+MOST_AT_ONCE: Final = 64
+"""Number of hosts that are being reached at the same time."""
+
 TIMED_OUT: Final = 124
+LOST: Final = 255
+"""Exit code of a job whose first failure is the loss of a host, as ssh(1) has it for a lost connection."""
+
 _NEVER: Final = float("inf")
 
 
 @dataclass(frozen=True)
-class Job:
-    """The processes to start, one for each environment in rank order, and how to treat them. Times in seconds.
+class Place:
+    """A host and its ranks. `agent`: the command that starts an agent there; None on this host."""
 
-    prefix      put the rank in front of every line of output
-    culprit     given the failed ranks in the order of their ends, returns the rank that failed first. It is called
-                once, after all ranks have ended
-    keep_going  let the others go on when a rank fails
-    left_out    with keep_going: returns True if a shrink has left all the given ranks behind
+    name: str
+    ranks: Sequence[int]
+    agent: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """The ranks to start and how to treat them. Times in seconds.
+
+    places         the hosts; the first serves the store. Together they have the ranks 0 to size - 1
+    variables      the environment of the ranks on this host
+    passed_on      the variables that ranks on other hosts get, beside those of a login there
+    name           the job's id
+    interface      name or address of the network interface that the other hosts reach; "" chooses
+    prefix         put the rank in front of every line of output, and its host if there are several
+    output_folder  folder that gets rank.N/stdout and rank.N/stderr
+    start_timeout  time until the ranks must have started on all hosts
+    host_timeout   time without a sign of life after which a host is lost
+    keep_going     let the others go on when a rank fails
     """
 
     command: Sequence[str]
-    environments: Sequence[Mapping[str, str]] = field(repr=False)  # they contain the job's secret
+    places: Sequence[Place]
+    secret: bytes = field(repr=False)
+    variables: Mapping[str, str] = field(repr=False)
+    passed_on: Mapping[str, str] = field(default_factory=dict, repr=False)
+    name: str = ""
+    interface: str = ""
     prefix: bool = True
+    output_folder: Path | None = None
     grace: float = 5.0
-    timeout: float | None = None
-    culprit: Callable[[Sequence[int]], int] = lambda failed: failed[0]
+    time_limit: float | None = None
+    start_timeout: float = 30.0
+    host_timeout: float = 10.0
     keep_going: bool = False
-    left_out: Callable[[Sequence[int]], bool] = lambda ranks: False
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return sum(len(place.ranks) for place in self.places)
+
+
+class StartError(Exception):
+    """The ranks could not be started. `code`: the exit code of the launcher."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -82,175 +136,338 @@ class _Ending:
 
 
 def supervise(job: Job) -> int:
-    """Run the job and return its exit code. On return no process of the job is left.
+    """Run the job and return its exit code. On return no process of the job is left on hosts that can be reached.
 
-    Call it in the main thread of a process of its own: it takes over signals, stdout and stderr. Raises OSError when a
-    rank cannot be started, after ending those already started.
+    Call it in the main thread of a process of its own: it takes over signals, stdout and stderr. Raises StartError
+    naming the hosts when ranks cannot be started, and ConfigError or RendezvousError when the store cannot be served on
+    this host, after ending what was started.
     """
     fill_standard_descriptors()
     adopt_orphans()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        relay = stack.enter_context(contextlib.closing(Relay(selector)))
         reaper = stack.enter_context(contextlib.closing(Reaper()))
         guardian = stack.enter_context(contextlib.closing(Guardian()))
-        processes = RankProcesses(reaper, guardian)
-        supervisor = _Supervisor(job, selector, relay, processes)
-        stack.enter_context(_signals(selector, supervisor.on_signals))
-        stack.callback(processes.kill)  # also after an exception
-        relay.open()
+        supervisor = _Supervisor(job, selector, reaper, guardian)
+        stack.enter_context(contextlib.closing(supervisor.relay))
+        stack.enter_context(signals_as_bytes(selector, supervisor.on_signals))
+        stack.callback(supervisor.close)  # also after an exception
+        supervisor.relay.open()
         guardian.start()
         supervisor.start()
         return supervisor.run()
 
 
-@contextlib.contextmanager
-def _signals(selector: selectors.BaseSelector, handle: Callable[[bytes], None]) -> Iterator[None]:
-    """Turn signals into bytes in a pipe that the selector watches. Ignored signals (nohup, `&`) stay ignored."""
-
-    def do_nothing(number: int, frame: FrameType | None) -> None:
-        """The interpreter has written the number to the wakeup descriptor already."""
-
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.getsignal(number) for number in wanted}
-    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-    before[signal.SIGCHLD] = signal.getsignal(signal.SIGCHLD)
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    for number in before:
-        signal.signal(number, do_nothing)
-    selector.register(read, selectors.EVENT_READ, lambda: handle(os.read(read, 4096)))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(wakeup)
-        selector.unregister(read)
-        os.close(read)
-        os.close(write)
-
-
-class _Supervisor:
-    def __init__(self, job: Job, selector: selectors.BaseSelector, relay: Relay, processes: RankProcesses) -> None:
+class _Supervisor(Listener):
+    def __init__(self, job: Job, selector: selectors.BaseSelector, reaper: Reaper, guardian: Guardian) -> None:
         self._job = job
         self._selector = selector
-        self._relay = relay
-        self._processes = processes
-        self._failed: list[RankProcess] = []
+        self.relay = Relay(selector, self._want_output)
+        self._hosts: list[Host] = []
+        for place in job.places:
+            if place.agent is None:
+                host: Host = LocalHost(place.name, selector, reaper, guardian, self, variables=job.variables, stdin=0)
+            else:
+                host = RemoteHost(
+                    place.name,
+                    place.agent,
+                    selector,
+                    guardian,
+                    self,
+                    header=agent_commands.header(os.getcwd(), job.passed_on),
+                    limit=job.host_timeout,
+                    grace=job.grace,
+                )
+            self._hosts.append(host)
+        self._ranks = sorted(
+            (Rank(rank, place.name) for place in job.places for rank in place.ranks), key=lambda rank: rank.rank
+        )
+        self._begun = False
+        self._failed: list[Rank] = []
+        self._losses: dict[str, str] = {}
+        self._answers: dict[Question, int | bool] = {}
         self._ending: _Ending | None = None
         self._interrupted = False
-        self._escalation: deque[tuple[float, signal.Signals | None]] = deque()  # when to send what; None: give up
-        self._timeout_at = _NEVER
+        self._escalation = Escalation(job.grace)
+        self._time_limit_at = _NEVER
         self._stop_at = _NEVER
 
+    # Start
+
     def start(self) -> None:
-        """Start the ranks. Raises OSError."""
-        width = len(str(len(self._job.environments) - 1))
-        with open(os.devnull, "rb") as null:
-            for rank, environment in enumerate(self._job.environments):
-                prefix = f"[rank {rank:>{width}}] ".encode() if self._job.prefix else b""
-                (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-                tail = Tail()
-                self._relay.add(out, err, prefix, tail)
-                stdin = 0 if rank == 0 else null.fileno()
+        """Reach the hosts and start the ranks. Raises StartError."""
+        job, hosts = self._job, self._hosts
+        width = len(str(job.size - 1))
+        for rank in self._ranks:
+            where = f", {rank.host}" if len(hosts) > 1 else ""
+            prefix = f"[rank {rank.rank:>{width}}{where}] ".encode() if job.prefix else b""
+            folder = None if job.output_folder is None else job.output_folder / f"rank.{rank.rank:0{width}}"
+            try:
+                self.relay.add(rank.rank, prefix, rank.tail, folder)
+            except OSError as error:
+                raise StartError(f"cannot write {error.filename}: {error.strerror}", 1) from error
+        until = time.monotonic() + job.start_timeout
+        waiting = list(hosts)
+        self._wait(hosts, lambda host: host.facts is not None, until, "was not reached", lambda: self._open(waiting))
+        self._compare(Facts.own())
+        if self._ending is None:
+            hints = [host.facts.address for host in hosts[1:] if host.facts is not None and host.facts.address]
+            hints += [place.name for place in job.places[1:] if place.agent is not None]
+            hosts[0].serve(job.secret, job.interface, hints)
+        self._wait(hosts[:1], lambda host: host.serving is not None, until, "did not serve the store")
+        if self._ending is None:
+            assert hosts[0].serving is not None
+            url, torch = hosts[0].serving
+            for host in hosts[1:]:
+                host.reach(url, job.secret)
+            self._wait(hosts[1:], lambda host: host.reached, until, f"did not reach the store at {url}")
+        if self._ending is None:
+            if job.time_limit is not None:
+                self._time_limit_at = time.monotonic() + job.time_limit
+            for host, place in zip(hosts, job.places, strict=True):
+                start = Start(job.command, place.ranks, job.size, url, job.name, torch, job.secret)
                 try:
-                    self._processes.start(rank, self._job.command, environment, (stdin, out_end, err_end), tail)
-                finally:
-                    os.close(out_end)
-                    os.close(err_end)
-        if self._job.timeout is not None:
-            self._timeout_at = time.monotonic() + self._job.timeout
+                    host.start(start)
+                except OSError as error:
+                    raise self._not_started({host.name: error}) from error
+            self._wait(hosts, lambda host: host.running, until, "did not start its ranks")
+        self._begun = True
+
+    def _open(self, waiting: list[Host]) -> None:
+        """Begin to reach more hosts, not too many at once."""
+        busy = sum(host.facts is None and host.failure is None for host in self._hosts) - len(waiting)
+        while waiting and busy < MOST_AT_ONCE:
+            host = waiting.pop(0)
+            busy += 1
+            try:
+                host.open()
+            except OSError as error:
+                raise StartError(f"cannot reach host {host.name}: {error}", 1) from error
+
+    def _wait(
+        self,
+        hosts: Sequence[Host],
+        ready: Callable[[Host], bool],
+        until: float,
+        complaint: str,
+        also: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Wait until all hosts are ready, or the job ends. Raises StartError with what is wrong with each host."""
+        patience = _NEVER
+
+        def done() -> bool:
+            nonlocal patience
+            also()
+            if patience == _NEVER and any(host.failure is not None for host in hosts):
+                patience = time.monotonic() + OTHERS_SECONDS
+            late = time.monotonic() >= min(until, patience)
+            return late or self._ending is not None or all(ready(host) or host.failure is not None for host in hosts)
+
+        self._loop(done, lambda: min(until, patience))
+        failures: dict[str, OSError | str] = {}
+        for host in hosts:
+            if host.failure is not None and host.failure.errno:
+                failures[host.name] = OSError(host.failure.errno, os.strerror(host.failure.errno))
+            elif host.failure is not None:
+                failures[host.name] = host.failure.text
+        if not failures and self._ending is None:
+            failures |= {
+                host.name: f"{complaint} within {self._job.start_timeout:g} s" for host in hosts if not ready(host)
+            }
+        if failures:
+            raise self._not_started(failures)
+
+    def _not_started(self, failures: Mapping[str, OSError | str]) -> StartError:
+        several = len(self._hosts) > 1
+        command = self._job.command[0]
+        texts, code = [], 1
+        for name, failure in failures.items():
+            text = failure
+            if isinstance(failure, OSError):
+                text = f"cannot start {command!r}: {failure.strerror}"
+                code = 127 if failure.errno == errno.ENOENT else 126
+            texts.append(f"host {name}: {text}" if several else str(text))
+        return StartError(texts[0] if len(texts) == 1 else "\n    ".join([f"{len(texts)} hosts", *texts]), code)
+
+    def _compare(self, own: Facts) -> None:
+        """Raise StartError if a host has another Python or Ronde than this one."""
+        found = {host.name: host.facts.versions for host in self._hosts if host.facts is not None}
+        if any(versions != own.versions for versions in found.values()):
+            lines = [f"the launcher has {own.versions}; all hosts must have the same, but"]
+            lines += [f"host {name} has {versions}" for name, versions in found.items() if versions != own.versions]
+            raise StartError("\n    ".join(lines), 1)
+
+    # Run
 
     def run(self) -> int:
         """Wait for the ranks, pass on the rest of their output, report; the exit code."""
-        self._loop(lambda: self._processes.all_gone, lambda: _NEVER)
-        if self._ending is None and self._failed and all(process.status for process in self._processes):
-            self._ending = _Ending(exit_code(self._failed[0].status or 0))  # with keep_going, all ranks failed
-        self._escalation.clear()
-        self._timeout_at = _NEVER
+        self._loop(lambda: all(host.gone for host in self._hosts))
+        if self._ending is None and self._failed and all(rank.failed for rank in self._ranks):
+            self._ending = _Ending(self._code_of(self._failed[0]))  # with keep_going, all ranks failed
+        self._escalation.cancel()
+        self._time_limit_at = _NEVER
         if self._interrupted:
             self._stop_at = time.monotonic() + OUTPUT_SECONDS
-        self._loop(lambda: time.monotonic() >= self._relay.drained_at, lambda: self._relay.drained_at)
+        self._loop(lambda: time.monotonic() >= self._drained_at(), self._drained_at)
         if self._ending is not None:
-            self._relay.print(self._report(self._ending))
-        self._loop(lambda: not self._relay.pending, lambda: _NEVER)
+            self.relay.print(self._report(self._ending))
+        self._loop(lambda: not self.relay.pending)
         return 0 if self._ending is None else self._ending.code
 
-    def _loop(self, done: Callable[[], bool], next_check: Callable[[], float]) -> None:
+    def close(self) -> None:
+        """End the agents, kill what is left, release everything. Idempotent."""
+        self._stop_at = _NEVER
+        self._escalation.cancel()
+        for host in self._hosts:
+            host.finish()
+        until = time.monotonic() + FINISH_SECONDS
+        self._loop(lambda: all(host.closed for host in self._hosts) or time.monotonic() >= until, lambda: until)
+        for host in self._hosts:
+            host.close()
+
+    def _loop(self, done: Callable[[], bool], next_check: Callable[[], float] = lambda: _NEVER) -> None:
         """Handle events until `done` returns True. `next_check`: when to ask it again if no event happens."""
         while not done() and time.monotonic() < self._stop_at:
-            signal_at = self._escalation[0][0] if self._escalation else _NEVER
-            until = min(self._timeout_at, self._stop_at, next_check(), signal_at)
+            wakes = [host.wake_at for host in self._hosts]
+            until = min(self._time_limit_at, self._stop_at, next_check(), self._escalation.wake_at, *wakes)
             timeout = None if until == _NEVER else max(0.0, until - time.monotonic())
             for key, _ in self._selector.select(timeout):
                 key.data()
-            self._relay.update()
-            if self._relay.failure is not None:
-                closed = isinstance(self._relay.failure, BrokenPipeError)
-                text = "the reader closed the output" if closed else f"cannot write output: {self._relay.failure}"
+            for host in self._hosts:
+                host.tick()
+            self.relay.update()
+            if self.relay.failure is not None:
+                closed = isinstance(self.relay.failure, BrokenPipeError)
+                text = "the reader closed the output" if closed else f"cannot write output: {self.relay.failure}"
                 self._finish(_Ending(exit_code(-signal.SIGPIPE) if closed else 1, text, brief=True))
-            if time.monotonic() >= self._timeout_at:
-                self._timeout_at = _NEVER
-                self._finish(_Ending(TIMED_OUT, f"timed out after {self._job.timeout:g} s"))
-            while self._escalation and time.monotonic() >= self._escalation[0][0]:
-                _, number = self._escalation.popleft()
-                if number is None:
-                    self._processes.give_up()
-                else:
-                    self._processes.signal_groups(number)
+            if time.monotonic() >= self._time_limit_at:
+                self._time_limit_at = _NEVER
+                self._finish(_Ending(TIMED_OUT, f"timed out after {self._job.time_limit:g} s"))
+            self._escalation.apply(self)
+
+    def _drained_at(self) -> float:
+        """When the output of all ranks counts as complete."""
+        return max(host.drained_at for host in self._hosts)
+
+    # What happens
 
     def on_signals(self, numbers: bytes) -> None:
         """Handle signals, one byte each."""
         for number in map(signal.Signals, numbers):
             if number == signal.SIGCHLD:
-                self._on_child_exit()
+                for host in self._hosts:
+                    host.on_child_exit()
             elif number in (signal.SIGUSR1, signal.SIGUSR2):
-                self._processes.signal_ranks(number)
-            elif self._processes.all_gone:
+                for host in self._hosts:
+                    host.signal_ranks(number)
+            elif self._begun and all(host.gone for host in self._hosts):
                 self._stop_at = 0.0
             elif self._interrupted:
-                self._escalate(time.monotonic(), signal.SIGKILL)
+                self._escalation.begin(time.monotonic(), signal.SIGKILL)
             else:
                 self._interrupted = True
                 self._ending = self._ending or _Ending(exit_code(-number), f"ended by {number.name}", brief=True)
-                self._escalate(time.monotonic(), number)
+                self._escalation.begin(time.monotonic(), number)
 
-    def _on_child_exit(self) -> None:
-        for process in self._processes.collect():
-            if not process.status:
-                continue
-            self._failed.append(process)
-            if self._job.keep_going:
-                self._relay.print(f"ronde: rank {process.rank} failed: {process.describe()}, pid {process.pid}")
-            elif self._ending is None:
-                self._ending = _Ending(exit_code(process.status))
-                self._escalate(time.monotonic() + REPORT_SECONDS, signal.SIGTERM)
-        running = self._processes.running
-        if not self._escalation and not running:
-            self._escalate(time.monotonic() + LEFTOVER_SECONDS, signal.SIGTERM)
-        elif not self._escalation and self._job.keep_going and self._job.left_out(running):
-            self._escalate(time.monotonic() + REPORT_SECONDS, signal.SIGTERM)
+    def started(self, rank: int, pid: int) -> None:
+        self._ranks[rank].pid = pid
 
-    def _escalate(self, when: float, number: signal.Signals) -> None:
-        """Send a signal to all ranks at `when`, SIGKILL after the grace time, and give up after that."""
-        kill_at = when if number == signal.SIGKILL else when + self._job.grace
-        self._escalation = deque([(when, number), (kill_at, signal.SIGKILL), (kill_at + KILL_SECONDS, None)])
+    def output(self, rank: int, stream: int, data: bytes) -> None:
+        self.relay.feed(rank, stream, data)
+
+    def ended(self, rank: int, status: int, last_signal: int) -> None:
+        ended = self._ranks[rank]
+        ended.status, ended.last_signal = status, last_signal
+        if status:
+            self._fail(ended, f"{ended.describe()}, pid {ended.pid}")
+        self._check_running()
+
+    def answered(self, question: Question, value: int | bool) -> None:
+        self._answers[question] = value
+        if question == "left out" and value and not self._escalation.planned:
+            self._escalation.begin(time.monotonic() + REPORT_SECONDS, signal.SIGTERM)
+
+    def said(self, host: Host, line: bytes) -> None:
+        self.relay.print(f"[{host.name}] {line.decode(errors='replace').rstrip()}")
+
+    def lost(self, host: Host, reason: str) -> None:
+        if not self._begun:  # the start fails, and says so
+            return
+        self._losses[host.name] = reason
+        for rank in self._ranks:
+            if rank.host == host.name and rank.running:
+                rank.lost = True
+                self._fail(rank, f"lost with host {host.name}: {reason}")
+        self._check_running()
+
+    def _fail(self, rank: Rank, text: str) -> None:
+        if rank in self._failed:  # it was lost, and its host could still be heard
+            return
+        self._failed.append(rank)
+        if self._job.keep_going:
+            self.relay.print(f"ronde: rank {rank.rank} failed: {text}")
+        elif self._ending is None:
+            self._ending = _Ending(self._code_of(rank))
+            self._escalation.begin(time.monotonic() + REPORT_SECONDS, signal.SIGTERM)
+
+    def _check_running(self) -> None:
+        """End what ranks left behind when all have ended, or when the others have gone on without those that run."""
+        running = [rank.rank for rank in self._ranks if rank.running]
+        if not self._escalation.planned and not running:
+            self._escalation.begin(time.monotonic() + LEFTOVER_SECONDS, signal.SIGTERM)
+        elif not self._escalation.planned and self._job.keep_going and self._begun:
+            self._hosts[0].ask("left out", running)
 
     def _finish(self, ending: _Ending) -> None:
         """End the job by SIGTERM, unless it is ending already."""
         if self._ending is None:
             self._ending = ending
-            self._escalate(time.monotonic(), signal.SIGTERM)
+            self._escalation.begin(time.monotonic(), signal.SIGTERM)
+
+    # All hosts
+
+    def signal_groups(self, number: signal.Signals) -> None:
+        for host in self._hosts:
+            host.signal_groups(number)
+
+    def give_up(self) -> None:
+        for host in self._hosts:
+            host.give_up()
+
+    def _want_output(self, stream: int, wanted: bool) -> None:
+        for host in self._hosts:
+            host.want_output(stream, wanted)
+
+    # Report
+
+    def _code_of(self, rank: Rank) -> int:
+        return LOST if rank.status is None else exit_code(rank.status)
 
     def _report(self, ending: _Ending) -> str:
         """The report for stderr. If ranks failed, the one that failed first determines the exit code."""
-        processes = [process for process in self._processes if not ending.brief or process.status is None]
+        several = len(self._hosts) > 1
+        ranks = [rank for rank in self._ranks if not ending.brief or rank.running]
         if ending.reason:
-            return summarize(ending.reason, None, processes)
-        rank = self._job.culprit([process.rank for process in self._failed])
-        first = next(process for process in self._failed if process.rank == rank)
-        if first.status is not None and not first.ended_by_launcher:
-            self._ending = _Ending(exit_code(first.status))
-        return summarize("", first, processes)
+            return summarize(ending.reason, None, ranks, several_hosts=several)
+        first = self._ranks[self._culprit()]
+        if first.lost:
+            self._ending = _Ending(LOST)
+            reason = f"host {first.host} was lost: {self._losses[first.host]}"
+            return summarize(reason, None, ranks, several_hosts=several)
+        if not first.ended_by_launcher:
+            self._ending = _Ending(self._code_of(first))
+        return summarize("", first, ranks, several_hosts=several)
+
+    def _culprit(self) -> int:
+        """The rank that failed first, as the store tells; if it cannot be asked, the one that ended first."""
+        keeper = self._hosts[0]
+        failed = [rank.rank for rank in self._failed]
+        until = time.monotonic() + ANSWER_SECONDS
+        if keeper.failure is None:
+            keeper.ask("culprit", failed)
+            self._loop(
+                lambda: "culprit" in self._answers or keeper.failure is not None or time.monotonic() >= until,
+                lambda: until,
+            )
+        answer = self._answers.get("culprit", failed[0])
+        return answer if answer in failed else failed[0]

@@ -18,6 +18,7 @@ import pytest
 
 import collectives
 from collectives.launch import supervisor
+from collectives.launch.host import Start
 from tests.collectives.launch.launcher import ronde
 from tests.transports.groups import groups, soon
 from tests.transports.tcp_ranks import in_threads, link, ranks
@@ -138,12 +139,13 @@ def test_no_repr_shows_it() -> None:
     secret = auth.new_secret()
     job = bootstrap.Job(0, 2, "tcp://localhost:1", secret)
     group = Group(0, (Member("host", "name", 1),), MemoryStore(), secret)
-    environments = [bootstrap.job_to_environment(job)]
+    variables = bootstrap.job_to_environment(job)
     with TcpStoreServer("127.0.0.1", secret=secret) as server:
         things = [
             job,
             group,
-            supervisor.Job(["true"], environments),
+            supervisor.Job(["true"], [supervisor.Place("h", [0])], secret, variables, variables),
+            Start(["true"], [0], 1, "tcp://localhost:1", "job", ("localhost", 1), secret),
             TcpTransport(group),
             server,
             TcpStore(*server.address, secret),

@@ -1,0 +1,68 @@
+"""The commands that start an agent on another host.
+
+The command line is the same for every job. What the agent needs to know goes through its stdin: first a line of JSON
+with its folder and variables, which the bootstrap text reads, then messages. So no text of the user meets a shell, and
+no process table shows it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from transports.errors import ConfigError
+
+MODULE: Final = "collectives.launch.agent"
+
+BOOTSTRAP: Final = (
+    "import os,sys,json;"
+    "header=json.loads(sys.stdin.buffer.raw.readline());"
+    "os.chdir(header[0]);"
+    "os.environ.update(header[1]);"
+    f'os.execv(sys.executable,[sys.executable,"-m","{MODULE}"])'
+)
+"""Without single quotes, newlines, backslashes, dollar signs and exclamation marks, so that no shell changes it."""
+
+CONNECT_SECONDS: Final = 10
+"""Time for ssh to reach a host's port."""
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """How to call ssh. Host keys, users and ways through other hosts are those of its own configuration."""
+
+    port: int | None = None
+    identity_file: str | None = None
+
+    def command(self, address: str) -> list[str]:
+        """The command that starts an agent at `address`, which may begin with 'user@'."""
+        options = [
+            "BatchMode=yes",  # ask nobody for passwords or host keys
+            f"ConnectTimeout={CONNECT_SECONDS}",
+            "ServerAliveInterval=5",
+            "ServerAliveCountMax=3",
+            "ControlMaster=no",  # a shared connection of the user's is used, but none is left behind
+        ]
+        words = ["ssh", "-T", "-a", "-x", *(word for option in options for word in ("-o", option))]
+        if self.port is not None:
+            words += ["-p", str(self.port)]
+        if self.identity_file is not None:
+            words += ["-i", self.identity_file]
+        return [*words, "--", address, f"exec {_python()} -S -E -c '{BOOTSTRAP}'"]
+
+
+def header(folder: str, variables: Mapping[str, str]) -> Sequence[Any]:
+    """What the bootstrap text reads: where the agent runs, and its variables."""
+    return [folder, dict(variables)]
+
+
+def _python() -> str:
+    """This interpreter, for a shell of any kind. Raises ConfigError if its path cannot be written for all of them."""
+    if any(character in sys.executable for character in "'\\!\n"):
+        raise ConfigError(
+            f"the path of the Python interpreter, {sys.executable!r}: must have no quote, backslash or '!'"
+        )
+    return shlex.quote(sys.executable)

@@ -1,0 +1,57 @@
+"""When to send which signal to processes that shall end: a first one, SIGKILL after a grace time, then no more."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from typing import Final, Protocol
+
+KILL_SECONDS: Final = 5.0
+"""Time for a process to end after SIGKILL; later it is given up as hanging in the kernel."""
+
+
+class Signalled(Protocol):
+    """Processes to which signals are sent."""
+
+    def signal_groups(self, number: signal.Signals) -> None:
+        """Send a signal to all ranks and everything that they started."""
+
+    def give_up(self) -> None:
+        """Wait for no process any more, though some are left."""
+
+
+class Escalation:
+    """A plan of signals. `grace`: seconds from the first to SIGKILL."""
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._steps: deque[tuple[float, signal.Signals | None]] = deque()  # when to send what; None: give up
+
+    @property
+    def planned(self) -> bool:
+        """True while there is something to send or to give up."""
+        return bool(self._steps)
+
+    @property
+    def wake_at(self) -> float:
+        """When to call `apply` next; infinite if nothing is planned."""
+        return self._steps[0][0] if self._steps else float("inf")
+
+    def begin(self, when: float, number: signal.Signals) -> None:
+        """Send `number` at `when`, SIGKILL after the grace time, and give up after that. Replaces an earlier plan."""
+        kill_at = when if number == signal.SIGKILL else when + self._grace
+        self._steps = deque([(when, number), (kill_at, signal.SIGKILL), (kill_at + KILL_SECONDS, None)])
+
+    def cancel(self) -> None:
+        """Send nothing more."""
+        self._steps.clear()
+
+    def apply(self, processes: Signalled) -> None:
+        """Do what is due."""
+        while self._steps and time.monotonic() >= self._steps[0][0]:
+            _, number = self._steps.popleft()
+            if number is None:
+                processes.give_up()
+            else:
+                processes.signal_groups(number)

@@ -1,0 +1,170 @@
+"""The contract of a host: where ranks run, as the supervisor sees it. `local_host` and `remote_host` implement it."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from signal import Signals
+from typing import Protocol
+
+from collectives.launch.store_keeper import Question
+from collectives.version import __version__
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a host tells of itself before ranks start.
+
+    address  the address by which the launcher reached it; "" if unknown
+    """
+
+    ronde: str
+    python: str
+    executable: str
+    hostname: str
+    address: str = ""
+
+    @staticmethod
+    def own(address: str = "") -> Facts:
+        """Those of this process."""
+        python = f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
+        return Facts(__version__, python, sys.executable, socket.gethostname(), address)
+
+    @property
+    def versions(self) -> str:
+        """The part that must be the same on all hosts."""
+        return f"Ronde {self.ronde}, {self.python} ({self.executable})"
+
+
+@dataclass(frozen=True)
+class Start:
+    """The ranks that a host starts.
+
+    command  the program and its arguments
+    ranks    in the order of their local ranks
+    size     number of ranks of the job
+    store    URL of the store
+    name     the job's id
+    torch    address and port for rank 0 of torch
+    """
+
+    command: Sequence[str]
+    ranks: Sequence[int]
+    size: int
+    store: str
+    name: str
+    torch: tuple[str, int]
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a host cannot do its part. `errno`: the system's reason if the program cannot be started, else 0."""
+
+    text: str
+    errno: int = 0
+
+
+class RankListener(Protocol):
+    """Told what happens to ranks."""
+
+    def started(self, rank: int, pid: int) -> None:
+        """A rank runs."""
+
+    def output(self, rank: int, stream: int, data: bytes) -> None:
+        """A rank has written to STDOUT or STDERR; b"" at the end of that stream."""
+
+    def ended(self, rank: int, status: int, last_signal: int) -> None:
+        """The process of a rank has ended: its status as of `os.waitstatus_to_exitcode`, and the last signal that it
+        got from the launcher, 0 if none."""
+
+    def answered(self, question: Question, value: int | bool) -> None:
+        """The answer to `Host.ask`."""
+
+
+class Listener(RankListener, Protocol):
+    """Told what happens to ranks, and to hosts on which agents run them."""
+
+    def said(self, host: Host, line: bytes) -> None:
+        """The agent of a host, or the command that started it, has written a line to its stderr."""
+
+    def lost(self, host: Host, reason: str) -> None:
+        """A host with started ranks cannot be reached any more, or ends its ranks on its own."""
+
+
+class Host(Protocol):
+    """A host and its ranks. The methods return at once; what they cause shows in the attributes, or reaches the
+    listener. Call them in the order open, serve (one host), reach (the others), start, and then any.
+
+    name      for messages
+    facts     None until it is open
+    serving   URL of the store and the address for torch, None until it serves
+    reached   True once it has reached the store
+    running   True once all its ranks have started
+    failure   why it cannot go on; None while all is well
+    """
+
+    name: str
+    facts: Facts | None
+    serving: tuple[str, tuple[str, int]] | None
+    reached: bool
+    running: bool
+    failure: Failure | None
+
+    def open(self) -> None:
+        """Begin to reach the host. Raises OSError."""
+
+    def serve(self, secret: bytes, interface: str, hints: Sequence[str]) -> None:
+        """Serve the store; see StoreKeeper.serve."""
+
+    def reach(self, url: str, secret: bytes) -> None:
+        """Try whether the store can be reached."""
+
+    def start(self, start: Start) -> None:
+        """Start the ranks."""
+
+    def signal_groups(self, number: Signals) -> None:
+        """Send a signal to all ranks and everything that they started."""
+
+    def signal_ranks(self, number: Signals) -> None:
+        """Send a signal to the processes of the ranks alone."""
+
+    def want_output(self, stream: int, wanted: bool) -> None:
+        """Pass on the output of STDOUT or STDERR, or keep it back. At first it is wanted."""
+
+    def ask(self, question: Question, ranks: Sequence[int]) -> None:
+        """Ask the store that this host serves."""
+
+    def give_up(self) -> None:
+        """Wait for no process any more."""
+
+    def on_child_exit(self) -> None:
+        """A child of this process may have ended."""
+
+    def tick(self) -> None:
+        """Do what is due; to be called after every select."""
+
+    @property
+    def wake_at(self) -> float:
+        """When to call `tick` if nothing happens."""
+
+    @property
+    def gone(self) -> bool:
+        """True once no process of its ranks is left, or nothing can be known of them."""
+
+    @property
+    def drained_at(self) -> float:
+        """Moment at which the output counts as complete once the ranks are gone; infinite while that is not known."""
+
+    def finish(self) -> None:
+        """The job is over: kill what is left, release everything. `closed` becomes True when that is done."""
+
+    @property
+    def closed(self) -> bool:
+        """True once everything has been released."""
+
+    def close(self) -> None:
+        """Release everything at once. Idempotent."""

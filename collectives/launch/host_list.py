@@ -1,0 +1,130 @@
+"""The hosts of a job: lists and files that name them, and which ranks each gets. No I/O but reading the file."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from transports.errors import ConfigError
+from transports.interfaces import interfaces
+
+_HOST: Final = r"(?P<user>[A-Za-z0-9_][^\s@:,\[\]]*@)?(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>\w[\w.-]*))"
+_WITH_SLOTS: Final = re.compile(_HOST + r"(?::(?P<slots>[^:]*))?", re.ASCII)
+_FORMS: Final = "NAME, NAME:SLOTS, USER@NAME:SLOTS or [IPV6]:SLOTS"
+_MAX_SLOTS: Final = 65536
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host as the user named it.
+
+    address  what ssh connects to, with the user's name if one was given
+    name     the address without user and brackets, for messages
+    slots    number of ranks that may run there
+    """
+
+    address: str
+    name: str
+    slots: int
+
+    @property
+    def is_here(self) -> bool:
+        """True if it is certainly this machine, by a name or an address of it. Nothing is resolved: under another name
+        this machine is reached as any other host."""
+        if "@" in self.address:
+            return False
+        own = socket.gethostname()
+        names = {"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]}
+        if self.name in names or self.name.partition(".")[0] == own:  # the host knows its short name only
+            return True
+        return bool(re.fullmatch(r"[\d.]+|.*:.*", self.name)) and any(
+            self.name == address for addresses in interfaces().values() for address in addresses
+        )
+
+
+@dataclass(frozen=True)
+class Share:
+    """A host and the ranks that it gets, in the order of their local ranks."""
+
+    host: Host
+    ranks: range
+
+
+def parse_list(text: str) -> list[Host]:
+    """The hosts of a list such as 'h1:4,user@h2,[fd00::1]:2'. A host without a number has one slot.
+
+    Raises ConfigError.
+    """
+    return _checked([_host(word.strip(), f"-H {text}") for word in text.split(",")], f"-H {text}")
+
+
+def parse_file(text: str, path: str) -> list[Host]:
+    """The hosts of a host file, one in a line: 'h1 slots=4 max-slots=8' (Open MPI, Horovod), 'h1:4' (MPICH) or 'h1'.
+    '#' begins a comment. `path` is for messages. Raises ConfigError."""
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"host file {path}, line {number}"
+        word, *rest = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split() or [""]
+        if not word:
+            continue
+        host, slots = _host(word, where), None
+        for setting in rest:
+            key, _, value = setting.partition("=")
+            if key not in ("slots", "max-slots", "max_slots") or (key == "slots" and ":" in word.rpartition("]")[2]):
+                raise ConfigError(f"{where}: {setting!r}: must be slots=N or max-slots=N, or nothing after NAME:SLOTS")
+            count = _count(value, where)
+            if key == "slots":
+                slots = count
+            elif slots is not None and count < slots:
+                raise ConfigError(f"{where}: {setting!r}: must not be less than slots={slots}")
+        hosts.append(host if slots is None else Host(host.address, host.name, slots))
+    if not hosts:
+        raise ConfigError(f"host file {path}: names no host")
+    return _checked(hosts, f"host file {path}")
+
+
+def share_out(hosts: Sequence[Host], np: int | None) -> list[Share]:
+    """The ranks of each host: the slots are filled in the order of the hosts. Hosts without a rank are left out.
+
+    np  number of ranks; None for all slots. Raises ConfigError if there are not enough slots.
+    """
+    slots = sum(host.slots for host in hosts)
+    np = slots if np is None else np
+    if np > slots:
+        listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+        raise ConfigError(f"-np {np}: there are only {slots} slots ({listed}); give the hosts more slots, as in NAME:4")
+    shares, first = [], 0
+    for host in hosts:
+        last = min(np, first + host.slots)
+        if last > first:
+            shares.append(Share(host, range(first, last)))
+        first = last
+    return shares
+
+
+def _host(word: str, where: str) -> Host:
+    match = _WITH_SLOTS.fullmatch(word)
+    if match is None:
+        hint = "; an IPv6 address needs brackets" if word.count(":") > 1 else ""
+        raise ConfigError(f"{where}: {word!r}: must be {_FORMS}{hint}")
+    slots = 1 if match["slots"] is None else _count(match["slots"], where)
+    name = match["v6"] or match["name"]
+    return Host((match["user"] or "") + name, name, slots)
+
+
+def _count(text: str, where: str) -> int:
+    if not re.fullmatch("[0-9]{1,5}", text) or not 1 <= int(text) <= _MAX_SLOTS:
+        raise ConfigError(f"{where}: {text!r} slots: must be an integer, 1 to {_MAX_SLOTS}")
+    return int(text)
+
+
+def _checked(hosts: Iterable[Host], where: str) -> list[Host]:
+    found: dict[str, Host] = {}
+    for host in hosts:
+        if host.name in found:
+            raise ConfigError(f"{where}: host {host.name!r} is named twice; give it the sum of the slots once")
+        found[host.name] = host
+    return list(found.values())

@@ -1,0 +1,189 @@
+"""The ranks on the host of the calling process: started, watched, their output read. The launcher uses it for its own
+host, and an agent for the host where it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from signal import Signals
+from typing import Final
+
+from collectives.launch import environment
+from collectives.launch.host import Facts, Failure, RankListener, Start
+from collectives.launch.messages import STDERR, STDOUT
+from collectives.launch.processes import Guardian
+from collectives.launch.rank_processes import RankProcesses
+from collectives.launch.reaper import Reaper
+from collectives.launch.store_keeper import Question, StoreKeeper, reach
+from transports import rendezvous
+
+DRAIN_SECONDS: Final = 0.5
+"""Silence after which output counts as complete, though some process still holds a rank's pipe open."""
+
+_READ: Final = 1 << 16
+
+
+class LocalHost:
+    """Implements `Host`. Errors are raised, since they come at once.
+
+    variables  the environment of the ranks, to which each rank's own variables are added
+    stdin      descriptor that rank 0 reads if it is here; may be set until `start`
+    """
+
+    def __init__(
+        self,
+        name: str,
+        selector: selectors.BaseSelector,
+        reaper: Reaper,
+        guardian: Guardian,
+        listener: RankListener,
+        *,
+        variables: Mapping[str, str],
+        stdin: int,
+    ) -> None:
+        self.name = name
+        self.facts: Facts | None = None
+        self.serving: tuple[str, tuple[str, int]] | None = None
+        self.reached = False
+        self.running = False
+        self.failure: Failure | None = None
+        self._selector = selector
+        self._processes = RankProcesses(reaper, guardian)
+        self._listener = listener
+        self._variables = variables
+        self.stdin = stdin
+        self._keeper = StoreKeeper(variables)
+        self._streams: dict[tuple[int, int], int] = {}  # rank and stream -> pipe
+        self._wanted = {STDOUT: True, STDERR: True}
+        self._last_activity = 0.0
+        self._closed = False
+
+    def open(self) -> None:
+        """Nothing needs to be reached."""
+        self.facts = Facts.own()
+
+    def serve(self, secret: bytes, interface: str, hints: Sequence[str]) -> None:
+        """Serve the store. Raises ConfigError, RendezvousError."""
+        self.serving = self._keeper.serve(secret, interface, hints)
+
+    def reach(self, url: str, secret: bytes) -> None:
+        """Try whether the store can be reached. Raises RendezvousError."""
+        reach(url, secret, self._variables)
+        self.reached = True
+
+    def start(self, start: Start) -> None:
+        """Start the ranks. Raises OSError when one cannot be started; those before it run."""
+        with open(os.devnull, "rb") as null:
+            for local_rank, rank in enumerate(start.ranks):
+                local_size = len(start.ranks)
+                job = rendezvous.Job(rank, start.size, start.store, start.secret, local_rank, local_size, start.name)
+                variables = environment.of_rank(job, self._variables, start.torch)
+                stdin = self.stdin if rank == 0 else null.fileno()
+                self._start(rank, start.command, variables, stdin)
+        self.running = True
+
+    def _start(self, rank: int, command: Sequence[str], variables: Mapping[str, str], stdin: int) -> None:
+        with contextlib.ExitStack() as ours:
+            ends = {}
+            for stream in (STDOUT, STDERR):
+                pipe, end = os.pipe()
+                ours.callback(os.close, end)
+                ends[stream] = end
+                self._streams[rank, stream] = pipe
+                if self._wanted[stream]:
+                    self._register(rank, stream)
+            pid = self._processes.start(rank, command, variables, (stdin, ends[STDOUT], ends[STDERR]))
+        self._listener.started(rank, pid)
+
+    def signal_groups(self, number: Signals) -> None:
+        """Send a signal to all ranks and everything that they started."""
+        self._processes.signal_groups(number)
+
+    def signal_ranks(self, number: Signals) -> None:
+        """Send a signal to the processes of the ranks alone."""
+        self._processes.signal_ranks(number)
+
+    def want_output(self, stream: int, wanted: bool) -> None:
+        """Read the pipes of STDOUT or STDERR, or let the ranks wait that write to them."""
+        if wanted != self._wanted[stream]:
+            self._wanted[stream] = wanted
+            self._last_activity = time.monotonic()
+            for (rank, other), pipe in self._streams.items():
+                if other == stream and wanted:
+                    self._register(rank, stream)
+                elif other == stream:
+                    self._selector.unregister(pipe)
+
+    def ask(self, question: Question, ranks: Sequence[int]) -> None:
+        """Ask the store that this host serves."""
+        self._listener.answered(question, self._keeper.ask(question, ranks))
+
+    def give_up(self) -> None:
+        """Wait for no process any more."""
+        self._processes.give_up()
+
+    def on_child_exit(self) -> None:
+        """Collect the ranks that have ended."""
+        for process in self._processes.collect():
+            assert process.status is not None
+            self._listener.ended(process.rank, process.status, process.last_signal)
+
+    def tick(self) -> None:
+        """Nothing is ever due."""
+
+    @property
+    def wake_at(self) -> float:
+        """Never: all that happens here is an event."""
+        return float("inf")
+
+    @property
+    def gone(self) -> bool:
+        """True once no process is left."""
+        return self._processes.all_gone
+
+    @property
+    def drained_at(self) -> float:
+        """Moment at which the output counts as complete; infinite while some of it is not wanted."""
+        if not self._streams:
+            return 0.0
+        return self._last_activity + DRAIN_SECONDS if all(self._wanted.values()) else float("inf")
+
+    def finish(self) -> None:
+        """Kill what is left, and release everything."""
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """True once everything has been released."""
+        return self._closed
+
+    def close(self) -> None:
+        """Kill what is left, release the pipes and the store. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._processes.kill()
+            self._processes.give_up()  # the system may use the numbers again
+            for rank, stream in list(self._streams):
+                self._remove(rank, stream)
+            self._keeper.close()
+
+    def _register(self, rank: int, stream: int) -> None:
+        self._selector.register(self._streams[rank, stream], selectors.EVENT_READ, partial(self._read, rank, stream))
+
+    def _read(self, rank: int, stream: int) -> None:
+        if self._wanted[stream] and (rank, stream) in self._streams:  # nothing changed since the selector said so
+            self._last_activity = time.monotonic()
+            data = os.read(self._streams[rank, stream], _READ)
+            if not data:
+                self._remove(rank, stream)
+            self._listener.output(rank, stream, data)
+
+    def _remove(self, rank: int, stream: int) -> None:
+        pipe = self._streams.pop((rank, stream))
+        if self._wanted[stream]:
+            self._selector.unregister(pipe)
+        os.close(pipe)

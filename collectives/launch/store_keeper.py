@@ -1,0 +1,97 @@
+"""Serves the job's store, and answers what the launcher asks about the ranks' reports in it."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+from collectives.config import Config
+from collectives.failure import are_left_out, culprit
+from transports import rendezvous
+from transports.errors import ConfigError
+from transports.interfaces import choose_address
+from transports.store import Store
+from transports.tls import Tls
+
+Question = Literal["culprit", "left out"]
+
+REACH_SECONDS: Final = 5.0
+"""Time for a host to reach the store of another one."""
+
+
+class StoreKeeper:
+    """The store of a job, on its first host. `environment` tells the certificates for TLS. `serve` once, then `ask`."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._secret = b""
+        self._tls: Tls | None = None
+        self._server: rendezvous.TcpStoreServer | None = None
+
+    def serve(self, secret: bytes, interface: str, hints: Sequence[str]) -> tuple[str, tuple[str, int]]:
+        """Serve the store; its URL, and an address for rank 0 of torch. Raises ConfigError, RendezvousError.
+
+        interface  name or address of the interface that other hosts reach; "" chooses
+        hints      other hosts of the job, the best way to name them first. None: the job has one host
+        """
+        self._secret = secret
+        self._tls = Config.load(environment=self._environment).load_tls()
+        server = rendezvous.TcpStoreServer(_address(interface, hints), secret=secret, tls=self._tls)
+        server.start()
+        self._server = server
+        host = server.address[0]
+        return server.url, (host, _free_port(host))
+
+    def ask(self, question: Question, ranks: Sequence[int]) -> int | bool:
+        """Ask the store: which of the failed ranks is the culprit, or whether the others have gone on without ranks."""
+        assert self._server is not None
+        with contextlib.closing(_opened(self._server.url, self._secret, time.monotonic(), self._tls)) as store:
+            return culprit(store, ranks) if question == "culprit" else are_left_out(store, ranks)
+
+    def close(self) -> None:
+        """End the store. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+def reach(url: str, secret: bytes, environment: Mapping[str, str]) -> None:
+    """Connect to a store on another host. Raises RendezvousError, ConfigError."""
+    tls = Config.load(environment=environment).load_tls()
+    with contextlib.closing(_opened(url, secret, time.monotonic() + REACH_SECONDS, tls)) as store:
+        store.with_timeout(REACH_SECONDS).peek("reach")
+
+
+def _opened(url: str, secret: bytes, deadline: float, tls: Tls | None) -> Store:
+    return rendezvous.open_store(url, secret, deadline, tls=tls)
+
+
+def _address(interface: str, hints: Sequence[str]) -> str:
+    """The address to serve on. Without an interface that of the way to the first hint that leads anywhere; loopback
+    only if all do."""
+    if interface or not hints:
+        return choose_address(interface, hints[0] if hints else None)
+    found, problem = [], ConfigError("no address leads to the other hosts")
+    for hint in hints:
+        try:
+            address = choose_address("", hint)
+        except ConfigError as error:
+            problem = error
+            continue
+        if not ipaddress.ip_address(address).is_loopback:
+            return address
+        found.append(address)
+    if not found:
+        raise problem
+    return found[0]
+
+
+def _free_port(host: str) -> int:
+    """A port that is free now. Another process could take it before torch does, but that is unlikely."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+        free.bind((host, 0))
+        return int(free.getsockname()[1])

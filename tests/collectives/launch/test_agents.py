@@ -1,0 +1,170 @@
+"""`ronde run -H` with agents behind a fake ssh, on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.collectives.launch.fake_ssh import install
+from tests.collectives.launch.launcher import ronde
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="processes are watched by pidfds, as Linux has")
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(
+    folder: Path, script: str, *options: str, given: bytes = b"", before: str = "", extra: dict[str, str] | None = None
+) -> tuple[int, list[str], str]:
+    """Run a shell script on every rank: exit code, sorted lines of stdout, stderr."""
+    variables = install(folder, before) | {"PYTHONPATH": str(ROOT)} | (extra or {})
+    done = ronde("run", *options, "sh", "-c", script, given=given, extra=variables)
+    return done.returncode, sorted(done.stdout.decode().splitlines()), done.stderr.decode()
+
+
+def test_ranks_of_two_hosts(tmp_path: Path) -> None:
+    script = "echo $RONDE_RANK $RONDE_SIZE $RONDE_LOCAL_RANK $RONDE_LOCAL_SIZE $OF_LOGIN $PWD; echo problem >&2"
+    code, out, err = run(tmp_path, script, "-H", "h1:2,h2")
+    assert code == 0, err
+    assert out == [
+        f"[rank 0, h1] 0 3 0 2 h1 {os.getcwd()}",
+        f"[rank 1, h1] 1 3 1 2 h1 {os.getcwd()}",
+        f"[rank 2, h2] 2 3 0 1 h2 {os.getcwd()}",
+    ]
+    assert sorted(err.splitlines()) == [
+        "[rank 0, h1] problem",
+        "[rank 1, h1] problem",
+        "[rank 2, h2] problem",
+    ]
+
+
+def test_ranks_here_are_started_without_ssh(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "echo ${OF_LOGIN:-here}", "-H", "localhost:1,h2:1")
+    assert (code, out) == (0, ["[rank 0, localhost] here", "[rank 1, h2] h2"]), err
+    assert not (tmp_path / "localhost.ssh").exists()
+
+
+def test_a_host_file_and_fewer_ranks_than_slots(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("h1 slots=2\nh2 slots=2\nh3 slots=2\n")
+    code, out, err = run(tmp_path, "echo $OF_LOGIN", "--hostfile", str(tmp_path / "hosts"), "-np", "3", "--no-prefix")
+    assert (code, out) == (0, ["h1", "h1", "h2"]), err
+    assert not (tmp_path / "h3.ssh").exists()
+
+
+def test_environment_on_another_host(tmp_path: Path) -> None:
+    value = 'it\'s "quoted" $HOME `x` !y\nand a line'
+    extra = {"BASH_FUNC_f%%": "() {  true\n}", "LANG_OF": "x", "ODD": value, "RONDE_STALL": "7"}
+    options = ["-H", "h1", "--no-prefix", "-x", "ODD", "-x", "GIVEN=a=b c", "--set", "timeout=11"]
+    script = "import json, os; print(json.dumps(dict(os.environ)))"
+    variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)} | extra
+    done = ronde("run", *options, sys.executable, "-c", script, extra=variables)
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout)
+    assert (found["ODD"], found["GIVEN"]) == (value, "a=b c")
+    assert (found["RONDE_TIMEOUT"], found["RONDE_STALL"]) == ("11", "7")
+    assert (found["HOME"], found["OF_LOGIN"]) == ("/", "h1")
+    assert not {"LANG_OF", "BASH_FUNC_f%%"} & set(found)
+
+
+def test_only_rank_0_reads_the_input_wherever_it_is(tmp_path: Path) -> None:
+    text = b"".join(b"line %d\n" % n for n in range(100_000))
+    code, out, err = run(tmp_path, "wc -c", "-H", "h1:1,h2:1", "--no-prefix", given=text)
+    assert (code, out) == (0, sorted(["0", str(len(text))])), err
+
+
+def test_an_input_that_nobody_reads_holds_nothing_up(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "exec <&-; exit 0", "-H", "h1:1", given=b"x" * 1_000_000)
+    assert code == 0, err
+
+
+def test_large_output_arrives_completely_and_in_order(tmp_path: Path) -> None:
+    script = "i=0; while [ $i -lt 20000 ]; do echo line $i of a rank that has much to say; i=$((i+1)); done"
+    variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    done = ronde("run", "-H", "h1:1,h2:1", "sh", "-c", script, extra=variables)
+    lines = done.stdout.decode().splitlines()
+    for rank, host in ((0, "h1"), (1, "h2")):
+        mine = [line for line in lines if line.startswith(f"[rank {rank}, {host}] ")]
+        assert mine == [f"[rank {rank}, {host}] line {n} of a rank that has much to say" for n in range(20000)]
+
+
+def test_output_files(tmp_path: Path) -> None:
+    script = r"printf 'out %s\nno end' $RONDE_RANK; echo err >&2"
+    code, _, err = run(tmp_path, script, "-H", "localhost:1,h2:1", "--output-filename", str(tmp_path / "logs"))
+    assert code == 0, err
+    for rank in (0, 1):
+        assert (tmp_path / f"logs/rank.{rank}/stdout").read_text() == f"out {rank}\nno end"
+        assert (tmp_path / f"logs/rank.{rank}/stderr").read_text() == "err\n"
+
+
+@pytest.mark.parametrize("hosts", ["h1:2,h2:2", "localhost:1,h2:2"])
+def test_a_world_over_agents(tmp_path: Path, hosts: str) -> None:
+    script = (
+        "import collectives as ronde, numpy as np; w = ronde.init();"
+        "print(int(w.allreduce(np.full(9, w.rank))[0]), w.size)"
+    )
+    variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    done = ronde("run", "-H", hosts, "--no-prefix", sys.executable, "-c", script, extra=variables)
+    size = 4 if hosts.startswith("h1") else 3
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines() == [f"{sum(range(size))} {size}"] * size
+
+
+# How a job ends
+
+
+def test_a_failing_rank_ends_those_of_other_hosts(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "begun")
+    script = f"""
+        if [ $RONDE_RANK = 2 ]; then read x < {tmp_path}/begun; echo the reason >&2; exit 3; fi
+        [ $RONDE_RANK = 0 ] && echo begun > {tmp_path}/begun; exec sleep 1000
+    """
+    code, _, err = run(tmp_path, script, "-H", "h1:2,h2:1")
+    assert code == 3
+    assert re.search(r"ronde: rank 2 failed: exited with 3 \(host h2, pid \d+\)\n.*\n +the reason\n", err)
+    assert re.search(r"ronde: rank 0 afterwards: ended by the launcher \(SIGTERM\), pid \d+ on h1\n", err)
+
+
+def test_the_store_on_another_host_knows_the_culprit(tmp_path: Path) -> None:
+    script = (
+        "import collectives as ronde, os, signal; w = ronde.init(); w.barrier()\n"
+        "if w.rank == 1: raise KeyError('the reason')\n"
+        "w.barrier()"
+    )
+    variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    done = ronde("run", "-H", "h1:1,h2:1", sys.executable, "-c", script, extra=variables)
+    assert done.returncode == 1
+    assert "ronde: rank 1 failed: exited with 1 (host h2" in done.stderr.decode()
+
+
+def test_keep_going(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "[ $RONDE_RANK = 0 ] && exit 5; echo done", "-H", "h1,h2", "--keep-going")
+    assert (code, out) == (0, ["[rank 1, h2] done"])
+    assert re.search(r"ronde: rank 0 failed: exited with 5, pid \d+", err)
+
+
+def test_time_limit(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "exec sleep 1000", "-H", "h1,h2", "--time-limit", "0.5")
+    assert code == 124
+    assert "ronde: timed out after 0.5 s\n" in err
+    assert re.search(r"ronde: rank 1: ended by the launcher \(SIGTERM\), pid \d+ on h2", err)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_rank_that_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+    script = f"[ $RONDE_RANK = 1 ] && kill -{number.value} $$; exec sleep 1000"
+    code, _, err = run(tmp_path, script, "-H", "h1,h2")
+    assert code == 128 + number
+    assert f"ronde: rank 1 failed: killed by {number.name} (host h2" in err
+
+
+def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
+    variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    done = ronde("run", "-H", "localhost,h2", "no-such-program", extra=variables)
+    assert done.returncode == 127
+    assert b"host localhost: cannot start 'no-such-program': No such file" in done.stderr
