@@ -19,6 +19,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
+# The tests start hundreds of processes that import Ronde: they need its bytecode kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .NOTPARALLEL:
 .PHONY: help demo test check lint proof bench compare chaos clean
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing.process
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def skip_instead(*args: Any, **kwargs: Any) -> Any:
     """Stands for all functions that start a process."""
     pytest.skip("starts a process (--no-processes)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out a folder whose mark is deselected (-m "not frameworks"): importing its modules alone takes seconds."""
+    parts = re.split(r"\s+and\s+", config.option.markexpr.strip())
+    return any(f"not {mark}" in parts and belongs(collection_path, folder) for folder, mark in MARKS.items()) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

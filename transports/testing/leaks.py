@@ -43,15 +43,19 @@ class Leaks:
 
     def found(self) -> list[str]:
         """Descriptions of the leaks that remain after `settle` seconds."""
-        gc.collect()  # objects that only tracebacks of errors refer to are garbage, not leaks
         deadline = time.monotonic() + self._settle
+        if self._new_threads():
+            gc.collect()  # a thread may end only with an object that only tracebacks of errors refer to
         for thread in self._new_threads():
             thread.join(max(0.0, deadline - time.monotonic()))
         left = self._inventory() - self._before
+        if left:
+            gc.collect()  # objects that only tracebacks of errors refer to are garbage, not leaks
+            left &= self._inventory()  # later additions belong to other code
         while left and time.monotonic() < deadline:
             time.sleep(SETTLE_PAUSE)  # there is no event for the end of other descriptors, files and processes
             gc.collect()  # threads that have ended since may have left such garbage too
-            left &= self._inventory()  # later additions belong to other code
+            left &= self._inventory()
         return [f"thread {thread.name!r}" for thread in self._new_threads()] + sorted(left)
 
     def _new_threads(self) -> list[threading.Thread]:
