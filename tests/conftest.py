@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.processes import run_processes, start_fork_server
 from transports.testing import Leaks
 
 TESTS = Path(__file__).parent
@@ -78,6 +79,15 @@ def no_processes(request: pytest.FixtureRequest) -> Iterator[None]:
             for name in {"fork", "forkpty", "posix_spawn", "posix_spawnp"} & set(dir(os)):
                 patch.setattr(os, name, skip_instead)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def fork_server(request: pytest.FixtureRequest, no_processes: None) -> None:
+    """Starts the process that `run_processes` forks ranks from, before any test could be blamed for it."""
+    modules = {item.module for item in request.session.items if isinstance(item, pytest.Function)}
+    wanted = any(getattr(module, "run_processes", None) is run_processes for module in modules)
+    if wanted and not request.config.getoption("--no-processes"):
+        start_fork_server()
 
 
 @pytest.fixture(autouse=True, scope="module")

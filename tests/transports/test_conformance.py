@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import run_processes
 from tests.transports.groups import backend_of, group_of_processes, soon
 from transports import registry
 from transports.errors import AbortedError
 from transports.rendezvous.file import FileStore
-from transports.testing import check_transport, exercise, run_processes
+from transports.testing import check_transport, exercise
 
 SECONDS = 60.0
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import run_processes
 from tests.transports.groups import (
     SECONDS,
     backend_of,
@@ -35,7 +36,6 @@ from transports.faulty import FaultyTransport, Operation, Options, Rule, parse_r
 from transports.local import LocalTransport
 from transports.onesided import OneSided, Window
 from transports.rendezvous.file import FileStore
-from transports.testing import run_processes
 
 MOMENT = 0.03
 

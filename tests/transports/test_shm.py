@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import run_processes
 from tests.transports.groups import group_of_processes, groups, on_ranks, recv, send, soon
 from tests.transports.shm_ranks import BOTH, SECONDS, await_sleep, briefly, make, small_rings
 from transports import shm
@@ -37,7 +38,7 @@ from transports.shm import Options, ShmTransport, doorbell, fence, ring, window
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import barrier
 from transports.shm.segments import Segment
-from transports.testing import check_transport, run_processes, run_threads
+from transports.testing import check_transport, run_threads
 
 pytestmark = pytest.mark.skipif(shm.usable() is not None, reason=str(shm.usable()))
 

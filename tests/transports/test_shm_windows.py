@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.processes import run_processes
 from tests.transports.groups import group_of_processes, on_ranks, recv, soon
 from tests.transports.shm_ranks import BOTH, SECONDS, await_sleep, briefly, make
 from transports import shm
@@ -18,7 +19,6 @@ from transports.errors import ClosedError, DeadlineExceeded, MismatchError, Peer
 from transports.rendezvous.file import FileStore
 from transports.shm import segments
 from transports.shm.segments import Segment
-from transports.testing import run_processes
 
 pytestmark = pytest.mark.skipif(shm.usable() is not None, reason=str(shm.usable()))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import run_processes
 from tests.transports.groups import group_of_processes, groups, recv, send, soon
 from tests.transports.tcp_ranks import (
     SECONDS,
@@ -30,7 +31,7 @@ from transports import tcp
 from transports.errors import AbortedError, ClosedError, ConfigError, DeadlineExceeded, PeerLost, RondeError
 from transports.rendezvous.file import FileStore
 from transports.tcp import Options, TcpTransport
-from transports.testing import Leaks, run_processes
+from transports.testing import Leaks
 
 
 @pytest.mark.parametrize("length", [0, 1, 4095, 4096, 16384, 16361, 100_000, 3_000_000])

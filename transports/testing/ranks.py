@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from transports.stacks import stack_of
 
@@ -57,19 +57,26 @@ def run_threads(
 
 
 def run_processes(
-    fn: Callable[..., Any], size: int, *args: Any, timeout: float, dying: Collection[int] = ()
+    fn: Callable[..., Any],
+    size: int,
+    *args: Any,
+    timeout: float,
+    dying: Collection[int] = (),
+    start: Literal["spawn", "forkserver"] = "spawn",
 ) -> list[Any]:
-    """Run fn(rank, *args) in `size` fresh processes (start method spawn); the results by rank.
+    """Run fn(rank, *args) in `size` fresh processes; the results by rank.
 
     fn, args  picklable, so fn is a function of a module; results and errors are returned pickled
     timeout   seconds for all ranks together, starting included; then they are killed
     dying     ranks that may end without an outcome; their result is None
+    start     how processes start. Those of multiprocessing's fork server need not import what it has imported; the
+              server stays until this process ends
 
-    Raises as run_threads does; a rank that ends without an outcome is a RuntimeError with its exit code. No process is
-    left when this returns or raises.
+    Raises as run_threads does; a rank that ends without an outcome is a RuntimeError with its exit code. No process of
+    a rank is left when this returns or raises.
     """
     deadline = time.monotonic() + timeout
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(start)
     processes: list[BaseProcess] = []
     pipes: dict[Connection, int] = {}
     results: dict[int, Any] = {}

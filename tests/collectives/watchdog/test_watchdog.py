@@ -24,13 +24,13 @@ from collectives.watchdog.liveness import NextHost, NextProcess
 from tests import worlds
 from tests.collectives.launch.launcher import ronde
 from tests.collectives.ranks import SECONDS, await_failure, meeting_place, member
+from tests.processes import run_processes
 from tests.transports.groups import groups
 from tests.worlds import world_of
 from transports.errors import RendezvousError
 from transports.liveness import Watch
 from transports.rendezvous.memory import MemoryStore
 from transports.store import Store
-from transports.testing import run_processes
 
 TRANSPORTS = ["shm", "tcp", "auto"]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are watched by /proc")
