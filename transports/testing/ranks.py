@@ -86,7 +86,7 @@ def run_processes(
             ours, theirs = context.Pipe(duplex=False)
             pipes[ours] = rank
             with theirs:
-                process = context.Process(
+                process = context.Process(  # type: ignore[attr-defined]
                     target=_child, args=(theirs, fn, rank, args), name=f"rank {rank}", daemon=True
                 )
                 process.start()
