@@ -114,7 +114,7 @@ def test_contracts_between_modules_hold() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_modules_import_what_every_system_has() -> None:
+def test_modules_import_only_modules_of_every_system() -> None:
     offenders = [f"{shown(path)}: {name}" for path in sources(*PACKAGES) for name in unguarded(parsed(path))]
     assert not offenders
 

@@ -84,7 +84,7 @@ def test_a_folder_without_the_packages_is_refused(tmp_path: Path, capsys: pytest
     assert "has no package 'collectives'" in capsys.readouterr().err
 
 
-def test_what_is_neither_folder_nor_revision_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_argument_that_is_neither_folder_nor_revision_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         house.main(["no-such-revision", "--transport", "none"])
     assert "'no-such-revision': neither a folder nor a git revision" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What the README and the documentation show works as shown."""
+"""The examples in the README and the documentation work as shown."""
 
 from __future__ import annotations
 

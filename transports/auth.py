@@ -9,7 +9,7 @@ connection and store access.
 
 A server that is there for another purpose may say so by REFUSAL in place of the CHALLENGE, before it hangs up.
 
-The transcript holds both nonces and the purpose (what the link is for: job, ranks, generation), so a recorded
+The transcript holds both nonces and the purpose (the identity of the link: job, ranks, generation), so a recorded
 handshake is worthless for any other link. Digests are compared in constant time.
 """
 

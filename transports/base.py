@@ -110,7 +110,7 @@ class Request(ABC):
 
     It completes exactly once. A failed request stays failed: `wait` raises the same error again.
     The view given to isend/irecv belongs to the transport until the request has completed or failed. A send may be
-    forgotten: the transport holds what it needs, and goes on; if the peer has closed, that harms nobody.
+    forgotten: the transport keeps a reference to the view until the send ends; a closed peer is no error then.
     """
 
     @abstractmethod

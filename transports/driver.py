@@ -47,7 +47,7 @@ class Engine(Protocol[W_in]):
 
     def drive(self, awaited: W_in, deadline: float) -> bool:
         """Move all bytes until `awaited` is done (True) or the deadline has passed (False). Sleeps only in
-        `Driver.sleep`. Raises what `awaited.check_possible` raises."""
+        `Driver.sleep`. Raises the error of `awaited.check_possible`."""
 
     def announce(self, awaited: W_in) -> None:
         """Called before a thread follows: make sure that the driver wakes when `awaited` is done."""

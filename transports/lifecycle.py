@@ -120,7 +120,7 @@ class Lifecycle:
 
     def cause(self, error: BaseException, did: str) -> RondeError:
         """The cause with which this rank aborts because of `error`: the error itself if it is one of Ronde's, else an
-        AbortedError that says what this rank `did` ('gave up opening the transport')."""
+        AbortedError with the text `did` ('gave up opening the transport')."""
         if isinstance(error, RondeError):
             return error
         return AbortedError(f"{self._group.describe(self.rank)} {did}: {error!r}", rank=self.rank)

@@ -1,9 +1,9 @@
-"""Allreduce with fewer bytes: what ranks send is rounded, thinned out or factored, and what that loses is sent later.
+"""Allreduce with fewer bytes: ranks send rounded, sparse or factored values, and send the error later.
 
     state = State()                                     # one per optimizer
     mean = TopK(0.01).allreduce(comm, gradient, "average", state=state, name="layer1.weight")
 
-docs/compression.md tells what each compressor does to bytes and accuracy, and when it pays.
+docs/compression.md gives each compressor's effect on bytes and accuracy, and when it pays.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from collectives.execution import Peers, brief
 from collectives.operations import Work
 
 SMALL_BYTES: Final = 4096
-"""Less than this is not compressed: what it costs is the message, not its bytes."""
+"""Minimum bytes for compression: the cost of smaller messages does not depend on their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Memory:
     key       compressor, shape and dtype of the tensor
     seed      from the tensor's name, equal on all ranks
     step      the calls so far
-    residual  what this rank has not yet sent, flat; None for nothing
+    residual  values that this rank has not sent yet, flat; None if there are none
     matrix    PowerSGD's Q, to begin the next power iteration with
     """
 
@@ -93,7 +93,7 @@ class Compressor(ABC):
     ) -> Any:
         """The compressed sum or average of all ranks' `x`; arguments as those of Communicator.allreduce, and
 
-        state   what this compressor remembers; without it nothing is made good later
+        state   data that this compressor keeps between calls; without it rounding errors are not corrected later
         name    the tensor's in `state`: the same on all ranks and in all calls
 
         Raises as Communicator.allreduce; ValueError for another op, and for a `state` without a name.

@@ -30,7 +30,7 @@ class Codec(Compressor):
     @property
     @abstractmethod
     def feedback(self) -> bool:
-        """True if it remembers what rounding loses."""
+        """True if it remembers rounding errors."""
 
     @abstractmethod
     def nbytes(self, count: int, itemsize: int) -> int:

@@ -18,7 +18,7 @@ class Int8(Codec):
 
     block     numbers with one scale
     rounding  'nearest', or 'stochastic': up or down at random, so that the expected value is the number itself
-    feedback  add what rounding lost to the next call's numbers, if there is a state
+    feedback  add the rounding errors to the next call's numbers, if there is a state
     seed      of the random numbers, which also depend on tensor name, step and rank (without a state: on the rank)
 
     A block that holds NaN or infinity arrives as NaN. Scales below the smallest normal number are taken as 0.

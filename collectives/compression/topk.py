@@ -20,7 +20,7 @@ class TopK(Compressor):
     all add them up. Ranks choose differently, so the sum has up to p times as many.
 
     ratio     the share of a tensor's numbers that a rank sends, 0 < ratio <= 1; at least one
-    feedback  keep what was not sent and add it to the next call's numbers, if there is a state. Without it the rest
+    feedback  keep the unsent values and add them to the next call's numbers, if there is a state. Without it the rest
               is lost for good, and training does not get where it should.
 
     Bytes: ratio N (itemsize + 4) / itemsize to each of the others, for N bytes of numbers (places in tensors of more

@@ -1,7 +1,7 @@
 """Plans and arrays to results: the executor, which binds a plan to memory once and runs it many times.
 
-One executor runs one collective at a time. It owns the staging window and the scratch memory, and tells its position
-in a call to whoever asks. There is one way in: `Executor.run`.
+One executor runs one collective at a time. It owns the staging window and the scratch memory, and publishes its
+position in a call. There is one way in: `Executor.run`.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Executor:
     def forget_plans(self) -> None:
         """Drop all plans, planned calls and the memory that they are bound to.
 
-        The one rule of invalidation: whoever releases memory that plans may be bound to calls this. A call that is
+        The one rule of invalidation: code that releases memory to which plans may be bound calls this. A call that is
         made again is planned again.
         """
         self.planner.forget()

@@ -29,7 +29,7 @@ class Peers:
     """
 
     def __init__(self, executor: Executor, what: str, deadline: float) -> None:
-        """`what` is the operation in words: equal on all ranks, or they get a MismatchError that tells it."""
+        """`what` is the operation in words: equal on all ranks, or they get a MismatchError that contains it."""
         self.rank = executor.rank
         self.size = len(executor.ranks)
         self._executor = executor

@@ -57,7 +57,7 @@ class AbortSignal:
         self._transport.abort(cause)
         earlier = self._transport.failure
         if earlier is not None and not isinstance(earlier, _CONSEQUENCES):
-            cause = earlier  # the transport has told it to its peers already
+            cause = earlier  # the transport has sent it to its peers already
         if self._causes.publish(cause):
             self._notify_others()
 

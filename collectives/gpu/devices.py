@@ -136,7 +136,7 @@ class Cuda:
         return DeviceStream(self, device, self.module.cuda.get_current_stream(device))
 
     def array(self, x: Any, name: str = "x") -> Any:
-        """A CuPy array that shares the memory of `x`. Raises TypeError for what CuPy cannot view, and for a dtype that
+        """A CuPy array that shares the memory of `x`. Raises TypeError if CuPy cannot view it, and for a dtype that
         cannot be communicated."""
         if isinstance(x, self.module.ndarray):
             array = x
@@ -242,7 +242,7 @@ class _Foreign:
 
 @cache
 def cuda() -> Cuda:
-    """CuPy. Raises ConfigError, which tells what to install, if it is not there."""
+    """CuPy. Raises ConfigError, with the command that installs it, if it is missing."""
     try:
         return Cuda(importlib.import_module("cupy"))
     except ImportError as error:
@@ -250,14 +250,14 @@ def cuda() -> Cuda:
 
 
 def wait_until_done(event: Any, deadline: float, attend: Callable[[], None], what: str) -> None:
-    """Wait on the host until an event has happened. `attend` is called now and then; what it raises ends the wait.
+    """Wait on the host until an event has happened. `attend` is called periodically; an error of it ends the wait.
 
     Raises DeadlineExceeded naming `what`.
     """
     pause = FIRST_SLICE
     while not event.done:
         if time.monotonic() >= deadline:
-            raise DeadlineExceeded(f"the GPU did not come to its end in time: {what}")
+            raise DeadlineExceeded(f"the GPU did not complete in time: {what}")
         time.sleep(pause)  # CUDA has no wait with a time limit
         pause = min(2 * pause, LAST_SLICE)
         attend()

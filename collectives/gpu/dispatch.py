@@ -7,7 +7,7 @@ The work of a call goes to the current stream of the library that its array belo
     x on a GPU, else     -> operations in MirrorSpace  (page-locked memory of the host)
 
 A job that another thread runs (an asynchronous one) works on a stream beside the current one, so that the caller's
-next work need not wait for it. Whoever waits for its Work has his current stream wait for it.
+next work need not wait for it. A wait for its Work makes the waiting thread's current stream wait for it.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class DeviceOperations:
         return self._enqueuer.bare(Call("allreduce", x.dtype, (x.size,), op), x, out, cuda().here())
 
     def close(self, deadline: float) -> None:
-        """Release what is held for GPUs. Raises DeadlineExceeded."""
+        """Release all resources for GPUs. Raises DeadlineExceeded."""
         self._staging.release()
         self._beside.clear()
         self._enqueuer.close(deadline)

@@ -27,7 +27,7 @@ from transports.native import NativeCollectives, NativeGroup, NotNative
 _IN_PLACE: Final = ("allreduce", "reduce", "broadcast")
 """Collectives whose calls may be in place."""
 _ROUNDS, _TEXT = 2, 3
-"""The keys of a plan's rounds and description among what it has bound, beside the halves of the window."""
+"""The keys of a plan's rounds and description among its bindings, beside the halves of the window."""
 
 log = logging.getLogger("ronde")
 
@@ -210,7 +210,7 @@ class _Binder:
         return self.native
 
     def finish(self) -> None:
-        """Exchange what has not been."""
+        """Exchange the rest."""
         if self._waiting:
             self._exchange(max(self._waiting))
 

@@ -54,7 +54,7 @@ class Mirror:
         return range(start // width, (stop - 1) // width + 1)
 
     def fetch(self, numbers: Sequence[int], place: DeviceStream) -> None:
-        """Enqueue the copies of segments to the host, in this order, behind what `place` has been given before."""
+        """Enqueue the copies of segments to the host, in this order, after all earlier work of `place`."""
         for number in numbers:
             piece = slice(*self.segments[number])
             place.cuda.to_host(self.host[piece], self.array[piece], place)
@@ -86,7 +86,8 @@ class PinnedBufferPool:
         self._kept.append((place.mark(), memory))
 
     def collect(self, deadline: float, attend: Callable[[], None]) -> None:
-        """Forget what is done with; wait for that if it is much. Raises DeadlineExceeded, and what `attend` raises."""
+        """Release completed copies; wait for them if there are many. Raises DeadlineExceeded, and errors of
+        `attend`."""
         while self._kept and (self._kept[0][0].done or len(self._kept) > _MOST_KEPT):
             wait_until_done(self._kept[0][0], deadline, attend, "copying an array to the GPU")
             self._kept.popleft()
@@ -100,7 +101,7 @@ class CopyOverlap:
     """Puts the copies of one mirror between the steps of a plan whose source it is, or its target, or both (in place).
 
     aside    the place to fetch in
-    target   the array on the GPU that is to have what the mirror has in the end; None if none is
+    target   the array on the GPU that gets the final content of the mirror; None if there is none
     """
 
     def __init__(
@@ -122,12 +123,12 @@ class CopyOverlap:
         self._unwritten: Sequence[int] | None = None
 
     def hook(self, plan: Plan, source: Array, target: Array) -> StepHook | None:
-        """See execute.Weave."""
+        """The hook that overlaps copies with the steps of a plan, None without overlap; see execution.StepHook."""
         if source.nbytes + target.nbytes <= OVERLAP_BYTES:
             return None
         mirror, steps = self._mirror, plan.program.instructions
         brings, takes = _same(source, mirror.host), self._target is not None and _same(target, mirror.host)
-        if self._fetched or plan.algorithm.single_copy or not (brings or takes):  # what is lent is read as a whole
+        if self._fetched or plan.algorithm.single_copy or not (brings or takes):  # exposed arrays are read as a whole
             self.gather()
             return None
         self._fetched = True
@@ -143,7 +144,7 @@ class CopyOverlap:
         return self._between(touched, written)
 
     def gather(self) -> None:
-        """Have all of the mirror here."""
+        """Copy the whole mirror to the host and wait for it."""
         everything = range(len(self._mirror.segments))
         if not self._fetched:
             self._mirror.fetch(everything, self._aside)
@@ -151,7 +152,7 @@ class CopyOverlap:
         self._mirror.arrive(everything, self._deadline, self._attend)
 
     def finish(self) -> None:
-        """Copy to the target what has not been: all of the mirror, or if that was woven, what no step has written."""
+        """Copy the rest to the target: the whole mirror, or with copy overlap, the parts that no step has written."""
         if self._target is None:
             return
         if self._unwritten is None:
@@ -162,7 +163,7 @@ class CopyOverlap:
             np.copyto(self._target[piece], self._mirror.array[piece])
 
     def _between(self, touched: Sequence[Sequence[int]], written: Mapping[int, Sequence[int]]) -> StepHook:
-        """Copies behind each step, and then a wait for what the next one touches."""
+        """The copies after each step, and then a wait for the memory that the next step touches."""
         steps = iter(range(len(touched) + 1))
 
         def copy() -> None:
@@ -187,7 +188,7 @@ def _touched(mirror: Mirror, step: Instruction, buf: Buf) -> list[int]:
 
 
 def _last_written(mirror: Mirror, steps: Sequence[Instruction]) -> dict[int, list[int]]:
-    """Step -> the segments of OUT that are written last there. What is received is written when that is awaited."""
+    """Step -> the segments of OUT whose last write it is. Received data count as written when they are awaited."""
     begun: dict[int, Span] = {}
     last: dict[int, int] = {}
     for at, step in enumerate(steps):

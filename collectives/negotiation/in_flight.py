@@ -17,7 +17,7 @@ class Operation:
     """A named operation of this rank; join is one without a job.
 
     expires    moment at which the rank stops waiting for the others (monotonic seconds); NEVER once all agreed
-    withdrawn  True after the coordinator was told that it expired
+    withdrawn  True after its expiry was reported to the coordinator
     """
 
     __slots__ = ("agreed", "began", "expires", "job", "name", "submitted", "timeout", "withdrawn", "work")

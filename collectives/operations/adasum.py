@@ -1,4 +1,4 @@
-"""Adasum: a sum that does not count twice what ranks agree on.
+"""Adasum: a sum that does not count the common part of the ranks' gradients twice.
 
     adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b
 

@@ -35,7 +35,7 @@ class _Queued(Promise[T]):
         assert job is not None
         try:
             result = job.run(time.monotonic() + job.timeout)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, it belongs to whoever waits
+        except BaseException as error:  # noqa: BLE001 - the waiting caller gets every error
             self.set_exception(error)
         else:
             self.set_result(result)
@@ -48,8 +48,8 @@ class _Queued(Promise[T]):
 class CallQueue:
     """Runs jobs one at a time, in the order in which they were submitted, from any thread.
 
-    Whoever runs a job holds the turn. The worker takes it before it takes a job from the queue, so a caller who finds
-    the queue empty and the turn free has nothing before it.
+    A thread that runs a job holds the turn. The worker takes it before it takes a job from the queue, so a caller that
+    finds the queue empty and the turn free has nothing before it.
     """
 
     def __init__(self, name: str, group: Group) -> None:
@@ -113,7 +113,8 @@ class CallQueue:
         return work
 
     def retire(self, state: str) -> None:
-        """Take no more jobs; `state` is what errors say from now on. Raises ClosedError if it takes none already."""
+        """Refuse all later jobs; `state` is the text of their errors. Raises ClosedError if jobs are refused
+        already."""
         with self._changed:
             if self._closed:
                 raise self._closed_error()
@@ -121,9 +122,9 @@ class CallQueue:
             self._changed.notify_all()
 
     def close(self, deadline: float) -> None:
-        """Let what was submitted come to its end, then end the worker. Idempotent.
+        """Wait until the submitted jobs have ended, then end the worker. Idempotent.
 
-        Raises DeadlineExceeded if that takes too long; what had not begun by then is refused with ClosedError.
+        Raises DeadlineExceeded if that takes too long; jobs that have not begun by then are refused with ClosedError.
         """
         with self._changed:
             self._closed = True

@@ -22,7 +22,7 @@ T = TypeVar("T")
 def compose(executor: Executor, body: Callable[[Peers], T], what: str, timeout: float, *, said: str = "") -> Job[T]:
     """The job that runs `body(peers)`; see Communicator.compose.
 
-    said   the operation in the words that ranks which name it must say alike; by default `what`
+    said   the description in the signature of a named operation, equal on all ranks; by default `what`
     """
 
     def run(deadline: float) -> T:

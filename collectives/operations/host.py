@@ -129,7 +129,7 @@ class HostOperations:
         return self.executor.meter.trace
 
     def stage(self) -> None:
-        """Make the staging window, where the ranks can have one, and measure what the planner needs. Collective; to be
+        """Make the staging window, if the ranks can have one, and run the planner's measurements. Collective; to be
         called before anything is run.
 
         Raises ConfigError if ranks have different settings for calibration, since they would wait for each other.

@@ -34,7 +34,7 @@ class Job(ABC, Generic[T_co]):
     """One call on its arrays.
 
     timeout    seconds that it may take from its begin
-    signature  what all ranks must say alike if they name the operation
+    signature  the description of a named operation, which must be equal on all ranks
     packable    its arrays, if they may travel with those of other operations; then `run` need not be called
     """
 

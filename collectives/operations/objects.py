@@ -1,4 +1,4 @@
-"""Python objects over the wire: pickled, and unpickled only where the link proves who sent them."""
+"""Python objects over the wire: pickled, and unpickled only if the link proves the identity of the sender."""
 
 from __future__ import annotations
 

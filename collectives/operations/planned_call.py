@@ -37,7 +37,7 @@ class PlannedCall:
     shape      of this rank's result; None if this rank gets none
     flat       x and the result have one dimension
     reduction  the arithmetic around the exchange, for collectives that reduce
-    signature  what all ranks must say alike about a named call of this kind
+    signature  the description of a named call of this kind, which must be equal on all ranks
     otherwise  (x, out, seconds, deadline) -> result: does the call another way if `function` returns False
     """
 

@@ -130,7 +130,7 @@ class Reduction:
             self.store(result, target, divided)
 
     def load(self, source: Array, work: Array, *, scaled: bool = True) -> None:
-        """Write into `work`, of `dtype`, what is exchanged for `source`; `work` may be `source`."""
+        """Write the exchanged form of `source` into `work`, of `dtype`; `work` may be `source`."""
         scale = self._scale_source if scaled else None
         if scale is not None and not self._logical and source.dtype == work.dtype:
             scale(source, work)

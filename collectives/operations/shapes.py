@@ -14,7 +14,7 @@ from collectives.execution import Executor
 from collectives.planning import Call
 from transports.errors import MismatchError
 
-_MAX_DIMS: Final = 64  # what NumPy allows
+_MAX_DIMS: Final = 64  # NumPy's limit
 _NAME_BYTES: Final = 32
 _INT64: Final = np.dtype(np.int64)
 AGREEMENT: Final = "an agreement on sizes"

@@ -1,4 +1,4 @@
-"""Start: what becomes of a call once its arguments are checked: it is run at once, or made a job for later.
+"""Start of a call after the check of its arguments: it is run immediately, or becomes a job for later.
 
 The methods of the operations are written once. A blocking call, an asynchronous, named or persistent one, and a call on
 mirrors of a GPU's arrays differ only in their Start.

@@ -20,7 +20,7 @@ size at which single copy wins it may well lose."""
 MARGINS: Final = (1.25, 2.0, 2.0, 2.0)
 """Speed-ups from which single copy is preferred, by size. On cores that share a cache staging is faster, up to twice at
 the largest size and up to three times at smaller ones; on cores that share none single copy is, by 1.5 to 3 times. Some
-virtual machines change between these states. So what is wrong in the other state must be clearly right in this one."""
+virtual machines change between these states. So a choice that is wrong in one state must clearly win in the other."""
 BUDGET: Final = 0.1
 """Seconds after which nothing more is measured."""
 

@@ -42,9 +42,10 @@ class Plan:
         +--------+--------+--------+---      +--------+--------+---
          <stride>
 
-    Successive calls alternate between the halves, so that a call never overwrites what a peer may still read for the
-    call before. Writing to memory that another core has just read is slow; it is two to five times as fast after that
-    core has read so much other memory that its private cache has dropped those lines. Hence several slots in each half.
+    Successive calls alternate between the halves, so that a call never overwrites data that a peer may still read for
+    the call before. Writing to memory that another core has just read is slow; it is two to five times as fast after
+    that core has read so much other memory that its private cache has dropped those lines. Hence several slots in each
+    half.
     """
 
     call: Call

@@ -190,7 +190,7 @@ class Memory:
         owner, buf, start, stop = self._locate(span)
         values = owner._buffers[buf][start:stop]
         if values and min(values) < 0:
-            what = "a pending RECV writes" if PENDING in values else "nobody has written"
+            what = "a pending RECV writes" if PENDING in values else "no step has written"
             raise Violation(f"reads {buf.name} {start}:{stop} of rank {owner._rank}, which {what}")
         if buf in owner._shared:
             owner._shared[buf].read(start, stop, self._rank, self.clock, _LATER if lasting else self.now)

@@ -149,7 +149,7 @@ class NextHost:
         self._own.send()
 
     def tick(self, now: float) -> PeerLost | None:
-        """Do what is due at the time `now`; the error if the next host is lost. Raises RendezvousError."""
+        """Run the tasks that are due at `now`. Returns the error if the next host is lost. Raises RendezvousError."""
         if now >= self._send_at:
             self._send_at = now + self.interval
             self.send()

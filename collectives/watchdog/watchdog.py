@@ -154,7 +154,7 @@ class Watchdog:
         return min(max(0.0, due - time.monotonic()), LISTEN_SECONDS)
 
     def _tick(self, now: float) -> None:
-        """Do what is due."""
+        """Run the tasks that are due."""
         if self._next_host.exists:
             self._abort_with(self._next_host.tick(now))
         if now >= self._look_at:

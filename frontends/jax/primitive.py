@@ -43,10 +43,10 @@ for _kind in (
     _kind.add_type(_RondeEffect)
 
 _IN_PLACE: Final = ("allreduce", "broadcast")
-"""What is done in the operands' memory within a program, where XLA sees whether these are needed any more."""
+"""The operations that work in the operands' memory within a program, where XLA knows if these are needed later."""
 
 COLLECTIVE: Final = Primitive("ronde")
-"""All operations; what it is outside of programs, programs.py tells."""
+"""All operations; programs.py implements them outside of programs."""
 COLLECTIVE.multiple_results = True
 
 
@@ -105,7 +105,7 @@ def _is_kept(operand: Any) -> bool:
     owner = operand.owner
     around = owner.owner.attributes if isinstance(owner, mlir.ir.Block) else {}
     if "sym_name" not in around or mlir.ir.StringAttr(around["sym_name"]).value != "main":
-        return False  # what a program or a loop has made, or what a function in it was given
+        return False  # a result of a program or a loop, or an argument of a function in it
     marks = around["arg_attrs"][operand.arg_number] if "arg_attrs" in around else {}
     return "jax.buffer_donor" not in marks and "tf.aliasing_output" not in marks
 

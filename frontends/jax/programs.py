@@ -63,7 +63,7 @@ def jit(
         held = _held()
         try:
             token, result = compiled(*args, ronde_token=held, **kwargs)
-        except ValueError as error:  # the dispatch in C++ makes one of what a program has failed with, too
+        except ValueError as error:  # the dispatch in C++ turns errors of a program into ValueError, too
             compiled.trace(*args, ronde_token=held, **kwargs)  # raises if it is the call that is wrong
             raise jax.errors.JaxRuntimeError(str(error)) from error
         _latest.token = core.Token(token)

@@ -144,7 +144,7 @@ class Execution:
         self._tensors: list[int] = []
         self._status: int = _new_status()
         self.error: BaseException | None = None
-        """What it has failed with."""
+        """The error that it has failed with."""
 
     @property
     def iteration(self) -> int:
@@ -178,7 +178,7 @@ class Execution:
         for index in range(self._inputs):
             if shapes is None:
                 shape = _form(self._input(index))[0]
-                _delete_tensor(self._tensors.pop())  # else there is somebody who needs it
+                _delete_tensor(self._tensors.pop())  # otherwise another execution needs it
             else:
                 shape = shapes[index]
             tensor = _forward_or_allocate(
@@ -274,7 +274,7 @@ class _Kernels:
 _Create = CFUNCTYPE(c_void_p, c_void_p)
 _Compute = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p)
 _kept: Final[list[object]] = []
-"""What TensorFlow has pointers to."""
+"""The objects that TensorFlow has pointers to."""
 
 
 def register(read: Callable[[str, str], Begin]) -> None:

@@ -18,8 +18,8 @@ from frontends.tensorflow.compression import Compressor
 Groups = int | Sequence[Sequence[Any]] | None
 
 BUCKET: Final = 25_000_000
-"""Bytes of gradients that travel together in a graph if no groups are asked for: few operations, and most of what a
-backward pass makes is under way before its end. It is what torch's DistributedDataParallel takes."""
+"""Bytes of gradients that travel together in a graph if no groups are given: few operations, and most of a
+backward pass's gradients are sent before its end. The same value as in torch's DistributedDataParallel."""
 
 
 class Reducer:

@@ -105,7 +105,7 @@ def sparse(tensor: torch.Tensor, op: Op) -> tuple[list[Any], Callable[[list[Any]
     def finish(values: list[Any]) -> None:
         where, what = (as_tensor(array) for array in values[0])
         total = torch.sparse_coo_tensor(where.t(), what, tensor.shape, check_invariants=True)
-        with torch.no_grad():  # what `detach` gives shares the numbers of a sparse tensor, but not how many there are
+        with torch.no_grad():  # the result of `detach` shares the values of a sparse tensor, but not their number
             tensor.copy_(total.coalesce())
 
     return [as_array(mine.indices().t().contiguous()), as_array(mine.values())], finish

@@ -28,7 +28,7 @@ def open_store(
 ) -> tuple[Store, bytes]:
     """Open the store of a group whose ranks share torch's store `theirs`; return it and the secret for authentication.
 
-    The secret is created here and published in torch's store, so it keeps out everybody who can reach the ports but not
+    The secret is created here and published in torch's store, so it keeps out clients that can reach the ports but not
     that store. `resources` closes what is opened. Raises DeadlineExceeded or RendezvousError.
     """
     try:

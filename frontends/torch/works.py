@@ -111,7 +111,7 @@ class Future(torch.futures.Future):  # type: ignore[misc]
             try:
                 with self._group_callbacks.running(self._callbacks):
                     result = callback(this)
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the following one
+            except Exception as error:  # noqa: BLE001 - the wait for the following one raises it
                 following.set_exception(error)
             else:
                 following.set_result(result)
@@ -225,7 +225,7 @@ class Work(dist.Work):  # type: ignore[misc]
                     self._finish(values)
                 self._marks = streams.mark(self._devices)
             self._group_callbacks.keeper.keep(self._marks, values)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it belongs to whoever waits
+        except Exception as error:  # noqa: BLE001 - the waiting caller gets every error
             self._error = error
         with self._lock:
             self._over.set()

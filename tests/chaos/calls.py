@@ -93,7 +93,7 @@ def perform(
 
 
 def values(count: int, dtype: np.dtype[Any], rank: int, op: str = "sum") -> Array:
-    """What `rank` brings along. For an average, multiples of 60: it comes out even for up to 6 ranks."""
+    """The values of `rank`. For an average, multiples of 60: the result is exact for up to 6 ranks."""
     steps = np.arange(count, dtype=np.int64) + rank
     if dtype.kind == "b":
         return steps % 3 == 0
@@ -103,7 +103,7 @@ def values(count: int, dtype: np.dtype[Any], rank: int, op: str = "sum") -> Arra
 
 
 def combined(count: int, dtype: np.dtype[Any], size: int, op: str) -> Array:
-    """What all ranks' values come to."""
+    """The combination of all ranks' values."""
     parts = [values(count, dtype, rank, op) for rank in range(size)]
     if dtype.kind != "b":
         parts = [part.astype(np.complex128 if dtype.kind == "c" else np.int64) for part in parts]

@@ -40,7 +40,7 @@ class _Worker:
             self.pipe.send(case)
 
     def outcome(self) -> Outcome:
-        """What came of its case; to be called when there is something to read, or it is overdue."""
+        """The outcome of its case. Call it when there are data to read, or the case is overdue."""
         case = self.case
         assert case is not None
         self.case = None

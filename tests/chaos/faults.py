@@ -1,4 +1,4 @@
-"""What can go wrong, where it can be made to, and what the contract says of it."""
+"""The faults, the beds that can inject them, and the errors that the contract requires."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Said:
 
     @property
     def cause(self) -> str:
-        """What happened, without where in whose program: the same on every rank."""
+        """The cause without the place in a rank's program: the same on every rank."""
         return self.message.partition(" [")[0]
 
 
@@ -88,7 +88,7 @@ def broken_link(said: Said, victim: Victim) -> bool:
 
 
 def misfit(said: Said, victim: Victim) -> bool:
-    """What the victim sent is what did not fit."""
+    """The mismatched message was sent by the victim."""
     return mentions(victim.rank, said.cause)
 
 

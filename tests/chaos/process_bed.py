@@ -89,7 +89,7 @@ class Rank:
         return now
 
     def stacks(self) -> str:
-        """Where it stands, for people."""
+        """The stacks of its threads, for diagnosis."""
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGUSR1)
         time.sleep(0.3)  # nothing tells when the stacks are written
@@ -274,7 +274,7 @@ class ProcessBed:
         return at
 
     def _dismiss(self, case: Case, victim: Rank, deadline: float) -> Told | None:
-        """What the victim tells in the end, if it can."""
+        """The victim's final report, if it can send one."""
         if case.fault_name in _DEAD:
             victim.process.join(max(0.0, deadline - time.monotonic()))
             return None if victim.process.is_alive() else Told()

@@ -53,7 +53,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Struck:
-    """What was to go wrong on this rank does so now, at `at`."""
+    """The fault of this rank strikes at `at`."""
 
     at: float
 
@@ -66,7 +66,7 @@ class Closed:
 
 
 class Seat:
-    """What a rank's process has: its pipe, its communicator, what it held at the start."""
+    """The state of a rank's process: its pipe, its communicator, its resources at the start."""
 
     def __init__(self, orders: Connection, directory: str) -> None:
         self.orders = orders
@@ -128,7 +128,7 @@ class Close(Order):
 
 @dataclass(frozen=True)
 class Sign(Order):
-    """What a rank waits for in the middle of another order."""
+    """An order for which a rank waits while it carries out another one."""
 
     def obey(self, seat: Seat) -> None:
         """It came late, and nobody waits."""

@@ -1,4 +1,4 @@
-"""What a process holds, over time, and whether it grows."""
+"""The resources of a process over time, and their growth."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def take() -> Sample:
 
 
 def growth(samples: Sequence[Sample], what: str) -> float:
-    """How much the line of least squares through the samples after the warm-up rises; 0 for fewer than three."""
+    """Rise of the least-squares line through the samples after the warm-up; 0 for fewer than three."""
     begin, end = samples[0].at, samples[-1].at
     later = [sample for sample in samples if sample.at >= begin + WARM_UP * (end - begin)]
     if len(later) < 3:
@@ -60,7 +60,7 @@ def growth(samples: Sequence[Sample], what: str) -> float:
 
 
 def grown(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
-    """What grows beyond the tolerance, described, by the name of the process."""
+    """Descriptions of resources that grow beyond the tolerance, by the name of the process."""
     found = []
     for name, series in samples.items():
         for what, tolerance in TOLERANCES.items():

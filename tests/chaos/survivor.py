@@ -1,4 +1,4 @@
-"""What a rank does in a case, on threads and processes alike: it computes until it fails, tells, and goes on."""
+"""The program of a rank in a case, for threads and processes: it computes until it fails, reports, and goes on."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CALLS_AFTER: Final = 3
 
 
 class UserError(Exception):
-    """What a rank's own code raises in the case `raise`."""
+    """The error of a rank's own code in the case `raise`."""
 
 
 @dataclass
 class Told:
-    """What a rank has to tell of a case.
+    """A rank's report on a case.
 
     calls      completed, each with the right result
     said       the error that ended them

@@ -40,7 +40,7 @@ _HEADS: Final = (
 
 @dataclass
 class Row:
-    """What came of the cases of one kind. Counts are of cases, `asked` and `named` of survivors."""
+    """The outcomes of the cases of one kind. Counts are of cases, `asked` and `named` of survivors."""
 
     bed: Bed
     fault: str
@@ -82,7 +82,7 @@ class Row:
 
 
 class Tally:
-    """What came of a campaign."""
+    """The outcomes of a campaign."""
 
     def __init__(self) -> None:
         self.failures = 0
@@ -149,7 +149,7 @@ def _lay_out(rows: list[list[str]]) -> str:
 
 
 def machine() -> str:
-    """Where it was made, in a line."""
+    """The machine of the campaign, in one line."""
     return (
         f"{bench.machine()['cpu']}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; "
         f"Python {platform.python_version()}, NumPy {np.__version__}, Ronde {collectives.__version__}"

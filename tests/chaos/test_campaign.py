@@ -56,6 +56,6 @@ def test_cases_that_failed_once(case: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_there_is_not_is_refused() -> None:
+def test_unknown_arguments_are_refused() -> None:
     assert "must be among" in chaos("campaign", "--only", "earthquake").stderr
     assert "must be bed/transport/fault/ranks/seed" in chaos("case", "kill").stderr

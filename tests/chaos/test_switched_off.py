@@ -25,7 +25,7 @@ class Blind(Order):
         Watchdog._guard = lambda watchdog: None  # type: ignore[method-assign]
 
 
-def test_detection_notices_who_is_stopped_and_without_it_that_is_noticed_too_late() -> None:
+def test_without_detection_a_stopped_rank_is_noticed_too_late() -> None:
     case = Case("processes", "tcp", "stop", 2, 3)
     with ProcessBed(patience=5.0, start="spawn") as bed:
         assert not bed.run(case).findings

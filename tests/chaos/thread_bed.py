@@ -99,7 +99,7 @@ class Strike:
 
 @dataclass
 class Stage:
-    """What the ranks of a case share."""
+    """The shared state of the ranks of a case."""
 
     case: Case
     config: Config
@@ -151,7 +151,7 @@ class Stage:
         return Communicator(transport, self.config)
 
     def _go_on(self, comm: Communicator, rank: int, number: int) -> bool:
-        """Whether there is a call `number`; what goes wrong between calls does so here."""
+        """True if there is a call `number`. Faults between calls strike here."""
         case = self.case
         if rank == case.victim and number == self.strike.nth and case.fault_name in _BETWEEN_CALLS:
             self.strike.now(Operation("send", rank, rank, 0, 0))

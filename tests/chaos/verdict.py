@@ -1,4 +1,4 @@
-"""What the ranks told -> what was broken of the contract."""
+"""Checks the ranks' reports against the contract."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Event:
-    """When the fault struck (monotonic seconds), and whom."""
+    """The time of the fault (monotonic seconds), and its victim."""
 
     at: float
     victim: Victim
@@ -99,7 +99,7 @@ def judge(case: Case, event: Event | None, tales: Mapping[int, Told | None], pat
 
 
 def _complaint(case: Case, error: Said, victim: Victim, first: Said | None) -> str:
-    """What is wrong with an error; empty if nothing is."""
+    """The complaint about an error; empty if it is right."""
     if not case.fault.unchecked and error.kind not in case.fault.kinds:
         return f"raised no {' or '.join(sorted(case.fault.kinds))}"
     if not case.fault.names(error, victim):

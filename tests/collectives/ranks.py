@@ -53,7 +53,7 @@ def member(
 
 
 def await_failure(comm: Communicator, seconds: float = SECONDS) -> RondeError | None:
-    """What aborts the communicator, without a call of it: there is nothing to wait for but the watchdog."""
+    """Wait without a call until the watchdog aborts the communicator; returns the cause."""
     end = time.monotonic() + seconds
     while comm.failure is None and time.monotonic() < end:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What a call promises beyond its result: errors, order, groups, messages, objects, life."""
+"""The contract of calls beyond their results: errors, order, groups, messages, objects, opening and closing."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_grouped(two: World) -> None:
     still_usable(two)
 
 
-def test_asynchronous_calls_run_in_order_and_return_what_blocking_ones_do(three: World) -> None:
+def test_asynchronous_calls_run_in_order_and_return_the_results_of_blocking_ones(three: World) -> None:
     def body(comm: Communicator) -> None:
         works = [comm.allreduce_async(np.full(100 * i, i)) for i in range(20)]
         works.append(comm.allgather_async(np.arange(comm.rank)))
@@ -539,7 +539,7 @@ def test_a_function_has_the_signature_of_its_method(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_says_what_its_arguments_are(name: str) -> None:
+def test_a_method_documents_its_arguments(name: str) -> None:
     method = METHODS[name]
     text = method.__doc__ or ""
     assert text

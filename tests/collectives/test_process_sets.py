@@ -156,7 +156,7 @@ def test_different_ranks_are_a_mismatch_that_the_world_survives(four: World) -> 
     assert four.run(body) == [6.0] * 4
 
 
-def test_removing_a_set_ends_what_it_has_in_flight() -> None:
+def test_removing_a_set_ends_its_operations_in_flight() -> None:
     def body(comm: Any) -> str | None:
         pair = add_process_set([0, 1])
         work = pair.communicator.allreduce_async(np.ones(3), name="alone") if comm.rank == 1 else None

@@ -1,4 +1,4 @@
-"""What the ranks of test_keras_training.py do: Keras is imported in them, not in the process of the tests."""
+"""The programs of the ranks of test_keras_training.py: they import Keras, the process of the tests does not."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def python(*words: object, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def output(*words: object, **environment: str) -> str:
-    """What a program that ends well has written to stdout."""
+    """Run a program that must succeed; returns its stdout."""
     done = python(*words, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

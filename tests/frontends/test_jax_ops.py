@@ -22,7 +22,7 @@ DTYPES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint8", "
 
 
 def in_world(body: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What ranks run: `body(rank, size, *args)` between init and shutdown."""
+    """The program of a rank: `body(rank, size, *args)` between init and shutdown."""
     hvd.init(**options)
     try:
         assert hvd.path() == os.environ.get("RONDE_JAX_PATH", "ffi")

@@ -175,5 +175,5 @@ def places(rank: int, size: int) -> None:
         same([kept, same_as_before], [np.full(3, 1 + rank, np.float32)] * 2)
 
 
-def test_only_what_may_change_is_worked_on_in_place(pool: Pools) -> None:
+def test_only_donated_arrays_are_changed_in_place(pool: Pools) -> None:
     pool(2).run(in_world, places)

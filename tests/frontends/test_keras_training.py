@@ -68,7 +68,7 @@ def test_no_other_framework_is_imported() -> None:
 
 
 @pytest.mark.parametrize("absent", ["keras", "torch"])
-def test_what_is_missing_is_named(absent: str) -> None:
+def test_missing_packages_are_named(absent: str) -> None:
     code = f"""
 import sys
 sys.modules[{absent!r}] = None

@@ -236,7 +236,7 @@ def misfits(comm: Communicator) -> None:
 
 
 @pytest.mark.parametrize(("transport", "size"), WORLDS)
-def test_disagreement_is_told_to_all(worlds: Worlds, transport: str, size: int) -> None:
+def test_all_ranks_raise_on_disagreement(worlds: Worlds, transport: str, size: int) -> None:
     worlds.get(transport, size).run(misfits)
 
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def in_world(body: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What ranks run: `body(rank, size, *args)` between init and shutdown."""
+    """The program of a rank: `body(rank, size, *args)` between init and shutdown."""
     hvd.init(**options)
     try:
         return body(hvd.rank(), hvd.size(), *args)
@@ -44,7 +44,7 @@ def same(found: Any, expected: Any) -> None:
 
 
 def in_both_modes(function: Callable[..., Any], *tensors: Any, compile: bool = True) -> list[Any]:
-    """What a function gives eagerly, and twice as a tf.function, whose shapes are looked at too."""
+    """The results of a function run eagerly, and twice as a tf.function, whose shapes are checked too."""
     if not compile:
         return [function(*tensors)]
     compiled = tf.function(function)

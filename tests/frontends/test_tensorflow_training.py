@@ -170,7 +170,7 @@ def test_weights_are_those_of_one_process(pool: Pools, way: Callable[..., None])
     pool(3).run(in_world, way, transport="tcp")
 
 
-def test_what_is_not_combined(pool: Pools) -> None:
+def test_gradients_that_are_not_combined(pool: Pools) -> None:
     pool(3).run(in_world, parts_of_models)
 
 
@@ -311,12 +311,12 @@ def in_any_order(rank: int, size: int, threads: int) -> None:
 
 
 def with_threads(threads: int) -> None:
-    """What a fresh process of a pool is told before TensorFlow has run anything."""
+    """Settings for a fresh process of a pool, before TensorFlow has run anything."""
     tf.config.threading.set_inter_op_parallelism_threads(threads)
 
 
 def without_version_2(rank: int, size: int) -> None:
-    """What scripts do that turn TensorFlow 2 off: variables of the old kind, `cond` of the old kind."""
+    """The settings of scripts that switch TensorFlow 2 off: variables of the old kind, `cond` of the old kind."""
     tf.compat.v1.disable_v2_behavior()
     by_session(rank, size)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:

@@ -62,7 +62,7 @@ def from_tf_config(ports: list[int], tasks: list[tuple[str, int]]) -> tuple[int,
 
 
 def places() -> None:
-    """What a TF_CONFIG says, good and bad."""
+    """Valid and invalid values of TF_CONFIG."""
     from frontends.tensorflow.cluster import ClusterTask, parse_task
 
     cluster = {"chief": ["a:1"], "worker": ["b:2", "[::1]:3"], "ps": ["c:4"]}

@@ -75,7 +75,7 @@ def whole(path: str, compressor: Compressor, backend: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (2, "tcp"), (3, "shm"), (3, "tcp")])
-def test_what_halves_hold_arrives_exactly(pool: Pools, size: int, transport: str) -> None:
+def test_values_that_float16_can_hold_arrive_exactly(pool: Pools, size: int, transport: str) -> None:
     for compressor, backend in ((Uncompressed(), "ronde"), (FP16(), "ronde"), (FP16(), "gloo"), (BF16(), "ronde")):
         pool(size).run(whole, free_port(), compressor, backend, transport=transport)
 
@@ -115,7 +115,7 @@ def distance(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
 @pytest.mark.parametrize(
     ("compressor", "least", "most"), [(Int8(), 2e-3, 5e-4), (TopK(0.1), 0.5, 0.15), (PowerSGD(4), 0.5, 0.25)]
 )
-def test_what_is_lost_comes_later(
+def test_rounding_errors_are_sent_later(
     pool: Pools, size: int, transport: str, compressor: Compressor, least: float, most: float
 ) -> None:
     results = pool(size).run(constant, free_port(), compressor, transport=transport)

@@ -166,7 +166,7 @@ def test_a_call_goes_to_torchs_current_stream() -> None:
     on_ranks(body, "nccl")
 
 
-def test_who_waits_has_his_stream_wait_also_for_what_is_copied_last() -> None:
+def test_a_wait_makes_the_stream_wait_for_the_last_copies_too() -> None:
     """One gate keeps the operation from beginning until everything is enqueued behind it, another one the copies."""
 
     def body(comm: Communicator, cuda: Cuda, some: Gpus) -> None:

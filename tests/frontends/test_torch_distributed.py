@@ -292,7 +292,7 @@ def test_sparse_gradients_as_on_gloo(pool: Pools) -> None:
 
 
 def toolbox(path: str, checkpoint: str) -> None:
-    """What torch builds on its backends."""
+    """Torch modules that use process groups."""
     import torch.distributed.checkpoint as checkpoints
     from torch.distributed.algorithms.join import Join
     from torch.distributed.device_mesh import init_device_mesh
@@ -335,7 +335,7 @@ def toolbox(path: str, checkpoint: str) -> None:
         del ddp, optimizer, compiled
 
 
-def test_what_torch_builds_on_backends(pool: Pools, meeting: str, tmp_path: Path) -> None:
+def test_torch_modules_that_use_backends(pool: Pools, meeting: str, tmp_path: Path) -> None:
     pool(2).run(toolbox, meeting, str(tmp_path))
 
 
@@ -401,12 +401,12 @@ def finished_futures(path: str) -> None:
             assert future.value()[0].item() == size
 
 
-def test_the_future_of_what_is_over_is_done(pool: Pools, meeting: str) -> None:
+def test_the_future_of_an_ended_operation_is_done(pool: Pools, meeting: str) -> None:
     pool(2).run(finished_futures, meeting)
 
 
 def asked_of_groups(path: str, checkpoint: str) -> None:
-    """What torch's own code asks a group for besides collectives."""
+    """The methods of a group, besides collectives, that torch's own code calls."""
     import torch.distributed.checkpoint as checkpoints
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh

@@ -19,7 +19,7 @@ from tests.frontends.test_torch_ops import in_world  # noqa: E402
 Pools = Callable[[int], Pool]
 
 
-def test_a_sampler_divides_what_is_left() -> None:
+def test_a_sampler_divides_the_remaining_samples() -> None:
     sampler = elastic.ElasticSampler(range(10), shuffle=True, seed=4)
     assert sorted(sampler) == list(range(10))
     order = list(sampler)

@@ -1,4 +1,4 @@
-"""What `import frontends.torch` brings with it: what it needs, and no more."""
+"""`import frontends.torch` imports only the modules that it needs."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16"
 
 
 def in_world(body: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What ranks run: `body(rank, size, *args)` between init and shutdown."""
+    """The program of a rank: `body(rank, size, *args)` between init and shutdown."""
     hvd.init(**options)
     try:
         return body(hvd.rank(), hvd.size(), *args)

@@ -1,4 +1,4 @@
-"""What is tried on arrays of GPUs, and what must come out: the same with GPUs that are not there and with real ones.
+"""Calls on arrays on GPUs with their expected results, the same for simulated GPUs and real ones.
 
 Each function is called on every rank, with its communicator and CuPy.
 """
@@ -114,7 +114,7 @@ def factors(comm: Communicator, cupy: Any) -> None:
 
 
 def movements(comm: Communicator, cupy: Any) -> None:
-    """What moves data, of every dtype, in parts of one size and of several."""
+    """The collectives that move data, for every dtype, in equal and unequal parts."""
     size = comm.size
     rank = comm.rank
     for dtype in DTYPES:

@@ -21,7 +21,7 @@ CUDA = 2
 
 
 class Memory:
-    """What arrays point into."""
+    """The memory that arrays point into."""
 
     def __init__(self, machine: Machine, nbytes: int, device: int) -> None:
         self.bytes = machine.allocate(nbytes)

@@ -59,7 +59,7 @@ class Part:
 
 @dataclass
 class Launch:
-    """What one call, or one group of calls, enqueued."""
+    """The work that one call, or one group of calls, enqueued."""
 
     parts: list[Part]
     active: bool = False

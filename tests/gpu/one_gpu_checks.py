@@ -1,5 +1,5 @@
-"""What run_one_gpu.py tries: each check is a function of a rank's communicator, CuPy and the rig, and may return a line
-of detail."""
+"""The checks of run_one_gpu.py: each check is a function of a rank's communicator, CuPy and the rig, and may return a
+line of detail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALONE: dict[str, Any] = {"transport": "nccl", "nccl": {"host": "local"}, "timeou
 
 
 class Rig(Protocol):
-    """What differs between a GPU and one that is not there."""
+    """The differences between a real GPU and a simulated one."""
 
     fake: bool
 
@@ -277,7 +277,7 @@ def _bindings(cupy: Any, x: Any, out: Any, rig: Rig) -> Iterator[Callable[[], ob
 
 
 def _refused(comm: Communicator, x: Any, kind: type[RondeError]) -> str:
-    """What a call says after the abort."""
+    """The error of a call after the abort."""
     try:
         comm.allreduce(x)
     except kind as error:

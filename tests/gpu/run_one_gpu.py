@@ -34,7 +34,7 @@ from transports.testing import run_processes
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a check: ok, FAILED or skipped."""
+    """The outcome of a check: ok, FAILED or skipped."""
 
     name: str
     status: str
@@ -105,7 +105,8 @@ class Runner:
         self._nccl_version: int | None = None
 
     def about(self) -> dict[str, Any]:
-        """What the results are to be read with. In a process of its own, as CUDA is not to be begun in this one."""
+        """Facts about the machine that the results depend on. In a process of its own, since this one must not
+        initialize CUDA."""
         (found,) = run_processes(facts, 1, timeout=120)
         about: dict[str, Any] = found
         self._nccl_version = about["nccl_version"]

@@ -29,7 +29,7 @@ def test_every_collective_through_the_host(collective: str, tmp_path: Path, caps
 
 
 def test_the_bare_call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where NCCL does it: rank by rank, as `run` has processes for this transport."""
+    """With NCCL's own call, rank by rank, since `run` has processes for this transport."""
     task = bench.Task("allreduce", (4, 4096), "float32", "sum", 0, None, 0.001, 1, "cuda")
     with gpus(2) as some, some.world(2) as world:
         rows = some.run(world, lambda comm, cupy: bench.measure(task))
@@ -41,7 +41,7 @@ def test_the_bare_call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert len(first.split()) == 14
 
 
-def test_without_cupy_it_says_what_to_install() -> None:
+def test_without_cupy_the_error_names_the_package() -> None:
     done = ronde("bench", "-np", "1", "--transport", "local", "--device", "cuda")
     try:
         import cupy  # noqa: F401

@@ -80,7 +80,7 @@ def test_several_hosts_and_segments_on_native_messages(tmp_path: Any) -> None:
         assert some.apis[0].calls.count("group_end") >= 6
 
 
-def test_what_nccl_has_not_is_done_by_schedules() -> None:
+def test_calls_that_nccl_lacks_run_by_schedules() -> None:
     def body(comm: Communicator, cupy: Any) -> list[tuple[str, bool]]:
         seen = []
         comm.broadcast(cupy.asarray(np.ones(1)))
@@ -256,7 +256,7 @@ def test_one_gpu_per_communicator() -> None:
         some.run(world, body)
 
 
-def test_without_cupy_the_error_tells_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cupy_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     class Foreign:
         def __dlpack_device__(self) -> tuple[int, int]:
             return 2, 0

@@ -123,7 +123,7 @@ def test_it_keeps_the_contract_of_transports() -> None:
     assert len(report.outcomes) > 50
 
 
-def test_without_the_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_packages_the_error_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transports.nccl._there", lambda name: name == "cupy")
     assert missing() == f"NCCL needs nccl, cuda.bindings, not installed: {INSTALL}"
     assert usable() == missing()
@@ -202,7 +202,7 @@ def test_the_unique_id_is_keyed_by_generation() -> None:
     ],
     ids=["versions differ", "too old", "no id", "one GPU", "no device", "init fails"],
 )  # fmt: skip
-def test_what_stands_in_the_way_is_told_to_all(spoil: Callable[[Bench], None], message: str) -> None:
+def test_an_obstacle_on_one_rank_raises_on_all(spoil: Callable[[Bench], None], message: str) -> None:
     """Every rank raises the same, nobody waits, and the transport is sound."""
 
     def body(bench: Bench) -> str:
@@ -370,7 +370,7 @@ def test_every_call_is_polled_until_nccl_has_begun_it() -> None:
     on_ranks(body, machine=machine)
 
 
-def test_what_is_enqueued_together_is_one_operation() -> None:
+def test_calls_enqueued_together_are_one_operation() -> None:
     """Sends before receives on both ranks: only as a group can that end."""
 
     def body(bench: Bench) -> list[str]:
@@ -543,7 +543,7 @@ def test_an_abort_of_the_transport_frees_the_device() -> None:
     on_ranks(body)
 
 
-def test_closing_waits_for_what_was_enqueued_and_finalises() -> None:
+def test_closing_waits_for_enqueued_calls_and_finalizes() -> None:
     machine = Machine(2)
     machine.busy_polls = 2
 

@@ -127,7 +127,7 @@ def test_an_old_nccl4py_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_the_packages
-def test_cupy_has_what_is_used_of_it() -> None:
+def test_cupy_has_the_used_names() -> None:
     devices.cuda.cache_clear()
     cuda = devices.cuda()
     assert isinstance(cuda, Cuda)

@@ -47,7 +47,7 @@ def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.splitlines()[-1] == "# 3 checks, 0 failed, 0 skipped"
 
 
-def test_failures_and_time_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_and_time_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     def fail(comm: Any, cupy: Any, rig: Any) -> None:
         raise AssertionError("it is wrong\nin two lines")
 

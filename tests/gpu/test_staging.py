@@ -37,7 +37,7 @@ def test_segments_cover_the_array() -> None:
 
 
 def copies(some: Gpus, device: int, begin: int) -> list[str]:
-    """What was copied from and to a device since the log had `begin` entries."""
+    """The copies from and to a device since the log had `begin` entries."""
     log = list(some.machine.log)[begin:]
     return [what for kind, what, where, *_ in log if kind == "enqueue" and what in ("d2h", "h2d") and where == device]
 
@@ -216,5 +216,5 @@ def test_events_that_never_happen_are_not_waited_for_for_ever() -> None:
     class Never:
         done = False
 
-    with pytest.raises(DeadlineExceeded, match="the GPU did not come to its end in time: a copy"):
+    with pytest.raises(DeadlineExceeded, match="the GPU did not complete in time: a copy"):
         devices.wait_until_done(Never(), time.monotonic() + 0.05, lambda: None, "a copy")

@@ -1,4 +1,4 @@
-"""Where work is enqueued, what waits for what, and what the host does not wait for."""
+"""The streams of enqueued work, and the waits between streams and host."""
 
 from __future__ import annotations
 

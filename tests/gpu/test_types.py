@@ -32,7 +32,7 @@ NEW, HOPPER = 22803, (9, 0)
         ("float8_e5m2", "max", Combination(11, 2)),
     ],
 )
-def test_what_there_is(dtype: str, op: str, expected: Combination) -> None:
+def test_supported_combinations(dtype: str, op: str, expected: Combination) -> None:
     assert combination(dtype, op, NEW, HOPPER) == expected
 
 
@@ -51,7 +51,7 @@ def test_what_there_is(dtype: str, op: str, expected: Combination) -> None:
         ("complex64", "max", "NCCL has no max for complex numbers"),
     ],
 )
-def test_what_there_is_not(dtype: str, op: str, reason: str) -> None:
+def test_missing_combinations(dtype: str, op: str, reason: str) -> None:
     assert combination(dtype, op, NEW, HOPPER) == reason
 
 

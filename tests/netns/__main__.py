@@ -23,7 +23,7 @@ _HEADS = ("case", "transport", "tried", "hangs", "wrong", "leaks", "unnamed", "n
 
 @dataclass
 class Row:
-    """What came of one case over one transport. Times are in seconds."""
+    """The outcomes of one case over one transport. Times are in seconds."""
 
     case: str
     transport: str
@@ -37,7 +37,7 @@ class Row:
 
     @property
     def failed(self) -> int:
-        """How often it came out otherwise than it must."""
+        """The number of wrong outcomes."""
         return self.hangs + self.wrong + self.leaks + self.unnamed
 
     def cells(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What networks do to hosts, case by case, and what the ranks must make of it.
+"""Faults of networks, case by case, and the outcomes that the ranks must reach.
 
 A case does its thing once on a site, over a transport. It checks what came of it (AssertionError), and tells how long
 it took the ranks to notice, and to go on.
@@ -37,7 +37,7 @@ _ENDLESS = 1 << 40
 
 @dataclass(frozen=True)
 class Seen:
-    """What a case saw.
+    """The observations of a case.
 
     detected   seconds from the fault to the error of each rank that survives; empty where nothing may fail
     recovered  seconds that `shrink` took, for each rank that goes on

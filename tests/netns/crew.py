@@ -152,7 +152,7 @@ class Run:
             self._listen(deadline, f"say {mark!r}")
 
     def results(self, timeout: float = BOUND, ranks: Collection[int] | None = None) -> list[Any]:
-        """What the job returned on `ranks`, by default on all, which have `timeout` seconds together. A rank's
+        """The results of the job on `ranks`, by default on all, which have `timeout` seconds together. A rank's
         exception is RankFailed here."""
         wanted = sorted(self._marks if ranks is None else ranks)
         deadline = time.monotonic() + timeout

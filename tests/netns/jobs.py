@@ -1,4 +1,4 @@
-"""What the ranks do in the tests: functions that a Crew runs on every rank, and what they tell of how it went.
+"""The programs of the ranks in the tests: functions that a Crew runs on every rank, and their reports.
 
 Times are `time.monotonic()`, which is one clock for all hosts of a Network.
 """
@@ -31,7 +31,7 @@ HEAR_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class World:
-    """What every rank needs to know to find the others."""
+    """The data by which every rank finds the others."""
 
     size: int
     store: str
@@ -51,7 +51,7 @@ class Failure:
 
 @dataclass
 class Story:
-    """How a rank fared.
+    """The report of a rank.
 
     calls    collectives that ended well, with right results
     longest  seconds that the longest of them took

@@ -247,7 +247,7 @@ def _hold(resources: contextlib.ExitStack, script: str, *arguments: str) -> _Hol
 
 @functools.cache
 def obstacle() -> str | None:
-    """Why there can be no hosts on this machine; None if there can."""
+    """The reason why network namespaces cannot be used on this machine; None if they can."""
     if sys.platform != "linux":
         return "network namespaces need Linux"
     if os.geteuid() != 0:

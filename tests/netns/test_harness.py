@@ -104,7 +104,7 @@ def test_a_killed_test_run_leaves_no_process() -> None:
                 os.close(pidfd)
 
 
-def test_what_came_of_a_case_is_counted(pair: Site) -> None:
+def test_outcomes_of_cases_are_counted(pair: Site) -> None:
     troubles = iter([None, TimeoutError("late"), AssertionError("nobody"), RankFailed("LeakError", "a thread")])
 
     def run(site: Site, transport: str) -> Seen:

@@ -1,4 +1,4 @@
-"""Which of a host's interfaces is used, where there are several; and hosts that do not find each other."""
+"""The choice among several interfaces of a host; and hosts that do not find each other."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_interface_that_is_not_there_is_an_error_that_lists_those_that_are(tr
         assert TRAP in failure.message
 
 
-def test_hosts_that_never_meet_say_who_is_missing(pair: Site) -> None:
+def test_hosts_that_never_meet_name_the_missing_ranks(pair: Site) -> None:
     """A host is cut off before `init`."""
     begun = time.monotonic()
     pair.network.drop(FAR)

@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Link:
-    """What a job may say to the test, and hear from it."""
+    """The messages between a job and the test."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

@@ -1,4 +1,4 @@
-"""How much is tried, and what: bytes that mean nothing, values that are not what they should be, messages with faults.
+"""Number of examples, and their strategies: arbitrary bytes, invalid values, messages with faults.
 
 Every run of the tests tries the same few cases. RONDE_FUZZ_EXAMPLES=5000 tries that many of each, other ones each time.
 """

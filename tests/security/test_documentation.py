@@ -1,4 +1,4 @@
-"""What docs/security.md tells is so."""
+"""The statements of docs/security.md agree with the code."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Outcome:
 
 
 def dial(listener: socket.socket) -> RondeError | socket.socket:
-    """What becomes of a Dial."""
+    """The outcome of a Dial."""
     outcome = Outcome()
     failed: list[BaseException] = []
     loop = Loop(0.0, Cores(groups(1)[0]), lambda now: now + 1.0, failed.append)
@@ -173,7 +173,7 @@ Answer = list[bytes] | tuple[int, int] | None
 
 
 def answered(answer: Answer) -> RondeError | socket.socket:
-    """What becomes of a Dial to a server that answers its hello so."""
+    """The outcome of a Dial to a server that answers its hello in this way."""
 
     def serve() -> None:
         with listener.accept()[0] as sock:

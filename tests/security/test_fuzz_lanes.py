@@ -128,8 +128,8 @@ def beside(pieces: list[bytes], *, incoming: bool) -> Iterator[tuple[TcpTranspor
 
 @fuzz(80)
 @given(cuts(streams | faulty(streams)), st.lists(st.tuples(tags, st.integers(0, 50)), max_size=4))
-def test_a_member_says_anything(pieces: list[bytes], receives: list[tuple[int, int]]) -> None:
-    """What was posted gets what was sent for it, or one of the errors; in time, and within the limit."""
+def test_a_receiver_survives_any_bytes_from_a_member(pieces: list[bytes], receives: list[tuple[int, int]]) -> None:
+    """A posted receive gets its own frame, or one of the allowed errors; in time, and within the memory limit."""
     with beside(pieces, incoming=True) as (transport, _):
         try:
             posted = [(tag, transport.irecv(1, tag, memoryview(bytearray(length)))) for tag, length in receives]
@@ -186,7 +186,7 @@ def test_a_member_says_anything_in_pieces(main: bytes, stripes: list[bytes], rec
 
 @fuzz(80)
 @given(cuts(streams | faulty(streams)))
-def test_a_member_says_anything_to_who_sends_to_it(pieces: list[bytes]) -> None:
+def test_a_sender_survives_any_bytes_from_the_receiver(pieces: list[bytes]) -> None:
     with beside(pieces, incoming=False) as (transport, far):
         with contextlib.suppress(RondeError):
             transport.isend(1, 1, memoryview(bytes(100))).wait(soon())
@@ -196,7 +196,7 @@ def test_a_member_says_anything_to_who_sends_to_it(pieces: list[bytes]) -> None:
         assert transport.failure is None or isinstance(transport.failure, RondeError)
 
 
-def test_nonsense_is_the_loss_of_who_says_it() -> None:
+def test_invalid_bytes_are_the_loss_of_their_sender() -> None:
     with beside([header(1, 0, 77, 0)], incoming=True) as (transport, _), pytest.raises(PeerLost, match="kind 77"):
         transport.irecv(1, 1, memoryview(bytearray(1))).wait(soon())
 

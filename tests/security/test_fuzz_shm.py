@@ -225,7 +225,7 @@ def segment(directory: Path, nbytes: int) -> Iterator[Segment]:
 
 
 def meet(note: bytes) -> None:
-    """What rank 1 makes of rank 0's note."""
+    """Attaching as rank 1 raises for rank 0's description `note`."""
     group = groups(2)[1]
     group.store.set("shm/board", note)
     with pytest.raises((ConnectError, RendezvousError)):
@@ -237,7 +237,7 @@ notes = st.fixed_dictionaries({"path": values | st.sampled_from(["/dev/zero", f"
 
 @fuzz(100)
 @given(st.binary(max_size=60) | faulty((notes | values).map(pack)))
-def test_the_note_of_a_board_is_anything(note: bytes) -> None:
+def test_the_description_of_a_board_may_be_any_bytes(note: bytes) -> None:
     meet(note)
 
 

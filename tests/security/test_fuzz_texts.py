@@ -1,4 +1,4 @@
-"""What is read from the store, from files, from the environment and from processes: anything, but no other errors."""
+"""Texts from the store, files, the environment and processes may be anything: only the documented errors are raised."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECRET = "5e" * 32
 
 @fuzz(40)
 @given(values)
-def test_what_is_packed_is_unpacked(value: object) -> None:
+def test_packed_values_are_unpacked(value: object) -> None:
     assert same(unpack(pack(value)), value)
 
 
@@ -52,7 +52,7 @@ def same(a: Any, b: Any) -> bool:
 
 @fuzz(60)
 @given(st.binary(max_size=100) | faulty(values.map(pack)))
-def test_what_cannot_be_unpacked_is_a_value_error(data: bytes) -> None:
+def test_invalid_packed_bytes_raise_a_value_error(data: bytes) -> None:
     with contextlib.suppress(ValueError):
         unpack(data)
 
@@ -136,7 +136,7 @@ notes = st.tuples(st.integers(-1, 3) | values, st.lists(calls, max_size=3))
 
 @fuzz(40)
 @given(st.one_of(st.binary(max_size=60), notes.map(pack), faulty(notes.map(pack)), values.map(pack)))
-def test_a_note_of_who_waits_is_anything(said: bytes) -> None:
+def test_a_note_of_a_wait_may_be_any_bytes(said: bytes) -> None:
     store = MemoryStore()
     store.prefixed("waiting").set("key", said)
     found = find_mismatch(store, "key", [0, 1], 0, [(1, 7, "allreduce"), (2, 8, "barrier")])
@@ -153,7 +153,7 @@ stalled = st.tuples(
 
 @fuzz(60)
 @given(st.one_of(st.binary(max_size=60), stalled.map(pack), faulty(stalled.map(pack)), values.map(pack)))
-def test_an_answer_of_who_is_asked_is_anything(said: bytes) -> None:
+def test_an_answer_to_a_question_may_be_any_bytes(said: bytes) -> None:
     answer = stall._read(said, 2)
     if answer is not None:
         assert all(isinstance(number, int) for _, number, _ in answer.calls)

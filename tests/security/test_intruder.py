@@ -70,7 +70,7 @@ class Job:
 
     @property
     def listener(self) -> Address:
-        """Where rank 0 listens."""
+        """The address on which rank 0 listens."""
         return self.transports[0]._dialing.addresses[0]
 
     def goes_on(self, rounds: int = 3) -> None:
@@ -173,7 +173,7 @@ def job(server: TcpStoreServer) -> Iterator[Job]:
 
 @pytest.fixture(params=["listener", "store"])
 def target(request: pytest.FixtureRequest, job: Job, server: TcpStoreServer) -> Target:
-    """What is attacked."""
+    """The attacked service."""
     if request.param == "store":
         return Target(server.address, wire.PURPOSE)
     return Target(job.listener, b"ronde tcp lane to rank 0 of 3, generation 0")

@@ -35,7 +35,7 @@ from transports.tcp import TcpTransport
 
 
 def spellings(secret: bytes) -> list[bytes]:
-    """How a secret might be printed."""
+    """The forms in which a secret might be printed."""
     return [
         secret,
         secret.hex().encode(),
@@ -101,7 +101,7 @@ def test_a_job_never_shows_its_secret(transport: str, tmp_path: Path) -> None:
 
 
 def leak(rank: int) -> str:
-    """What processes show in their command lines."""
+    """The command lines of all processes, in hexadecimal."""
     lines = []
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -183,7 +183,7 @@ def test_refusals_do_not_show_it(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_no_store_ever_holds_it(tmp_path: Path) -> None:
-    """What is in the store is seen by everybody who can read it, the file store's directory for one."""
+    """Every reader of the store sees its content, for example in the file store's directory."""
     with contextlib.closing(FileStore(tmp_path / "store")) as store:
 
         def body(rank: int) -> None:
@@ -200,7 +200,7 @@ def test_no_store_ever_holds_it(tmp_path: Path) -> None:
 
 
 class Trap:
-    """Whoever unpickles it has been caught."""
+    """An object that detects being unpickled."""
 
     caught = False
 

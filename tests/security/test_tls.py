@@ -52,7 +52,7 @@ def recv(end: TlsSocket, count: int) -> bytes:
 
 
 def error_of(ours: Tls, theirs: Tls) -> str:
-    """What the end says that refuses the other."""
+    """The error of the end that refuses the other."""
     with pytest.raises(ssl.SSLError) as caught, link(ours, theirs):
         pass
     return tls.explain(caught.value)
@@ -183,7 +183,7 @@ def blocked(call: Callable[[], object]) -> bool:
     return False
 
 
-def test_a_read_fills_its_buffer_and_what_is_left_is_pending(files: Files) -> None:
+def test_a_read_fills_its_buffer_and_the_rest_is_pending(files: Files) -> None:
     with link(files.load(), files.load()) as (client, server):
         assert client.send(bytes(1000)) == 1000
         assert len(recv(server, 999)) == 999
@@ -201,7 +201,7 @@ def test_a_read_fills_its_buffer_and_what_is_left_is_pending(files: Files) -> No
         assert len(recv(server, 100_000)) == 0
 
 
-def test_the_end_comes_after_what_was_sent_before(files: Files) -> None:
+def test_the_end_comes_after_all_sent_bytes(files: Files) -> None:
     with link(files.load(), files.load()) as (client, server):
         client.send(b"last words")
         client.close()
@@ -210,7 +210,7 @@ def test_the_end_comes_after_what_was_sent_before(files: Files) -> None:
         assert recv(server, 100) == b""
 
 
-def test_a_broken_connection_is_noticed_after_what_came_before(files: Files) -> None:
+def test_a_broken_connection_is_noticed_after_all_received_bytes(files: Files) -> None:
     with link(files.load(), files.load()) as (client, server):
         server.send(b"never read")
         assert select.select([client], [], [], 20)[0]
@@ -229,7 +229,7 @@ def test_changed_bytes_are_an_error(files: Files) -> None:
 
 
 @given(st.lists(st.integers(0, 70_000), max_size=30), st.integers())
-def test_what_is_written_is_read_however_it_is_cut(files: Files, lengths: list[int], seed: int) -> None:
+def test_written_bytes_are_read_however_they_are_cut(files: Files, lengths: list[int], seed: int) -> None:
     """A writer that tries again with what was left and more, as lanes do, and a reader with buffers of any size."""
     rng = random.Random(seed)
     pieces = [rng.randbytes(length) for length in lengths]

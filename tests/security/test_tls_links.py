@@ -111,7 +111,7 @@ def say(far: TlsSocket, stream: memoryview) -> None:
             stream = stream[far.send(stream) :]
 
 
-def test_what_was_read_is_seen_to_though_no_more_comes(files: Files) -> None:
+def test_decrypted_bytes_are_handled_without_further_data(files: Files) -> None:
     """Reading stops after so many reads, with the rest of a record in OpenSSL, of which no selector tells."""
     payloads = [bytes(20_000)] * 8 + [b"the last"]
     with beside(files.load(), Options(spin_us=0)) as (transport, near, far):
@@ -122,7 +122,7 @@ def test_what_was_read_is_seen_to_though_no_more_comes(files: Files) -> None:
         requests[-1].wait(time.monotonic() + 5)
 
 
-def test_what_was_read_is_seen_to_when_its_place_is_known(files: Files) -> None:
+def test_decrypted_bytes_are_handled_once_their_destination_is_known(files: Files) -> None:
     """Reading stops at a frame without a place, with the rest of a record in OpenSSL; then another thread makes one."""
     payloads = [bytes(12)] * 1819 + [bytes(28)]
     stream = frames(*payloads)
@@ -275,7 +275,7 @@ def in_the_middle(target: tuple[str, int], evil: Tls | None) -> Iterator[tuple[s
 
 
 def test_a_relay_without_tls_is_not_noticed() -> None:
-    """Why there is TLS: without it the proof of the secret says nothing of who passes the bytes on."""
+    """The reason for TLS: without it the proof of the secret does not detect a relay."""
     with ranks(None, None) as (a, b), in_the_middle(address_of(a), None) as relay:
         b._dialing.addresses[0] = relay
         in_threads(lambda: send(b, 0, 1, b"abc"), lambda: recv(a, 1, 1, 3))

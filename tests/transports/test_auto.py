@@ -200,7 +200,7 @@ def test_a_mismatch_is_numbered_as_in_the_group() -> None:
     on_ranks(auto(), body, hosts="abb")
 
 
-def test_whoever_waits_on_one_moves_the_other_along() -> None:
+def test_a_wait_on_one_transport_drives_the_other() -> None:
     nbytes = 16 << 20
 
     def body(transport: Transport) -> None:
@@ -294,7 +294,7 @@ def test_opened_once() -> None:
     transport.close(soon())
 
 
-def test_close_tells_what_was_not_received() -> None:
+def test_close_reports_unreceived_frames() -> None:
     transports = [auto("local", "tcp")(group) for group in groups(3, "baa")]
     run_threads(lambda rank: transports[rank].open(soon()), 3, timeout=20)
     transports[1].isend(2, 1, memoryview(b"unread"))

@@ -19,7 +19,7 @@ def test_the_first_cause_stays_and_keeps_its_kind() -> None:
     assert (cause.message, cause.rank, cause.peer) == ("ranks disagree", 1, 2)
 
 
-def test_who_asks_early_hears_it_when_it_is_told() -> None:
+def test_an_early_fetch_returns_the_cause_once_published() -> None:
     store = MemoryStore()
     heard = []
     asker = threading.Thread(target=lambda: heard.append(Causes(store).fetch(20)))

@@ -215,7 +215,7 @@ def test_a_process_that_is_calibrated_helps_others(monkeypatch: pytest.MonkeyPat
     assert kernel_table() is first
 
 
-def test_the_table_is_told_in_words() -> None:
+def test_the_table_is_described_in_words() -> None:
     assert KernelTable().describe() == "memcpy everywhere"
     some = KernelTable(frozenset({Circumstance(True, False, 1 << 16), Circumstance(True, False, 1 << 14)}))
     assert some.describe() == "vector stores for fetch, cached array: 16 KiB, 64 KiB"

@@ -49,7 +49,7 @@ def test_a_host_is_lost_when_a_connection_is_stuck_and_nothing_is_heard(
     assert given_up([FakeLine(0, stuck, unheard)]) == [lost]
 
 
-def test_what_is_heard_from_another_rank_of_the_host_counts() -> None:
+def test_answers_from_other_ranks_of_the_host_count() -> None:
     assert given_up([FakeLine(0, 6, 6), FakeLine(1, 0, 0.5), FakeLine(2, 6, 6)]) == [False, False, True]
 
 

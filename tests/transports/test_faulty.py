@@ -174,7 +174,7 @@ def test_mislabelled_frames_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize("operation", ["irecv", "isend"])
-def test_what_hangs_ends_at_its_deadline_or_by_an_abort(operation: str) -> None:
+def test_a_hanging_operation_ends_at_its_deadline_or_by_an_abort(operation: str) -> None:
     def body(transport: Transport) -> None:
         if transport.rank == 1:
             request = getattr(transport, operation)(0, 5, memoryview(bytearray(1)))

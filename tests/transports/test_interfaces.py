@@ -73,7 +73,7 @@ def test_never_all_interfaces(everything: str) -> None:
         choose_address(everything, None)
 
 
-def test_unknown_interface_lists_what_there_is() -> None:
+def test_unknown_interface_lists_the_existing_ones() -> None:
     with pytest.raises(
         ConfigError, match=r"interface='no-such0': is no interface or address .*this machine has "
     ) as caught:

@@ -1,4 +1,4 @@
-"""The kit finds what is broken, and says so: each transport here breaks one promise."""
+"""The kit finds and reports broken promises: each transport here breaks one."""
 
 from __future__ import annotations
 
@@ -486,7 +486,7 @@ def test_leaks_finds_processes(quick: Leaks) -> None:
             process.wait()
 
 
-def test_what_comes_and_goes_meanwhile_is_somebody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resources_of_other_code_are_not_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = iter([set[str](), {"file 1"}, {"file 2"}])
     leaks = Leaks(settle=20.0)
     monkeypatch.setattr(leaks, "_inventory", lambda: next(seen))
@@ -494,7 +494,7 @@ def test_what_comes_and_goes_meanwhile_is_somebody_elses(monkeypatch: pytest.Mon
         pass
 
 
-def test_what_settles_is_no_leak() -> None:
+def test_a_thread_that_is_ending_is_no_leak() -> None:
     with Leaks():
         threading.Thread(target=time.sleep, args=(0.05,)).start()
 

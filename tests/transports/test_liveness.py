@@ -70,7 +70,7 @@ def test_a_descriptor_that_is_taken_away_is_no_death() -> None:
         watch.close()
 
 
-def test_a_stopped_process_is_told_after_a_while_and_no_more_once_it_goes_on() -> None:
+def test_a_stopped_process_is_reported_after_a_while_until_it_continues() -> None:
     with child() as (pid, identity):
         watch = Watch()
         watch.add(1, identity)

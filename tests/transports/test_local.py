@@ -74,7 +74,7 @@ def test_an_eager_frame_outlives_its_sender() -> None:
     second.close(soon())
 
 
-def test_close_says_who_did_not_receive() -> None:
+def test_close_names_the_ranks_that_did_not_receive() -> None:
     first, second = (LocalTransport(group) for group in groups(2))
     run_threads(lambda rank: (first, second)[rank].open(soon()), 2, timeout=20)
     payload = bytearray(b"unread")

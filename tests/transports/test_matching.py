@@ -67,7 +67,7 @@ def test_a_frame_may_be_claimed_while_it_arrives() -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(("nbytes", "check"), [(len(PAYLOAD) - 1, 9), (len(PAYLOAD) + 1, 9), (len(PAYLOAD), 8)])
-def test_what_does_not_fit_is_an_error_of_that_receive_alone(early: bool, nbytes: int, check: int) -> None:
+def test_a_mismatched_frame_fails_only_its_receive(early: bool, nbytes: int, check: int) -> None:
     queue = MatchQueue(3)
     if early:
         arrive(queue, PAYLOAD, check=9)

@@ -106,7 +106,7 @@ def full(descriptor: int, offset: int, nbytes: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_no_room_for_the_board_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_for_the_board_raises_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     transports = [make(group) for group in groups(3)]
 
@@ -119,7 +119,7 @@ def test_no_room_for_the_board_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -
     assert all("rank 0" in text for text in run_threads(body, 3, timeout=SECONDS))
 
 
-def test_no_room_for_a_window_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_for_a_window_raises_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(t: Any) -> None:
         if t.rank == 0:
             monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
@@ -133,7 +133,7 @@ def test_no_room_for_a_window_is_told_to_all(monkeypatch: pytest.MonkeyPatch) ->
     on_ranks(make, body)
 
 
-def test_who_comes_after_all_was_given_up_hears_so() -> None:
+def test_a_late_rank_learns_that_opening_was_given_up() -> None:
     early, late = (make(group) for group in groups(2))
     with pytest.raises(DeadlineExceeded, match="rank 1"):
         early.open(briefly(0.01))

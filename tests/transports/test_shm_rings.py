@@ -98,7 +98,7 @@ def test_a_frame_over_the_limit_stays_in_the_ring_until_it_is_asked_for() -> Non
     on_ranks(lambda group: shm.create(group, Options(max_parked_bytes=1000)), body)
 
 
-def test_a_deadline_of_a_send_tells_who_does_not_read() -> None:
+def test_a_deadline_of_a_send_names_the_rank_that_does_not_read() -> None:
     def body(t: Any) -> None:
         if t.rank == 0:
             sending = t.isend(1, 1, memoryview(bytes(100_000)))

@@ -56,7 +56,7 @@ def test_windows_name_bad_arguments() -> None:
     on_ranks(make, body)
 
 
-def test_ranks_at_odds_about_a_window_hear_so() -> None:
+def test_ranks_that_disagree_about_a_window_raise() -> None:
     def body(t: Any) -> None:
         with pytest.raises(MismatchError, match="another rank for"):
             t.expose("w", BOTH if t.rank == 0 else (1, 0), 8, soon())
@@ -107,7 +107,7 @@ def test_an_array_outlives_its_window() -> None:
     on_ranks(make, body)
 
 
-def test_a_peer_that_closes_is_missed_by_who_waits_for_its_epoch() -> None:
+def test_a_wait_for_the_epoch_of_a_closed_peer_raises() -> None:
     def body(t: Any) -> None:
         made = t.expose("w", BOTH, 8, soon())
         if t.rank == 0:
@@ -140,7 +140,7 @@ def rank_that_exchanges_patterns(rank: int, directory: str, rounds: int) -> None
     store.close()
 
 
-def test_what_processes_publish_is_complete_in_every_round(tmp_path: Path) -> None:
+def test_data_that_processes_publish_are_complete_in_every_round(tmp_path: Path) -> None:
     run_processes(rank_that_exchanges_patterns, 2, str(tmp_path), 10_000, timeout=SECONDS)
 
 

@@ -61,7 +61,7 @@ def test_a_store_in_memory_is_never_out_of_reach() -> None:
     store.close()
 
 
-def test_a_cause_is_told_and_asked_once_if_the_store_is_out_of_reach(silent: Store) -> None:
+def test_an_unreachable_store_is_tried_once_for_a_cause(silent: Store) -> None:
     causes = Causes(silent)
     begun = time.monotonic()
     assert causes.fetch(0.0) is None

@@ -120,7 +120,7 @@ def test_an_abort_wakes_every_rank_and_the_first_cause_wins() -> None:
         assert every(transports, body) == ["rank 2 has had enough 2"] * 4
 
 
-def test_an_abort_in_the_middle_of_a_frame_is_told_by_the_others() -> None:
+def test_an_abort_in_the_middle_of_a_frame_is_reported_by_the_other_ranks() -> None:
     """Rank 0 sends to 1 only, and not all of it: 1 sees the connection end, and hears the cause by way of 2."""
     with ranks(3) as (a, b, c):
         for source, destination in ((a, b), (c, a), (b, c)):
@@ -167,7 +167,7 @@ def bereave(rank: int, directory: str) -> None:
     store.close()
 
 
-def test_a_goodbye_is_an_error_only_for_who_needs_the_peer() -> None:
+def test_a_closed_peer_is_an_error_only_for_waits_on_it() -> None:
     with ranks(3) as (a, b, c):
         link([a, b, c])
         gone = threading.Event()
@@ -196,7 +196,7 @@ def test_a_goodbye_is_an_error_only_for_who_needs_the_peer() -> None:
         in_threads(leave, stay, miss)
 
 
-def test_what_was_sent_before_the_close_arrives() -> None:
+def test_frames_sent_before_the_close_arrive() -> None:
     length = 20 << 20
     with ranks(2) as (a, b):
 
@@ -368,7 +368,7 @@ def test_a_peer_that_does_not_read_for_long_is_not_lost() -> None:
 
 
 def test_a_peer_that_never_connected_is_lost_too() -> None:
-    """Nobody tells the rank that waits for it: it looks for itself."""
+    """The waiting rank is not notified: it checks by itself."""
     with ranks(2) as (a, b):
         b._listener.close()  # as if its process had ended
         with pytest.raises(PeerLost, match=r"rank 0 cannot connect to rank 1 .* refused"):

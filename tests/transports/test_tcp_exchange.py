@@ -1,4 +1,4 @@
-"""Over TCP, a frame that is awaited at once is read straight to its place, if it is what comes next."""
+"""Over TCP, a frame that is awaited in the same call is read straight to its place, if it arrives next."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_match_queue_is_not_used(length: int, monkeypatch: pytest.MonkeyPatc
         assert take(t, 7, length) == payload
 
 
-def test_what_comes_behind_it_is_kept() -> None:
+def test_later_frames_are_kept() -> None:
     with told(frame(7, b"one") + frame(8, b"two") + frame(7, b"three")[:10]) as (t, far):
         wait_until(lambda: waiting_bytes(t) == 64)
         assert take(t, 7, 3) == b"one"
@@ -73,7 +73,7 @@ def test_what_comes_behind_it_is_kept() -> None:
         assert take(t, 7, 5) == b"three"
 
 
-def test_what_comes_before_it_is_kept() -> None:
+def test_earlier_frames_are_kept() -> None:
     with told(frame(8, b"two") + frame(7, b"one")) as (t, _):
         assert take(t, 7, 3) == b"one"
         assert take(t, 8, 3) == b"two"
@@ -167,7 +167,7 @@ def error_of(body: Any, t: TcpTransport) -> RondeError | None:
     return None
 
 
-def test_what_the_system_does_not_take_goes_out_while_the_other_is_awaited() -> None:
+def test_the_unsent_rest_is_sent_during_the_receive() -> None:
     with ranks(2, Options(socket_buffer_bytes=4096)) as transports:
         link(transports)
         for t in transports:

@@ -179,7 +179,7 @@ def test_client_that_cannot_prove_the_secret_is_cut(server: TcpStoreServer, clie
         client.get("key", 0.0)
 
 
-def test_empty_secret_serves_whoever_says_so_too() -> None:
+def test_an_empty_secret_serves_clients_with_an_empty_secret() -> None:
     with TcpStoreServer("127.0.0.1", secret=b"") as server:
         with contextlib.closing(TcpStore(*server.address, b"")) as client:
             client.set("key", b"value")

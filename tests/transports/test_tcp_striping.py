@@ -147,7 +147,7 @@ def test_the_loss_of_any_connection_is_that_of_the_peer(connection: int) -> None
         every([a, b], lose)
 
 
-def test_what_was_sent_before_the_close_arrives() -> None:
+def test_frames_sent_before_the_close_arrive() -> None:
     length = 20 << 20
     with ranks(2, ALL) as (a, b):
         gone = threading.Event()
@@ -166,7 +166,7 @@ def test_what_was_sent_before_the_close_arrives() -> None:
         in_threads(leave, stay)
 
 
-def test_a_peer_that_closed_harms_only_who_needs_it() -> None:
+def test_a_closed_peer_fails_only_waits_on_it() -> None:
     """Also when its lanes of pieces are seen to end before the other one."""
     with ranks(3, ALL) as (a, b, c):
         link([a, b, c])
@@ -198,7 +198,7 @@ def test_a_close_that_cannot_flush_says_so() -> None:
             recv(b, 0, 0, LENGTH)
 
 
-def test_an_abort_is_told_though_a_large_message_is_under_way() -> None:
+def test_an_abort_arrives_during_a_large_message() -> None:
     """There are but two ranks: nobody else could tell."""
     with Leaks(), ranks(2, ALL) as (a, b):
         link([a, b])

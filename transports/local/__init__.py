@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: the reference transport, and what most tests run on.
+"""Ranks as threads of one process: the reference transport, which most tests use.
 
 Nothing is copied on the way: a send keeps the caller's view and completes when the receive has copied from it
 (rendezvous). Other transports buffer, so a protocol that is sound here is sound there; one that needs buffering

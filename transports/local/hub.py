@@ -28,7 +28,7 @@ class Hub:
     joined      the ranks that have ever joined
     present     the ranks that have joined and not left
     cause       the first failure of any of them
-    gathering   windows that some of their ranks have not come to yet, by key
+    gathering   windows that some of their ranks have not joined yet, by key
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Hub:
         self.gathering: dict[str, Exposure] = {}
 
     def wake(self) -> None:
-        """Let every rank look again at what it waits for."""
+        """Wake every rank, which then checks the condition of its wait."""
         for transport in self.present.values():
             transport.news.notify_all()
 

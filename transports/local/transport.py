@@ -90,7 +90,7 @@ class LocalTransport(Transport, OneSided):
             inbound = match_queue.arrive(self.rank, tag, check, len(view), view)
             inbound.finish()
             if receiver is None:
-                pass  # whoever waits for it to be received hears that the peer has closed
+                pass  # a wait for the send raises, since the peer has closed
             elif not inbound.borrowed:
                 receiver.news.notify_all()
             elif len(view) <= self._eager_bytes and self._eager_bytes:

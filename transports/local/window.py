@@ -1,4 +1,4 @@
-"""Windows among threads: memory that is shared anyway."""
+"""Windows among threads, which share their memory anyway."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class LocalWindow(Window):
             if check is None:
                 return
             published, kept = part.checks[epoch % KEPT_CHECKS]
-            if published > epoch or (published < epoch and part.epoch - epoch >= KEPT_CHECKS):  # it is too long ago
+            if published > epoch or (published < epoch and part.epoch - epoch >= KEPT_CHECKS):  # no longer kept
                 return
             if published != epoch or kept != check:
                 said = f"check {kept:#010x}" if published == epoch else "nothing"
@@ -131,7 +131,7 @@ class LocalWindow(Window):
                 self._closed = True
                 self._transport.windows.discard(self)
                 for view in self._views:
-                    with suppress(BufferError):  # an array still looks at it, and keeps the memory
+                    with suppress(BufferError):  # an array is still a view of the memory, and keeps it
                         view.release()
                 self._views.clear()
 

@@ -45,7 +45,7 @@ class AttentiveStore(Store):
         return self._inner.delete(key)
 
     def close(self) -> None:
-        """Does nothing: the inner store belongs to whoever made it."""
+        """Does nothing: the inner store belongs to its creator."""
 
     def local_address(self) -> str | None:
         return self._inner.local_address()

@@ -32,8 +32,8 @@ class FileStore(Store):
     """One file per key. A file appears whole (written aside, then renamed), so a reader never sees half a value.
 
     The directory is made (mode 0700, files 0600) on first use. One that belongs to another user, or that group or
-    others may write to, is refused, since whoever can write there can steer the job. A job needs a directory of its
-    own: keys outlive the store, and whoever made the directory removes it.
+    others may write to, is refused, since a user with write access can control the job. A job needs a directory of
+    its own: keys outlive the store, and the creator of the directory removes it.
 
     Changes hold a lock: flock(2) where the file system has it, which the kernel releases when its holder dies; else a
     file made with O_EXCL, which a holder that dies leaves behind (the error then names it).
@@ -90,7 +90,7 @@ class FileStore(Store):
         self._closed.set()
 
     def _path(self, key: str) -> str:
-        """A name that any file system takes: what is readable of the key, for people, and its digest, for us."""
+        """A name that every file system accepts: the readable part of the key, and its digest."""
         readable = re.sub(r"[^a-z0-9_.-]", "_", key.lower())[:80]
         return os.path.join(self._directory, f"{readable}.{hashlib.sha256(key.encode()).hexdigest()}")
 

@@ -66,7 +66,7 @@ class TcpStore(Store):
                       than the ranks; after it, a connection is tried once
     tls               certificates, if the server has them
 
-    Besides what every store raises: RendezvousError naming the server's address and the cause if it cannot be
+    Raises, besides the errors of every store: RendezvousError naming the server's address and the cause if it cannot be
     reached, does not know the secret, or ends the connection. A call that failed leaves the store usable, but whether
     the server carried the call out is not known. In a forked child the store is usable, by connections of its own.
     """

@@ -97,7 +97,7 @@ def closing_without_opening_is_harmless(bench: Bench) -> None:
 
 
 def close_flushes_what_was_sent(bench: Bench) -> None:
-    """close flushes what was sent: the peer receives it though the sender has gone."""
+    """close flushes all sent frames: the peer receives them after the sender has closed."""
     if bench.rank == 0:
         for number in range(3):
             bench.give(1, 1, number, 100_000)

@@ -128,7 +128,7 @@ def a_completed_send_gives_its_buffer_back(bench: Bench) -> None:
 
 
 def a_send_may_be_forgotten(bench: Bench) -> None:
-    """A send may be forgotten: the transport holds what it needs, and goes on."""
+    """A send may be forgotten: the transport keeps a reference to its buffer and completes it."""
     for number, nbytes in enumerate((10, 300_000)):
         bench.give(bench.right, 19, number, nbytes)
         bytearray(b"x" * nbytes)  # would overwrite memory that was released

@@ -95,7 +95,7 @@ def test_every_variant_is_proved(tested: Algorithm) -> None:
         prove(tested, size, root=size - 1 if SPECS[tested.collective].rooted else 0, segments=20)
 
 
-def test_what_there_is() -> None:
+def test_algorithms_have_their_public_names() -> None:
     """Names are part of the interface: callers and rule files use them."""
     assert {collective: set(algorithms(collective)) for collective in SPECS} == {
         "allreduce": {

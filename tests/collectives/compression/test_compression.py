@@ -120,7 +120,7 @@ def test_any_shape(worlds: Worlds, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("compressor", ALL, ids=str)
-def test_what_is_small_or_no_float_travels_as_it_is(worlds: Worlds, compressor: Compressor) -> None:
+def test_small_arrays_and_other_dtypes_are_sent_uncompressed(worlds: Worlds, compressor: Compressor) -> None:
     world = worlds.get("local", 3)
     for x in (np.arange(3000), np.full((50, 50), 0.3), np.full(3000, 1 + 2j), np.float32(0.1), np.zeros(0)):
         x = x[:20, :20] if x.ndim == 2 else x
@@ -271,7 +271,7 @@ def test_a_number_that_is_none_shows_and_leaves_the_state_alone(
 
 
 @pytest.mark.parametrize("compressor", [FP16(), BF16()], ids=str)
-def test_casts_keep_what_is_no_number(worlds: Worlds, compressor: Compressor) -> None:
+def test_casts_keep_infinity_and_nan(worlds: Worlds, compressor: Compressor) -> None:
     x = np.ones(5000, np.float32)
     x[:3] = np.nan, np.inf, -np.inf
     result = reduced(worlds.get("local", 2), compressor, [x, x])

@@ -121,7 +121,7 @@ def test_every_algorithm_gives_the_same_timed_or_not_and_in_every_turn(transport
 
 
 def expected(comm: Communicator, collective: str, x: Any) -> Any:
-    """What a collective makes of arrays full of a number that is one greater on each rank."""
+    """The result of a collective on constant arrays, whose value is one greater on each next rank."""
     size, first = comm.size, x.dtype.type(x[0] - comm.rank)
     numbers = np.arange(size, dtype=x.dtype) + first
     part = len(x) // size

@@ -34,7 +34,7 @@ LARGE = 100_000
 """float32 numbers that both ways are tried for."""
 
 
-def test_what_lends() -> None:
+def test_algorithms_that_use_single_copy() -> None:
     assert {collective for collective, _ in LENDING} == {
         *("allreduce", "reduce_scatter", "broadcast", "allgather", "alltoall")
     }
@@ -175,7 +175,7 @@ def unreadable() -> memoryview:
     pytest.skip("this system shows no page of such memory")
 
 
-def test_what_cannot_be_lent_is_told() -> None:
+def test_memory_that_cannot_be_exposed_is_reported() -> None:
     def readable(*views: memoryview) -> bool:
         return remote.readable(views)
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_lent_is_told() -> None:
         remote.copy_from(os.getpid(), remote.address(page), memoryview(bytearray(10)))
 
 
-def test_what_numpy_allocates_need_not_be_tried() -> None:
+def test_memory_of_numpys_allocator_is_not_probed() -> None:
     x = np.zeros((3, 4))
     assert all(remote.on_heap(memory) for memory in (x, x.reshape(-1), x.reshape(-1)[2:][1:]))
     others: list[Memory] = [np.frombuffer(bytearray(10), np.uint8), memoryview(bytearray(10)), memoryview(x)]
@@ -208,7 +208,7 @@ def test_addresses_of_all_kinds_of_memory() -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "auto"])
-def test_copies_are_lent_of_what_cannot_be(transport: str) -> None:
+def test_copies_are_exposed_of_unreadable_memory(transport: str) -> None:
     """As of memory of devices. Rank 0 has such, the others know nothing of it."""
 
     def body(comm: Communicator) -> None:

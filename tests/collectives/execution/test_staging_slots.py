@@ -37,7 +37,7 @@ STAGING = [
 
 @pytest.mark.parametrize(("collective", "name"), STAGING)
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
-def test_places_lie_in_their_half_and_hold_what_is_staged(collective: str, name: str, size: int) -> None:
+def test_staging_slots_lie_in_their_half_and_hold_the_staged_data(collective: str, name: str, size: int) -> None:
     segmented = algorithms(collective)[name].segmented
     for count in (1, 1000, 5000, 10_000, 30_000, *((100_000, 1_000_003) if segmented else ())):
         plans = [plan_of(rank, size, collective, name, count) for rank in range(size)]
@@ -50,7 +50,7 @@ def test_places_lie_in_their_half_and_hold_what_is_staged(collective: str, name:
         assert needed <= stride
 
 
-def test_what_is_small_stays_and_what_is_large_goes_round() -> None:
+def test_small_calls_keep_their_slot_and_large_ones_rotate() -> None:
     assert plan_of(0, 2, "allreduce", "direct", 1).staging_slots == 2
     assert plan_of(0, 2, "allreduce", "direct", 4096).staging_slots == 2
     assert plan_of(0, 2, "allreduce", "direct", 1 << 14).staging_slots == 2 * 16  # of 64 KiB each in a half of 1 MiB

@@ -98,7 +98,7 @@ def test_where_memory_cannot_be_shared_arrays_are_ordinary() -> None:
         world.run(rank)
 
 
-def test_shapes_and_what_they_cannot_be() -> None:
+def test_valid_and_invalid_shapes() -> None:
     def rank(comm: Communicator) -> None:
         assert comm.empty(()).shape == ()
         assert comm.empty((2, 0, 3)).shape == (2, 0, 3)
@@ -204,7 +204,7 @@ def test_memory_is_released_when_all_ranks_have_dropped_it() -> None:
         world.run(rank)
 
 
-def test_what_was_found_of_an_array_is_not_believed_of_the_next_one_with_its_identity() -> None:
+def test_facts_about_an_array_are_not_used_for_the_next_one_with_its_identity() -> None:
     def rank(comm: Communicator) -> None:
         shared, ids = comm.empty(1000), set()
         for start in range(0, 1000, 100):

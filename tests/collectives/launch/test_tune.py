@@ -65,7 +65,7 @@ def test_rules_cover_the_sizes_between_those_that_were_measured() -> None:
     ]
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_table_can_be_read(tmp_path: Path) -> None:
     table = Rules(
         (Rule("allreduce", "ring", 5, 6, 7, 8, "tcp", 9), Rule("barrier", "dissemination")),
         (Costs("tcp", 1e-5, 2e-10, 3e-10, 4e-11, 5e-5, 6e-10), Costs(alpha=1e-6)),

@@ -90,7 +90,7 @@ def test_halves_are_rounded_once(worlds: Worlds) -> None:
     np.testing.assert_array_equal(adasum(worlds.get("local", 4), given), given[0])
 
 
-def test_what_it_is_for(worlds: Worlds) -> None:
+def test_adasum_keeps_a_common_gradient_and_adds_orthogonal_ones(worlds: Worlds) -> None:
     """The sum of orthogonal gradients, the mean of parallel ones."""
     world = worlds.get("local", 2)
     axes = np.eye(4, dtype=np.float32)
@@ -154,7 +154,7 @@ def test_infinity_and_nan_become_nan_of_their_tensor_only(worlds: Worlds) -> Non
         ("reduce_scatter", np.ones(4), {}, ValueError, "op='adasum': is for allreduce .* not for reduce_scatter"),
     ],
 )
-def test_what_it_is_not_for(
+def test_unsupported_calls_are_refused(
     worlds: Worlds, method: str, x: Vector, options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     def body(comm: Communicator) -> None:

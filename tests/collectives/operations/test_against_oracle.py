@@ -273,7 +273,7 @@ def test_alltoall(worlds: Worlds, case: dict[str, Any], data: st.DataObject) -> 
 
 
 def draw_counts(data: st.DataObject, rows: int, size: int) -> list[int] | None:
-    """How a first dimension is divided: None for the default, or any division."""
+    """A division of a first dimension among the ranks: None for the default, or any counts."""
     if data.draw(st.booleans(), label="default counts"):
         return None
     cuts = sorted(data.draw(st.lists(st.integers(0, rows), min_size=size - 1, max_size=size - 1), label="cuts"))

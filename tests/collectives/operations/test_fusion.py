@@ -83,7 +83,7 @@ def test_bundles_are_as_full_as_they_may_be() -> None:
 
 
 def calls(executor: Any) -> list[Any]:
-    """What an executor has planned."""
+    """The calls that an executor has planned."""
     return [plan.call for plan in executor.planner._plans.values()]
 
 

@@ -15,7 +15,7 @@ available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasatt
 
 
 def combine() -> tuple[int, list[int]]:
-    """What an allreduce and a broadcast of a huge array leave at its ends."""
+    """The ends of the results of an allreduce and a broadcast of a huge array."""
     x = np.full(COUNT, 1 + ronde.rank(), np.uint8)
     x[-1] = 10 * (1 + ronde.rank())
     ronde.allreduce(x, out=x)

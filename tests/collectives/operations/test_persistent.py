@@ -17,7 +17,7 @@ TRANSPORTS = ["local", "shm", "tcp"]
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_run_works_on_what_the_arrays_hold_then(transport: str, size: int) -> None:
+def test_every_run_uses_the_current_content_of_the_arrays(transport: str, size: int) -> None:
     def rank(comm: Communicator) -> None:
         x, y, part = np.zeros((2, 6)), np.zeros((2, 6)), np.zeros((6 // size, 4))
         shared = comm.empty(5)
@@ -89,7 +89,7 @@ def test_it_pairs_with_plain_calls_of_other_ranks_and_memory_that_grows() -> Non
         world.run(rank)
 
 
-def test_bad_arguments_are_told_at_once() -> None:
+def test_bad_arguments_raise_immediately() -> None:
     def rank(comm: Communicator) -> None:
         x = np.zeros(4)
         with pytest.raises(ValueError, match="collective='allreduc': must be one of allreduce, reduce, "):

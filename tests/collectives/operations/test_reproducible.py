@@ -107,7 +107,7 @@ def test_a_kernel_gives_an_element_the_same_bits_wherever_it_stands(dtype: np.dt
 
 
 def expected(parts: list[Array], op: str, before: float | None, after: float | None) -> Array:
-    """What reproducible=True means: the canonical tree, evaluated by NumPy as a whole."""
+    """The result that reproducible=True defines: the canonical tree, evaluated by NumPy on whole arrays."""
     given, size = parts[0].dtype, len(parts)
     wide = size > 2 and is_small_float(given) and op in ("sum", "average", "prod")
     dtype = FLOAT32 if wide else given

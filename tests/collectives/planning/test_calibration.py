@@ -67,7 +67,7 @@ def test_single_copy_is_used_from_the_size_on_where_it_wins(
     assert measured == {("allgather", nbytes): (1.0, single[SIZES.index(nbytes)]) for nbytes in asked}
 
 
-def test_what_could_not_be_measured_is_left_to_the_cost_model() -> None:
+def test_the_cost_model_decides_for_unmeasured_sizes() -> None:
     times = iter([(1.0, 2.0), (1.0, 0.5), None, None])
     thresholds, _ = find_thresholds(COLLECTIVES[:3], lambda collective, nbytes: next(times))
     assert thresholds == {COLLECTIVES[0]: NEVER, COLLECTIVES[1]: SIZES[0]}

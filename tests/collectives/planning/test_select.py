@@ -47,7 +47,7 @@ def test_there_is_always_a_choice_that_can_run(collective: str) -> None:
 
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce_scatter", "alltoall"])
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_in_windows_nothing_is_staged_but_what_is_small(collective: str, size: int) -> None:
+def test_in_windows_only_small_calls_are_staged(collective: str, size: int) -> None:
     selector = Selector(MODEL, Rules(), "x")
     for nbytes, name in ((4, "direct"), (1 << 10, "direct"), (1 << 20, "windowed"), (1 << 26, "windowed")):
         shared = demand(collective, size, nbytes, 1 << 20, windows=True)

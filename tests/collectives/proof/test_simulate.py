@@ -124,7 +124,7 @@ def test_the_same_run_takes_the_same_time() -> None:
     assert simulate(tested, 7, 12345, MODEL, segments=4) == simulate(tested, 7, 12345, MODEL, segments=4)
 
 
-def test_what_cannot_be_run_is_refused() -> None:
+def test_calls_that_cannot_be_simulated_are_refused() -> None:
     tested = algorithms("broadcast")["binomial"]
     with pytest.raises(ValueError, match="nbytes=-1: must be 0 or more"):
         simulate(tested, 2, -1, MODEL)

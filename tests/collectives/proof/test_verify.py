@@ -268,7 +268,7 @@ def test_all_ranks_must_get_the_same_bits() -> None:
     refuse(mine_first, "OUT 0 is not combined as on other ranks")
 
 
-def test_only_what_belongs_together_is_combined() -> None:
+def test_only_matching_elements_are_combined() -> None:
     steps = [reduce(inp(0), inp(1), out(0), "x")]
     refuse(replace(made("allreduce", steps, steps), blocks=lambda size: 2), "combines elements 0 and 1")
     refuse(made("broadcast", [reduce(inp(0), inp(0), out(0), "x")], []), "cannot combine 1 with 1 elements here")
@@ -278,7 +278,7 @@ def test_in_is_not_written_and_nothing_unwritten_is_read() -> None:
     refuse(made("allreduce", [recv(1, inp(0), "x")], [send(0, inp(0), "x")]), "RECV 'x': writes IN")
     refuse(
         made("allreduce", [copy(scratch(0, 0), out(0), "x")], []),
-        "reads SCRATCH 0:1 of rank 0, which nobody has written",
+        "reads SCRATCH 0:1 of rank 0, which no step has written",
     )
     refuse(made("broadcast", [], [copy(inp(0), out(0), "x")]), "rank 1 of 2: .*does not hold it")
 
@@ -321,7 +321,7 @@ def test_stage_is_read_only_when_it_is_ready_and_by_peers_only() -> None:
     late = [wait(0, 1, "ready"), copy(stage(0, 0, rank=0), out(0), "fetch"), signal(1, "done")]
     early = [signal(1, "here"), copy(stage(0, 0, rank=0), out(0), "fetch"), wait(0, 1, "ready")]
     prove(one_sided("broadcast", root, late), 2)
-    refuse(one_sided("broadcast", root, early), "STAGE 0:1 of rank 0, which nobody has written|without knowing")
+    refuse(one_sided("broadcast", root, early), "STAGE 0:1 of rank 0, which no step has written|without knowing")
     pushes = [copy(inp(0), out(0), "x"), copy(inp(0), stage(0, 0, rank=1), "push"), signal(1, "x"), wait(1, 1, "x")]
     refuse(one_sided("broadcast", pushes, late), "COPY 'push': writes the STAGE of rank 1")
 

@@ -69,7 +69,7 @@ def test_a_piece_of_a_slot_stands_behind_the_chunks_before_it() -> None:
     assert lowered.instructions[0].dst == Span(Buf.SCRATCH, 3 + 3, 3 + 3 + 2)
 
 
-def test_in_place_calls_read_what_in_aliases() -> None:
+def test_in_place_calls_read_the_aliased_buffer() -> None:
     lowered = program(copy(inp(1), out(1), "dropped"), copy(inp(1), out(2), "kept"), alias=0)
     assert [step.label for step in lowered.instructions] == ["kept"]
     assert lowered.instructions[0].a == Span(Buf.OUT, 2, 4)

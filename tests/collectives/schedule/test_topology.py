@@ -53,7 +53,7 @@ def test_reversed_bits() -> None:
     assert reverse_bits(0, 0) == 0
 
 
-def test_runs_join_what_is_adjacent() -> None:
+def test_runs_join_adjacent_intervals() -> None:
     assert runs([5, 1, 2, 3, 7, 6]) == [(1, 3), (5, 3)]
     assert runs([]) == []
     assert circular_runs(6, 3, 8) == [(6, 2), (0, 1)]
@@ -93,7 +93,7 @@ def test_folds_group_adjacent_ranks() -> None:
         assert [len(ranks) for ranks in members] == [2] * fold.pairs + [1] * (fold.power - fold.pairs)
 
 
-def test_the_canonical_tree_is_what_it_is() -> None:
+def test_the_canonical_tree_has_its_documented_shape() -> None:
     """These trees fix the bits of reproducible results: they may not change."""
     assert canonical_tree(1) == 0
     assert canonical_tree(2) == (0, 1)
