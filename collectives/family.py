@@ -38,6 +38,6 @@ class Family(Generic[C]):
         forking.register(self)
 
     def after_fork(self) -> None:
-        """In a forked child: watch nobody, and record nothing."""
+        """In a forked child: stop watching and recording."""
         self.watchdog.after_fork()
         self.recorder.after_fork()

@@ -9,7 +9,7 @@ from transports.errors import DeadlineExceeded
 
 
 class ProgressRequest:
-    """A receive that never completes: from the rank itself, with the highest tag, which nobody else may use.
+    """A receive that never completes: from the rank itself, with the highest tag, which no other code may use.
 
     By the contract of `Request`, testing it makes progress on the whole transport and raises the transport's failure.
     """

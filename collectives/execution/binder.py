@@ -107,7 +107,7 @@ class _Text:
         self._writer = StepWriter()
 
     def template(self, first: int, steps: Sequence[Instruction]) -> StepTemplate:
-        """Some steps as one function; the number of the first of them is `first`."""
+        """The function of several steps; `first` is the number of the first step."""
         self._writer = StepWriter()
         exchanges = _exchanges(steps)
         joined = {id(step) for begun in exchanges.values() for step in begun}

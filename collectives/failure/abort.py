@@ -22,7 +22,7 @@ _CONSEQUENCES: Final = (ConnectError, DeadlineExceeded, PeerLost)
 _CAUSE_SECONDS: Final = 0.3
 """Time that a rank waits for the cause of such an error to become known."""
 _STORE_SECONDS: Final = 1.0
-"""Time for the store to answer, so that a store that hangs holds nobody up."""
+"""Maximum seconds to wait for the store's answer, since it may hang."""
 
 ExplainTimeout = Callable[[DeadlineExceeded], DeadlineExceeded]
 """Returns the error with the rank that holds the call up as its peer, and the way to that rank in its text."""
@@ -31,7 +31,8 @@ ExplainTimeout = Callable[[DeadlineExceeded], DeadlineExceeded]
 class AbortSignal:
     """The abort signal of one rank, for all communicators on its transport.
 
-    Any thread may call its methods. They raise nothing, except `notify` and `wait`. In a forked child they tell nobody.
+    Any thread may call its methods. They raise nothing, except `notify` and `wait`. In a forked child they send
+    nothing.
     """
 
     def __init__(self, transport: Transport) -> None:

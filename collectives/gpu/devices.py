@@ -230,7 +230,7 @@ class DeviceTarget:
 
 
 class _Foreign:
-    """A stream that somebody else made, and keeps."""
+    """A stream that other code made and owns."""
 
     def __init__(self, handle: int, owner: object) -> None:
         self._handle = handle

@@ -40,7 +40,7 @@ def main() -> int:
     commands, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    os.dup2(2, 1)  # whatever is printed by mistake is no message
+    os.dup2(2, 1)  # other output must not get into the messages
     os.close(null)
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())

@@ -32,7 +32,7 @@ CONNECT_SECONDS: Final = 10
 
 @dataclass(frozen=True)
 class Ssh:
-    """How to call ssh. Host keys, users and ways through other hosts are those of its own configuration."""
+    """The command line of ssh. Its own configuration defines host keys, users and jump hosts."""
 
     port: int | None = None
     identity_file: str | None = None
@@ -40,7 +40,7 @@ class Ssh:
     def command(self, address: str) -> list[str]:
         """The command that starts an agent at `address`, which may begin with 'user@'."""
         options = [
-            "BatchMode=yes",  # ask nobody for passwords or host keys
+            "BatchMode=yes",  # never ask for passwords or host keys
             f"ConnectTimeout={CONNECT_SECONDS}",
             "ServerAliveInterval=5",
             "ServerAliveCountMax=3",
@@ -55,7 +55,7 @@ class Ssh:
 
 
 def header(folder: str, variables: Mapping[str, str]) -> Sequence[Any]:
-    """What the bootstrap text reads: where the agent runs, and its variables."""
+    """The input of the bootstrap text: the agent's working folder and its variables."""
     return [folder, dict(variables)]
 
 

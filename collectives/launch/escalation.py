@@ -1,4 +1,4 @@
-"""When to send which signal to processes that shall end: a first one, SIGKILL after a grace time, then no more."""
+"""The sequence of signals that ends processes: a first one, SIGKILL after a grace time, then no more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from typing import Final, Protocol
 
 KILL_SECONDS: Final = 5.0
-"""Time for a process to end after SIGKILL; later it is given up as hanging in the kernel."""
+"""Seconds for a process to end after SIGKILL; after them it counts as hanging in the kernel."""
 
 
 class Signalled(Protocol):
@@ -35,7 +35,7 @@ class Escalation:
 
     @property
     def wake_at(self) -> float:
-        """When to call `apply` next; infinite if nothing is planned."""
+        """Monotonic time of the next call of `apply`; infinite if no signal is planned."""
         return self._steps[0][0] if self._steps else float("inf")
 
     def begin(self, when: float, number: signal.Signals) -> None:

@@ -16,7 +16,7 @@ from collectives.version import __version__
 
 @dataclass(frozen=True)
 class Facts:
-    """What a host tells of itself before ranks start.
+    """A host's description of itself, before ranks start.
 
     address  the address by which the launcher reached it; "" if unknown
     """
@@ -29,7 +29,7 @@ class Facts:
 
     @staticmethod
     def own(address: str = "") -> Facts:
-        """Those of this process."""
+        """The facts of this process."""
         python = f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
         return Facts(__version__, python, sys.executable, socket.gethostname(), address)
 
@@ -62,7 +62,8 @@ class Start:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a host cannot do its part. `errno`: the system's reason if the program cannot be started, else 0."""
+    """The reason why a host cannot start or run its ranks. `errno`: the system's error if the program cannot be
+    started, else 0."""
 
     text: str
     errno: int = 0
@@ -149,7 +150,7 @@ class Host(Protocol):
 
     @property
     def wake_at(self) -> float:
-        """When to call `tick` if nothing happens."""
+        """Monotonic time of the next call of `tick` if no event comes first."""
 
     @property
     def gone(self) -> bool:

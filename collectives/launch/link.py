@@ -56,7 +56,7 @@ class Link:
 
     @property
     def wake_at(self) -> float:
-        """When to call `tick` if nothing happens."""
+        """Monotonic time of the next call of `tick` if no event comes first."""
         if self.closed is not None:
             return float("inf")
         return min(self._sent + self.limit / BEATS, self._heard + self.limit)

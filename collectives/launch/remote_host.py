@@ -165,7 +165,7 @@ class RemoteHost:
 
     @property
     def wake_at(self) -> float:
-        """When the next sign of life is due, or silence or patience has an end."""
+        """Monotonic time of the next call of `tick` if no event comes first."""
         if self._link is None or (self._status is not None and self._link.closed is not None):
             return float("inf")
         return min(self._link.wake_at, self._ends_at)
@@ -264,7 +264,7 @@ class RemoteHost:
                 self._listener.said(self, line)
 
     def _why(self) -> str:
-        """Why the connection has ended, in the words of the command if it had any."""
+        """The reason for the end of the connection, by the command's own output if it had any."""
         assert self._link is not None
         words = "; ".join(self._tail.lines()[-5:])
         if self.facts is None and self._status is not None:

@@ -19,7 +19,7 @@ class Rank:
     tail         last lines of its stderr
     status       its status as of `os.waitstatus_to_exitcode`; None while it runs
     last_signal  the last signal that the launcher sent it while it ran; 0 if none
-    lost         True if it was lost with its host; then nobody knows its status
+    lost         True if it was lost with its host; then its status is unknown
     """
 
     rank: int

@@ -38,7 +38,7 @@ class Work(ABC, Generic[T]):
         """Call `callback(self)` once the operation is over, at once if it is.
 
         It is called by the thread that ends the operation, whose next operation waits for it: it must not wait for
-        another Work. (A message, of send or recv, ends in whoever tests or waits for it.) What it raises is logged.
+        another Work. (A send or recv ends in the thread that tests or waits for it.) Its errors are logged.
         """
         self._callbacks.append(callback)
         if self._over():
@@ -72,7 +72,7 @@ class DeferredResult:
 
 
 class Promise(Work[T]):
-    """A Work that somebody ends with `set_result` or `set_exception`."""
+    """A Work that other code ends with `set_result` or `set_exception`."""
 
     def __init__(self) -> None:
         super().__init__()

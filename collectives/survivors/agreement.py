@@ -1,6 +1,6 @@
 """The agreement of the survivors, through the store of the group that failed.
 
-    arrive ----> look for arrivals and losses ----> nobody left to wait for: propose a decision ----> read the decision
+    arrive ----> look for arrivals and losses ----> no rank is missing: propose a decision ----> read the decision
                         ^            |
                         +------------+ until then
 

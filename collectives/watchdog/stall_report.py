@@ -2,7 +2,7 @@
 When a call runs out of time, its rank asks the ranks that it depends on, so that the error names the culprit.
 
 Nothing is asked while calls advance. Questions and answers go through the store, so they need no transport. A rank
-answers from its watchdog's thread, whatever its program does.
+answers from its watchdog's thread, independently of its program.
 
 Store keys, in the part that the watchdogs of a group share
     claim/CALL/REPORT     counts the ranks that would report a stall; the first one does

@@ -106,7 +106,7 @@ class Watchdog:
         self._threads.clear()
 
     def after_fork(self) -> None:
-        """In a forked child, which has no threads: watch nobody, and tell nobody of a close."""
+        """In a forked child, which has no threads: stop watching, and do not publish a close."""
         self._threads.clear()
         self._next_process.close()
 

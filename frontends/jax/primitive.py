@@ -31,7 +31,7 @@ class _RondeEffect(effects.Effect):  # type: ignore[misc]
 
 
 EFFECT: Final = _RondeEffect()
-"""That of all of Ronde's calls."""
+"""The effect of all of Ronde's calls."""
 
 for _kind in (
     effects.ordered_effects,

@@ -294,7 +294,7 @@ def register(read: Callable[[str, str], Begin]) -> None:
         for given in (b"tensors: T", b"unknown: U"):
             _function("TF_OpDefinitionBuilderAddInput", None, c_void_p, c_char_p)(operation, given)
         _function("TF_OpDefinitionBuilderAddOutput", None, c_void_p, c_char_p)(operation, b"results: R")
-        if stateful:  # whatever the flag says, the function sets it
+        if stateful:  # a call sets the flag, also with False
             _function("TF_OpDefinitionBuilderSetIsStateful", None, c_void_p, ctypes.c_bool)(operation, True)
         _function("TF_OpDefinitionBuilderSetShapeInferenceFunction", None, c_void_p, c_void_p)(
             operation, ctypes.cast(_LIBRARY.TF_ShapeInferenceContextSetUnknownShape, c_void_p)

@@ -210,7 +210,7 @@ class Work(dist.Work):  # type: ignore[misc]
             if self._future is None:
                 self._future = Future(self._group_callbacks, _Callback(self._position), self._devices)
                 if self._over.is_set():
-                    self._complete_future()  # nobody can have given it a callback
+                    self._complete_future()  # it cannot have a callback yet
             return self._future
 
     def _one_is_over(self, work: Ours[Any]) -> None:

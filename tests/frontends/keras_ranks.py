@@ -297,7 +297,7 @@ def values() -> None:
 
 
 def special_gradients() -> None:
-    """What stays in its rank; embeddings, whose gradients TensorFlow has sparse; halves; losses that are scaled."""
+    """Local gradients; embeddings, whose gradients are sparse in TensorFlow; half precision; scaled losses."""
     hvd = horovod()
     import keras
 

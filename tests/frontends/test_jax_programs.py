@@ -25,14 +25,14 @@ def forms(rank: int, size: int) -> None:
 
     @functools.partial(hvd.jit, static_argnums=1, static_argnames="sign", donate_argnums=2)
     def step(tree: Any, times: int, given: Any, *, sign: str = "+", offset: Any = 0.0) -> Any:
-        """What it does."""
+        """The documented step."""
         assert isinstance(times, int)
         looped = jax.lax.fori_loop(0, times, lambda _, x: total(x), tree["x"])
         branched = jax.lax.cond(True, total, lambda x: x, tree["x"] * 2)
         found = {"looped": looped, "branched": branched + offset, "constant": total(constant)}
         return found, (given + 1, None if sign == "-" else offset)
 
-    assert (step.__name__, step.__doc__) == ("step", "What it does.")
+    assert (step.__name__, step.__doc__) == ("step", "The documented step.")
     for sign in "+-":
         given = jnp.ones(2)
         found, (more, nothing) = step({"x": jnp.full(3, 1.0 * rank)}, 2, given, sign=sign, offset=0.5)
@@ -131,7 +131,7 @@ def test_failures_are_those_of_jax_jit(pool: Pools) -> None:
 
 
 def dispatched(rank: int, size: int) -> list[int]:
-    """How often JAX comes through its Python dispatch in five calls, by jit and by jax.jit."""
+    """The number of passes through JAX's Python dispatch in five calls, by jit and by jax.jit."""
     from jax._src.interpreters.pxla import ExecuteReplicated
 
     counts, inner = [0], ExecuteReplicated.__call__

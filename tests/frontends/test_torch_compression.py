@@ -84,7 +84,7 @@ STEPS = 80
 
 
 def constant(path: str, compressor: Compressor) -> tuple[float, float, bytes]:
-    """How far the mean of one step, and of many, is from that of all ranks' gradients; and what came last."""
+    """The error of the mean of one step, and of many, against the mean of all ranks' gradients; and the last result."""
     with hooked(compressor, path) as (model, state):
         size = dist.get_world_size()
         generator = torch.Generator().manual_seed(3)

@@ -38,7 +38,7 @@ def group(path: str, backend: str = "ronde") -> Iterator[tuple[int, int]]:
 
 
 def free_port() -> str:
-    """Where a process group can meet."""
+    """A free address for the rendezvous of a process group."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{one.getsockname()[1]}"
@@ -46,7 +46,7 @@ def free_port() -> str:
 
 @pytest.fixture
 def meeting() -> str:
-    """Where a process group can meet."""
+    """A free address for the rendezvous of a process group."""
     return free_port()
 
 

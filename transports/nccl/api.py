@@ -1,8 +1,8 @@
 """The calls of NCCL and of CUDA's runtime that Ronde uses, made by nccl4py (real.py) or a fake.
 
 Memory, streams and events are addresses and handles (ints), dtypes and ops are NCCL's numbers (types.py). A
-communicator is whatever `init` returned. All communicators are non-blocking: a call that began something returns at
-once, and `async_error` says IN_PROGRESS until that has been done; before then the communicator must not be used
+communicator is the object that `init` returned. All communicators are non-blocking: a call that began something returns
+at once, and `async_error` says IN_PROGRESS until that has been done; before then the communicator must not be used
 otherwise, but for `abort`.
 """
 

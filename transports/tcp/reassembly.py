@@ -115,9 +115,9 @@ class Reassembly:
     def complete(self) -> None:
         lost = sum(message.left for message in self._messages.values())
         if lost:
-            raise TransportError(f"it said goodbye, but {lost} bytes of messages in pieces are missing")
+            raise TransportError(f"it closed, but {lost} bytes of messages in pieces are missing")
         if any(stripe.held for stripe in self.stripes):
-            raise TransportError("it said goodbye, but a piece of a message arrived that was not announced")
+            raise TransportError("it closed, but a piece of a message arrived that was not announced")
 
     def progress(self) -> str:
         message = next(iter(self._messages.values()), None)

@@ -123,7 +123,7 @@ def a_peer_that_closes_is_missed(bench: Bench) -> None:
 
 
 def a_forgotten_send_to_a_peer_that_has_closed_harms_nobody(bench: Bench) -> None:
-    """A send may be forgotten; if the peer has closed, that harms nobody."""
+    """A send may be forgotten; a closed peer is no error then."""
     bench.sync()
     if bench.rank == 1:
         bench.transport.close(bench.deadline)
