@@ -1724,7 +1724,7 @@ class Communicator:
 
     def _retire(self) -> None:
         """Refuse further calls: the world is being shrunk. Raises ClosedError if it is closed."""
-        state = "closed: its world was shrunk; use what shrink returned"
+        state = "closed: its world was shrunk; use the communicator that shrink returned"
         self._queue.retire(state)
         self._messages.retire(state)
 

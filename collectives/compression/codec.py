@@ -19,8 +19,9 @@ PIECE: Final = 1 << 15
 
 
 class Codec(Compressor):
-    """Every rank encodes its numbers in p parts, one for each rank (alltoall); decodes and adds up what comes to it,
-    and encodes the sum for all (allgather). A number is rounded twice, for every p, and added in full precision.
+    """Every rank encodes its numbers in p parts, one for each rank (alltoall); decodes and adds up the parts that it
+    receives, and encodes the sum for all (allgather). A number is rounded twice, for every p, and added in full
+    precision.
 
     Bytes a rank sends: 2 (p - 1) / p times the encoded size, as an allreduce does. This way of adding is that of 1-bit
     Adam (Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed",

@@ -27,8 +27,8 @@ class PowerSGD(Compressor):
     infinity comes out as NaN.
 
     Source: Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-    Optimization", NeurIPS. What all ranks must compute alike (the orthonormal basis, the product) is done by operations
-    on elements, which are exact to the bit on every machine; matrix products are only of what is then added up.
+    Optimization", NeurIPS. Results that must be equal on all ranks (the orthonormal basis, the product) use operations
+    on elements, which are exact to the bit on every machine; matrix products only compute terms of a later sum.
     """
 
     rank: int = 2

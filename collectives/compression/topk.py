@@ -24,8 +24,8 @@ class TopK(Compressor):
               is lost for good, and training does not get where it should.
 
     Bytes: ratio N (itemsize + 4) / itemsize to each of the others, for N bytes of numbers (places in tensors of more
-    than 2**32 numbers take 8 bytes, not 4). For float32 that is p ratio times what an allreduce sends, so it pays while
-    p ratio < 1; otherwise the tensor travels as it is. NaN and infinity count as largest and arrive as such.
+    than 2**32 numbers take 8 bytes, not 4). For float32 that is p ratio times the bytes of an allreduce, so it pays
+    while p ratio < 1; otherwise the tensor travels as it is. NaN and infinity count as largest and arrive as such.
 
     Sources: Stich et al. 2018, "Sparsified SGD with Memory", NeurIPS; Lin et al. 2018, "Deep Gradient Compression",
     ICLR, whose momentum correction, clipping and warm-up are the optimizer's business.

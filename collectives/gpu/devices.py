@@ -1,6 +1,6 @@
 """GPUs as Ronde sees them, by CuPy: arrays, the places where work on them is done, and copies to and from the host.
 
-A *place* is a GPU and one of its streams. Within it (`with place:`) what is made and computed is made and computed
+A *place* is a GPU and one of its streams. Within it (`with place:`) arrays are made and computed
 there, in order, while the host goes on; an event on the stream tells when the GPU has come past a point.
 """
 

@@ -273,7 +273,7 @@ def test_poll_is_false_until_it_is_done(pool: Pools) -> None:
     pool(2).run(in_world, late)
 
 
-def test_it_needs_torch_and_says_so(tmp_path: Path) -> None:
+def test_without_torch_the_error_names_it(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
     done = python("-c", "import frontends.torch", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert "pip install 'ronde[torch]'" in done.stderr

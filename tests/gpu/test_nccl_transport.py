@@ -241,7 +241,7 @@ def test_ranks_may_share_a_gpu_where_nccl_allows_it(monkeypatch: pytest.MonkeyPa
     assert on_ranks(lambda bench: bench.join().size, machine=machine) == [2, 2]
 
 
-def test_one_rank_that_says_it_cannot_is_enough() -> None:
+def test_one_rank_without_nccl_is_enough_for_a_refusal() -> None:
     """A rank without a GPU says so when it opens the transport, and never comes to a meeting."""
 
     def body(bench: Bench) -> None:

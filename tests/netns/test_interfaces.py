@@ -57,7 +57,7 @@ def test_names_need_not_be_known(trapped: Site) -> None:
         check_sound(compute(trapped, "auto"))
 
 
-def test_a_wrong_interface_is_an_error_that_says_so(trapped: Site) -> None:
+def test_a_wrong_interface_is_named_by_the_error(trapped: Site) -> None:
     for story in compute(trapped, "auto", {"interface": TRAP}):
         failure = story.failure
         assert failure is not None

@@ -160,7 +160,7 @@ def test_a_key_of_another_certificate_is_refused(authority: Authority, files: Fi
         Tls(files.certificate, other.key, files.ca)
 
 
-def test_an_encrypted_key_is_refused_and_nobody_is_asked(files: Files, tmp_path: Path) -> None:
+def test_an_encrypted_key_is_refused_without_a_prompt(files: Files, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_pem_private_key(Path(files.key).read_bytes(), None)

@@ -116,7 +116,7 @@ def test_a_thread_that_sleeps_is_bound_and_free_again_whatever_happens(monkeypat
     assert system.bound == {0, 1, 2, 3}
 
 
-def test_who_has_been_bound_by_others_meanwhile_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_binding_by_other_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     system = System(monkeypatch, {0, 1})
     with of(0).kept():
         system.bound = {1}

@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_frame_that_nobody_awaits_is_left_as_long_as_its_copy_would_take(clock: list[float]) -> None:
+def test_an_early_frame_is_delayed_as_long_as_its_copy_would_take(clock: list[float]) -> None:
     left = EarlyArrivals()
     assert left.due == math.inf
     assert left.holds(1, LARGE, awaited=False)

@@ -81,7 +81,7 @@ def test_directory_that_others_may_write_to_is_refused(tmp_path: Path, mode: int
 
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
-def test_directory_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
     with pytest.raises(RendezvousError, match="belongs to user"):
         FileStore(tmp_path).set("key", b"")

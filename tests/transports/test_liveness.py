@@ -91,7 +91,7 @@ def test_a_stopped_process_is_reported_after_a_while_until_it_continues() -> Non
         watch.close()
 
 
-def test_an_observer_that_was_away_begins_anew() -> None:
+def test_an_observer_that_did_not_run_starts_again() -> None:
     steady = Steady(gap=0.3)
     assert steady.seen("T", 10.0) == 0
     assert steady.seen("T", 10.25) == 0.25

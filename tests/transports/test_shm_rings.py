@@ -129,7 +129,7 @@ def test_close_names_the_ranks_that_did_not_take_all() -> None:
     on_ranks(small_rings, body)
 
 
-def test_frames_for_a_rank_that_has_closed_hold_nobody_up() -> None:
+def test_frames_for_a_closed_rank_delay_no_rank() -> None:
     def body(t: Any) -> None:
         if t.rank == 1:
             t.close(soon())

@@ -77,7 +77,7 @@ def test_get_waits_until_another_sets(opener: Opener) -> None:
         assert [waiting.result(30) for waiting in waits] == [b"value", b"value", b"7"]
 
 
-def test_waiting_get_is_in_nobodys_way(store: Store) -> None:
+def test_waiting_get_delays_no_other_call(store: Store) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(store.get, "late", soon())
         for number in range(20):

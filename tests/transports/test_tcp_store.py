@@ -335,7 +335,7 @@ def test_client_that_leaves_while_it_waits_is_forgotten(server: TcpStoreServer, 
     assert client.get("key", soon()) == b"value"
 
 
-def test_client_that_does_not_read_is_in_nobodys_way(server: TcpStoreServer, client: TcpStore) -> None:
+def test_client_that_does_not_read_delays_no_other_client(server: TcpStoreServer, client: TcpStore) -> None:
     large = os.urandom(MAX_VALUE_BYTES)
     client.set("large", large)
     with socket.socket() as slow:

@@ -92,10 +92,10 @@ class Assembly:
         api: NcclApi | None = None
         try:
             api, mine = bring()
-            told: dict[str, Any] = asdict(mine)
+            answer: dict[str, Any] = asdict(mine)
         except (ConfigError, NcclError) as error:
-            told = {"cannot": str(error)}
-        self._publish(f"rank/{self._group.rank}", told)
+            answer = {"cannot": str(error)}
+        self._publish(f"rank/{self._group.rank}", answer)
         if self._leads:
             verdict = self._judge(api, self._early(deadline))
             self._publish("verdict", verdict)
@@ -115,9 +115,9 @@ class Assembly:
         now = time.monotonic()
         if now >= self._looked + _SLICE:
             self._looked = now
-            told = self._peek("made")
-            if told is not None:
-                self._raise_refusal(told)
+            answer = self._peek("made")
+            if answer is not None:
+                self._raise_refusal(answer)
 
     def confirm(self, deadline: float) -> None:
         """Wait, after this rank has made its communicator, for those of all ranks. Collective. Raises as `meet`."""
@@ -142,12 +142,12 @@ class Assembly:
         """Rank 0's verdict on the properties of all ranks."""
         brought: dict[int, Identity] = {}
         for rank in self._ranks:
-            told = self._wait_for(f"rank/{rank}", rank, deadline)
-            if "cannot" in told:
-                return {"refused": f"{self._group.describe(rank)}: {told['cannot']}"}
-            if "late" in told:
-                return told
-            brought[rank] = Identity(**{**told, "capability": tuple(told["capability"])})
+            answer = self._wait_for(f"rank/{rank}", rank, deadline)
+            if "cannot" in answer:
+                return {"refused": f"{self._group.describe(rank)}: {answer['cannot']}"}
+            if "late" in answer:
+                return answer
+            brought[rank] = Identity(**{**answer, "capability": tuple(answer["capability"])})
         reason = objection(self._group, brought)
         if reason:
             return {"refused": reason}
@@ -176,13 +176,13 @@ class Assembly:
         self._store.set(key, msgpack.packb(value))
 
     def _get(self, key: str, deadline: float) -> dict[str, Any]:
-        told: dict[str, Any] = msgpack.unpackb(self._store.get(key, deadline))
-        return told
+        answer: dict[str, Any] = msgpack.unpackb(self._store.get(key, deadline))
+        return answer
 
     def _peek(self, key: str) -> dict[str, Any] | None:
         packed = self._store.peek(key)
-        told: dict[str, Any] | None = None if packed is None else msgpack.unpackb(packed)
-        return told
+        answer: dict[str, Any] | None = None if packed is None else msgpack.unpackb(packed)
+        return answer
 
     def _wait_for(self, key: str, rank: int, deadline: float, unless: str = "") -> dict[str, Any]:
         """The value that a rank publishes under `key`, or a value under `unless`; {"late": rank} after the deadline."""
@@ -195,9 +195,9 @@ class Assembly:
                     return {"late": rank}
             self._poll()
             if unless:
-                told = self._peek(unless)
-                if told is not None:
-                    return told
+                answer = self._peek(unless)
+                if answer is not None:
+                    return answer
 
 
 def objection(group: Group, brought: dict[int, Identity]) -> str:

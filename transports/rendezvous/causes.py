@@ -46,8 +46,8 @@ class Causes:
         if self._out_of_reach:
             return None
         try:
-            told = unpack(self._store.get("first", time.monotonic() + patience))
-            return from_wire(told) if isinstance(told, dict) else None
+            fields = unpack(self._store.get("first", time.monotonic() + patience))
+            return from_wire(fields) if isinstance(fields, dict) else None
         except (DeadlineExceeded, ValueError):
             return None
         except RendezvousError:

@@ -185,9 +185,9 @@ class Board:
         for rank, control in enumerate(self._controls):
             if length := control[_CAUSE_LENGTH]:
                 at = self._cause_offset(rank)
-                told = _decoded(bytes(self.segment.memory[at : at + min(length, _CAUSE_BYTES)]))
-                if isinstance(told, dict):
-                    return from_wire(told)
+                fields = _decoded(bytes(self.segment.memory[at : at + min(length, _CAUSE_BYTES)]))
+                if isinstance(fields, dict):
+                    return from_wire(fields)
                 return AbortedError(f"rank {rank} has aborted; its cause cannot be read", peer=rank)
         return AbortedError("a rank has aborted without a cause")
 

@@ -132,12 +132,12 @@ class ShmTransport(Transport, OneSided):
         with self._lock:
             if self._life.failure is not None or self._life.closed:
                 return
-            told = None
+            published = None
             if self._board is not None:
-                told = self._board.cause()
-                if told is None:
+                published = self._board.cause()
+                if published is None:
                     self._board.publish_cause(cause)
-            self._fail(told or cause)
+            self._fail(published or cause)
 
     def close(self, deadline: float) -> None:
         """See Transport. A frame counts as sent once it is in a ring: the ring's memory stays while a peer maps it.

@@ -113,7 +113,7 @@ def test_both_ways_give_the_same(transport: str) -> None:
     assert {collective for collective, name in used if name.startswith("direct")} >= {name for name, _ in LENDING}
 
 
-def test_a_system_that_does_not_allow_it_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_the_permission_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, start: int, target: memoryview) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -254,7 +254,7 @@ def test_copies_take_the_place_of_arrays(monkeypatch: pytest.MonkeyPatch, in_pla
         world.run(body)
 
 
-def test_copies_are_there_until_nobody_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_stay_until_no_rank_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 notices before rank 0 that rank 2 has another shape, and has no use for its copy any more."""
     count = 6 << 20  # NumPy gives it back to the system at once
     copy_from, run, gone, slow = remote.copy_from, Executor.run, threading.Event(), threading.local()

@@ -94,7 +94,7 @@ def test_shrink_after_a_loss(transport: str, loss: str) -> None:
         compute(new, [0, 2])
         for old in (comm, part):
             refuses_all(old)
-            with pytest.raises(ClosedError, match="its world was shrunk; use what shrink returned"):
+            with pytest.raises(ClosedError, match="its world was shrunk; use the communicator that shrink returned"):
                 old.barrier()
         with pytest.raises(ClosedError, match="its world was shrunk"):
             comm.shrink()
