@@ -71,9 +71,10 @@ class RemoteHost:
         self._words = -1
         self._splitter = LineSplitter()
         self._tail = Tail()
-        self._ends_at = float("inf")  # when the command is killed
+        self._ends_at = float("inf")  # when the connection and the command must have ended
         self._to_start: set[int] = set()
         self._started = False
+        self._finished = False
         self._gone = True
         self._drained = True
         self._wanted = {STDOUT: True, STDERR: True}
@@ -92,7 +93,7 @@ class RemoteHost:
             for end in (stdin, stdout, stderr):
                 theirs.callback(os.close, end)
             marker = secrets.token_hex(16).encode()
-            self._link = Link(self._selector, (from_agent, to_agent), self._receive, self._limit, marker)
+            self._link = Link(self._selector, (from_agent, to_agent), self._receive, float("inf"), marker)
             self._selector.register(self._words, selectors.EVENT_READ, self._read_words)
             self._pid = spawn(self._command, os.environ, stdin, stdout, stderr)
             self._guardian.add(self._pid)
@@ -156,11 +157,13 @@ class RemoteHost:
             return
         self._link.tick()
         now = time.monotonic()
-        if self._link.closed is not None and self._ends_at == float("inf"):
+        ended, closed = self._status is not None, self._link.closed is not None
+        if (ended or closed) and self._ends_at == float("inf"):
             self._ends_at = now if self._link.silent else now + GONE_SECONDS
-        if now >= self._ends_at and self._status is None:
+        if now >= self._ends_at:  # a child of the command may hold the connection, or the command not notice its end
             self._kill()
-        if self._link.closed is not None and (self._status is not None or now >= self._ends_at):
+            self._link.close("the connection has ended")
+        if self._status is not None and self._link.closed is not None:
             self._fail(self._why())
 
     @property
@@ -185,6 +188,7 @@ class RemoteHost:
     def finish(self) -> None:
         """Let the agent end; kill the command if it does not in time."""
         if self._link is not None:
+            self._finished = True
             self._send("finish")
             self._ends_at = min(self._ends_at, time.monotonic() + FINISH_SECONDS)
 
@@ -212,6 +216,8 @@ class RemoteHost:
         match message:
             case ["hello", dict(facts)]:
                 self.facts = Facts(**{str(name): str(value) for name, value in facts.items()})
+                assert self._link is not None
+                self._link.limit = self._limit
             case ["serving", str(url), [str(host), int(port)]]:
                 self.serving = url, (host, port)
             case ["reached"]:
@@ -275,7 +281,7 @@ class RemoteHost:
         return f"{reason}: {words}" if words else reason
 
     def _fail(self, text: str, number: int = 0) -> None:
-        if self.failure is None:
+        if self.failure is None and not self._finished:
             self.failure = Failure(text, number)
             if self._input is not None:
                 self._input.close()

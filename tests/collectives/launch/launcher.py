@@ -62,7 +62,7 @@ _HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SI
 
 
 @contextlib.contextmanager
-def running(*arguments: str) -> Iterator[Running]:
+def running(*arguments: str, extra: Mapping[str, str] | None = None) -> Iterator[Running]:
     """Start `ronde`, and kill it at the end. It handles signals even if the tests run in the background."""
     before = {number: signal.signal(number, handler) for number, handler in _HANDLERS.items()}
     try:
@@ -71,7 +71,7 @@ def running(*arguments: str) -> Iterator[Running]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment(),
+            env=environment(extra),
             start_new_session=True,
         )
     finally:
