@@ -52,7 +52,7 @@ import numpy as np
 
 if os.environ["RONDE_RANK"] == "1":
     ones, calls = np.ones, iter(range(500))
-    np.ones = lambda count: os._exit(3) if next(calls, None) is None else ones(count)
+    np.ones = lambda count, *kind: os._exit(3) if not kind and next(calls, None) is None else ones(count, *kind)
 """
 """Put before the snippet, it kills rank 1 in the middle."""
 
