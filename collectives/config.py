@@ -36,7 +36,10 @@ _LAUNCHER: Final = (
     "LOCAL_SIZE",
     "STORE",
     "SECRET",
+    "SECRET_FILE",
     "JOB",
+    "LAUNCHER",
+    "PORT",
     "CONFIG",
     "JAX_PATH",
 )

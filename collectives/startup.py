@@ -16,16 +16,14 @@ from collectives.config import Config
 from collectives.failure import report_exit, withdraw_left_out
 from collectives.process_sets import ProcessSet, add_given
 from collectives.world import PROCESS_WORLD, is_initialized, shutdown
+from transports import launchers
 from transports.base import Group
 from transports.errors import ConfigError, RondeError
 from transports.rendezvous import (
     MemoryStore,
-    check_not_taken,
-    job_from_environment,
     join,
     next_meeting,
     open_store,
-    take,
     world_of_one,
 )
 from transports.store import Store
@@ -54,12 +52,14 @@ def init(
     config             settings; they precede the environment and the file
     process_sets       process sets to add at once, the same on all ranks; see add_process_set
 
-    Without rank, size and store the ranks are those of the environment that `ronde run` sets; without that, this
-    process is a world of one. A process that a rank has started inherits its environment, but is not that rank: with
-    `rank=0, size=1, store="memory:"` it makes a world of its own.
+    Without rank, size and store the ranks are those of the launcher that started this process: `ronde run`, torchrun,
+    an MPI launcher, srun or another that docs/launchers.md lists. A launcher whose ranks cannot meet is an error;
+    without a launcher, or with RONDE_LAUNCHER=none, this process is a world of one. A process that a rank has started
+    inherits its environment, but is not that rank: with `rank=0, size=1, store="memory:"` it makes a world of its own.
 
-    Raises ConfigError for a bad setting, and if the environment is that of a rank which is another process;
-    RendezvousError, ConnectError or DeadlineExceeded if the ranks do not come together within the setting
+    Raises ConfigError for a bad setting, if a launcher has started several ranks and they cannot meet (the text names
+    the variables that were seen and what is missing), and if the environment is that of a rank which is another
+    process; RendezvousError, ConnectError or DeadlineExceeded if the ranks do not come together within the setting
     `connect_timeout`; the errors of add_process_set; RuntimeError if there is a world already. Nothing stays open then.
     """
     settings = _settings(config, transport)
@@ -128,12 +128,16 @@ def _find_group(
     given = {"rank": rank, "size": size, "store": store}
     missing = [name for name, value in given.items() if value is None]
     if len(missing) == len(given):
-        job = job_from_environment(os.environ)
-        if job is None:
+        launch = launchers.find(os.environ)
+        if launch is None:
             return world_of_one(), MemoryStore()
-        check_not_taken(job, os.environ)
-        rank, size, store, secret = job.rank, job.size, job.store, job.secret
-        resources.callback(take(job, os.environ))
+        launchers.check_not_taken(launch, os.environ)
+        rank, size, number = launch.rank, launch.size, PROCESS_WORLD.meetings
+        PROCESS_WORLD.meetings += 1
+        store, secret = launchers.meet(
+            launch, os.environ, number=number, deadline=deadline, tls=tls, resources=resources
+        )
+        resources.callback(launchers.take(launch, os.environ))
     elif missing:
         raise ConfigError(f"init: {', '.join(missing)} missing; rank, size and store must be given together")
     assert rank is not None

@@ -21,14 +21,16 @@ from transports.errors import ForkedError
 class ProcessWorld:
     """The world communicator of this process, and the resources that must be released after it.
 
-    lock    held while the world is made or closed
-    forked  in a forked child of a rank, the error of calls without a world; else None
+    lock      held while the world is made or closed
+    meetings  number of times that this process has looked for the ranks of its launcher
+    forked    in a forked child of a rank, the error of calls without a world; else None
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.communicator: Communicator | None = None
         self.resources = contextlib.ExitStack()
+        self.meetings = 0
         self.forked: ForkedError | None = None
         forking.register(self)
 

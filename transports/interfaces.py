@@ -77,9 +77,18 @@ def choose_address(interface: str, hint: str | None) -> str:
         return _of_interface(interface, hint)
     if address.is_unspecified:
         raise ConfigError(f"interface={interface!r}: must be one address, not all of them; {_existing()}")
-    if not _can_bind(interface):
+    if not can_bind(interface):
         raise ConfigError(f"interface={interface!r}: is no address of this machine; {_existing()}")
     return interface
+
+
+def is_own(host: str) -> bool:
+    """True if a host's name or address stands for this machine. False also where it cannot be resolved."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):  # UnicodeError: no host can have such a name
+        return False
+    return any(can_bind(str(target[0])) for *_, target in found)
 
 
 def outward_address(sock: socket.socket) -> str | None:
@@ -131,10 +140,11 @@ def _local(sock: socket.socket) -> str:
 
 
 def _loopback() -> str:
-    return "127.0.0.1" if _can_bind("127.0.0.1") else "::1"
+    return "127.0.0.1" if can_bind("127.0.0.1") else "::1"
 
 
-def _can_bind(address: str) -> bool:
+def can_bind(address: str) -> bool:
+    """True for a numerical address of this machine."""
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(
             address, 0, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST

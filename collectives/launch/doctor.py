@@ -16,15 +16,15 @@ from collectives.config import Config, Settings, unknown_variables
 from collectives.launch.function import run
 from collectives.launch.processes import usable_cores
 from collectives.version import __version__
-from transports import copying, registry
+from transports import copying, launchers, registry
 from transports.errors import ConfigError
 from transports.interfaces import interfaces
 
 DESCRIPTION: Final = """\
-Show versions, usable transports and why others are not usable, the machine as Ronde sees it, and every setting with its
-value and source. With --calibrate, also run as many ranks as -np says over the configured
-transport and show what they measure and choose, as every job does when it begins. The exit code is 1 if a setting is
-bad or no transport can be used.
+Show versions, the launcher that started this process and how its ranks would meet, usable transports and why others are
+not usable, the machine as Ronde sees it, and every setting with its value and source. With --calibrate, also run as
+many ranks as -np says over the configured transport and show what they measure and choose, as every job does when it
+begins. The exit code is 1 if a setting is bad, if the ranks of a launcher cannot meet, or if no transport can be used.
 """
 EXAMPLES: Final = """\
 examples:
@@ -67,6 +67,9 @@ def examine() -> dict[str, Any]:
     transports = {name: _why_not(name) for name in registry.names()}
     if all(reason is not None for reason in transports.values()):
         problems.append("no transport can be used here")
+    launcher = launchers.describe(os.environ)
+    if launcher["problem"] is not None:
+        problems.append(launcher["problem"])
     settings: list[dict[str, Any]] = []
     try:
         config = Config.load()
@@ -76,6 +79,7 @@ def examine() -> dict[str, Any]:
         problems.append(f"ConfigError: {error}")
     return {
         "versions": _versions(),
+        "launcher": launcher,
         "machine": _machine(),
         "interfaces": interfaces(),
         "transports": transports,
@@ -161,6 +165,7 @@ def render(findings: dict[str, Any]) -> str:
     machine, memory = findings["machine"], findings["machine"]["shared_memory"]
     lines = ["versions"]
     lines += _table([(name, text) for name, text in findings["versions"].items()])
+    lines += ["", "launcher", *_launcher(findings["launcher"])]
     lines += ["", "machine"]
     lines += _table(
         [
@@ -182,6 +187,19 @@ def render(findings: dict[str, Any]) -> str:
     lines += [f"\nwarning: {text}" for text in findings["warnings"]]
     lines += [f"\nproblem: {text}" for text in findings["problems"]]
     return "\n".join(lines) + "\n"
+
+
+def _launcher(found: dict[str, Any]) -> list[str]:
+    if found["launcher"] is None:
+        return _table([("ranks", found["meeting"])])
+    return _table(
+        [
+            ("started by", found["title"]),
+            ("rank", f"{found['rank']} of {found['size']}"),
+            ("variables", found["variables"]),
+            ("ranks", found["meeting"]),
+        ]
+    )
 
 
 def _calibration(found: dict[str, Any]) -> list[str]:

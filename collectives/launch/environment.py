@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from collectives.launch.processes import usable_cores
-from transports import rendezvous
+from transports import launchers
 from transports.errors import ConfigError
 
 PASSED_ON: Final = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_*", "RONDE_*")
@@ -46,7 +46,7 @@ def passed_on(environment: Mapping[str, str], extra: Mapping[str, str]) -> dict[
     return kept | dict(extra)
 
 
-def of_rank(job: rendezvous.Job, base: Mapping[str, str], torch: tuple[str, int]) -> dict[str, str]:
+def of_rank(job: launchers.Job, base: Mapping[str, str], torch: tuple[str, int]) -> dict[str, str]:
     """The environment of a rank: `base` with the variables of Ronde, of torchrun, and for threads of numeric libraries.
 
     torch  address and port on which rank 0 of torch listens
@@ -63,4 +63,4 @@ def of_rank(job: rendezvous.Job, base: Mapping[str, str], torch: tuple[str, int]
     }
     defaults = dict.fromkeys(THREAD_VARIABLES, str(max(1, usable_cores() // job.local_size)))
     defaults["PYTHONUNBUFFERED"] = "1"
-    return defaults | like_torchrun | dict(base) | rendezvous.job_to_environment(job)
+    return defaults | like_torchrun | dict(base) | launchers.job_to_environment(job)

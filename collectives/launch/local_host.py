@@ -19,7 +19,7 @@ from collectives.launch.processes import Guardian
 from collectives.launch.rank_processes import RankProcesses
 from collectives.launch.reaper import Reaper
 from collectives.launch.store_keeper import Question, StoreKeeper, reach
-from transports import rendezvous
+from transports import launchers
 
 DRAIN_SECONDS: Final = 0.5
 """Silence after which output counts as complete, though some process still holds a rank's pipe open."""
@@ -80,7 +80,7 @@ class LocalHost:
         with open(os.devnull, "rb") as null:
             for local_rank, rank in enumerate(start.ranks):
                 local_size = len(start.ranks)
-                job = rendezvous.Job(rank, start.size, start.store, start.secret, local_rank, local_size, start.name)
+                job = launchers.Job(rank, start.size, start.store, start.secret, local_rank, local_size, start.name)
                 variables = environment.of_rank(job, self._variables, start.torch)
                 stdin = self.stdin if rank == 0 else null.fileno()
                 self._start(rank, start.command, variables, stdin)

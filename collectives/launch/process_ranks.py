@@ -16,7 +16,7 @@ from collectives.config import Config
 from collectives.launch.outcome import Failure, Outcome, load
 from collectives.launch.processes import describe_status
 from collectives.launch.worker import work
-from transports import rendezvous
+from transports import launchers, rendezvous
 from transports.auth import new_secret
 from transports.interfaces import choose_address
 
@@ -77,11 +77,11 @@ class ProcessRanks:
         self._resources.enter_context(server)
         name = secrets.token_hex(4)
         for rank in range(self._np):
-            job = rendezvous.Job(rank, self._np, server.url, secret, rank, self._np, name)
+            job = launchers.Job(rank, self._np, server.url, secret, rank, self._np, name)
             receiver, sender = context.Pipe(duplex=False)
             self._resources.callback(receiver.close)
             with sender:
-                arguments = (rank, rendezvous.job_to_environment(job), self._config.transport, self._payload, sender)
+                arguments = (rank, launchers.job_to_environment(job), self._config.transport, self._payload, sender)
                 process = context.Process(target=work, args=arguments, name=f"ronde-rank-{rank}")
                 process.start()
             self._processes.append(_Process(rank, process, receiver))

@@ -34,9 +34,8 @@ def start(
 ) -> None:
     """Implement a frontend's `init`, with the frontend's own way to find the other ranks.
 
-    find   called unless `init` was called before; returns arguments for `collectives.init`, {} to use the environment
-    of
-           `ronde run`. Resources that it puts on the stack are released when the process ends
+    find   called unless `init` was called before; returns arguments for `collectives.init`, {} to let that find the
+           launcher. Resources that it puts on the stack are released when the process ends
 
     Raises HorovodInternalError if the ranks do not connect in time, ValueError for a bad argument.
     """
@@ -53,8 +52,8 @@ def start(
 def init(
     comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
-    """Connect to the other ranks of `ronde run`; without a launcher, make a world of one rank. Further calls do
-    nothing.
+    """Connect to the other ranks of the launcher (docs/launchers.md); without one, make a world of one rank. Further
+    calls do nothing.
 
     comm          must be None; Horovod's lists of MPI ranks are not supported: use process sets
     process_sets  sets to create at once, the same on all ranks. "dynamic" means None: sets can always be added

@@ -11,8 +11,8 @@ from frontends.keras.backends import chosen
 def init(
     comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
-    """Connect to the other ranks: those of `ronde run`; on the torch backend also torchrun's, on the tensorflow backend
-    also those of TF_CONFIG. Without a launcher, make a world of one rank. Further calls do nothing.
+    """Connect to the other ranks of the launcher (docs/launchers.md); without one, make a world of one rank. Further
+    calls do nothing.
 
     comm          must be None; Horovod's lists of MPI ranks are not supported: use process sets
     process_sets  sets to create at once, the same on all ranks. "dynamic" means None: sets can always be added

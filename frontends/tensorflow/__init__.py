@@ -38,6 +38,7 @@ from frontends.horovod import (
     ddl_built,
     gloo_built,
     gloo_enabled,
+    init,
     is_homogeneous,
     is_initialized,
     local_rank,
@@ -54,7 +55,6 @@ from frontends.horovod import (
     stop_timeline,
 )
 from frontends.tensorflow import elastic
-from frontends.tensorflow.basics import init
 from frontends.tensorflow.compression import Compression
 from frontends.tensorflow.functions import (
     allgather_object,

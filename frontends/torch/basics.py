@@ -1,4 +1,4 @@
-"""Start of a job for torch: ranks from `ronde run` or torchrun."""
+"""Start of a job for torch: ranks from torchrun by torch's own store, from other launchers as everywhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import collectives
 from collectives import ProcessSet
 from frontends.horovod import start
 from frontends.torch.stores import open_store
-from transports.rendezvous import job_from_environment
+from transports import launchers
 
 _meetings = itertools.count()
 """Every init of the process has a room of its own in torch's store."""
@@ -25,7 +25,7 @@ _meetings = itertools.count()
 def init(
     comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
-    """Connect to the other ranks of `ronde run` or torchrun; without a launcher, make a world of one rank. Further
+    """Connect to the other ranks of the launcher (docs/launchers.md); without one, make a world of one rank. Further
     calls do nothing.
 
     comm          must be None; Horovod's lists of MPI ranks are not supported: use process sets
@@ -40,9 +40,10 @@ def _from_torchrun(resources: contextlib.ExitStack) -> dict[str, Any]:
     """Return rank, size, store and secret of a process started by torchrun, using torch's store as rendezvous; {}
     otherwise."""
     env = os.environ
-    if job_from_environment(env) is not None or not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(env):
+    launch = launchers.find(env)
+    if launch is None or launch.family != "torchrun":
         return {}
-    number, count = int(env["RANK"]), int(env["WORLD_SIZE"])
+    number, count = launch.rank, launch.size
     config = collectives.Config.load()
     seconds = config.connect_timeout
     served = dist.TCPStore(

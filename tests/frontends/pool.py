@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 
 from transports.auth import new_secret
-from transports.rendezvous.bootstrap import Job, job_to_environment
+from transports.launchers import Job, job_to_environment
 from transports.rendezvous.server import TcpStoreServer
 
 ROOT = Path(__file__).parents[2]

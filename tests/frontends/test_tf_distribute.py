@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from tests.frontends.pool import Framework, Pool
-from transports.errors import ConfigError
 
 for needed in ("tensorflow", "keras"):
     if importlib.util.find_spec(needed) is None:
@@ -49,7 +48,7 @@ def from_tf_config(ports: list[int], tasks: list[tuple[str, int]]) -> tuple[int,
     cluster = {"chief": addresses[:1], "worker": addresses[1:]} if ("chief", 0) in tasks else {"worker": addresses}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
     try:
-        with pytest.raises(hvd.HorovodInternalError, match="RONDE_SECRET: is needed with TF_CONFIG"):
+        with pytest.raises(hvd.HorovodInternalError, match=r"TF_CONFIG.*RONDE_SECRET or RONDE_SECRET_FILE: is needed"):
             hvd.init()
         os.environ["RONDE_SECRET"] = SECRET
         for _ in range(2):
@@ -59,30 +58,6 @@ def from_tf_config(ports: list[int], tasks: list[tuple[str, int]]) -> tuple[int,
     finally:
         del os.environ["TF_CONFIG"]
     return found
-
-
-def places() -> None:
-    """Valid and invalid values of TF_CONFIG."""
-    from frontends.tensorflow.cluster import ClusterTask, parse_task
-
-    cluster = {"chief": ["a:1"], "worker": ["b:2", "[::1]:3"], "ps": ["c:4"]}
-    first = {"type": "worker", "index": 0}
-    for kind, index, rank in (("chief", 0, 0), ("worker", 0, 1), ("worker", "1", 2)):
-        text = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
-        assert parse_task(text) == ClusterTask(rank, 3, "a:1")
-    assert parse_task("{}") is None
-    for config, words in (
-        ({"cluster": cluster}, "must be such as"),
-        ({"cluster": cluster, "task": {"type": "ps", "index": 0}}, "type 'ps' has nothing to do"),
-        ({"cluster": cluster, "task": {"type": "worker", "index": 2}}, "there are 2 of type worker"),
-        ({"cluster": {"worker": "b:2"}, "task": first}, "list of addresses"),
-        ({"cluster": {"worker": ["b"]}, "task": first}, "host:port"),
-        ({"cluster": {"chief": ["a:1", "b:2"]}, "task": {"type": "chief", "index": 0}}, "2 chiefs"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            parse_task(json.dumps(config))
-    with pytest.raises(ConfigError, match="is not JSON"):
-        parse_task("{")
 
 
 def two_cpus() -> None:
@@ -224,7 +199,3 @@ def test_the_example_of_the_page_runs(pool: Pool) -> None:
     page = (Path(__file__).parents[2] / "docs/tf-distribute.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     pool.run(from_the_page, code)
-
-
-def test_places_in_a_cluster(pool: Pool) -> None:
-    pool.run(places)

@@ -1,9 +1,8 @@
-"""Bootstrap: the launcher's environment, stores by URL, and the meeting of the ranks."""
+"""Bootstrap: stores by URL, and the meeting of the ranks."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import socket
@@ -19,9 +18,6 @@ from transports.base import Group, Member
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError
 from transports.rendezvous import bootstrap
 from transports.rendezvous.bootstrap import (
-    Job,
-    job_from_environment,
-    job_to_environment,
     join,
     open_store,
     this_member,
@@ -55,88 +51,6 @@ def meet(stores: Sequence[Store], generation: int = 0) -> list[Group]:
             for rank in range(size)
         ]
         return [meeting.result(60) for meeting in meetings]
-
-
-# The job
-
-
-JOB = Job(1, 4, "tcp://10.0.0.1:5000", bytes(range(32)), 1, 2, "train-7")
-ENV = {
-    "RONDE_RANK": "1",
-    "RONDE_SIZE": "4",
-    "RONDE_LOCAL_RANK": "1",
-    "RONDE_LOCAL_SIZE": "2",
-    "RONDE_STORE": "tcp://10.0.0.1:5000",
-    "RONDE_SECRET": bytes(range(32)).hex(),
-    "RONDE_JOB": "train-7",
-}
-
-
-def test_job_and_environment_are_each_others_inverse() -> None:
-    assert job_to_environment(JOB) == ENV
-    assert job_from_environment(ENV | {"PATH": "/bin"}) == JOB
-    for job in (
-        Job(0, 1, "memory:"),
-        Job(0, 2, "file:///tmp/x", b""),
-        dataclasses.replace(JOB, local_rank=None, local_size=None, name=""),
-    ):
-        assert job_from_environment(job_to_environment(job)) == job
-
-
-def test_process_that_no_launcher_started_has_no_job() -> None:
-    assert job_from_environment({}) is None
-    assert job_from_environment({"RONDE_STORE": "tcp://h:1", "RONDE_TRANSPORT": "tcp", "PATH": "/bin"}) is None
-
-
-def test_world_of_one_needs_rank_and_size_only() -> None:
-    assert job_from_environment({"RONDE_RANK": "0", "RONDE_SIZE": "1"}) == Job(0, 1, "memory:")
-
-
-def test_secret_is_not_shown() -> None:
-    assert JOB.secret.hex() not in repr(JOB)
-    assert repr(JOB.secret) not in repr(JOB)
-
-
-@pytest.mark.parametrize("missing", ["RONDE_RANK", "RONDE_SIZE", "RONDE_LOCAL_RANK", "RONDE_LOCAL_SIZE"])
-def test_half_of_a_pair_names_the_other_half(missing: str) -> None:
-    partner = missing.replace("RANK", "SIZE") if "RANK" in missing else missing.replace("SIZE", "RANK")
-    with pytest.raises(ConfigError, match=f"^{missing}: is needed with {partner}$"):
-        job_from_environment({name: value for name, value in ENV.items() if name != missing})
-
-
-@pytest.mark.parametrize("missing", ["RONDE_STORE", "RONDE_SECRET"])
-def test_more_than_one_rank_need_store_and_secret(missing: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{missing}: is needed when RONDE_SIZE is more than 1"):
-        job_from_environment({name: value for name, value in ENV.items() if name != missing})
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "allowed"),
-    [
-        ("RONDE_RANK", "", "0 to 3"),
-        ("RONDE_RANK", "4", "0 to 3"),
-        ("RONDE_RANK", "-1", "0 to 3"),
-        ("RONDE_RANK", "1.0", "0 to 3"),
-        ("RONDE_RANK", " 1", "0 to 3"),
-        ("RONDE_RANK", "\u0661", "0 to 3"),
-        ("RONDE_SIZE", "0", "1 or more"),
-        ("RONDE_SIZE", "many", "1 or more"),
-        ("RONDE_SIZE", "9" * 5000, "1 or more"),
-        ("RONDE_LOCAL_RANK", "2", "0 to 1"),
-        ("RONDE_LOCAL_SIZE", "5", "1 to 4"),
-    ],
-)
-def test_bad_integer_is_named_with_what_is_allowed(name: str, value: str, allowed: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        job_from_environment(ENV | {name: value})
-    assert str(caught.value) == f"{name}={value!r}: must be an integer, {allowed}"
-
-
-@pytest.mark.parametrize("secret", ["c0ffee", "no hexadecimal digits, but a good many", "a" * 33])
-def test_bad_secret_is_named_and_not_shown(secret: str) -> None:
-    with pytest.raises(ConfigError, match=r"^RONDE_SECRET: must be at least 32 hexadecimal digits") as caught:
-        job_from_environment(ENV | {"RONDE_SECRET": secret})
-    assert secret not in str(caught.value)
 
 
 # The store

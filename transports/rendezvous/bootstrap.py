@@ -1,21 +1,19 @@
-"""Bootstrap of a rank: reads the launcher's environment, opens the store, and meets all ranks there."""
+"""Bootstrap of a rank: opens the store, and meets all ranks there."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import os
-import re
 import socket
 import time
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from transports.auth import MIN_SECRET, check_secret
+from transports.auth import check_secret
 from transports.base import Group, Member
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError, from_wire, to_wire
 from transports.liveness import Identity
@@ -27,143 +25,11 @@ from transports.rendezvous.wire import parse_url
 from transports.store import Store
 from transports.tls import Tls
 
-_STORES: Final = "tcp://host:port, file:///directory, or memory: (a world of one)"
+STORES: Final = "tcp://host:port, file:///directory, or memory: (a world of one)"
 SHRINKS: Final = 1 << 32
 """Distance between the generations of meetings. The numbers between are for groups that survivors form."""
 GRACE_SECONDS: Final = 5.0
 """Seconds that a rank waits, after its deadline, for the decision of another rank."""
-
-
-# Environment of the launcher
-
-
-@dataclass(frozen=True)
-class Job:
-    """The job as a launcher describes it to a process.
-
-    store        URL, see `open_store`
-    secret       the per-job secret; empty means that nothing is authenticated. It is not shown in the repr
-    local_rank   place among the `local_size` ranks of the same host; None where the launcher does not say
-    name         the job's id, for messages
-    """
-
-    rank: int
-    size: int
-    store: str
-    secret: bytes = field(default=b"", repr=False)
-    local_rank: int | None = None
-    local_size: int | None = None
-    name: str = ""
-
-
-@dataclass(frozen=True)
-class _Variables:
-    """The environment variables by which a launcher passes a Job."""
-
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-    store: str
-    secret: str
-    name: str
-
-
-RONDE: Final = _Variables(
-    rank="RONDE_RANK",
-    size="RONDE_SIZE",
-    local_rank="RONDE_LOCAL_RANK",
-    local_size="RONDE_LOCAL_SIZE",
-    store="RONDE_STORE",
-    secret="RONDE_SECRET",
-    name="RONDE_JOB",
-)
-TAKEN: Final = "RONDE_RANK_PROCESS"
-"""The variable in which a rank notes its process id, rank and store, for the processes that it starts."""
-LAUNCHERS: Final = (RONDE,)
-"""Launchers' variables, in the order of precedence."""
-
-
-def job_from_environment(env: Mapping[str, str]) -> Job | None:
-    """The job that this process belongs to; None if it was not started as a rank.
-
-    Rank and size are required. With more than one rank, the store and the secret are required, too. The secret is in
-    hexadecimal; an empty one means no authentication. Raises ConfigError naming the variable, its value (except the
-    secret's) and the allowed values.
-    """
-    for names in LAUNCHERS:
-        if names.rank in env or names.size in env:
-            return _job(names, env)
-    return None
-
-
-def job_to_environment(job: Job) -> dict[str, str]:
-    """The environment variables of a rank, from which `job_from_environment` returns `job`."""
-    values = {
-        RONDE.rank: str(job.rank),
-        RONDE.size: str(job.size),
-        RONDE.store: job.store,
-        RONDE.secret: job.secret.hex(),
-        RONDE.name: job.name,
-    }
-    if job.local_rank is not None and job.local_size is not None:
-        values |= {RONDE.local_rank: str(job.local_rank), RONDE.local_size: str(job.local_size)}
-    return values
-
-
-def take(job: Job, env: MutableMapping[str, str]) -> Callable[[], object]:
-    """Note in `env`, which the processes that this one starts inherit, that this process is the job's rank. Returns
-    the function that removes the note."""
-    env[TAKEN] = f"{os.getpid()} {job.rank} {job.store}"
-    return lambda: env.pop(TAKEN, None)
-
-
-def check_not_taken(job: Job, env: Mapping[str, str]) -> None:
-    """Raise ConfigError if `env` was inherited from another process that is the job's rank."""
-    process, _, place = env.get(TAKEN, "").partition(" ")
-    if place == f"{job.rank} {job.store}" and process != str(os.getpid()):
-        raise ConfigError(
-            f"{RONDE.rank}={job.rank}: rank {job.rank} is process {process} already, which has started this one (pid "
-            f"{os.getpid()}); for a world of its own, give init rank=0, size=1 and store='memory:', or start the "
-            f"process without the variables {RONDE.rank} and {RONDE.size}"
-        )
-
-
-def _job(names: _Variables, env: Mapping[str, str]) -> Job:
-    size = _integer(env, names.size, 1, None, f"is needed with {names.rank}")
-    rank = _integer(env, names.rank, 0, size - 1, f"is needed with {names.size}")
-    local_rank = local_size = None
-    if names.local_rank in env or names.local_size in env:
-        local_size = _integer(env, names.local_size, 1, size, f"is needed with {names.local_rank}")
-        local_rank = _integer(env, names.local_rank, 0, local_size - 1, f"is needed with {names.local_size}")
-    store = env.get(names.store, "memory:" if size == 1 else None)
-    if store is None:
-        raise ConfigError(f"{names.store}: is needed when {names.size} is more than 1: {_STORES}")
-    secret = env.get(names.secret, "" if size == 1 else None)
-    if secret is None:
-        raise ConfigError(
-            f"{names.secret}: is needed when {names.size} is more than 1; set it, but to nothing, to go without "
-            f"authentication"
-        )
-    try:
-        proven = check_secret(bytes.fromhex(secret))
-    except ValueError:
-        raise ConfigError(
-            f"{names.secret}: must be at least {2 * MIN_SECRET} hexadecimal digits, an even number, or empty "
-            f"(its value, {len(secret)} characters, is not shown)"
-        ) from None
-    return Job(rank, size, store, proven, local_rank, local_size, env.get(names.name, ""))
-
-
-def _integer(env: Mapping[str, str], name: str, low: int, high: int | None, needed: str) -> int:
-    text = env.get(name)
-    if text is None:
-        raise ConfigError(f"{name}: {needed}")
-    value = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
-    if value < low or (high is not None and value > high):
-        allowed = f"{low} or more" if high is None else f"{low} to {high}"
-        raise ConfigError(f"{name}={text!r}: must be an integer, {allowed}")
-    return value
 
 
 # The store
@@ -185,7 +51,7 @@ def open_store(url: str, secret: bytes, deadline: float, *, tls: Tls | None = No
             return FileStore(urllib.request.url2pathname(parts.path))
     if url == "memory:":
         return MemoryStore()
-    raise ConfigError(f"store={url!r}: must be {_STORES}")
+    raise ConfigError(f"store={url!r}: must be {STORES}")
 
 
 # The ranks

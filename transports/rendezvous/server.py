@@ -8,10 +8,10 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from transports.auth import HELLO_BYTES, PROOF_BYTES, Server, check_secret
 from transports.errors import ConfigError, ConnectError, RendezvousError
@@ -62,12 +62,13 @@ class _Connection:
 
 
 class TcpStoreServer:
-    """Serves one dictionary on one address.
+    """Serves one dictionary on one address or several.
 
-    host    the address (or name of one) to listen on; an all-interfaces address is refused
-    port    0 lets the system choose
-    secret  the job's secret. b"" serves every client that can connect, for trusted networks only; hence no default
-    tls     certificates, if clients must use TLS
+    host     the address (or name of one) to listen on, or several; an all-interfaces address is refused
+    port     0 lets the system choose, for each address
+    secret   the job's secret. b"" serves every client that can connect, for trusted networks only; hence no default
+    tls      certificates, if clients must use TLS
+    purpose  what the store is for, where several may be found at an address: clients for another purpose are refused
 
     The server closes a connection that does not authenticate within 5 s (1 s with 128 unauthenticated connections),
     that breaks the protocol or exceeds a limit. Other connections are not affected. All values together are limited to
@@ -76,14 +77,23 @@ class TcpStoreServer:
     `with TcpStoreServer(...) as server` starts and closes it. Raises ConfigError for a bad port or secret.
     """
 
-    def __init__(self, host: str, port: int = 0, *, secret: bytes, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        host: str | Sequence[str],
+        port: int = 0,
+        *,
+        secret: bytes,
+        tls: Tls | None = None,
+        purpose: bytes = PURPOSE,
+    ) -> None:
         if not 0 <= port < 65536:
             raise ConfigError(f"port={port!r}: must be 0 (any) to 65535")
-        self._wanted = (host, port)
+        self._wanted = [(host, port)] if isinstance(host, str) else [(each, port) for each in host]
+        self._purpose = purpose
         self._secret = check_secret(secret)
         self._tls = tls
         self._thread: threading.Thread | None = None
-        self._address: tuple[str, int] | None = None
+        self._addresses: list[tuple[str, int]] = []
         self._wakeup: socket.socket | None = None
         self._loop: _Loop | None = None
         register(self)
@@ -97,26 +107,37 @@ class TcpStoreServer:
         if self._thread is not None:
             raise RendezvousError("the store server was started before: make a new one")
         with contextlib.ExitStack() as opened:
-            listener = opened.enter_context(sockets.listen(*self._wanted, BACKLOG))
+            listeners = [opened.enter_context(sockets.listen(*wanted, BACKLOG)) for wanted in self._wanted]
             wakeup, wakeup_end = map(opened.enter_context, socket.socketpair())
             selector = opened.enter_context(selectors.DefaultSelector())
-            loop = _Loop(selector, listener, wakeup_end, self._secret, self._tls)
+            loop = _Loop(selector, listeners, wakeup_end, self._secret, self._tls, self._purpose)
             thread = threading.Thread(target=loop.run, name="ronde-store", daemon=True)
             thread.start()
             opened.pop_all()
-        self._address, self._wakeup, self._thread, self._loop = listener.getsockname()[:2], wakeup, thread, loop
+        self._addresses = [listener.getsockname()[:2] for listener in listeners]
+        self._wakeup, self._thread, self._loop = wakeup, thread, loop
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Addresses and ports that clients connect to. Raises RendezvousError before `start`."""
+        if not self._addresses:
+            raise RendezvousError("the store server was not started: it has no address yet")
+        return list(self._addresses)
 
     @property
     def address(self) -> tuple[str, int]:
-        """Address and port that clients connect to. Raises RendezvousError before `start`."""
-        if self._address is None:
-            raise RendezvousError("the store server was not started: it has no address yet")
-        return self._address
+        """The first address and its port. Raises RendezvousError before `start`."""
+        return self.addresses[0]
 
     @property
     def url(self) -> str:
         """'tcp://host:port', for `open_store`."""
         return format_url(*self.address)
+
+    def drain(self, seconds: float) -> None:
+        """Serve until no client is left that has authenticated, `seconds` at most."""
+        if self._loop is not None:
+            self._loop.unused.wait(seconds)
 
     def close(self) -> None:
         """End every connection (clients that wait get a RendezvousError) and release everything. Idempotent."""
@@ -147,16 +168,21 @@ class _Loop:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         wakeup_end: socket.socket,
         secret: bytes,
         tls: Tls | None,
+        purpose: bytes,
     ) -> None:
+        self.unused = threading.Event()
+        """Set while no authenticated client is connected."""
+        self.unused.set()
         self._selector = selector
-        self._listener = listener
+        self._listeners = listeners
         self._wakeup_end = wakeup_end
         self._secret = secret
         self._tls = tls
+        self._purpose = purpose
         self._connections: set[_Connection] = set()
         self._unauthenticated: dict[_Connection, None] = {}  # oldest first
         self._values: dict[str, bytes] = {}
@@ -168,20 +194,22 @@ class _Loop:
     def run(self) -> None:
         try:
             self._selector.register(self._wakeup_end, selectors.EVENT_READ)
-            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._listen()
             while self._turn():
                 self._expire(time.monotonic())
         finally:
             for connection in list(self._connections):
                 self._cut(connection)
             self._selector.close()
-            self._listener.close()
+            for listener in self._listeners:
+                listener.close()
             self._wakeup_end.close()
+            self.unused.set()
 
     def abandon(self) -> None:
         """In a forked child: close the descriptors. The selector first, since the parent uses the same one."""
         self._selector.close()
-        for sock in [self._listener, self._wakeup_end, *(connection.sock for connection in self._connections)]:
+        for sock in [*self._listeners, self._wakeup_end, *(connection.sock for connection in self._connections)]:
             sock.close()
 
     def _turn(self) -> bool:
@@ -190,8 +218,8 @@ class _Loop:
         for key, events in self._selector.select(timeout):
             if key.fileobj is self._wakeup_end:
                 return False
-            if key.fileobj is self._listener:
-                self._accept()
+            if key.data is None:
+                self._accept(key.fileobj)
             elif key.data.open:
                 if events & selectors.EVENT_WRITE:
                     self._flush(key.data)
@@ -203,7 +231,9 @@ class _Loop:
 
     # Connections
 
-    def _accept(self) -> None:
+    def _accept(self, listener: Any) -> None:
+        if self._accepts_again:  # another listener's client has reached the limit in this turn
+            return
         now = time.monotonic()
         if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
             oldest = next(iter(self._unauthenticated))
@@ -212,7 +242,7 @@ class _Loop:
                 return
             self._cut(oldest)
         try:
-            sock, _ = self._listener.accept()
+            sock, _ = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionError):  # the client has closed it already
             return
         except OSError:
@@ -234,15 +264,20 @@ class _Loop:
         self._step(connection, None)
         self._remind(connection.deadline)
 
+    def _listen(self) -> None:
+        for listener in self._listeners:
+            self._selector.register(listener, selectors.EVENT_READ)
+
     def _pause(self, until: float) -> None:
-        self._selector.unregister(self._listener)
+        for listener in self._listeners:
+            self._selector.unregister(listener)
         self._accepts_again = until
         self._remind(until)
 
     def _resume(self) -> None:
         if self._accepts_again:
             self._accepts_again = 0.0
-            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._listen()
 
     def _remind(self, when: float) -> None:
         self._wake = min(self._wake, when)
@@ -270,6 +305,8 @@ class _Loop:
         self._connections.discard(connection)
         self._unauthenticated.pop(connection, None)
         self._forget_wait(connection)
+        if len(self._connections) == len(self._unauthenticated):
+            self.unused.set()
         self._resume()
 
     def _read(self, connection: _Connection) -> None:
@@ -343,10 +380,12 @@ class _Loop:
         hello = (yield HELLO_BYTES) or b""
         if suspicion(hello):
             self._send(connection, REFUSAL)
-        proof = Server(self._secret, PURPOSE if self._tls is None else self._tls.bind(connection.sock, PURPOSE))
+        purpose = self._purpose if self._tls is None else self._tls.bind(connection.sock, self._purpose)
+        proof = Server(self._secret, purpose)
         self._send(connection, proof.challenge(hello))
         proof.verify((yield PROOF_BYTES) or b"")
         del self._unauthenticated[connection]
+        self.unused.clear()
         connection.deadline = math.inf
         self._resume()
         while True:

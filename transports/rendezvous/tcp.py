@@ -65,6 +65,7 @@ class TcpStore(Store):
     connect_deadline  until then (absolute) a server that cannot be reached is tried again, since it may come up later
                       than the ranks; after it, a connection is tried once
     tls               certificates, if the server has them
+    purpose           the purpose that the server must have
 
     Raises, besides the errors of every store: RendezvousError naming the server's address and the cause if it cannot be
     reached, does not know the secret, or ends the connection. A call that failed leaves the store usable, but whether
@@ -72,13 +73,21 @@ class TcpStore(Store):
     """
 
     def __init__(
-        self, host: str, port: int, secret: bytes, *, connect_deadline: float = 0.0, tls: Tls | None = None
+        self,
+        host: str,
+        port: int,
+        secret: bytes,
+        *,
+        connect_deadline: float = 0.0,
+        tls: Tls | None = None,
+        purpose: bytes = PURPOSE,
     ) -> None:
         self.url = format_url(host, port)
         self._address = (host, port)
         self._secret = check_secret(secret)
         self._connect_deadline = connect_deadline
         self._tls = tls
+        self._purpose = purpose
         self._patience = ANSWER_SECONDS
         self._local_address: str | None = None
         self._links = _Links()
@@ -215,7 +224,7 @@ class TcpStore(Store):
             if self._tls is not None:
                 link.settimeout(_left(deadline))
                 link = self._tls.call(link)
-            proof = Client(self._secret, PURPOSE if self._tls is None else self._tls.bind(link, PURPOSE))
+            proof = Client(self._secret, self._purpose if self._tls is None else self._tls.bind(link, self._purpose))
             link.sendall(proof.hello)
             link.sendall(proof.answer(_challenge(link, deadline)))
             self._local_address = outward_address(link)

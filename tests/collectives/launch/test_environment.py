@@ -11,7 +11,7 @@ import pytest
 
 from collectives.launch import agent_commands, environment
 from collectives.launch.agent_commands import BOOTSTRAP, Ssh
-from transports import rendezvous
+from transports import launchers
 from transports.errors import ConfigError
 
 HERE = {
@@ -49,10 +49,10 @@ def test_bad_export(word: str, complaint: str) -> None:
 
 
 def test_variables_of_a_rank() -> None:
-    job = rendezvous.Job(5, 8, "tcp://h1:1", b"s" * 32, 1, 4, "job")
+    job = launchers.Job(5, 8, "tcp://h1:1", b"s" * 32, 1, 4, "job")
     base = {"RANK": "of another launcher", "OMP_NUM_THREADS": "3"}
     found = environment.of_rank(job, base, ("10.0.0.1", 29500))
-    assert rendezvous.job_from_environment(found) == job
+    assert launchers.job_from_environment(found) == job
     assert {name: found[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")} == {
         "WORLD_SIZE": "8",
         "LOCAL_RANK": "1",

@@ -1,0 +1,295 @@
+"""The meeting of ranks where rank 0 serves the store: at an address, through a launcher's values, as the user says."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from transports.errors import ConfigError, RendezvousError
+from transports.launchers import dialing, find, meet, serving
+from transports.launchers.address import AtAddress, derived_ports
+from transports.launchers.given import GivenByHand
+from transports.launchers.keyvalue import KeyValue, Published
+from transports.launchers.ways import Meeting, Way
+from transports.rendezvous import MemoryStore, TcpStore, TcpStoreServer, join, next_meeting, open_store
+from transports.store import Store
+
+SECRET = "5a" * 16
+BOUND = 60.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class Ranks:
+    """Ranks as threads, each with the resources of its meetings."""
+
+    def __init__(self, size: int, pool: ThreadPoolExecutor) -> None:
+        self.size = size
+        self._pool = pool
+
+    def meet(self, ways: Sequence[Way], number: int = 0, job: str = "job", patience: float = BOUND) -> list[bytes]:
+        """Meet, say hello to each other, leave; the secrets of all ranks."""
+        outcomes: list[Future[bytes]] = [
+            self._pool.submit(self._rank, rank, way, number, job, patience) for rank, way in enumerate(ways)
+        ]
+        return [outcome.result(BOUND) for outcome in outcomes]
+
+    def _rank(self, rank: int, way: Way, number: int, job: str, patience: float) -> bytes:
+        with contextlib.ExitStack() as resources:
+            deadline = time.monotonic() + patience
+            meeting = Meeting(rank, self.size, job, number, True, "", deadline, None, resources)
+            store, secret = way.open(meeting)
+            group = join(rank, self.size, store, secret=secret, generation=next_meeting(rank, store), deadline=deadline)
+            group.store.set(f"from {rank}", b"hello")
+            for peer in range(self.size):
+                assert group.store.get(f"from {peer}", deadline) == b"hello"
+            return secret
+
+
+@pytest.fixture
+def three() -> Iterator[Ranks]:
+    with ThreadPoolExecutor(3) as pool:
+        yield Ranks(3, pool)
+
+
+def test_address_of_a_job(three: Ranks) -> None:
+    """Twice, as after `shutdown`: the second time a fast rank may still find the server of the first meeting."""
+    way = AtAddress({"RONDE_SECRET": SECRET}, "localhost")
+    for number in range(2):
+        assert three.meet([way] * 3, number) == [bytes.fromhex(SECRET)] * 3
+
+
+def test_fixed_port(three: Ranks) -> None:
+    way = AtAddress({"RONDE_SECRET": SECRET, "RONDE_PORT": str(free_port())}, "localhost")
+    assert three.meet([way] * 3) == [bytes.fromhex(SECRET)] * 3
+
+
+def test_ports_of_jobs() -> None:
+    ports = derived_ports("job")
+    assert ports == derived_ports("job") != derived_ports("another")
+    assert len(ports) == 8
+    assert all(10000 <= port < 32768 for job in range(100) for port in derived_ports(str(job)))
+
+
+@pytest.mark.parametrize("strangers", ["secret", "purpose", "no store"])
+def test_other_services_at_the_ports_are_passed_over(
+    strangers: str, three: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialing, "ATTEMPT_SECONDS", 0.1)
+    way = AtAddress({"RONDE_SECRET": SECRET}, "localhost")
+    secret = b"of another job altogether" if strangers == "secret" else bytes.fromhex(SECRET)
+    with contextlib.ExitStack() as opened:
+        for port in derived_ports("job")[:2]:
+            if strangers == "no store":
+                opened.enter_context(socket.create_server(("127.0.0.1", port)))
+            else:
+                opened.enter_context(TcpStoreServer("127.0.0.1", port, secret=secret, purpose=b"store of another"))
+        assert three.meet([way] * 3) == [bytes.fromhex(SECRET)] * 3
+
+
+def test_two_jobs_with_the_same_ports_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = [free_port(), free_port()]
+    monkeypatch.setattr("transports.launchers.address.derived_ports", lambda job: ports)
+    way = AtAddress({"RONDE_SECRET": SECRET}, "localhost")
+    with ThreadPoolExecutor(6) as pool, ThreadPoolExecutor(2) as jobs:
+        ranks = Ranks(3, pool)
+        outcomes = [jobs.submit(ranks.meet, [way] * 3, 0, job) for job in ("one", "two")]
+        assert [len(outcome.result(BOUND)) for outcome in outcomes] == [3, 3]
+
+
+def test_rank_0_that_does_not_come(three: Ranks) -> None:
+    way = AtAddress({"RONDE_SECRET": SECRET, "RONDE_PORT": str(free_port())}, "localhost")
+    with contextlib.ExitStack() as resources:
+        meeting = Meeting(1, 3, "job", 0, True, "", time.monotonic() + 0.1, None, resources)
+        with pytest.raises(RendezvousError, match=r"^rank 1 of 3 did not find the store that rank 0 serves: .*refused"):
+            way.open(meeting)
+
+
+def test_name_that_never_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(host: str, *_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, f"{host} is not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    way = AtAddress({"RONDE_SECRET": SECRET}, "rank-0.invalid")
+    with contextlib.ExitStack() as resources:
+        meeting = Meeting(1, 3, "job", 0, True, "", time.monotonic() + 0.1, None, resources)
+        with pytest.raises(RendezvousError, match=r"rank-0\.invalid is not known"):
+            way.open(meeting)
+
+
+def test_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, contextlib.ExitStack() as resources:
+        way = AtAddress({"RONDE_SECRET": SECRET, "RONDE_PORT": str(taken.getsockname()[1])}, "localhost")
+        meeting = Meeting(0, 3, "job", 0, True, "", time.monotonic() + 1, None, resources)
+        with pytest.raises(RendezvousError, match=r"^rank 0 cannot serve the store: .*in use"):
+            way.open(meeting)
+
+
+# A launcher's values
+
+
+class Values(KeyValue):
+    """A launcher's dictionary, between threads."""
+
+    def __init__(self, size: int) -> None:
+        self.held: dict[str, bytes] = {}
+        self._barrier = threading.Barrier(size)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def put(self, key: str, value: bytes, deadline: float) -> None:
+        assert key not in self.held
+        self.held[key] = value
+
+    def fence(self, deadline: float) -> None:
+        self._barrier.wait(max(0.0, deadline - time.monotonic()))
+
+    def get(self, key: str, deadline: float) -> bytes:
+        return self.held[key]
+
+
+def test_published_address(three: Ranks) -> None:
+    values = Values(3)
+    way = Published("a dictionary", lambda deadline: values)
+    secrets = [three.meet([way] * 3, number) for number in range(2)]
+    assert all(len(set(each)) == 1 and len(each[0]) == 32 for each in secrets)
+    assert secrets[0] != secrets[1]
+
+
+def test_rank_0_that_cannot_serve_tells_all(three: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listening(meeting: Meeting, host: str | None) -> list[str]:
+        raise ConfigError("interface='ib0': is no interface of this machine")
+
+    monkeypatch.setattr(serving, "listening_addresses", listening)
+    values = Values(3)
+    way = Published("a dictionary", lambda deadline: values)
+    with ThreadPoolExecutor(3) as pool:
+        outcomes = [pool.submit(three._rank, rank, way, 0, "job", BOUND) for rank in range(3)]
+        for outcome in outcomes:
+            with pytest.raises(ConfigError, match="interface='ib0'"):
+                outcome.result(BOUND)
+
+
+@pytest.mark.parametrize("offer", [b"\xc1", b"\xc0", b"\x93\x01\x02\x03"])
+def test_offer_that_is_none(offer: bytes) -> None:
+    values = Values(1)
+    values.held["ronde-0"] = offer
+    way = Published("a dictionary", lambda deadline: values)
+    with contextlib.ExitStack() as resources, pytest.raises(RendezvousError, match="rank 0 published"):
+        way.open(Meeting(1, 2, "job", 0, True, "", time.monotonic() + 1, None, resources))
+
+
+# The user's store
+
+
+def test_address_by_hand(three: Ranks) -> None:
+    way = GivenByHand({"RONDE_SECRET": SECRET}, f"tcp://localhost:{free_port()}")
+    for number in range(2):
+        assert three.meet([way] * 3, number) == [bytes.fromhex(SECRET)] * 3
+
+
+def test_address_by_hand_that_somebody_else_serves(three: Ranks) -> None:
+    with TcpStoreServer("127.0.0.1", secret=bytes.fromhex(SECRET)) as server:
+        way = GivenByHand({"RONDE_SECRET": SECRET}, server.url)
+        assert three.meet([way] * 3) == [bytes.fromhex(SECRET)] * 3
+
+
+def test_shared_folder(three: Ranks, tmp_path: Path) -> None:
+    way = GivenByHand({}, (tmp_path / "store").as_uri())
+    (secret, *others) = three.meet([way] * 3)
+    assert len(secret) == 32
+    assert others == [secret] * 2
+    assert three.meet([way] * 3, job="another") != [secret] * 3
+    given = GivenByHand({"RONDE_SECRET": SECRET}, (tmp_path / "other").as_uri())
+    assert three.meet([given] * 3) == [bytes.fromhex(SECRET)] * 3
+
+
+def test_environment_by_hand_and_a_world_of_one(tmp_path: Path) -> None:
+    def open_with(env: dict[str, str], resources: contextlib.ExitStack) -> tuple[Store, bytes]:
+        launch = find(env)
+        assert launch is not None
+        return meet(launch, env, number=0, deadline=time.monotonic() + BOUND, tls=None, resources=resources)
+
+    with contextlib.ExitStack() as resources:
+        store, secret = open_with({"PMI_RANK": "0", "PMI_SIZE": "1"}, resources)
+        assert isinstance(store, MemoryStore)
+        assert secret == b""
+    with contextlib.ExitStack() as resources:
+        env = {"RONDE_RANK": "0", "RONDE_SIZE": "2", "RONDE_STORE": f"tcp://127.0.0.1:{free_port()}"}
+        store, secret = open_with(env | {"RONDE_SECRET": SECRET}, resources)
+        store.set("key", b"value")
+        assert secret == bytes.fromhex(SECRET)
+
+
+# The server
+
+
+def test_listening_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.1", "fe80::1%eth0"], "eth1": ["10.1.0.1", "fd00::2"], "x": []}
+    monkeypatch.setattr(serving, "interfaces", lambda: found)
+
+    def addresses(one_host: bool = False, interface: str = "", host: str | None = None) -> list[str]:
+        meeting = Meeting(0, 2, "", 0, one_host, interface, 0.0, None, contextlib.ExitStack())
+        return serving.listening_addresses(meeting, host)
+
+    assert addresses() == ["10.0.0.1", "10.1.0.1", "fd00::2", "127.0.0.1"]
+    assert addresses(host="node0") == addresses()
+    assert addresses(one_host=True) == addresses(interface="lo") == addresses(host="localhost") == ["127.0.0.1"]
+    assert addresses(host="127.0.0.2") == ["127.0.0.2"]
+
+
+def leave_after(seconds: float, server: TcpStoreServer, done: Callable[[], None]) -> threading.Thread:
+    """A client that leaves after some time."""
+    store = open_store(server.url, b"a secret of some length", time.monotonic() + BOUND)
+    store.set("key", b"value")
+
+    def leave() -> None:
+        time.sleep(seconds)
+        done()
+        store.close()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    return thread
+
+
+def test_server_waits_for_its_clients() -> None:
+    with TcpStoreServer("127.0.0.1", secret=b"a secret of some length") as server:
+        server.drain(BOUND)  # nobody came
+        left = threading.Event()
+        thread = leave_after(0.1, server, left.set)
+        server.drain(0.01)
+        assert not left.is_set()
+        server.drain(BOUND)
+        assert left.is_set()
+        thread.join()
+
+
+def test_server_on_several_addresses() -> None:
+    with TcpStoreServer(["127.0.0.1", "127.0.0.2"], secret=b"a secret of some length") as server:
+        assert [host for host, _ in server.addresses] == ["127.0.0.1", "127.0.0.2"]
+        for number, (host, port) in enumerate(server.addresses):
+            with contextlib.closing(TcpStore(host, port, b"a secret of some length")) as store:
+                assert store.add("clients", 1) == number + 1
+
+
+def test_client_for_another_purpose_is_refused() -> None:
+    with TcpStoreServer("127.0.0.1", secret=b"a secret of some length", purpose=b"one") as server:
+        host, port = server.address
+        client = TcpStore(host, port, b"a secret of some length", purpose=b"two")
+        with contextlib.closing(client) as store, pytest.raises(RendezvousError, match=r"reset|closed"):
+            store.peek("key")

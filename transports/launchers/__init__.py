@@ -1,0 +1,26 @@
+"""Launchers: which one started this process, which rank of how many it is, and how the ranks reach a common store.
+
+`families` is the table of launchers, by precedence. Each gives `ways` to meet: in a store that a launcher serves or the
+user names (`given`), at an address that all know (`address`), or through values that the launcher carries from rank 0
+to the others (`keyvalue`, with `pmi`, `pmix`, `torch_store` and `horovod_store`). Where rank 0 serves the store itself
+(`serving`), the others look for it (`dialing`). `ronde` is the environment that our own launchers set.
+"""
+
+from __future__ import annotations
+
+from transports.launchers.detection import VARIABLE, describe, find
+from transports.launchers.launch import Launch, check_not_taken, meet, take
+from transports.launchers.ronde import Job, job_from_environment, job_to_environment
+
+__all__ = [
+    "VARIABLE",
+    "Job",
+    "Launch",
+    "check_not_taken",
+    "describe",
+    "find",
+    "job_from_environment",
+    "job_to_environment",
+    "meet",
+    "take",
+]

@@ -1,0 +1,63 @@
+"""The way to meet at an address that all ranks know or compute: rank 0 serves the store there."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from transports.launchers import secret as secrets
+from transports.launchers.dialing import dial
+from transports.launchers.serving import serve
+from transports.launchers.variables import Env, integer
+from transports.launchers.ways import Meeting, Way
+from transports.store import Store
+
+PORT: Final = "RONDE_PORT"
+CANDIDATES: Final = 8
+_LOWEST: Final = 10000
+_HIGHEST: Final = 32767
+"""Below the ports that Linux gives to outgoing connections (ip(7), ip_local_port_range)."""
+
+
+class AtAddress(Way):
+    """Rank 0 serves the store on one of several ports, which follow from the job's id; the others try them in turn.
+
+    Two jobs on one host may have the same ports: the id is part of what both ends prove, so that a rank refuses the
+    store of another job and tries the next port. The secret is given by the user.
+
+    host    where rank 0 is; None: it cannot be known, and `lacking` says why
+    port    the port that is known to all, in place of those that follow from the id
+    """
+
+    def __init__(self, env: Env, host: str | None, lacking: str = "", *, port: int | None = None) -> None:
+        self._env = env
+        self._host = host
+        self._lacking = lacking
+        self._port = integer(env, PORT, 1, 65535, "") if PORT in env else port
+
+    def describe(self) -> str:
+        port = "a port that follows from the job's id" if self._port is None else f"port {self._port}"
+        return f"rank 0 serves the store on {self._host or 'its host'}, {port}"
+
+    def missing(self) -> str | None:
+        if self._host is None:
+            return self._lacking
+        return secrets.HOW if secrets.given_secret(self._env) is None else None
+
+    def open(self, meeting: Meeting) -> tuple[Store, bytes]:
+        secret = secrets.given_secret(self._env)
+        assert secret is not None
+        assert self._host is not None
+        ports = derived_ports(meeting.job) if self._port is None else [self._port]
+        purpose = f"store of {meeting.job}, meeting {meeting.number}".encode()
+        if meeting.rank == 0:
+            server = serve(ports, secret, meeting, purpose, self._host)
+            return dial(server.addresses, secret, meeting, purpose), secret
+        return dial([(self._host, port) for port in ports], secret, meeting, purpose), secret
+
+
+def derived_ports(job: str) -> list[int]:
+    """The ports on which the store of a job may be, in the order in which they are tried."""
+    digest = hashlib.sha256(f"ports of {job}".encode()).digest()
+    numbers = [int.from_bytes(digest[2 * i : 2 * i + 2], "big") for i in range(CANDIDATES)]
+    return list(dict.fromkeys(_LOWEST + number % (_HIGHEST + 1 - _LOWEST) for number in numbers))

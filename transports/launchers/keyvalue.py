@@ -1,0 +1,102 @@
+"""Values that one rank hands to all others by the launcher's own means, and the way to meet that is made of them.
+
+Rank 0 serves a store of Ronde's and publishes its addresses and a fresh secret. The launcher's means carry nothing
+else: they are slow, or end with the start-up.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Final
+
+from transports.auth import new_secret
+from transports.errors import RendezvousError, RondeError, from_wire, to_wire
+from transports.launchers.dialing import dial
+from transports.launchers.serving import serve
+from transports.launchers.ways import Meeting, Way
+from transports.packed import pack, unpack
+from transports.store import Store
+
+
+class KeyValue(AbstractContextManager["KeyValue"], ABC):
+    """A dictionary of the launcher's for the ranks of one job. Keys are short words, values some hundred bytes.
+
+    Deadlines are times of time.monotonic(). Every method raises RendezvousError if the launcher cannot be reached or
+    refuses, DeadlineExceeded.
+    """
+
+    @abstractmethod
+    def put(self, key: str, value: bytes, deadline: float) -> None:
+        """Bind a new key to a value."""
+
+    @abstractmethod
+    def fence(self, deadline: float) -> None:
+        """Wait for all ranks. Then `get` finds what any rank has put before."""
+
+    @abstractmethod
+    def get(self, key: str, deadline: float) -> bytes:
+        """The value of a key that a rank has put before the fence."""
+
+
+class Published(Way):
+    """Rank 0 serves the store and publishes its address in a KeyValue.
+
+    name      what the KeyValue is, for messages
+    connect   opens it, until a deadline; what it returns is used and closed at once
+    lacking   what is needed for it and missing; None if nothing is
+    """
+
+    def __init__(self, name: str, connect: Callable[[float], KeyValue], lacking: str | None = None) -> None:
+        self._name = name
+        self._connect = connect
+        self._lacking = lacking
+
+    def describe(self) -> str:
+        return f"rank 0 serves the store, and publishes its address through {self._name}"
+
+    def missing(self) -> str | None:
+        return self._lacking
+
+    def open(self, meeting: Meeting) -> tuple[Store, bytes]:
+        key = f"ronde-{meeting.number}"
+        with self._connect(meeting.deadline) as values:
+            if meeting.rank == 0:
+                values.put(key, _offer(meeting), meeting.deadline)
+            values.fence(meeting.deadline)
+            addresses, secret = _accept(values.get(key, meeting.deadline))
+        return dial(addresses, secret, meeting, _PURPOSE), secret
+
+
+_PURPOSE: Final = b"published store"
+
+
+def _offer(meeting: Meeting) -> bytes:
+    """What rank 0 publishes: where its store is, or why it has none."""
+    secret = new_secret()
+    try:
+        server = serve([0], secret, meeting, _PURPOSE)
+    except RondeError as error:
+        return pack({"error": to_wire(error)})
+    return pack({"addresses": server.addresses, "secret": secret})
+
+
+def _accept(offer: bytes) -> tuple[list[tuple[str, int]], bytes]:
+    try:
+        told = unpack(offer)
+    except ValueError as error:
+        raise RendezvousError(f"what rank 0 published cannot be read: {error}") from error
+    match told:
+        case {"addresses": [*rows], "secret": bytes(secret)}:
+            return [_address(row) for row in rows], secret
+        case {"error": dict(fields)}:
+            raise from_wire(fields)
+    raise RendezvousError("rank 0 published something else than the address of its store")
+
+
+def _address(row: object) -> tuple[str, int]:
+    match row:
+        case [str(host), int(port)] if 0 < port < 65536:
+            return host, port
+    raise RendezvousError("rank 0 published something else than the address of its store")

@@ -1,0 +1,105 @@
+"""What a launcher says to a process: which rank of how many it is, and how the ranks can meet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, MutableMapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from transports.errors import ConfigError
+from transports.launchers.variables import Env
+from transports.launchers.ways import Meeting, Way
+from transports.rendezvous import MemoryStore
+from transports.store import Store
+from transports.tls import Tls
+
+TAKEN: Final = "RONDE_RANK_PROCESS"
+"""The variable in which a rank notes its process id, rank and job, for the processes that it starts."""
+INTERFACE: Final = "RONDE_TCP_INTERFACE"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A process as its launcher describes it.
+
+    family    the launcher's name here, as RONDE_LAUNCHER takes it
+    title     its name for people
+    seen      the variables that say so, with their values: 'RANK=1, WORLD_SIZE=4'
+    job       the job's id, different for jobs that run at the same time
+    one_host  True if the launcher says that all ranks are on one host
+    ways      ways in which the ranks can meet, the best first
+    """
+
+    family: str
+    title: str
+    rank: int
+    size: int
+    seen: str
+    job: str
+    one_host: bool
+    ways: tuple[Way, ...]
+
+    def __str__(self) -> str:
+        return f"{self.title} says that this process is rank {self.rank} of {self.size} ({self.seen})"
+
+    def way(self) -> Way:
+        """The first way that can be used. Raises ConfigError saying what each of them lacks."""
+        lacking = []
+        for way in self.ways:
+            missing = way.missing()
+            if missing is None:
+                return way
+            lacking.append(missing)
+        raise ConfigError(
+            f"{self}, but the ranks cannot meet: {'; '.join(lacking)}. Or set RONDE_STORE, the same for all ranks, to "
+            f"tcp://HOST:PORT on rank 0's host with RONDE_SECRET, or to file:///DIRECTORY that all of them share; "
+            f"RONDE_LAUNCHER=none makes a world of one of each process"
+        )
+
+
+def meet(
+    launch: Launch, env: Env, *, number: int, deadline: float, tls: Tls | None, resources: ExitStack
+) -> tuple[Store, bytes]:
+    """The store in which the ranks find each other, and the job's secret. Collective.
+
+    number     how many meetings this process has had before
+    deadline   the time of time.monotonic() at which it gives up
+    resources  gets what must be closed when the rank leaves
+
+    Raises ConfigError if the ranks cannot meet; RendezvousError, DeadlineExceeded if they do not.
+    """
+    if launch.size == 1 and launch.family != "ronde":
+        return MemoryStore(), b""
+    return launch.way().open(
+        Meeting(
+            launch.rank,
+            launch.size,
+            launch.job,
+            number,
+            launch.one_host,
+            env.get(INTERFACE, ""),
+            deadline,
+            tls,
+            resources,
+        )
+    )
+
+
+def take(launch: Launch, env: MutableMapping[str, str]) -> Callable[[], object]:
+    """Note in `env`, which the processes that this one starts inherit, that this process is the rank. Returns the
+    function that removes the note."""
+    env[TAKEN] = f"{os.getpid()} {launch.rank} {launch.job}"
+    return lambda: env.pop(TAKEN, None)
+
+
+def check_not_taken(launch: Launch, env: Env) -> None:
+    """Raise ConfigError if `env` was inherited from another process that is the rank."""
+    process, _, place = env.get(TAKEN, "").partition(" ")
+    if place == f"{launch.rank} {launch.job}" and process != str(os.getpid()):
+        raise ConfigError(
+            f"{launch.seen}: rank {launch.rank} is process {process} already, which has started this one (pid "
+            f"{os.getpid()}); for a world of its own, give init rank=0, size=1 and store='memory:', or start the "
+            f"process with RONDE_LAUNCHER=none"
+        )

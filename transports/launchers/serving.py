@@ -1,0 +1,62 @@
+"""The store that rank 0 serves where the launcher serves none."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Final
+
+from transports.errors import RendezvousError
+from transports.interfaces import can_bind, choose_address, interfaces
+from transports.launchers.ways import Meeting
+from transports.rendezvous import TcpStoreServer
+
+LINGER_SECONDS: Final = 10.0
+"""Seconds that rank 0 serves the store after its own end, for ranks that have not ended yet."""
+
+
+def serve(
+    ports: Sequence[int], secret: bytes, meeting: Meeting, purpose: bytes, host: str | None = None
+) -> TcpStoreServer:
+    """Serve a store on the first of `ports` that is free on all addresses by which ranks may come.
+
+    host  where the other ranks look for it, if they were told
+
+    It is closed with the meeting's resources, once all other ranks have left it, or after LINGER_SECONDS. A rank that
+    is still there then goes on: the store is needed to connect, and after failures. Raises ConfigError,
+    RendezvousError.
+    """
+    hosts = listening_addresses(meeting, host)
+    causes = []
+    for port in ports:
+        server = TcpStoreServer(hosts, port, secret=secret, tls=meeting.tls, purpose=purpose)
+        try:
+            server.start()
+        except RendezvousError as error:
+            causes.append(error.message)
+            continue
+        meeting.resources.callback(server.close)
+        meeting.resources.callback(server.drain, LINGER_SECONDS)
+        return server
+    raise RendezvousError(f"rank 0 cannot serve the store: {'; '.join(causes)}", rank=0)
+
+
+def listening_addresses(meeting: Meeting, host: str | None) -> list[str]:
+    """The addresses of this host by which the other ranks may reach it; those of networks before loopback.
+
+    An address of this host is taken as it is; a name is not resolved, since many hosts resolve their own to loopback.
+    """
+    if host is not None and can_bind(host):
+        return [host]
+    if meeting.interface:
+        return [choose_address(meeting.interface, None)]
+    loopback = choose_address("", None)
+    if meeting.one_host or host == "localhost":
+        return [loopback]
+    found = [address for addresses in interfaces().values() for address in addresses]
+    return [*dict.fromkeys(address for address in found if _leads_outward(address)), loopback]
+
+
+def _leads_outward(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    return not (address.is_loopback or address.is_link_local or address.is_unspecified)

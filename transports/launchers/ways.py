@@ -1,0 +1,49 @@
+"""The contract of a way to meet: how the ranks of a launcher reach the store in which they find each other."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from transports.store import Store
+from transports.tls import Tls
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One meeting of the ranks of a job, as one of them sees it.
+
+    job        the job's id, different for jobs that run at the same time
+    number     number of the meetings of this process before this one; the same on all ranks
+    one_host   True if the launcher says that all ranks are on one host
+    interface  the interface or address that rank 0 listens on; "" for all that may lead there
+    deadline   the time of time.monotonic() at which the rank gives up
+    resources  closed when the rank leaves; what a way opens goes there
+    """
+
+    rank: int
+    size: int
+    job: str
+    number: int
+    one_host: bool
+    interface: str
+    deadline: float
+    tls: Tls | None
+    resources: contextlib.ExitStack
+
+
+class Way(ABC):
+    """A way to meet. It is chosen on each rank by itself, from variables that are alike on all ranks."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """How the ranks meet, in a few words. Never a secret."""
+
+    @abstractmethod
+    def missing(self) -> str | None:
+        """What is needed and missing; None if the way can be used. No network."""
+
+    @abstractmethod
+    def open(self, meeting: Meeting) -> tuple[Store, bytes]:
+        """The store and the job's secret. Collective. Raises ConfigError, RendezvousError, DeadlineExceeded."""
