@@ -21,7 +21,7 @@ from collectives.launch.run_command import as_variables
 from collectives.planning.rules import Rules
 from collectives.watchdog import stall_report as stall
 from tests.security.fuzz import faulty, fuzz, numbers, values, words
-from transports import packed
+from transports import launchers, packed
 from transports.errors import ConfigError, MismatchError, RondeError, from_wire, to_wire
 from transports.packed import pack, unpack
 from transports.rendezvous import bootstrap, wire
@@ -191,14 +191,35 @@ variables = st.sampled_from(["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE"
 def test_the_launchers_variables_are_anything(given: dict[str, str]) -> None:
     env = {f"RONDE_{name}": text for name, text in given.items()}
     try:
-        job = bootstrap.job_from_environment(env)
+        job = launchers.job_from_environment(env)
     except ConfigError as error:
         assert "RONDE_" in str(error)  # noqa: PT017
         return
     if job is not None:
         assert 0 <= job.rank < job.size
-        again = bootstrap.job_from_environment(bootstrap.job_to_environment(job))
+        again = launchers.job_from_environment(launchers.job_to_environment(job))
         assert again == job
+
+
+NAMES = """
+RANK WORLD_SIZE MASTER_ADDR MASTER_PORT OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMIX_NAMESPACE PMIX_RANK PMI_RANK
+PMI_SIZE
+PMI_FD FLUX_TASK_RANK FLUX_JOB_SIZE JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE HOROVOD_RANK HOROVOD_SIZE SLURM_PROCID
+SLURM_STEP_ID
+SLURM_STEP_NUM_TASKS SLURM_STEP_NODELIST PET_NNODES PET_NODE_RANK TF_CONFIG RONDE_LAUNCHER RONDE_SIZE RONDE_STORE
+RONDE_PORT
+RONDE_SECRET RONDE_SECRET_FILE
+"""
+foreign = st.sampled_from([name for line in NAMES.splitlines() for name in line.split(" ") if name])
+hosts = st.text("ab01[],-", max_size=12)
+
+
+@fuzz(100)
+@given(st.dictionaries(foreign, likely | texts | hosts | st.just("slurm")))
+def test_the_variables_of_other_launchers_are_anything(env: dict[str, str]) -> None:
+    told = launchers.describe(env)
+    if told["launcher"] is not None:
+        assert 0 <= told["rank"] < told["size"]
 
 
 @fuzz(50)

@@ -23,7 +23,7 @@ from tests.collectives.launch.launcher import ronde
 from tests.transports.groups import groups, soon
 from tests.transports.tcp_ranks import in_threads, link, ranks
 from tests.worlds import SECRET, world_of
-from transports import auth
+from transports import auth, launchers
 from transports.base import Group, Member
 from transports.errors import ConfigError, RendezvousError, TransportError
 from transports.rendezvous import bootstrap
@@ -65,7 +65,7 @@ import contextlib, io, logging, os, pathlib, subprocess, sys
 logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
 import numpy, collectives
 from collectives.launch import cli
-from transports.rendezvous import bootstrap
+from transports import launchers
 comm = collectives.init()
 comm.allreduce(numpy.ones(1000))
 if comm.rank == 0:
@@ -77,7 +77,7 @@ if comm.rank == 0:
     for words in (["doctor"], ["doctor", "--json"]):
         with contextlib.suppress(SystemExit):
             cli.main(words)
-    print(bootstrap.job_from_environment(os.environ), comm, vars(comm))
+    print(launchers.job_from_environment(os.environ), comm, vars(comm))
 comm.barrier()
 if comm.rank == 1:
     raise RuntimeError("one rank fails")
@@ -137,9 +137,9 @@ def test_the_launcher_replaces_a_secret_that_it_inherits() -> None:
 
 def test_no_repr_shows_it() -> None:
     secret = auth.new_secret()
-    job = bootstrap.Job(0, 2, "tcp://localhost:1", secret)
+    job = launchers.Job(0, 2, "tcp://localhost:1", secret)
     group = Group(0, (Member("host", "name", 1),), MemoryStore(), secret)
-    variables = bootstrap.job_to_environment(job)
+    variables = launchers.job_to_environment(job)
     with TcpStoreServer("127.0.0.1", secret=secret) as server:
         things = [
             job,
@@ -161,7 +161,7 @@ def test_no_repr_shows_it() -> None:
 def test_an_error_about_it_does_not_show_it(value: str) -> None:
     env = {"RONDE_RANK": "0", "RONDE_SIZE": "2", "RONDE_STORE": "tcp://localhost:1", "RONDE_SECRET": value}
     with pytest.raises(ConfigError) as caught:
-        bootstrap.job_from_environment(env)
+        launchers.job_from_environment(env)
     error: BaseException | None = caught.value
     while error is not None:
         assert "5ec4e7" not in f"{error!r} {error}"
