@@ -150,8 +150,8 @@ class HostOperations:
             executor.planner.single_copy = window.can_read_peers(deadline, check)
         except MismatchError as error:
             raise ConfigError(
-                f"calibrate={self._calibrates} and the table of rules: must be the same on all ranks; those of rank "
-                f"{error.peer} differ from this rank's",
+                f"calibrate and the table of rules: must be the same on all ranks; those of rank {error.peer} differ "
+                f"from those of rank {error.rank}, which has calibrate={self._calibrates}",
                 rank=error.rank,
                 peer=error.peer,
             ) from None

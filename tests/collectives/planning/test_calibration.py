@@ -240,6 +240,6 @@ def test_ranks_that_measure_differently_are_named() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         texts = list(pool.map(error, range(3)))
-    assert "calibrate=True" in texts[0] and "those of rank 1 differ" in texts[0]  # noqa: PT018
-    assert "calibrate=False" in texts[1] and "differ" in texts[1]  # noqa: PT018
-    assert "those of rank 1 differ" in texts[2]
+    for text in texts:  # that of a rank that hears of another's error before it compares is the other's
+        assert "calibrate and the table of rules: must be the same on all ranks" in text
+        assert "rank 1" in text
