@@ -278,7 +278,7 @@ class _Supervisor(Listener):
             raise self._not_started(failures)
 
     def _not_started(self, failures: Mapping[str, OSError | str]) -> StartError:
-        several = len(self._hosts) > 1
+        several = len(self._hosts) > 1 or self._job.places[0].agent is not None
         command = self._job.command[0]
         texts, code = [], 1
         for name, failure in failures.items():

@@ -1,0 +1,145 @@
+"""Hosts with an sshd each, as a cluster has them: keys are known, and nothing needs to be asked.
+
+The folder /etc/ssh of every host is one of the test's own, so that neither the machine's configuration nor that of the
+user matters. sshd runs in the foreground, and everything is gone when it and the hosts' namespaces are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tests.collectives.launch.launcher import RONDE, environment
+from tests.netns.network import Host, Network
+
+SSHD = "/usr/sbin/sshd"
+_ROOT = Path(__file__).resolve().parents[2]
+_SERVER = """
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/user_key.pub
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+PermitRootLogin prohibit-password
+PidFile none
+LogLevel ERROR
+"""
+_CLIENT = """
+IdentityFile {folder}/user_key
+IdentitiesOnly yes
+UserKnownHostsFile {folder}/known_hosts
+GlobalKnownHostsFile none
+"""
+BOUND = 90.0
+
+
+def obstacle() -> str | None:
+    """Why no sshd can run here; None if it can."""
+    missing = [name for name in (SSHD, "ssh", "ssh-keygen") if shutil.which(name) is None]
+    return f"needs {', '.join(missing)} (openssh-server, openssh-client)" if missing else None
+
+
+class Cluster:
+    """A network whose hosts run sshd. A context.
+
+    hosts   their names
+    folder  keys and configurations, which are /etc/ssh on every host
+    """
+
+    def __init__(self, hosts: Sequence[str], *, ipv6: bool = False) -> None:
+        self.network = Network(hosts, ipv6=ipv6)
+        self._resources = contextlib.ExitStack()
+        self._servers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Cluster:
+        with contextlib.ExitStack() as resources:
+            self.folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="ronde-ssh-")))
+            for key in ("host_key", "user_key"):
+                command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / key)]
+                subprocess.run(command, check=True, capture_output=True, timeout=30)
+            (self.folder / "sshd_config").write_text(_SERVER.format(folder=self.folder))
+            (self.folder / "ssh_config").write_text(_CLIENT.format(folder=self.folder))
+            resources.enter_context(self.network)
+            self.know(*[name for host in self.hosts.values() for name in (host.name, host.address)])
+            for host in self.hosts.values():
+                host.run(f"mount --bind {self.folder} /etc/ssh")
+                host.run("mount -t tmpfs ronde /run")
+                host.run("mkdir -m 755 /run/sshd")
+                self._servers[host.name] = resources.enter_context(self._serve(host))
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._resources.close()
+
+    @property
+    def hosts(self) -> Mapping[str, Host]:
+        return self.network.hosts
+
+    def know(self, *names: str) -> None:
+        """Make these the hosts whose keys are known to ssh."""
+        key = (self.folder / "host_key.pub").read_text()
+        (self.folder / "known_hosts").write_text("".join(f"{name} {key}" for name in names))
+
+    @contextlib.contextmanager
+    def changed(self, host: str, path: str, text: str) -> Iterator[None]:
+        """Replace the contents of a file on a host, for a while."""
+        with tempfile.NamedTemporaryFile("w", prefix="ronde-file-") as file:
+            file.write(text)
+            file.flush()
+            self.hosts[host].run(f"mount --bind {file.name} {path}")
+            try:
+                yield
+            finally:
+                self.hosts[host].run(f"umount {path}")
+
+    @contextlib.contextmanager
+    def running(self, host: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """`ronde run` with these arguments, on a host; killed at the end."""
+        command = self.hosts[host].command("env", "-C", str(_ROOT), *RONDE, "run", *arguments)
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment({"PYTHONPATH": str(_ROOT)}),
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def ronde(self, host: str, *arguments: str) -> tuple[int, str, str]:
+        """Run `ronde run` on a host to its end: exit code, stdout, stderr."""
+        with self.running(host, *arguments) as process:
+            out, err = process.communicate(timeout=BOUND)
+            return process.returncode, out.decode(), err.decode()
+
+    def processes(self, word: str) -> list[int]:
+        """Processes on any host whose command line has `word`."""
+        spaces = {os.stat(f"/proc/{host.holder.pid}/ns/net").st_ino for host in self.hosts.values()}
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                words = (folder / "cmdline").read_bytes().decode(errors="replace")
+                if word in words and os.stat(folder / "ns/net").st_ino in spaces:
+                    found.append(int(folder.name))
+        return found
+
+    @contextlib.contextmanager
+    def _serve(self, host: Host) -> Iterator[subprocess.Popen[bytes]]:
+        command = host.command(SSHD, "-D", "-e", "-f", "/etc/ssh/sshd_config")
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=sys.stderr) as server:
+            try:
+                yield server
+            finally:
+                server.kill()
