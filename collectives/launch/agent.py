@@ -209,8 +209,9 @@ def _address_here() -> str:
 
 
 def _address_of_launcher() -> list[str]:
+    """The address from which ssh or srun has started this process, if they say it."""
     words = os.environ.get("SSH_CONNECTION", "").split()
-    return words[:1] if len(words) == 4 else []
+    return words[:1] if len(words) == 4 else os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "").split()
 
 
 if __name__ == "__main__":

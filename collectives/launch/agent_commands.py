@@ -54,6 +54,18 @@ class Ssh:
         return [*words, "--", address, f"exec {_python()} -S -E -c '{BOOTSTRAP}'"]
 
 
+@dataclass(frozen=True)
+class Srun:
+    """How to call srun in an allocation: a step of its own for each agent, beside whatever runs there."""
+
+    def command(self, address: str) -> list[str]:
+        """The command that starts an agent on a node."""
+        options = ["overlap", "nodes=1", "ntasks=1", "ntasks-per-node=1", f"nodelist={address}"]
+        options += ["kill-on-bad-exit=0", "wait=0", "mpi=none", "cpu-bind=none", "quiet"]
+        words = ["srun", *(f"--{option}" for option in options)]
+        return [*words, sys.executable, "-S", "-E", "-c", BOOTSTRAP]
+
+
 def header(folder: str, variables: Mapping[str, str]) -> Sequence[Any]:
     """The input of the bootstrap text: the agent's working folder and its variables."""
     return [folder, dict(variables)]

@@ -63,4 +63,5 @@ def of_rank(job: launchers.Job, base: Mapping[str, str], torch: tuple[str, int])
     }
     defaults = dict.fromkeys(THREAD_VARIABLES, str(max(1, usable_cores() // job.local_size)))
     defaults["PYTHONUNBUFFERED"] = "1"
-    return defaults | like_torchrun | dict(base) | launchers.job_to_environment(job)
+    base = {name: value for name, value in base.items() if name != launchers.VARIABLE}  # it is ours, whatever it said
+    return defaults | like_torchrun | base | launchers.job_to_environment(job)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from collectives.config import PREFIX, Config, Settings
-from collectives.launch.agent_commands import Ssh
+from collectives.launch.agent_commands import Srun, Ssh
+from collectives.launch.allocation import allocated
 from collectives.launch.environment import exported, passed_on
 from collectives.launch.host_list import Host, parse_file, parse_list, share_out
 from collectives.launch.processes import usable_cores
@@ -32,7 +33,8 @@ Each line of output is printed with its rank in front. Only rank 0 reads standar
 
 Other hosts are reached by ssh, which must ask for nothing (keys, known hosts). They need the same Python, the same
 Ronde and the same folder as this one. Their ranks get the variables PATH, PYTHONPATH, LD_LIBRARY_PATH, VIRTUAL_ENV,
-CONDA_* and RONDE_* of this process and those of -x; all others are those of a login there.
+CONDA_* and RONDE_* of this process and those of -x; all others are those of a login there. In an allocation of Slurm
+(sbatch, salloc) the ranks run on its nodes, one per task, and srun takes the place of ssh.
 
 If a rank fails, the other ranks get 1.5 seconds to print their errors and are then terminated. The report names the
 rank that failed first, with the end of its stderr. The exit code is that of this rank (128 + N if signal N killed it).
@@ -213,7 +215,7 @@ def main(args: argparse.Namespace) -> int:
     extra = {**exported(args.exported, os.environ), **as_variables(settings)}
     variables = {**os.environ, **extra}
     Config.load(environment=variables).load_tls()
-    places = as_places(hosts_of(args), args.np, Ssh(args.ssh_port, args.ssh_identity_file))
+    places = places_of(args)
     job = Job(
         command,
         places,
@@ -237,6 +239,20 @@ def main(args: argparse.Namespace) -> int:
         return error.code
 
 
+def places_of(args: argparse.Namespace) -> list[Place]:
+    """The hosts of the job with their ranks: those that the user names, or that Slurm has allocated, or this one.
+
+    Raises ConfigError.
+    """
+    hosts = hosts_of(args)
+    if hosts is not None:
+        return as_places(hosts, args.np, Ssh(args.ssh_port, args.ssh_identity_file))
+    hosts = allocated(os.environ)
+    if hosts is not None:
+        return as_places(hosts, args.np, Srun())
+    return [Place(socket.gethostname(), range(args.np or usable_cores()))]
+
+
 def hosts_of(args: argparse.Namespace) -> list[Host] | None:
     """The hosts of `-H` or `--hostfile`; None if neither was given. Raises ConfigError."""
     if args.hosts is not None:
@@ -250,14 +266,11 @@ def hosts_of(args: argparse.Namespace) -> list[Host] | None:
     return None
 
 
-def as_places(hosts: list[Host] | None, np: int | None, ssh: Ssh) -> list[Place]:
-    """The hosts with their ranks, and the commands that start agents. None for hosts: all ranks run here."""
-    if hosts is None:
-        return [Place(socket.gethostname(), range(np or usable_cores()))]
-    shares = share_out(hosts, np)
+def as_places(hosts: Sequence[Host], np: int | None, way: Ssh | Srun) -> list[Place]:
+    """The hosts with their ranks, and the commands that start agents."""
     return [
-        Place(share.host.name, share.ranks, None if share.host.is_here else ssh.command(share.host.address))
-        for share in shares
+        Place(share.host.name, share.ranks, None if share.host.is_here else way.command(share.host.address))
+        for share in share_out(hosts, np)
     ]
 
 

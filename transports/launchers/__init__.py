@@ -9,8 +9,10 @@ to the others (`keyvalue`, with `pmi`, `pmix`, `torch_store` and `horovod_store`
 from __future__ import annotations
 
 from transports.launchers.detection import VARIABLE, describe, find
+from transports.launchers.hosts import expand
 from transports.launchers.launch import Launch, check_not_taken, meet, take
 from transports.launchers.ronde import Job, job_from_environment, job_to_environment
+from transports.launchers.secret import given_secret
 
 __all__ = [
     "VARIABLE",
@@ -18,7 +20,9 @@ __all__ = [
     "Launch",
     "check_not_taken",
     "describe",
+    "expand",
     "find",
+    "given_secret",
     "job_from_environment",
     "job_to_environment",
     "meet",
