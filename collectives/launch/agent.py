@@ -13,22 +13,30 @@ import selectors
 import signal
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from collectives.launch.escalation import Escalation
-from collectives.launch.host import Facts, RankListener, Start
+from collectives.launch.host import LOST, Facts, RankListener, Start
 from collectives.launch.link import Link
 from collectives.launch.local_host import LocalHost
 from collectives.launch.messages import STDERR, STDOUT, WINDOW, Message
-from collectives.launch.processes import Guardian, adopt_orphans, fill_standard_descriptors, signals_as_bytes
+from collectives.launch.output import Tail
+from collectives.launch.processes import Guardian, adopt_orphans, exit_code, fill_standard_descriptors, signals_as_bytes
 from collectives.launch.reaper import Reaper
+from collectives.launch.relay import Relay, prefix_of, rank_folder
 from collectives.launch.standard_input import InputReceiver
 from collectives.launch.store_keeper import Question
+from collectives.launch.store_pipes import StorePipes
 from transports.errors import RondeError
 
 OPEN_SECONDS: Final = 30.0
 """Time for the launcher to send its first message."""
+
+FLUSH_SECONDS: Final = 2.0
+"""Time for a slow reader to take the remaining output."""
 
 _NEVER: Final = float("inf")
 
@@ -42,16 +50,62 @@ def main() -> int:
     os.dup2(null, 0)
     os.dup2(2, 1)  # other output must not get into the messages
     os.close(null)
+    with _agent((commands, replies)) as agent:
+        agent.run()
+    return 0
+
+
+def attend(job: OwnJob, pipes: StorePipes) -> int:
+    """Run the ranks of a node that was started by hand, for the launcher on node 0; the exit code of the job.
+
+    Call it in the main thread of a process of its own: it takes over signals, stdout and stderr. Raises OSError.
+    """
+    fill_standard_descriptors()
+    adopt_orphans()
+    with contextlib.closing(pipes), _agent(pipes.open(), job) as agent:
+        agent.run()
+    if agent.ended_by is not None:
+        sys.stderr.write(f"ronde: ended by {agent.ended_by.name}\n")
+        return exit_code(-agent.ended_by)
+    if agent.code is None:
+        sys.stderr.write(f"ronde: node 0 was lost: {agent.trouble}\n")
+        return LOST
+    if agent.code:
+        sys.stderr.write(f"ronde: the job ended with exit code {agent.code}; node 0 tells why\n")
+    return agent.code
+
+
+@contextlib.contextmanager
+def _agent(descriptors: tuple[int, int], job: OwnJob | None = None) -> Iterator[Agent]:
+    """An agent with everything that it needs, released at the end."""
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         reaper = stack.enter_context(contextlib.closing(Reaper()))
         guardian = stack.enter_context(contextlib.closing(Guardian()))
-        agent = Agent(selector, reaper, guardian, (commands, replies))
+        agent = Agent(selector, reaper, guardian, descriptors, job)
         stack.callback(agent.close)
         stack.enter_context(signals_as_bytes(selector, agent.on_signals))
+        if agent.relay is not None:
+            stack.enter_context(contextlib.closing(agent.relay)).open()
         guardian.start()
-        agent.run()
-    return 0
+        yield agent
+
+
+@dataclass(frozen=True)
+class OwnJob:
+    """The job of a node that was started by hand: it has its own command and prints the output of its ranks itself.
+
+    url     address of the store, as this node reaches it
+    prefix  put the rank in front of every line of output
+    """
+
+    command: Sequence[str]
+    variables: Mapping[str, str] = field(repr=False)
+    url: str
+    secret: bytes = field(repr=False)
+    name: str
+    prefix: bool
+    output_folder: Path | None
 
 
 class _Sender(RankListener):
@@ -74,39 +128,91 @@ class _Sender(RankListener):
         self._agent.link.send("answer", question, value)
 
 
+class _Printer(_Sender):
+    """Tells the launcher what happens, and prints the output here. The launcher gets the end of each rank's stderr."""
+
+    def __init__(self, agent: Agent, relay: Relay) -> None:
+        super().__init__(agent)
+        self._relay = relay
+        self._tails: dict[int, Tail] = {}
+
+    def expect(self, ranks: Sequence[int], size: int, job: OwnJob) -> None:
+        """Expect output of these ranks. Raises OSError."""
+        for rank in ranks:
+            tail = self._tails[rank] = Tail()
+            prefix = prefix_of(rank, size, job.name) if job.prefix else b""
+            folder = None if job.output_folder is None else job.output_folder / rank_folder(rank, size)
+            self._relay.add(rank, prefix, tail, folder)
+
+    def output(self, rank: int, stream: int, data: bytes) -> None:
+        self._relay.feed(rank, stream, data)
+
+    def send_tails(self) -> None:
+        """Send the end of each rank's stderr."""
+        for rank, tail in self._tails.items():
+            self._agent.link.send("output", rank, STDERR, "\n".join([*tail.lines(), ""]).encode())
+
+
 class Agent:
     """Obeys a launcher.
 
     descriptors  messages from the launcher, and those to it
+    job          for a node that was started by hand; None: the launcher tells the job, and gets the output
+    code         the job's exit code, once the launcher has told it
+    trouble      why the agent has ended the ranks on its own; '' if it has not
+    ended_by     the signal that asked it to
     """
 
     def __init__(
-        self, selector: selectors.BaseSelector, reaper: Reaper, guardian: Guardian, descriptors: tuple[int, int]
+        self,
+        selector: selectors.BaseSelector,
+        reaper: Reaper,
+        guardian: Guardian,
+        descriptors: tuple[int, int],
+        job: OwnJob | None = None,
     ) -> None:
+        self.code: int | None = None
+        self.trouble = ""
+        self.ended_by: signal.Signals | None = None
         self._selector = selector
+        self._job = job
         self._escalation = Escalation(0.0)
         self.link = Link(selector, descriptors, self._obey, OPEN_SECONDS)
         self._input: InputReceiver | None = None
-        self._host = LocalHost("", selector, reaper, guardian, _Sender(self), variables=os.environ, stdin=0)
+        self.relay = None if job is None else Relay(selector, self._want_output)
+        self._printer = None if self.relay is None else _Printer(self, self.relay)
+        variables = os.environ if job is None else job.variables
+        listener = self._printer or _Sender(self)
+        self._host = LocalHost("", selector, reaper, guardian, listener, variables=variables, stdin=0)
         self._credit = {STDOUT: WINDOW, STDERR: WINDOW}
         self._started = False
         self._told_gone = False
         self._told_drained = False
-        self._finished = False
-        self._alone = False
 
     def run(self) -> None:
         """Obey until the launcher says that the job is over, or until the ranks have ended that the agent ends."""
-        while not self._finished and not (self._alone and self._host.gone):
-            drained_at = self._host.drained_at if self._told_gone and not self._told_drained else _NEVER
-            until = min(self.link.wake_at, self._escalation.wake_at, drained_at)
-            for key, _ in self._selector.select(None if until == _NEVER else max(0.0, until - time.monotonic())):
-                key.data()
-            self.link.tick()
-            if self.link.closed is not None:
-                self._end_alone()
-            self._escalation.apply(self._host)
-            self._tell_progress()
+        while self.code is None and not (self.trouble and self._host.gone):
+            self._turn()
+        self._host.finish(0)
+        until = time.monotonic() + FLUSH_SECONDS
+        while self.relay is not None and self.relay.pending and time.monotonic() < until:
+            self._turn(until)
+
+    def _turn(self, until: float = _NEVER) -> None:
+        """Handle the next events."""
+        drained_at = self._host.drained_at if self._told_gone and not self._told_drained else _NEVER
+        until = min(until, self.link.wake_at, self._escalation.wake_at, drained_at)
+        for key, _ in self._selector.select(None if until == _NEVER else max(0.0, until - time.monotonic())):
+            key.data()
+        self.link.tick()
+        if self.link.closed is not None:
+            self._end_alone(self.link.closed)
+        if self.relay is not None:
+            self.relay.update()
+            if self.relay.failure is not None:
+                self._end_alone(f"cannot write output: {self.relay.failure}")
+        self._escalation.apply(self._host)
+        self._tell_progress()
 
     def on_signals(self, numbers: bytes) -> None:
         """Handle signals, one byte each."""
@@ -115,9 +221,11 @@ class Agent:
                 self._host.on_child_exit()
             elif number in (signal.SIGUSR1, signal.SIGUSR2):
                 self._host.signal_ranks(number)
-            elif not self._alone:
-                self.link.send("ending", f"its agent was ended by {number.name}")
-                self._end_alone()
+            elif not self.trouble:
+                self.ended_by = number
+                self._end_alone(f"its agent was ended by {number.name}")
+            else:
+                self._escalation.begin(time.monotonic(), signal.SIGKILL)
 
     def spend(self, stream: int, count: int) -> None:
         """Count output that was sent."""
@@ -132,9 +240,13 @@ class Agent:
             self._input.close()
         self.link.close("closed")
 
-    def _end_alone(self) -> None:
-        if not self._alone:
-            self._alone = True
+    def _want_output(self, stream: int, wanted: bool) -> None:
+        self._host.want_output(stream, wanted)
+
+    def _end_alone(self, trouble: str) -> None:
+        if not self.trouble:
+            self.trouble = trouble
+            self.link.send("ending", trouble)
             self._escalation.begin(time.monotonic(), signal.SIGTERM)
 
     def _tell_progress(self) -> None:
@@ -143,6 +255,8 @@ class Agent:
             self.link.send("gone")
         if self._told_gone and not self._told_drained and time.monotonic() >= self._host.drained_at:
             self._told_drained = True
+            if self._printer is not None:
+                self._printer.send_tails()
             self.link.send("drained")
 
     # Messages of the launcher
@@ -168,13 +282,15 @@ class Agent:
                 url, torch = self._host.serving
                 self.link.send("serving", url, list(torch))
             case ["reach", str(url), bytes(secret)]:
-                self._host.reach(url, secret)
+                if self._job is None:  # the node that was started by hand is here because it has reached the store
+                    self._host.reach(url, secret)
                 self.link.send("reached")
             case ["start", dict(values)]:
                 self._start(values)
             case ["credit", int(stream), int(count)] if stream in self._credit:
-                self._credit[stream] += count
-                self._host.want_output(stream, self._credit[stream] > 0)
+                if self._job is None:  # otherwise the reader of this node's output sets the pace
+                    self._credit[stream] += count
+                    self._host.want_output(stream, self._credit[stream] > 0)
             case ["input", bytes(data)] if self._input is not None:
                 self._input.put(data)
             case ["signal", int(number), bool(groups)]:
@@ -184,8 +300,8 @@ class Agent:
                 self._host.ask(question, [int(str(rank)) for rank in ranks])
             case ["give up"]:
                 self._host.give_up()
-            case ["finish"]:
-                self._finished = True
+            case ["finish", int(code)]:
+                self.code = code
             case _:
                 raise RondeError(f"the agent got an unknown message ({message[0]!r:.40}): another version of Ronde?")
 
@@ -193,6 +309,9 @@ class Agent:
         host, port = values["torch"]
         command = [os.fsdecode(word) for word in values["command"]]
         start = Start(**values | {"command": command, "torch": (host, port)})
+        if self._job is not None and self._printer is not None:
+            start = replace(start, command=self._job.command, store=self._job.url, secret=self._job.secret)
+            self._printer.expect(start.ranks, start.size, self._job)
         self._started = True
         if 0 in start.ranks:
             self._input = InputReceiver(self._selector, lambda count: self.link.send("taken", count))

@@ -8,10 +8,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from signal import Signals
-from typing import Protocol
+from typing import Final, Protocol
 
 from collectives.launch.store_keeper import Question
 from collectives.version import __version__
+
+LOST: Final = 255
+"""Exit code of a job whose first failure is the loss of a host, as ssh(1) has it for a lost connection."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,6 @@ class Facts:
 
     ronde: str
     python: str
-    executable: str
     hostname: str
     address: str = ""
 
@@ -31,12 +33,12 @@ class Facts:
     def own(address: str = "") -> Facts:
         """The facts of this process."""
         python = f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
-        return Facts(__version__, python, sys.executable, socket.gethostname(), address)
+        return Facts(__version__, python, socket.gethostname(), address)
 
     @property
     def versions(self) -> str:
         """The part that must be the same on all hosts."""
-        return f"Ronde {self.ronde}, {self.python} ({self.executable})"
+        return f"Ronde {self.ronde}, {self.python}"
 
 
 @dataclass(frozen=True)
@@ -160,12 +162,12 @@ class Host(Protocol):
     def drained_at(self) -> float:
         """Moment at which the output counts as complete once the ranks are gone; infinite while that is not known."""
 
-    def finish(self) -> None:
-        """The job is over: kill what is left, release everything. `closed` becomes True when that is done."""
+    def finish(self, code: int) -> None:
+        """The job is over with this exit code: kill what is left. `closed` becomes True when that is done."""
 
     @property
     def closed(self) -> bool:
-        """True once everything has been released."""
+        """True once what `finish` began is done."""
 
     def close(self) -> None:
-        """Release everything at once. Idempotent."""
+        """Release everything, the store included. Idempotent."""

@@ -31,6 +31,7 @@ class LocalHost:
     """Implements `Host`. Errors are raised, since they come at once.
 
     variables  the environment of the ranks, to which each rank's own variables are added
+    keeper     serves the store already; None: one that begins to with `serve`
     stdin      descriptor that rank 0 reads if it is here; may be set until `start`
     """
 
@@ -44,6 +45,7 @@ class LocalHost:
         *,
         variables: Mapping[str, str],
         stdin: int,
+        keeper: StoreKeeper | None = None,
     ) -> None:
         self.name = name
         self.facts: Facts | None = None
@@ -56,7 +58,7 @@ class LocalHost:
         self._listener = listener
         self._variables = variables
         self.stdin = stdin
-        self._keeper = StoreKeeper(variables)
+        self._keeper = keeper or StoreKeeper(variables)
         self._streams: dict[tuple[int, int], int] = {}  # rank and stream -> pipe
         self._wanted = {STDOUT: True, STDERR: True}
         self._last_activity = 0.0
@@ -152,21 +154,21 @@ class LocalHost:
             return 0.0
         return self._last_activity + DRAIN_SECONDS if all(self._wanted.values()) else float("inf")
 
-    def finish(self) -> None:
-        """Kill what is left, and release everything."""
-        self.close()
+    def finish(self, code: int) -> None:
+        """Kill what is left. The store stays: other hosts may still need it."""
+        self._processes.kill()
+        self._processes.give_up()  # the system may use the numbers again
 
     @property
     def closed(self) -> bool:
-        """True once everything has been released."""
-        return self._closed
+        """True: `finish` leaves nothing to wait for."""
+        return True
 
     def close(self) -> None:
         """Kill what is left, release the pipes and the store. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._processes.kill()
-            self._processes.give_up()  # the system may use the numbers again
+            self.finish(0)
             for rank, stream in list(self._streams):
                 self._remove(rank, stream)
             self._keeper.close()

@@ -15,7 +15,7 @@ Texts that come from the system (arguments, variables, paths) travel as bytes, s
                                                           ["drained"] after the last output
     ["ask", question, ranks]                              ["answer", question, value]
     ["give up"]                                           ["ending", why], when something else than the launcher
-    ["finish"]                                                             ends the ranks
+    ["finish", exit code]                                                             ends the ranks
     ["beat"]                                              ["beat"]
 """
 

@@ -22,10 +22,21 @@ from collectives.launch.output import LineSplitter, Sink, Tail, same_file
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 
 
+def prefix_of(rank: int, size: int, host: str) -> bytes:
+    """What comes before each line of a rank: '[rank  3, h1] '. `host`: '' if there is but one."""
+    where = f", {host}" if host else ""
+    return f"[rank {rank:>{len(str(size - 1))}}{where}] ".encode()
+
+
+def rank_folder(rank: int, size: int) -> str:
+    """The name of the folder of a rank's output, as horovodrun has it: 'rank.03'."""
+    return f"rank.{rank:0{len(str(size - 1))}}"
+
+
 class _Stream:
     """The stdout or stderr of a rank."""
 
-    def __init__(self, sink: Sink, prefix: bytes, tail: Tail | None, file: io.FileIO | None) -> None:
+    def __init__(self, sink: Sink | None, prefix: bytes, tail: Tail | None, file: io.FileIO | None) -> None:
         self._sink = sink
         self._prefix = prefix
         self._tail = tail
@@ -38,7 +49,8 @@ class _Stream:
         while rest and self._file is not None:
             rest = rest[self._file.write(rest) :]
         for line in self._splitter.feed(data) if data else self._splitter.finish():
-            self._sink.put(self, self._prefix, line)
+            if self._sink is not None:
+                self._sink.put(self, self._prefix, line)
             if self._tail is not None:
                 self._tail.add(line)
 
@@ -68,15 +80,16 @@ class Relay:
         self._sinks = {STDOUT: out, STDERR: out if same_file(1, 2) else Sink(2)}
         self._reading = dict.fromkeys(self._sinks.values(), True)
 
-    def add(self, rank: int, prefix: bytes, tail: Tail, folder: Path | None) -> None:
-        """Expect output of a rank. `tail` gets its stderr; `folder` the files stdout and stderr. Raises OSError."""
+    def add(self, rank: int, prefix: bytes, tail: Tail, folder: Path | None, *, shown: bool = True) -> None:
+        """Expect output of a rank. `tail` gets its stderr; `folder` the files stdout and stderr; this process's stdout
+        and stderr get it if it is `shown`. Raises OSError."""
         for stream, sink in self._sinks.items():
             file = None
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
                 file = self._files.enter_context((folder / _NAMES[stream]).open("wb", buffering=0))
             kept = tail if stream == STDERR else None
-            self._streams[rank, stream] = _Stream(sink, prefix, kept, file)
+            self._streams[rank, stream] = _Stream(sink if shown else None, prefix, kept, file)
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Pass on output of a rank; b"" at the end of a stream."""

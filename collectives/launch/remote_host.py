@@ -1,9 +1,7 @@
-"""A host on which an agent runs the ranks, on the other end of a command such as ssh."""
+"""A host on which an agent runs the ranks, at the other end of a connection."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import secrets
 import selectors
@@ -12,30 +10,25 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
+from collectives.launch.connection import Connection
 from collectives.launch.host import Facts, Failure, Listener, Start
 from collectives.launch.link import Link
 from collectives.launch.messages import STDERR, STDOUT, WINDOW, Message
-from collectives.launch.output import LineSplitter, Tail
-from collectives.launch.processes import Guardian, describe_status, signal_group, spawn
 from collectives.launch.standard_input import InputSender
 from collectives.launch.store_keeper import Question
 
 GONE_SECONDS: Final = 1.0
-"""Time from the end of the connection to the end of the command, whose words tell why."""
+"""Time from the end of the messages to that of the connection, which tells why."""
 
 FINISH_SECONDS: Final = 3.0
-"""Time for an agent to end; later the command is killed."""
-
-_READ: Final = 1 << 16
+"""Time for an agent to end; later the connection is cut."""
 
 
 class RemoteHost:
     """Implements `Host`. Failures show in `failure`, or reach `Listener.lost` once ranks run.
 
-    command   starts the agent's bootstrap text, with stdin and stdout connected to this process
-    header    folder and variables of the agent
     limit     seconds of silence after which the host counts as lost
     grace     seconds that the agent gives its ranks if it must end them on its own
     """
@@ -43,12 +36,10 @@ class RemoteHost:
     def __init__(
         self,
         name: str,
-        command: Sequence[str],
+        connection: Connection,
         selector: selectors.BaseSelector,
-        guardian: Guardian,
         listener: Listener,
         *,
-        header: Sequence[Any],
         limit: float,
         grace: float,
     ) -> None:
@@ -58,20 +49,13 @@ class RemoteHost:
         self.reached = False
         self.running = False
         self.failure: Failure | None = None
-        self._command = command
+        self._connection = connection
         self._selector = selector
-        self._guardian = guardian
         self._listener = listener
-        self._header = header
         self._limit = limit
         self._grace = grace
         self._link: Link | None = None
-        self._pid = 0
-        self._status: int | None = None
-        self._words = -1
-        self._splitter = LineSplitter()
-        self._tail = Tail()
-        self._ends_at = float("inf")  # when the connection and the command must have ended
+        self._ends_at = float("inf")  # when messages and connection must have ended
         self._to_start: set[int] = set()
         self._started = False
         self._finished = False
@@ -84,37 +68,29 @@ class RemoteHost:
     # Before the ranks run
 
     def open(self) -> None:
-        """Start the command. Raises OSError."""
-        with contextlib.ExitStack() as theirs:
-            ends: list[int] = []
-            for _ in range(3):
-                ends += os.pipe()
-            stdin, to_agent, from_agent, stdout, self._words, stderr = ends
-            for end in (stdin, stdout, stderr):
-                theirs.callback(os.close, end)
-            marker = secrets.token_hex(16).encode()
-            self._link = Link(self._selector, (from_agent, to_agent), self._receive, float("inf"), marker)
-            self._selector.register(self._words, selectors.EVENT_READ, self._read_words)
-            self._pid = spawn(self._command, os.environ, stdin, stdout, stderr)
-            self._guardian.add(self._pid)
-        self._link.send_bytes(json.dumps(self._header).encode() + b"\n")
+        """Begin to connect. Raises OSError."""
+        marker = secrets.token_hex(16).encode()
+        descriptors = self._connection.open()
+        self._link = Link(self._selector, descriptors, self._receive, float("inf"), marker)
+        self._link.send_bytes(self._connection.preamble)
         self._link.send("open", marker, self._limit, self._grace)
 
     def serve(self, secret: bytes, interface: str, hints: Sequence[str]) -> None:
         """Let the agent serve the store."""
-        self._send("serve", secret, interface, list(hints))
+        self._send("serve", self._shown(secret), interface, list(hints))
 
     def reach(self, url: str, secret: bytes) -> None:
         """Let the agent try whether it can reach the store."""
-        self._send("reach", url, secret)
+        self._send("reach", url, self._shown(secret))
 
     def start(self, start: Start) -> None:
         """Let the agent start ranks."""
         self._started = True
         self._gone = self._drained = False
         self._to_start = set(start.ranks)
-        values = asdict(start) | {"command": [os.fsencode(word) for word in start.command], "ranks": list(start.ranks)}
-        self._send("start", values)
+        command = [os.fsencode(word) for word in start.command]
+        secret = self._shown(start.secret)
+        self._send("start", asdict(start) | {"command": command, "ranks": list(start.ranks), "secret": secret})
         if 0 in start.ranks:
             self._input = InputSender(self._selector, partial(self._send, "input"))
 
@@ -144,32 +120,28 @@ class RemoteHost:
         self._gone = True
 
     def on_child_exit(self) -> None:
-        """Collect the command, if it has ended."""
-        if self._pid and self._status is None:
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
-            if pid:
-                self._status = os.waitstatus_to_exitcode(status)
-                self._guardian.remove(self._pid)
+        """The connection's command may have ended."""
+        self._connection.on_child_exit()
 
     def tick(self) -> None:
-        """Notice the end of the connection or silence; kill a command that does not end."""
+        """Notice the end of the connection or silence; cut a connection that does not end."""
         if self._link is None:
             return
         self._link.tick()
         now = time.monotonic()
-        ended, closed = self._status is not None, self._link.closed is not None
+        ended, closed = self._connection.ended, self._link.closed is not None
         if (ended or closed) and self._ends_at == float("inf"):
             self._ends_at = now if self._link.silent else now + GONE_SECONDS
-        if now >= self._ends_at:  # a child of the command may hold the connection, or the command not notice its end
-            self._kill()
+        if now >= self._ends_at:  # a child of a command may hold the pipes, or the command not notice their end
             self._link.close("the connection has ended")
-        if self._status is not None and self._link.closed is not None:
+            self._connection.kill()
+        if self._connection.ended and self._link.closed is not None:
             self._fail(self._why())
 
     @property
     def wake_at(self) -> float:
         """Monotonic time of the next call of `tick` if no event comes first."""
-        if self._link is None or (self._status is not None and self._link.closed is not None):
+        if self._link is None or (self._connection.ended and self._link.closed is not None):
             return float("inf")
         return min(self._link.wake_at, self._ends_at)
 
@@ -185,30 +157,26 @@ class RemoteHost:
 
     # The end
 
-    def finish(self) -> None:
-        """Let the agent end; kill the command if it does not in time."""
+    def finish(self, code: int) -> None:
+        """Let the agent end; cut the connection if it does not in time."""
         if self._link is not None:
             self._finished = True
-            self._send("finish")
+            self._send("finish", code)
             self._ends_at = min(self._ends_at, time.monotonic() + FINISH_SECONDS)
 
     @property
     def closed(self) -> bool:
-        """True once the command has ended."""
-        return self._link is None or self._status is not None
+        """True once the connection has ended."""
+        return self._link is None or self._connection.ended
 
     def close(self) -> None:
-        """Kill the command, and release everything. Idempotent."""
+        """Cut the connection, and release everything. Idempotent."""
         if self._link is not None:
-            self._kill()
             self._link.close("closed")
             self._link = None
         if self._input is not None:
             self._input.close()
-        if self._words >= 0:
-            self._selector.unregister(self._words)
-            os.close(self._words)
-            self._words = -1
+        self._connection.close()
 
     # What comes from the agent
 
@@ -218,6 +186,7 @@ class RemoteHost:
                 self.facts = Facts(**{str(name): str(value) for name, value in facts.items()})
                 assert self._link is not None
                 self._link.limit = self._limit
+                self._connection.listen(partial(self._listener.said, self))
             case ["serving", str(url), [str(host), int(port)]]:
                 self.serving = url, (host, port)
             case ["reached"]:
@@ -249,6 +218,10 @@ class RemoteHost:
                 assert self._link is not None
                 self._link.close(f"the agent sent an unknown message ({message[0]!r:.40}): another version of Ronde?")
 
+    def _shown(self, secret: bytes) -> bytes:
+        """The secret, if the agent needs to be told."""
+        return b"" if self._connection.other_end_has_secret else secret
+
     def _send(self, *message: object) -> None:
         if self._link is not None:
             self._link.send(*message)
@@ -258,26 +231,13 @@ class RemoteHost:
             self._send("credit", stream, self._owed[stream])
             self._owed[stream] = 0
 
-    def _read_words(self) -> None:
-        data = os.read(self._words, _READ)
-        if not data:
-            self._selector.unregister(self._words)
-            os.close(self._words)
-            self._words = -1
-        for line in self._splitter.feed(data) if data else self._splitter.finish():
-            self._tail.add(line)
-            if self.facts is not None:
-                self._listener.said(self, line)
-
     def _why(self) -> str:
-        """The reason for the end of the connection, by the command's own output if it had any."""
+        """Why the connection has ended."""
         assert self._link is not None
-        words = "; ".join(self._tail.lines()[-5:])
-        if self.facts is None and self._status is not None:
-            return words or f"{self._command[0]} {describe_status(self._status)} and said nothing"
-        reason = str(self._link.closed)
-        if self._status is not None and not self._link.silent:
-            reason = f"its agent has ended ({self._command[0]} {describe_status(self._status)})"
+        end, words = self._connection.end, self._connection.words
+        if self.facts is None:
+            return words or f"{end or self._link.closed} and said nothing"
+        reason = f"its agent has ended ({end})" if end and not self._link.silent else str(self._link.closed)
         return f"{reason}: {words}" if words else reason
 
     def _fail(self, text: str, number: int = 0) -> None:
@@ -287,10 +247,3 @@ class RemoteHost:
                 self._input.close()
             if self._started:
                 self._listener.lost(self, text)
-
-    def _kill(self) -> None:
-        if self._pid and self._status is None:
-            signal_group(self._pid, signal.SIGKILL)
-            _, status = os.waitpid(self._pid, 0)
-            self._status = os.waitstatus_to_exitcode(status)
-            self._guardian.remove(self._pid)

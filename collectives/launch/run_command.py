@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import os
 import secrets
+import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from collectives.config import PREFIX, Config, Settings
+from collectives.launch.agent import OwnJob, attend
 from collectives.launch.agent_commands import Srun, Ssh
 from collectives.launch.allocation import allocated
 from collectives.launch.environment import exported, passed_on
 from collectives.launch.host_list import Host, parse_file, parse_list, share_out
-from collectives.launch.processes import usable_cores
+from collectives.launch.meeting import Meeting, come, given_secret, lead, parse_address
+from collectives.launch.processes import exit_code, fill_standard_descriptors, usable_cores
+from collectives.launch.store_keeper import StoreKeeper
 from collectives.launch.supervisor import Job, Place, StartError, supervise
 from transports import registry
 from transports.auth import new_secret
 from transports.errors import ConfigError
+from transports.interfaces import choose_address
 from transports.settings import did_you_mean
 
 DESCRIPTION: Final = """\
@@ -49,6 +56,7 @@ examples:
   ronde run -np 2 --transport tcp --set tcp.interface=lo train.py
   ronde run -np 2 --time-limit 600 pytest tests  end the job after ten minutes, with exit code 124
   ronde run -np 2 --no-prefix train.py | tee log
+  ronde run --nodes 2 --node-rank 1 --meet h1:29400 -np 4 train.py    on h2, and with rank 0 on h1
   ronde run -H h1:4,h2:4 -x OMP_NUM_THREADS=2 train.py     eight ranks on two hosts
 
 Unless OMP_NUM_THREADS is set, it is set for the ranks to the number of cores divided by the number of ranks.
@@ -138,6 +146,14 @@ def _add_hosts(group: Any) -> None:
     hosts.add_argument(
         "--hostfile", "-hostfile", metavar="FILE", help="file with a host in each line: 'h1 slots=4', 'h1:4' or 'h1'"
     )
+    group.add_argument(
+        "--nodes",
+        type=_count,
+        metavar="N",
+        help="this is one of N nodes where `ronde run` is started by hand; -np is the number of ranks on this node",
+    )
+    group.add_argument("--node-rank", type=_rank, metavar="I", help="number of this node, 0 to N - 1")
+    group.add_argument("--meet", metavar="HOST:PORT", help="address of node 0, where it listens and the others come")
     group.add_argument("-p", "--ssh-port", type=_port, metavar="PORT", help="port of the hosts' ssh servers")
     group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
     group.add_argument(
@@ -160,6 +176,12 @@ def _add_hosts(group: Any) -> None:
         metavar="S",
         help="seconds without a sign of life after which a host counts as lost (default: 10)",
     )
+
+
+def _rank(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer, 0 or more")
+    return int(text)
 
 
 def _port(text: str) -> int:
@@ -215,11 +237,25 @@ def main(args: argparse.Namespace) -> int:
     extra = {**exported(args.exported, os.environ), **as_variables(settings)}
     variables = {**os.environ, **extra}
     Config.load(environment=variables).load_tls()
-    places = places_of(args)
+    if args.nodes is not None:
+        return run_node(args, command, variables)
+    return run_job(args, command, variables, places_of(args), new_secret(), extra)
+
+
+def run_job(
+    args: argparse.Namespace,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    places: Sequence[Place],
+    secret: bytes,
+    extra: Mapping[str, str],
+    keeper: StoreKeeper | None = None,
+) -> int:
+    """Run the ranks at these places; the exit code."""
     job = Job(
         command,
         places,
-        secret=new_secret(),
+        secret=secret,
         variables=variables,
         passed_on=passed_on(os.environ, extra),
         name=secrets.token_hex(4),
@@ -231,12 +267,46 @@ def main(args: argparse.Namespace) -> int:
         start_timeout=args.start_timeout,
         host_timeout=args.host_timeout,
         keep_going=args.keep_going,
+        keeper=keeper,
     )
     try:
         return supervise(job)
     except StartError as error:
         sys.stderr.write(f"ronde run: {error}\n")
         return error.code
+
+
+def run_node(args: argparse.Namespace, command: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Run the ranks of one of several nodes that were started by hand; the exit code of the job. Raises RondeError."""
+    if args.hosts is not None or args.hostfile is not None:
+        args.usage_error("--nodes starts this node alone: give it without -H and --hostfile")
+    if args.meet is None or args.node_rank is None or not 0 <= args.node_rank < args.nodes:
+        args.usage_error(f"--nodes {args.nodes} needs --meet HOST:PORT and --node-rank, 0 to {args.nodes - 1}")
+    host, port = parse_address(args.meet)
+    secret = given_secret(os.environ)
+    until = time.monotonic() + args.start_timeout
+    tls = Config.load(environment=variables).load_tls()
+    meeting = Meeting(args.nodes, args.node_rank, host, port, until, secret, tls)
+    count, name = args.np or usable_cores(), socket.gethostname()
+    keeper = StoreKeeper(variables)
+    fill_standard_descriptors()
+    try:
+        if args.node_rank > 0:
+            pipes = come(meeting, count)
+        else:
+            interface = args.network_interface or ""
+            nodes = lead(meeting, keeper, choose_address(interface, None) if interface else "")
+    except KeyboardInterrupt:
+        return exit_code(-signal.SIGINT)
+    if args.node_rank > 0:
+        job = OwnJob(command, variables, meeting.url, secret, name, args.prefix, args.output_folder)
+        return attend(job, pipes)
+    places, first = [Place(name, range(count))], count
+    for node in nodes:
+        places.append(Place(node.name, range(first, first + node.count), connected=node.pipes))
+        first += node.count
+    with contextlib.closing(keeper):
+        return run_job(args, command, variables, places, secret, {}, keeper)
 
 
 def places_of(args: argparse.Namespace) -> list[Place]:

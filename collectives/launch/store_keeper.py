@@ -37,14 +37,23 @@ class StoreKeeper:
 
         interface  name or address of the interface that other hosts reach; "" chooses
         hints      other hosts of the job, the best way to name them first. None: the job has one host
+
+        After `serve_at` the arguments mean nothing: that store is the one.
         """
-        self._secret = secret
-        self._tls = Config.load(environment=self._environment).load_tls()
-        server = rendezvous.TcpStoreServer(_address(interface, hints), secret=secret, tls=self._tls)
+        if self._server is None:
+            tls = Config.load(environment=self._environment).load_tls()
+            self.serve_at(_address(interface, hints), 0, secret, tls)
+        assert self._server is not None
+        host = self._server.address[0]
+        return self._server.url, (host, _free_port(host))
+
+    def serve_at(self, host: str, port: int, secret: bytes, tls: Tls | None) -> str:
+        """Serve the store at an address; its URL. Raises ConfigError, RendezvousError."""
+        self._secret, self._tls = secret, tls
+        server = rendezvous.TcpStoreServer(host, port, secret=secret, tls=tls)
         server.start()
         self._server = server
-        host = server.address[0]
-        return server.url, (host, _free_port(host))
+        return server.url
 
     def ask(self, question: Question, ranks: Sequence[int]) -> int | bool:
         """Ask the store: which of the failed ranks is the culprit, or whether the others have gone on without ranks."""

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Final
 
 from collectives.launch import agent_commands
+from collectives.launch.connection import CommandConnection, Connection
 from collectives.launch.escalation import Escalation
-from collectives.launch.host import Facts, Host, Listener, Start
+from collectives.launch.host import LOST, Facts, Host, Listener, Start
 from collectives.launch.local_host import LocalHost
 from collectives.launch.processes import (
     Guardian,
@@ -37,9 +38,9 @@ from collectives.launch.processes import (
     signals_as_bytes,
 )
 from collectives.launch.reaper import Reaper
-from collectives.launch.relay import Relay
+from collectives.launch.relay import Relay, prefix_of, rank_folder
 from collectives.launch.remote_host import FINISH_SECONDS, RemoteHost
-from collectives.launch.store_keeper import Question
+from collectives.launch.store_keeper import Question, StoreKeeper
 from collectives.launch.summary import Rank, summarize
 
 REPORT_SECONDS: Final = 1.5
@@ -61,19 +62,26 @@ MOST_AT_ONCE: Final = 64
 """Number of hosts that are being reached at the same time."""
 
 TIMED_OUT: Final = 124
-LOST: Final = 255
-"""Exit code of a job whose first failure is the loss of a host, as ssh(1) has it for a lost connection."""
-
 _NEVER: Final = float("inf")
 
 
 @dataclass(frozen=True)
 class Place:
-    """A host and its ranks. `agent`: the command that starts an agent there; None on this host."""
+    """A host and its ranks.
+
+    agent      the command that starts an agent there; None on this host, and where an agent is connected already
+    connected  the connection to that agent, which prints the output of its ranks itself
+    """
 
     name: str
     ranks: Sequence[int]
     agent: Sequence[str] | None = None
+    connected: Connection | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """True if the ranks run on this host."""
+        return self.agent is None and self.connected is None
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,7 @@ class Job:
     prefix         put the rank in front of every line of output, and its host if there are several
     output_folder  folder that gets rank.N/stdout and rank.N/stderr
     start_timeout  time until the ranks must have started on all hosts
+    keeper         serves the store already; None: the first host does it
     host_timeout   time without a sign of life after which a host is lost
     keep_going     let the others go on when a rank fails
     """
@@ -106,6 +115,7 @@ class Job:
     start_timeout: float = 30.0
     host_timeout: float = 10.0
     keep_going: bool = False
+    keeper: StoreKeeper | None = None
 
     @property
     def size(self) -> int:
@@ -165,19 +175,21 @@ class _Supervisor(Listener):
         self.relay = Relay(selector, self._want_output)
         self._hosts: list[Host] = []
         for place in job.places:
-            if place.agent is None:
-                host: Host = LocalHost(place.name, selector, reaper, guardian, self, variables=job.variables, stdin=0)
-            else:
-                host = RemoteHost(
+            if place.is_here:
+                host: Host = LocalHost(
                     place.name,
-                    place.agent,
                     selector,
+                    reaper,
                     guardian,
                     self,
-                    header=agent_commands.header(os.getcwd(), job.passed_on),
-                    limit=job.host_timeout,
-                    grace=job.grace,
+                    variables=job.variables,
+                    stdin=0,
+                    keeper=job.keeper,
                 )
+            else:
+                header = agent_commands.header(os.getcwd(), job.passed_on)
+                connection = place.connected or CommandConnection(place.agent or (), header, selector, guardian)
+                host = RemoteHost(place.name, connection, selector, self, limit=job.host_timeout, grace=job.grace)
             self._hosts.append(host)
         self._ranks = sorted(
             (Rank(rank, place.name) for place in job.places for rank in place.ranks), key=lambda rank: rank.rank
@@ -191,28 +203,30 @@ class _Supervisor(Listener):
         self._escalation = Escalation(job.grace)
         self._time_limit_at = _NEVER
         self._stop_at = _NEVER
+        self._code = 1  # until the job has run
 
     # Start
 
     def start(self) -> None:
         """Reach the hosts and start the ranks. Raises StartError."""
         job, hosts = self._job, self._hosts
-        width = len(str(job.size - 1))
+        elsewhere = {rank for place in job.places if place.connected is not None for rank in place.ranks}
         for rank in self._ranks:
-            where = f", {rank.host}" if len(hosts) > 1 else ""
-            prefix = f"[rank {rank.rank:>{width}}{where}] ".encode() if job.prefix else b""
-            folder = None if job.output_folder is None else job.output_folder / f"rank.{rank.rank:0{width}}"
+            prefix = prefix_of(rank.rank, job.size, rank.host if len(hosts) > 1 else "") if job.prefix else b""
+            shown, folder = rank.rank not in elsewhere, None
+            if shown and job.output_folder is not None:
+                folder = job.output_folder / rank_folder(rank.rank, job.size)
             try:
-                self.relay.add(rank.rank, prefix, rank.tail, folder)
+                self.relay.add(rank.rank, prefix, rank.tail, folder, shown=shown)
             except OSError as error:
                 raise StartError(f"cannot write {error.filename}: {error.strerror}", 1) from error
         until = time.monotonic() + job.start_timeout
         waiting = list(hosts)
         self._wait(hosts, lambda host: host.facts is not None, until, "was not reached", lambda: self._open(waiting))
         self._compare(Facts.own())
-        if self._ending is None:
+        if self._ending is None:  # a signal has not ended the job already
             hints = [host.facts.address for host in hosts[1:] if host.facts is not None and host.facts.address]
-            hints += [place.name for place in job.places[1:] if place.agent is not None]
+            hints += [place.name for place in job.places[1:] if not place.is_here]
             hosts[0].serve(job.secret, job.interface, hints)
         self._wait(hosts[:1], lambda host: host.serving is not None, until, "did not serve the store")
         if self._ending is None:
@@ -278,7 +292,7 @@ class _Supervisor(Listener):
             raise self._not_started(failures)
 
     def _not_started(self, failures: Mapping[str, OSError | str]) -> StartError:
-        several = len(self._hosts) > 1 or self._job.places[0].agent is not None
+        several = len(self._hosts) > 1 or not self._job.places[0].is_here
         command = self._job.command[0]
         texts, code = [], 1
         for name, failure in failures.items():
@@ -312,14 +326,15 @@ class _Supervisor(Listener):
         if self._ending is not None:
             self.relay.print(self._report(self._ending))
         self._loop(lambda: not self.relay.pending)
-        return 0 if self._ending is None else self._ending.code
+        self._code = 0 if self._ending is None else self._ending.code
+        return self._code
 
     def close(self) -> None:
         """End the agents, kill what is left, release everything. Idempotent."""
         self._stop_at = _NEVER
         self._escalation.cancel()
         for host in self._hosts:
-            host.finish()
+            host.finish(self._code)
         until = time.monotonic() + FINISH_SECONDS
         self._loop(lambda: all(host.closed for host in self._hosts) or time.monotonic() >= until, lambda: until)
         for host in self._hosts:
@@ -394,8 +409,9 @@ class _Supervisor(Listener):
         if not self._begun:  # the start fails, and says so
             return
         self._losses[host.name] = reason
-        for rank in self._ranks:
-            if rank.host == host.name and rank.running:
+        place = self._job.places[self._hosts.index(host)]  # names of hosts may be alike
+        for rank in (self._ranks[number] for number in place.ranks):
+            if rank.running:
                 rank.lost = True
                 self._fail(rank, f"lost with host {host.name}: {reason}")
         self._check_running()
