@@ -478,6 +478,23 @@ def test_something_else_on_the_port_is_an_error() -> None:
         served.result(30)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_a_low_limit_of_descriptors_is_raised() -> None:
+    """More clients than the soft limit allows at first: a server raises it to the hard one."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(200, limits[1]), limits[1]))
+        with TcpStoreServer("127.0.0.1", secret=SECRET) as server, contextlib.ExitStack() as clients:
+            for number in range(150):  # two descriptors each
+                store = TcpStore(*server.address, SECRET, connect_deadline=soon())
+                clients.callback(store.close)
+                store.set(str(number), b"value")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 @pytest.mark.parametrize(
     "url",
     [

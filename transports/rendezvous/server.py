@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from transports.auth import HELLO_BYTES, PROOF_BYTES, Server, check_secret
+from transports.descriptors import allow_many
 from transports.errors import ConfigError, ConnectError, RendezvousError
 from transports.forking import register
 from transports.rendezvous import sockets
@@ -106,6 +107,7 @@ class TcpStoreServer:
         """
         if self._thread is not None:
             raise RendezvousError("the store server was started before: make a new one")
+        allow_many()
         with contextlib.ExitStack() as opened:
             listeners = [opened.enter_context(sockets.listen(*wanted, BACKLOG)) for wanted in self._wanted]
             wakeup, wakeup_end = map(opened.enter_context, socket.socketpair())

@@ -15,6 +15,7 @@ from typing import Final
 
 from transports.base import Group, Request, Transport, check_arguments, check_view
 from transports.cores import Cores
+from transports.descriptors import allow_many
 from transports.errors import DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.lifecycle import Lifecycle
 from transports.matching import InboundMessage, MatchQueue
@@ -101,6 +102,7 @@ class TcpTransport(Transport):
     def open(self, deadline: float) -> None:
         with self._lock:
             self._life.begin_open()
+        allow_many()
         try:
             self._open(deadline)
         except BaseException:

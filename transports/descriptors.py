@@ -1,0 +1,23 @@
+"""The number of descriptors that this process may open."""
+
+from __future__ import annotations
+
+import contextlib
+
+try:
+    import resource
+except ImportError:  # not on Windows, where sockets have no such limit
+    resource = None  # type: ignore[assignment]
+
+
+def allow_many() -> None:
+    """Raise the soft limit of open descriptors to the hard one, as processes with a connection to each rank need.
+
+    Systems set a low soft limit for the sake of select(2), which Ronde does not use. Programs that this process starts
+    inherit the limit. Nothing happens where the system refuses.
+    """
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            with contextlib.suppress(OSError, ValueError):  # macOS refuses RLIM_INFINITY
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
