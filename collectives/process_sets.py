@@ -5,7 +5,11 @@
         evens.communicator.allreduce(x)
 
 Every set has a communicator of its own, split from the world, with its own order of calls and its own named
-operations: an operation in one set waits for nothing in another. A rank's number in the set is its index in the list.
+operations: an operation in one set waits for nothing in another.
+
+A set has no order of its own: as in Horovod, the ranks are sorted, and a rank's number in the set is its index among
+them. So every rank may list the members in its own order. For a communicator in another order, use
+`Communicator.split`.
 
 A ProcessSet is a value: every method looks up the set of these ranks in the current world. So ranks that are threads of
 one process can share a ProcessSet, and it can be added again to the next world.
@@ -25,9 +29,9 @@ from transports.errors import MismatchError
 
 
 class ProcessSet:
-    """Ranks of the world, in an order.
+    """Ranks of the world.
 
-    ranks  distinct ranks of the world, 0 or more; None for all of them
+    ranks  distinct ranks of the world, 0 or more, in any order; None for all of them
 
     Raises TypeError or ValueError for other ranks.
     """
@@ -37,7 +41,7 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int] | None:
-        """The ranks in the world. None for the global set while there is no world."""
+        """The ranks in the world, sorted. None for the global set while there is no world."""
         if self._ranks is not None:
             return list(self._ranks)
         return list(range(world().size)) if is_initialized() else None
@@ -104,7 +108,7 @@ global_process_set: Final = ProcessSet()
 def add_process_set(process_set: ProcessSet | Sequence[int], *, timeout: float | None = None) -> ProcessSet:
     """Add a process set to the world, and return it. Collective: all ranks of the world call it with the same ranks.
 
-    process_set  the set, or its ranks
+    process_set  the set, or its ranks in any order
     timeout      seconds that the call may take; by default the setting `timeout`
 
     Raises TypeError or ValueError, with nothing done, for bad ranks and for a set of the same ranks as another one (the
@@ -116,11 +120,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int], *, timeout: float |
     if max(ranks, default=0) >= comm.size:
         raise ValueError(f"ranks={ranks}: must be ranks of the world, 0 to {comm.size - 1}")
     others = [tuple(range(comm.size)), *(other for other, _ in comm.process_sets.values())]
-    if any(set(ranks) == set(other) for other in others):
+    if tuple(ranks) in others:
         raise ValueError(f"ranks={ranks}: there is a process set of these ranks already")
     _check_same(comm, "add_process_set", ranks, timeout)
-    index = ranks.index(comm.rank) if comm.rank in ranks else None
-    communicator = comm.split(None if index is None else 0, index or 0, timeout=timeout)
+    communicator = comm.split(0 if comm.rank in ranks else None, timeout=timeout)
     comm.process_sets[max(comm.process_sets, default=0) + 1] = tuple(ranks), communicator
     return added
 
@@ -154,12 +157,13 @@ def add_given(process_sets: Iterable[ProcessSet | Sequence[int]]) -> None:
 
 
 def _checked(ranks: Iterable[int]) -> tuple[int, ...]:
+    """Return the ranks, sorted."""
     given = tuple(ranks)
     if not all(isinstance(rank, (int, np.integer)) and not isinstance(rank, bool) for rank in given):
         raise TypeError(f"ranks={list(given)!r}: must be ints")
     if not given or min(given) < 0 or len(set(given)) != len(given):
         raise ValueError(f"ranks={list(given)!r}: must be distinct, 0 or more, and at least one")
-    return tuple(int(rank) for rank in given)
+    return tuple(sorted(int(rank) for rank in given))
 
 
 def _check_same(comm: Communicator, function: str, ranks: list[int], timeout: float | None) -> None:

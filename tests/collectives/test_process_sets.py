@@ -41,10 +41,10 @@ def total(comm: Any, name: str | None = None) -> float:
     return float(comm.allreduce_async(np.float64(world().rank), name=name).wait(PATIENCE))
 
 
-def test_a_set_computes_for_itself_in_the_order_of_its_list(four: World) -> None:
+def test_a_set_computes_for_itself_in_the_order_of_the_worlds_ranks(four: World) -> None:
     def body(comm: Any) -> Any:
         odd = add_process_set([3, 1])
-        assert odd.ranks == [3, 1]
+        assert odd.ranks == [1, 3]
         assert odd.included() is (comm.rank in (1, 3))
         assert odd.size() == 2
         if not odd.included():
@@ -55,7 +55,20 @@ def test_a_set_computes_for_itself_in_the_order_of_its_list(four: World) -> None
         assert remove_process_set(odd)
         return result
 
-    assert four.run(body) == [None, (1, [3, 1], 4.0, 4.0), None, (0, [3, 1], 4.0, 4.0)]
+    assert four.run(body) == [None, (0, [1, 3], 4.0, 4.0), None, (1, [1, 3], 4.0, 4.0)]
+
+
+def test_every_rank_may_list_the_members_in_its_own_order(four: World) -> None:
+    def body(comm: Any) -> Any:
+        given = [[0, 1, 3], [3, 0, 1], [1, 3, 0], [1, 0, 3]][comm.rank]
+        three = add_process_set(given)
+        assert three == ProcessSet([3, 1, 0])
+        assert hash(three) == hash(ProcessSet([3, 1, 0]))
+        gathered = three.communicator.allgather(np.array([comm.rank])).tolist() if three.included() else None
+        assert remove_process_set(ProcessSet(given[::-1]))
+        return gathered
+
+    assert four.run(body) == [[0, 1, 3], [0, 1, 3], None, [0, 1, 3]]
 
 
 def test_sets_do_not_wait_for_each_other(four: World) -> None:
@@ -90,14 +103,14 @@ def test_the_global_set_is_the_world(four: World) -> None:
         assert global_process_set.ranks == [0, 1, 2, 3]
         assert (global_process_set.rank(), global_process_set.size()) == (comm.rank, 4)
         assert global_process_set.included()
-        assert ProcessSet([0, 1, 2, 3]).communicator is comm
+        assert ProcessSet([0, 1, 2, 3]).communicator is ProcessSet([2, 3, 1, 0]).communicator is comm
         assert not remove_process_set(global_process_set)
 
     four.run(body)
 
 
 def test_without_a_world_nothing_is_known() -> None:
-    for process_set, ranks in ((global_process_set, None), (ProcessSet([1, 0]), [1, 0])):
+    for process_set, ranks in ((global_process_set, None), (ProcessSet([1, 0]), [0, 1])):
         assert process_set.ranks == ranks
         assert process_set.process_set_id is None
         assert process_set.size() is process_set.rank() is process_set.included() is None
@@ -147,9 +160,9 @@ def test_a_set_is_added_once(four: World) -> None:
 def test_different_ranks_are_a_mismatch_that_the_world_survives(four: World) -> None:
     def body(comm: Any) -> float:
         with pytest.raises(MismatchError) as caught:
-            add_process_set([0, 1] if comm.rank != 2 else [1, 0])
+            add_process_set([0, 1] if comm.rank != 2 else [2, 0])
         assert "rank 0: add_process_set([0, 1])" in str(caught.value)
-        assert "rank 2: add_process_set([1, 0])" in str(caught.value)
+        assert "rank 2: add_process_set([0, 2])" in str(caught.value)
         assert not comm.process_sets
         return total(comm)
 

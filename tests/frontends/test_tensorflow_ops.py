@@ -276,7 +276,7 @@ def sets(rank: int, size: int) -> None:
         for found in in_both_modes(lambda: hvd.allreduce(tf.constant([1.0 + rank]), op=hvd.Sum, process_set=pair)):
             same(found, np.array([size + 1], np.float32))
         same(hvd.broadcast(tf.constant(rank), 0, process_set=pair), np.int32(0))
-        same(hvd.allgather(tf.constant([rank]), process_set=pair), np.array([size - 1, 0], np.int32))
+        same(hvd.allgather(tf.constant([rank]), process_set=pair), np.array([0, size - 1], np.int32))
     else:
         assert "not in it" in raised(ValueError, lambda: hvd.allreduce(tf.zeros(1), process_set=pair))
     assert int(hvd.size_op(pair.process_set_id)) == 2
