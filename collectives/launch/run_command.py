@@ -12,11 +12,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from collectives.config import PREFIX, Config, Settings
+from collectives.launch import horovod_settings
 from collectives.launch.agent import OwnJob, attend
 from collectives.launch.agent_commands import Srun, Ssh
 from collectives.launch.allocation import allocated
@@ -132,9 +133,38 @@ def add_parser(subparsers: Any) -> None:
         metavar="DIR",
         help="write the output of each rank also to DIR/rank.N/stdout and DIR/rank.N/stderr",
     )
+    _add_horovod(parser.add_argument_group("settings under the names of horovodrun"))
     _add_hosts(parser.add_argument_group("several hosts"))
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     parser.set_defaults(main=main, usage_error=parser.error)
+
+
+def _add_horovod(group: Any) -> None:
+    """Add options of horovodrun that are settings here."""
+    for name, key, convert, metavar in (
+        ("--timeline-filename", "timeline", str, "FILE"),
+        ("--fusion-threshold-mb", "fusion_bytes", lambda text: str(_count(text) << 20), "MB"),
+        ("--stall-check-warning-time-seconds", "stall", lambda text: f"{_seconds(text):g}", "S"),
+        ("--stall-check-shutdown-time-seconds", "timeout", lambda text: f"{_positive(text):g}", "S"),
+        ("--gloo-timeout-seconds", "connect_timeout", lambda text: f"{_positive(text):g}", "S"),
+    ):
+        group.add_argument(
+            name,
+            dest="horovod",
+            action="append",
+            default=[],
+            type=_converted(key, convert),
+            metavar=metavar,
+            help=f"--set {key}=...",
+        )
+    group.add_argument(
+        "--no-stall-check", dest="horovod", action="append_const", const=("stall", "0"), help="--set stall=0"
+    )
+
+
+def _converted(key: str, convert: Callable[[str], str]) -> Callable[[str], tuple[str, str]]:
+    """The setting that an argument is."""
+    return lambda text: (key, convert(text))
 
 
 def _add_hosts(group: Any) -> None:
@@ -165,7 +195,6 @@ def _add_hosts(group: Any) -> None:
     group.add_argument(
         "--start-timeout",
         type=_positive,
-        default=30.0,
         metavar="S",
         help="seconds until all hosts must have started their ranks (default: 30)",
     )
@@ -229,17 +258,36 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(
             "ronde run: requires a POSIX system; on this system start ranks with collectives.run(fn, np=...)"
         )
-    settings = list(args.settings)
+    settings = [*args.settings, *args.horovod]
     if args.transport is not None:
         settings.append(("transport", args.transport))
     if args.network_interface is not None:
         settings.append(("tcp.interface", args.network_interface))
-    extra = {**exported(args.exported, os.environ), **as_variables(settings)}
+    if args.start_timeout is None:
+        args.start_timeout = start_timeout(os.environ)
+    warn_of_horovod(os.environ)
+    extra = {**horovod_settings.translated(os.environ), **exported(args.exported, os.environ), **as_variables(settings)}
     variables = {**os.environ, **extra}
     Config.load(environment=variables).load_tls()
     if args.nodes is not None:
         return run_node(args, command, variables)
     return run_job(args, command, variables, places_of(args), new_secret(), extra)
+
+
+def start_timeout(environment: Mapping[str, str]) -> float:
+    """The default of --start-timeout. Raises ConfigError."""
+    text = environment.get(horovod_settings.START_TIMEOUT, "30")
+    try:
+        return _positive(text)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"{horovod_settings.START_TIMEOUT}={error}") from error
+
+
+def warn_of_horovod(environment: Mapping[str, str]) -> None:
+    """Name the variables of Horovod that are ignored, if there are any."""
+    names = horovod_settings.ignored(environment)
+    if names:
+        sys.stderr.write(f"ronde: warning: no setting of Ronde is like {', '.join(names)}; see docs/launch-flags.md\n")
 
 
 def run_job(

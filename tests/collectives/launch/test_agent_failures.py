@@ -90,7 +90,7 @@ def test_a_host_with_another_version(tmp_path: Path) -> None:
     """
     code, err = attempt(tmp_path, "-H", "h1,h2", before=before)
     assert code == 1
-    assert re.search(r"the launcher has Ronde \S+, CPython [\d.]+ \(.+\); all hosts must have the same, but\n", err)
+    assert re.search(r"the launcher has Ronde \S+, CPython [\d.]+; all hosts must have the same, but\n", err)
     assert re.search(r"\n    host h2 has Ronde 0\.0\.1, CPython", err)
     assert "host h1" not in err
 
