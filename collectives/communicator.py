@@ -144,7 +144,8 @@ class Communicator:
         config    the settings
         deadline  the time of time.monotonic() at which connecting gives up
 
-        Raises ConfigError, RendezvousError, ConnectError or DeadlineExceeded. Nothing stays open then.
+        Raises ConfigError, RendezvousError, ConnectError, PeerLost or DeadlineExceeded; if this rank failed because of
+        another, the cause that the other rank has told. Nothing stays open then.
         """
         store, name = AttentiveStore(group.store), config.transport
         group = dataclasses.replace(group, store=store, tls=config.load_tls())
@@ -158,10 +159,12 @@ class Communicator:
             return cls(transport, config, family=family)
         except BaseException as error:  # the other ranks wait for this one
             cause = error if isinstance(error, RondeError) else AbortedError(f"rank {group.rank} gave up: {error!r}")
-            family.abort_signal.resolve(cause)
+            root = family.abort_signal.resolve(cause)
             family.watchdog.close()
             transport.close(deadline)
-            raise
+            if root is cause or cause is not error:
+                raise
+            raise root from error
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size} over {self.transport.name}>"

@@ -75,6 +75,8 @@ class AbortSignal:
         if not isinstance(error, _CONSEQUENCES):
             self.raise_abort(error)
             return error
+        if isinstance(error, ConnectError):  # the other rank has given up for a cause that it may be looking for still
+            patience += 2 * _CAUSE_SECONDS
         known = self._causes.fetch(patience)
         first = known is None and self._causes.publish(error)
         if known is None and not first:
