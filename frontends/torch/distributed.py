@@ -97,16 +97,16 @@ class ProcessGroup(Described):
         opts = opts or dist.AllreduceOptions()
         tensor = single(tensors)
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo:
-            parts, finish = sparse(tensor, combining(opts)["op"])
+            parts, finish = sparse(tensor, opts)
             return self._run("grouped_allgather", opts, [tensor], finish, parts)
         array = writable_array(tensor)
-        return self._run("allreduce", opts, [tensor], None, array, out=array, **combining(opts))
+        return self._run("allreduce", opts, [tensor], None, array, out=array, **combining(opts, [tensor]))
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
         """Reduce several tensors in position, as one operation."""
         opts = opts or dist.AllreduceCoalescedOptions()
         arrays = [writable_array(tensor) for tensor in tensors]
-        return self._run("grouped_allreduce", opts, list(tensors), None, arrays, out=arrays, **combining(opts))
+        return self._run("grouped_allreduce", opts, list(tensors), None, arrays, out=arrays, **combining(opts, tensors))
 
     def compressed_mean(
         self,
@@ -136,7 +136,9 @@ class ProcessGroup(Described):
         opts = opts or dist.ReduceOptions()
         tensor = single(tensors)
         array = writable_array(tensor)
-        return self._run("reduce", opts, [tensor], None, array, root=opts.rootRank, out=array, **combining(opts))
+        return self._run(
+            "reduce", opts, [tensor], None, array, root=opts.rootRank, out=array, **combining(opts, [tensor])
+        )
 
     def allgather(
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any = None
@@ -182,14 +184,14 @@ class ProcessGroup(Described):
         given = joined(inputs)
         counts = [tensor.numel() for tensor in inputs]
         finish = distribute([output])
-        return self._run("reduce_scatter", opts, [output], finish, given, counts=counts, **combining(opts))
+        return self._run("reduce_scatter", opts, [output], finish, given, counts=counts, **combining(opts, inputs))
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
         """Reduce `input`, and give rank i the i-th share."""
         opts = opts or dist.ReduceScatterOptions()
         check_shares(input, output, self.size(), "input")
         target, given = flat(output, "output"), as_array(input).reshape(-1)
-        return self._run("reduce_scatter", opts, [output], None, given, out=target, **combining(opts))
+        return self._run("reduce_scatter", opts, [output], None, given, out=target, **combining(opts, [input]))
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -198,9 +200,8 @@ class ProcessGroup(Described):
         opts = opts or dist.ReduceScatterOptions()
         for output, given in zip(outputs, inputs, strict=True):
             check_shares(given, output, self.size(), "inputs")
-        options = combining(opts)
         calls = [
-            ((as_array(given).reshape(-1),), {"out": flat(output, "outputs"), **options})
+            ((as_array(given).reshape(-1),), {"out": flat(output, "outputs"), **combining(opts, [given])})
             for output, given in zip(outputs, inputs, strict=True)
         ]
         return self._run_all("reduce_scatter", opts, list(outputs), None, calls)

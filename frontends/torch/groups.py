@@ -8,7 +8,6 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from collectives import Op
 from frontends.torch.tensors import as_array, as_tensor, writable_array
 
 _OPS: Final = {
@@ -21,6 +20,8 @@ _OPS: Final = {
     dist.ReduceOp.RedOpType.BOR: "bor",
     dist.ReduceOp.RedOpType.BXOR: "bxor",
 }
+_LOGICAL_OPS: Final = {dist.ReduceOp.RedOpType.SUM: "bor", dist.ReduceOp.RedOpType.PRODUCT: "band"}
+"""Of bool tensors: as in torch, where True + True is True."""
 
 
 def single(tensors: Sequence[Any]) -> Any:
@@ -29,9 +30,11 @@ def single(tensors: Sequence[Any]) -> Any:
     return tensors[0]
 
 
-def combining(opts: Any) -> dict[str, Any]:
-    """Return op and, for PREMUL_SUM, the scale factor as the communicator's arguments."""
+def combining(opts: Any, tensors: Iterable[torch.Tensor]) -> dict[str, Any]:
+    """Return op and, for PREMUL_SUM, the scale factor as the communicator's arguments, to reduce these tensors."""
     kind = opts.reduceOp.op
+    if kind in _LOGICAL_OPS and all(tensor.dtype is torch.bool for tensor in tensors):
+        return {"op": _LOGICAL_OPS[kind]}
     if kind == dist.ReduceOp.RedOpType.PREMUL_SUM:
         return {"op": "sum", "prescale": float(opts.reduceOp.factor)}
     return {"op": _OPS[kind]}
@@ -94,12 +97,12 @@ def distribute_each(outputs: Iterable[Sequence[torch.Tensor]]) -> Callable[[list
     return finish
 
 
-def sparse(tensor: torch.Tensor, op: Op) -> tuple[list[Any], Callable[[list[Any]], None]]:
+def sparse(tensor: torch.Tensor, opts: Any) -> tuple[list[Any], Callable[[list[Any]], None]]:
     """Return the arrays of a sparse COO tensor to gather from all ranks, and a function that makes their sum of the
     result, in place.
     """
-    if op != "sum":
-        raise ValueError(f"op={op!r}: sparse tensors can be combined by SUM only")
+    if opts.reduceOp.op != dist.ReduceOp.RedOpType.SUM:
+        raise ValueError(f"op={opts.reduceOp.op.name}: sparse tensors can be combined by SUM only")
     mine = tensor.detach().coalesce()
 
     def finish(values: list[Any]) -> None:

@@ -155,6 +155,41 @@ def test_every_collective_on_every_dtype(pool: Pools, meeting: str, size: int, t
     pool(size).run(every_collective, meeting, transport=transport)
 
 
+def reductions_of_bool(path: str, backend: str) -> list[Any]:
+    """Results of every reduction of bool tensors by SUM and PRODUCT."""
+    with group(path, backend) as (rank, _):
+        rows = torch.tensor([[False, False, True, True], [False, True, False, True]])
+        ours = rows[rank]
+        results: list[Any] = []
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT):
+            everywhere, single, scattered, share, empty = (
+                ours.clone(),
+                ours.clone(),
+                ours.clone(),
+                ours[:2].clone(),
+                ours[:0],
+            )
+            dist.all_reduce(everywhere, op=op)
+            dist.reduce(single, 0, op=op)
+            dist.reduce_scatter(scattered, [ours, ~ours], op=op)
+            dist.reduce_scatter_single(share, ours, op=op)
+            several = [ours.clone(), ~ours]
+            dist.all_reduce_coalesced(several, op=op)
+            dist.all_reduce(empty, op=op)
+            alone = single.tolist() if rank == 0 else None  # elsewhere gloo leaves a partial result
+            results.append(
+                [everywhere.tolist(), alone, scattered.tolist(), share.tolist(), [x.tolist() for x in several]]
+            )
+        return results
+
+
+def test_sums_and_products_of_bool_are_those_of_gloo(pool: Pools) -> None:
+    ours = pool(2).run(reductions_of_bool, free_port(), "ronde")
+    assert ours == pool(2).run(reductions_of_bool, free_port(), "gloo")
+    assert ours[0][0][0] == [False, True, True, True]
+    assert ours[0][1][0] == [False, False, False, True]
+
+
 def model() -> torch.nn.Module:
     torch.manual_seed(7)
     return torch.nn.Sequential(
