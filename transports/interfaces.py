@@ -16,6 +16,7 @@ except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
 _SIOCGIFADDR: Final = {"linux": 0x8915, "darwin": 0xC0206921}.get(sys.platform)
+_SIOCGIFMTU: Final = {"linux": 0x8921, "darwin": 0xC0206933}.get(sys.platform)
 _IF_INET6: Final = "/proc/net/if_inet6"
 _LINK_SCOPE: Final = 0x20
 
@@ -49,6 +50,18 @@ def _ipv4(name: str) -> list[str]:
         except OSError:  # the interface has none
             return []
     return [socket.inet_ntoa(reply[20:24])]
+
+
+def mtu(name: str) -> int | None:
+    """The bytes of the largest packet that a network interface sends; None if the system does not say."""
+    if fcntl is None or _SIOCGIFMTU is None:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            reply = fcntl.ioctl(sock, _SIOCGIFMTU, struct.pack("16si12x", name.encode()[:15], 0))
+        except OSError:  # the interface is gone
+            return None
+    return int(struct.unpack_from("16si", reply)[1])
 
 
 def _resolved(host: str) -> list[str]:

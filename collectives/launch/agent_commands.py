@@ -22,7 +22,7 @@ BOOTSTRAP: Final = (
     "header=json.loads(sys.stdin.buffer.raw.readline());"
     "os.chdir(header[0]);"
     "os.environ.update(header[1]);"
-    f'os.execv(sys.executable,[sys.executable,"-m","{MODULE}"])'
+    'os.execv(sys.executable,[sys.executable,"-m",header[2]])'
 )
 """Without single quotes, newlines, backslashes, dollar signs and exclamation marks, so that no shell changes it."""
 
@@ -66,9 +66,9 @@ class Srun:
         return [*words, sys.executable, "-S", "-E", "-c", BOOTSTRAP]
 
 
-def header(folder: str, variables: Mapping[str, str]) -> Sequence[Any]:
-    """The input of the bootstrap text: the agent's working folder and its variables."""
-    return [folder, dict(variables)]
+def header(folder: str, variables: Mapping[str, str], module: str = MODULE) -> Sequence[Any]:
+    """The input of the bootstrap text: the working folder and the variables of the agent, or of another module."""
+    return [folder, dict(variables), module]
 
 
 def _python() -> str:

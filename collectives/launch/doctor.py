@@ -13,26 +13,42 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from collectives.config import Config, Settings, unknown_variables
+from collectives.launch import cluster_doctor
+from collectives.launch.allocation import allocated
 from collectives.launch.function import run
 from collectives.launch.processes import usable_cores
+from collectives.launch.run_command import add_hosts, hosts_of, positive
 from collectives.version import __version__
 from transports import copying, launchers, registry
 from transports.errors import ConfigError
 from transports.interfaces import interfaces
 
 DESCRIPTION: Final = """\
-Show versions, the launcher that started this process and how its ranks would meet, usable transports and why others are
-not usable, the machine as Ronde sees it, and every setting with its value and source. With --calibrate, also run as
-many ranks as -np says over the configured transport and show what they measure and choose, as every job does when it
-begins. The exit code is 1 if a setting is bad, if the ranks of a launcher cannot meet, or if no transport can be used.
+Of this machine: show versions, the launcher that started this process and how its ranks would meet, usable transports
+and why others are not usable, the machine as Ronde sees it, and every setting with its value and source. With
+--calibrate, also run as many ranks as -np says over the configured transport and show what they measure and choose, as
+every job does when it begins. The exit code is 1 if a setting is bad, if the ranks of a launcher cannot meet, or if no
+transport can be used.
+
+Of several hosts, with -H, --hostfile or --cluster: start a probe on each, by ssh as `ronde run` does, compare versions
+and clocks, connect hosts in both directions, measure latency, rate and the largest packets that pass, and name the
+host, link, firewall or interface that is at fault. --cluster means the hosts of the Slurm allocation, or those of the
+ranks if every rank of a launcher runs this command; rank 0 prints. In an allocation it is the default. The exit code is
+1 if anything is wrong.
 """
 EXAMPLES: Final = """\
 examples:
   ronde doctor
   ronde doctor --calibrate -np 4
   RONDE_TRANSPORT=tcp ronde doctor --json
+  ronde doctor -H h1,h2,h3                is the cluster all right?
+  mpirun -np 4 ronde doctor --cluster     the same for the hosts of an MPI launcher
 """
 PACKAGES: Final = ("numpy", "msgpack", "ml_dtypes")
+START_SECONDS: Final = 8.0
+"""Time for a host to be reached by ssh and to start its probe. With the connections that follow, a host that does not
+answer costs less than 15 s."""
+
 SHARED_MEMORY: Final = "/dev/shm"
 
 
@@ -49,11 +65,24 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--calibrate", action="store_true", help="start ranks and show how they are calibrated")
     parser.add_argument("-np", type=int, default=2, metavar="N", help="ranks for --calibrate (default: 2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    group = parser.add_argument_group("several hosts")
+    group.add_argument("--cluster", action="store_true", help="check the hosts of the allocation or of the ranks")
+    add_hosts(group)
+    group.add_argument(
+        "--start-timeout",
+        type=positive,
+        default=START_SECONDS,
+        metavar="S",
+        help=f"seconds until a host must have answered (default: {START_SECONDS:g})",
+    )
     parser.set_defaults(main=main)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the subcommand; returns the exit status."""
+    hosts = hosts_of(args)
+    if args.cluster or hosts is not None or (allocated(os.environ) is not None and not args.calibrate):
+        return cluster_doctor.main(args, hosts)
     findings = examine()
     if args.calibrate and not findings["problems"]:
         findings["calibration"] = run(calibration, args.np)[0]

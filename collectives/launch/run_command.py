@@ -134,7 +134,9 @@ def add_parser(subparsers: Any) -> None:
         help="write the output of each rank also to DIR/rank.N/stdout and DIR/rank.N/stderr",
     )
     _add_horovod(parser.add_argument_group("settings under the names of horovodrun"))
-    _add_hosts(parser.add_argument_group("several hosts"))
+    group = parser.add_argument_group("several hosts")
+    add_hosts(group)
+    _add_nodes(group)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     parser.set_defaults(main=main, usage_error=parser.error)
 
@@ -145,8 +147,8 @@ def _add_horovod(group: Any) -> None:
         ("--timeline-filename", "timeline", str, "FILE"),
         ("--fusion-threshold-mb", "fusion_bytes", lambda text: str(_count(text) << 20), "MB"),
         ("--stall-check-warning-time-seconds", "stall", lambda text: f"{_seconds(text):g}", "S"),
-        ("--stall-check-shutdown-time-seconds", "timeout", lambda text: f"{_positive(text):g}", "S"),
-        ("--gloo-timeout-seconds", "connect_timeout", lambda text: f"{_positive(text):g}", "S"),
+        ("--stall-check-shutdown-time-seconds", "timeout", lambda text: f"{positive(text):g}", "S"),
+        ("--gloo-timeout-seconds", "connect_timeout", lambda text: f"{positive(text):g}", "S"),
     ):
         group.add_argument(
             name,
@@ -167,8 +169,8 @@ def _converted(key: str, convert: Callable[[str], str]) -> Callable[[str], tuple
     return lambda text: (key, convert(text))
 
 
-def _add_hosts(group: Any) -> None:
-    """Add the options for several hosts."""
+def add_hosts(group: Any) -> None:
+    """Add the options that name hosts and how to reach them."""
     hosts = group.add_mutually_exclusive_group()
     hosts.add_argument(
         "-H", "--hosts", metavar="LIST", help="hosts and numbers of their ranks: h1:4,user@h2:4,[fd00::1]:2"
@@ -176,14 +178,6 @@ def _add_hosts(group: Any) -> None:
     hosts.add_argument(
         "--hostfile", "-hostfile", metavar="FILE", help="file with a host in each line: 'h1 slots=4', 'h1:4' or 'h1'"
     )
-    group.add_argument(
-        "--nodes",
-        type=_count,
-        metavar="N",
-        help="this is one of N nodes where `ronde run` is started by hand; -np is the number of ranks on this node",
-    )
-    group.add_argument("--node-rank", type=_rank, metavar="I", help="number of this node, 0 to N - 1")
-    group.add_argument("--meet", metavar="HOST:PORT", help="address of node 0, where it listens and the others come")
     group.add_argument("-p", "--ssh-port", type=_port, metavar="PORT", help="port of the hosts' ssh servers")
     group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
     group.add_argument(
@@ -192,15 +186,27 @@ def _add_hosts(group: Any) -> None:
         metavar="NAME",
         help="network interface that the ranks connect by, on every host (default: the one that leads to the others)",
     )
+
+
+def _add_nodes(group: Any) -> None:
+    """Add the options for nodes that are started by hand, and the limits for hosts."""
+    group.add_argument(
+        "--nodes",
+        type=_count,
+        metavar="N",
+        help="this is one of N nodes where `ronde run` is started by hand; -np is the number of ranks on this node",
+    )
+    group.add_argument("--node-rank", type=_rank, metavar="I", help="number of this node, 0 to N - 1")
+    group.add_argument("--meet", metavar="HOST:PORT", help="address of node 0, where it listens and the others come")
     group.add_argument(
         "--start-timeout",
-        type=_positive,
+        type=positive,
         metavar="S",
         help="seconds until all hosts must have started their ranks (default: 30)",
     )
     group.add_argument(
         "--host-timeout",
-        type=_positive,
+        type=positive,
         default=10.0,
         metavar="S",
         help="seconds without a sign of life after which a host counts as lost (default: 10)",
@@ -219,7 +225,8 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
+    """A number of seconds above 0, for argparse."""
     value = _seconds(text)
     if not value:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds, more than 0")
@@ -278,7 +285,7 @@ def start_timeout(environment: Mapping[str, str]) -> float:
     """The default of --start-timeout. Raises ConfigError."""
     text = environment.get(horovod_settings.START_TIMEOUT, "30")
     try:
-        return _positive(text)
+        return positive(text)
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"{horovod_settings.START_TIMEOUT}={error}") from error
 

@@ -42,7 +42,7 @@ class StoreKeeper:
         """
         if self._server is None:
             tls = Config.load(environment=self._environment).load_tls()
-            self.serve_at(_address(interface, hints), 0, secret, tls)
+            self.serve_at(serving_address(interface, hints), 0, secret, tls)
         assert self._server is not None
         host = self._server.address[0]
         return self._server.url, (host, _free_port(host))
@@ -79,9 +79,9 @@ def _opened(url: str, secret: bytes, deadline: float, tls: Tls | None) -> Store:
     return rendezvous.open_store(url, secret, deadline, tls=tls)
 
 
-def _address(interface: str, hints: Sequence[str]) -> str:
+def serving_address(interface: str, hints: Sequence[str]) -> str:
     """The address to serve on. Without an interface that of the way to the first hint that leads anywhere; loopback
-    only if all do."""
+    only if all do. Raises ConfigError."""
     if interface or not hints:
         return choose_address(interface, hints[0] if hints else None)
     found, problem = [], ConfigError("no address leads to the other hosts")

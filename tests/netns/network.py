@@ -48,6 +48,13 @@ _DROP_SOME = "4,32 0 0 4294963256,53 1 0 {},6 0 0 2,6 0 0 4294967295"
 _DROP_LARGE = "4,128 0 0 0,53 0 1 {},6 0 0 2,6 0 0 4294967295"
 """Load the length; drop the frame if it is not less than that given."""
 
+_DROP_NEW = (
+    "11,40 0 0 12,21 0 8 2048,48 0 0 23,21 0 6 6,40 0 0 36,21 4 0 22,48 0 0 47,84 0 0 18,21 0 1 2,"
+    "6 0 0 2,6 0 0 4294967295"
+)
+"""Drop the frame if it is IPv4 (the type at 12), TCP (the protocol at 23), not to port 22 (at 36), and of the flags (at
+47) SYN is set and ACK is not."""
+
 _MOST_SEGMENTS = 65535
 """What the network card may be given to cut at a time: the system's own."""
 
@@ -205,6 +212,10 @@ class Network:
     def drop_large(self, host: str, nbytes: int) -> None:
         """Lose the frames to a host and from it that have `nbytes` or more, as where the MTU is smaller on the way."""
         self._filter(host, "both", _DROP_LARGE.format(nbytes))
+
+    def drop_new(self, host: str) -> None:
+        """Lose the beginnings of connections to a host, but those to its sshd, as by a firewall. IPv4 only."""
+        self._filter(host, "to", _DROP_NEW)
 
     def _filter(self, host: str, direction: Direction, program: str) -> None:
         for hook, of in (("egress", "to"), ("ingress", "from")):
