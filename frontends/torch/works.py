@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from types import FunctionType
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 import torch.futures
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from collectives import Work as Ours
 from frontends.torch import streams
@@ -20,14 +22,21 @@ from transports import forking
 from transports.errors import DeadlineExceeded, ForkedError, RondeError
 
 Finish = Callable[[list[Any]], object]
+_SKIP: Final = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+"""Run a function and all that it calls without the compiler."""
 
 
 def eager(kind: type) -> type:
-    """Mark all methods of a class as torch.compiler.disable does, without importing the compiler, which takes a
-    second."""
+    """Keep the compiler away from all methods of a class and from what they call, as torch.compiler.disable does.
+
+    That would import the compiler, which takes a second. The mark stops the compiler where it follows a call; the
+    strategy stops it where a method is entered from C++ or from code that is not compiled.
+    """
     for attribute in vars(kind).values():
-        if callable(attribute) and hasattr(attribute, "__code__"):
-            attribute._torchdynamo_disable = True
+        function = attribute.fget if isinstance(attribute, property) else attribute
+        if isinstance(function, FunctionType):
+            function._torchdynamo_disable = True  # type: ignore[attr-defined]
+            set_code_exec_strategy(function.__code__, _SKIP)
     return kind
 
 
@@ -86,6 +95,7 @@ class _Callback:
         self.count = itertools.count()
 
 
+@eager
 class Future(torch.futures.Future):  # type: ignore[misc]
     """A future whose callbacks know which operation they follow. `devices` are the GPUs of its tensors."""
 
