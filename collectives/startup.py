@@ -132,10 +132,9 @@ def _find_group(
         if launch is None:
             return world_of_one(), MemoryStore()
         launchers.check_not_taken(launch, os.environ)
-        rank, size, number = launch.rank, launch.size, PROCESS_WORLD.meetings
-        PROCESS_WORLD.meetings += 1
+        rank, size = launch.rank, launch.size
         store, secret = launchers.meet(
-            launch, os.environ, number=number, deadline=deadline, tls=tls, resources=resources
+            launch, os.environ, history=PROCESS_WORLD.meetings, deadline=deadline, tls=tls, resources=resources
         )
         resources.callback(launchers.take(launch, os.environ))
     elif missing:

@@ -16,13 +16,14 @@ from typing import Final
 from collectives.communicator import Communicator
 from transports import forking
 from transports.errors import ForkedError
+from transports.launchers import History
 
 
 class ProcessWorld:
     """The world communicator of this process, and the resources that must be released after it.
 
     lock      held while the world is made or closed
-    meetings  number of times that this process has looked for the ranks of its launcher
+    meetings  what this process remembers of its meetings with the ranks of its launcher
     forked    in a forked child of a rank, the error of calls without a world; else None
     """
 
@@ -30,7 +31,7 @@ class ProcessWorld:
         self.lock = threading.Lock()
         self.communicator: Communicator | None = None
         self.resources = contextlib.ExitStack()
-        self.meetings = 0
+        self.meetings = History()
         self.forked: ForkedError | None = None
         forking.register(self)
 

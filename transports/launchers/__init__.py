@@ -13,9 +13,11 @@ from transports.launchers.hosts import expand
 from transports.launchers.launch import Launch, check_not_taken, meet, take
 from transports.launchers.ronde import Job, job_from_environment, job_to_environment
 from transports.launchers.secret import given_secret
+from transports.launchers.ways import History
 
 __all__ = [
     "VARIABLE",
+    "History",
     "Job",
     "Launch",
     "check_not_taken",

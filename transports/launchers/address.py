@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final
 
 from transports.launchers import secret as secrets
 from transports.launchers.dialing import dial
-from transports.launchers.serving import serve
+from transports.launchers.serving import derived_ports, serve
 from transports.launchers.variables import Env, integer
 from transports.launchers.ways import Meeting, Way
 from transports.store import Store
 
 PORT: Final = "RONDE_PORT"
-CANDIDATES: Final = 8
-_LOWEST: Final = 10000
-_HIGHEST: Final = 32767
-"""Below the ports that Linux gives to outgoing connections (ip(7), ip_local_port_range)."""
 
 
 class AtAddress(Way):
@@ -49,15 +44,7 @@ class AtAddress(Way):
         assert secret is not None
         assert self._host is not None
         ports = derived_ports(meeting.job) if self._port is None else [self._port]
-        purpose = f"store of {meeting.job}, meeting {meeting.number}".encode()
         if meeting.rank == 0:
-            server = serve(ports, secret, meeting, purpose, self._host)
-            return dial(server.addresses, secret, meeting, purpose), secret
-        return dial([(self._host, port) for port in ports], secret, meeting, purpose), secret
-
-
-def derived_ports(job: str) -> list[int]:
-    """The ports on which the store of a job may be, in the order in which they are tried."""
-    digest = hashlib.sha256(f"ports of {job}".encode()).digest()
-    numbers = [int.from_bytes(digest[2 * i : 2 * i + 2], "big") for i in range(CANDIDATES)]
-    return list(dict.fromkeys(_LOWEST + number % (_HIGHEST + 1 - _LOWEST) for number in numbers))
+            server = serve(ports, secret, meeting, self._host)
+            return dial(server.addresses, secret, meeting, meeting.purpose), secret
+        return dial([(self._host, port) for port in ports], secret, meeting, meeting.purpose), secret

@@ -145,7 +145,7 @@ def _with_horovod(env: Env, size: int, job: str) -> tuple[Way, ...]:
 def _with_slurm(env: Env, size: int, job: str) -> tuple[Way, ...]:
     name = "SLURM_STEP_NODELIST"
     first = hosts.expand(env[name], name)[0] if name in env else None
-    return (*_by_hand(env), _pmix(env), AtAddress(env, first, f"{name}: is not set"))
+    return (*_by_hand(env), _pmix(env), AtAddress(env, first, f"{name}: is not set"), _pmi(env))
 
 
 def _with_jsm(env: Env, size: int, job: str) -> tuple[Way, ...]:
@@ -319,7 +319,7 @@ FAMILIES: Final = (
         "mpich",
         "mpiexec (MPICH, Intel MPI), or another launcher with PMI-1,",
         "PMI_RANK, PMI_SIZE",
-        _has("PMI_RANK", "PMI_SIZE"),
+        lambda env: _has("PMI_RANK", "PMI_SIZE")(env) and not pmi.is_slurms(env),
         _numbered(
             "PMI_RANK",
             "PMI_SIZE",

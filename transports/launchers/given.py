@@ -67,11 +67,10 @@ class GivenByHand(Way):
 
     def _at_address(self, secret: bytes, meeting: Meeting) -> Store:
         host, port = parse_url(self._url)
-        purpose = f"store of {meeting.job}, meeting {meeting.number}".encode()
         if meeting.rank == 0 and is_own(host):
             try:
-                server = serve([port], secret, meeting, purpose, host)
+                server = serve([port], secret, meeting, host)
             except RendezvousError:  # somebody serves there already; if it is no store of ours, dialing says so
                 return dial([(host, port)], secret, meeting, STORE_PURPOSE)
-            return dial(server.addresses, secret, meeting, purpose)
-        return dial([(host, port)], secret, meeting, purpose, STORE_PURPOSE)
+            return dial(server.addresses, secret, meeting, meeting.purpose)
+        return dial([(host, port)], secret, meeting, meeting.purpose, STORE_PURPOSE)

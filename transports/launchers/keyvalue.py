@@ -1,7 +1,8 @@
 """Values that one rank hands to all others by the launcher's own means, and the way to meet that is made of them.
 
 Rank 0 serves a store of Ronde's and publishes its addresses and a fresh secret. The launcher's means carry nothing
-else: they are slow, or end with the start-up.
+else, and are used once in a process: they are slow, end with the start-up, or do not work twice. Later meetings, after
+`shutdown`, are at the same addresses, on ports that follow from the secret.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from transports.auth import new_secret
 from transports.errors import RendezvousError, RondeError, from_wire, to_wire
 from transports.launchers.dialing import dial
-from transports.launchers.serving import serve
+from transports.launchers.serving import derived_ports, serve
 from transports.launchers.ways import Meeting, Way
 from transports.packed import pack, unpack
 from transports.store import Store
@@ -60,23 +61,30 @@ class Published(Way):
         return self._lacking
 
     def open(self, meeting: Meeting) -> tuple[Store, bytes]:
-        key = f"ronde-{meeting.number}"
-        with self._connect(meeting.deadline) as values:
+        if meeting.history.published is None:
+            with self._connect(meeting.deadline) as values:
+                if meeting.rank == 0:
+                    values.put(_KEY, _offer(meeting), meeting.deadline)
+                values.fence(meeting.deadline)
+                addresses, secret = _accept(values.get(_KEY, meeting.deadline))
+            meeting.history.published = [host for host, _ in addresses], secret
+        else:
+            hosts, secret = meeting.history.published
+            ports = derived_ports(f"{secret.hex()} {meeting.history.number}")
+            addresses = [(host, port) for host in hosts for port in ports]
             if meeting.rank == 0:
-                values.put(key, _offer(meeting), meeting.deadline)
-            values.fence(meeting.deadline)
-            addresses, secret = _accept(values.get(key, meeting.deadline))
-        return dial(addresses, secret, meeting, _PURPOSE), secret
+                addresses = serve(ports, secret, meeting).addresses
+        return dial(addresses, secret, meeting, meeting.purpose), secret
 
 
-_PURPOSE: Final = b"published store"
+_KEY: Final = "ronde"
 
 
 def _offer(meeting: Meeting) -> bytes:
     """What rank 0 publishes: where its store is, or why it has none."""
     secret = new_secret()
     try:
-        server = serve([0], secret, meeting, _PURPOSE)
+        server = serve([0], secret, meeting)
     except RondeError as error:
         return pack({"error": to_wire(error)})
     return pack({"addresses": server.addresses, "secret": secret})

@@ -10,7 +10,7 @@ from typing import Final
 
 from transports.errors import ConfigError
 from transports.launchers.variables import Env
-from transports.launchers.ways import Meeting, Way
+from transports.launchers.ways import History, Meeting, Way
 from transports.rendezvous import MemoryStore
 from transports.store import Store
 from transports.tls import Tls
@@ -60,11 +60,11 @@ class Launch:
 
 
 def meet(
-    launch: Launch, env: Env, *, number: int, deadline: float, tls: Tls | None, resources: ExitStack
+    launch: Launch, env: Env, *, history: History, deadline: float, tls: Tls | None, resources: ExitStack
 ) -> tuple[Store, bytes]:
     """The store in which the ranks find each other, and the job's secret. Collective.
 
-    number     how many meetings this process has had before
+    history    the meetings of this process; this one is added
     deadline   the time of time.monotonic() at which it gives up
     resources  gets what must be closed when the rank leaves
 
@@ -72,19 +72,14 @@ def meet(
     """
     if launch.size == 1 and launch.family != "ronde":
         return MemoryStore(), b""
-    return launch.way().open(
-        Meeting(
-            launch.rank,
-            launch.size,
-            launch.job,
-            number,
-            launch.one_host,
-            env.get(INTERFACE, ""),
-            deadline,
-            tls,
-            resources,
-        )
+    way, interface = launch.way(), env.get(INTERFACE, "")
+    meeting = Meeting(
+        launch.rank, launch.size, launch.job, history, launch.one_host, interface, deadline, tls, resources
     )
+    try:
+        return way.open(meeting)
+    finally:
+        history.number += 1
 
 
 def take(launch: Launch, env: MutableMapping[str, str]) -> Callable[[], object]:

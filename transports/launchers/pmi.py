@@ -6,9 +6,10 @@ A text protocol on a connection that each process inherits (PMI_FD) or opens (PM
     cmd=barrier_in                      cmd=barrier_out             once all processes have said it
     cmd=get kvsname=K key=A             cmd=get_result rc=0 value=V
 
-`cmd=init` is not needed and not sent. A process that has said anything must say `cmd=finalize` before it ends, or its
-launcher ends the job; after that nobody can use the connection. So it is said when the interpreter exits, and a process
-may meet many times before. MPI in the same process (mpi4py) says it itself.
+`cmd=init` is not needed and not sent, except to Slurm's plugin pmi2, which speaks PMI-2 without it. A process that has
+said anything must say `cmd=finalize` before it ends, or its launcher ends the job; after that nobody can use the
+connection. So it is said when the interpreter exits, and a process may meet many times before. MPI in the same process
+(mpi4py) says it itself.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ MAX_CHUNK: Final = 512
 MAX_CHUNKS: Final = 64
 CONNECT_SECONDS: Final = 10.0
 FAREWELL_SECONDS: Final = 1.0
+
+
+def is_slurms(env: Env) -> bool:
+    """True if PMI_FD is that of Slurm's plugin pmi2. Hydra's processes inside a step of Slurm have one of hydra's."""
+    return "PMI_JOBID" in env and "SLURM_STEP_ID" in env and "MPI_LOCALRANKID" not in env
 
 
 def lacking(env: Env) -> str | None:
@@ -80,6 +86,8 @@ class Pmi(KeyValue):
     def __init__(self, env: Env, deadline: float) -> None:
         if FD in env:
             self._line = Line(integer(env, FD, 0, None, ""))
+            if is_slurms(env):
+                _introduce(self._line.descriptor, os.getpid())
             _finalize_at_exit(self._line.descriptor, os.getpid(), shared=True)
         else:
             self._line = _connected(env[PORT], env.get(ID, ""), os.getpid()).line
@@ -195,6 +203,13 @@ def _connected(place: str, ident: str, process: int) -> _Connection:
         raise
     _finalize_at_exit(line.descriptor, process, shared=False)
     return _Connection(connection, line, rank, size)
+
+
+@functools.cache
+def _introduce(descriptor: int, process: int) -> None:
+    """Choose PMI-1, once in a process."""
+    request = "cmd=init pmi_version=1 pmi_subversion=1"
+    Line(descriptor).ask(request, "response_to_init", time.monotonic() + CONNECT_SECONDS)
 
 
 @functools.cache

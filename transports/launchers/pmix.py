@@ -1,7 +1,7 @@
 """PMIx, by which Open MPI, LSF's jsrun and Slurm (srun --mpi=pmix) hand small values from rank to rank.
 
 The library that speaks it comes with the launcher. A process of its own uses it for the rank (pmix_client.py), so that
-deadlines are kept, and the rank can meet again, and use MPI as well.
+deadlines are kept, and the rank can use MPI as well.
 """
 
 from __future__ import annotations

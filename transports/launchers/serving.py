@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections.abc import Sequence
 from typing import Final
@@ -13,11 +14,13 @@ from transports.rendezvous import TcpStoreServer
 
 LINGER_SECONDS: Final = 10.0
 """Seconds that rank 0 serves the store after its own end, for ranks that have not ended yet."""
+CANDIDATES: Final = 8
+_LOWEST: Final = 10000
+_HIGHEST: Final = 32767
+"""Below the ports that Linux gives to outgoing connections (ip(7), ip_local_port_range)."""
 
 
-def serve(
-    ports: Sequence[int], secret: bytes, meeting: Meeting, purpose: bytes, host: str | None = None
-) -> TcpStoreServer:
+def serve(ports: Sequence[int], secret: bytes, meeting: Meeting, host: str | None = None) -> TcpStoreServer:
     """Serve a store on the first of `ports` that is free on all addresses by which ranks may come.
 
     host  where the other ranks look for it, if they were told
@@ -29,7 +32,7 @@ def serve(
     hosts = listening_addresses(meeting, host)
     causes = []
     for port in ports:
-        server = TcpStoreServer(hosts, port, secret=secret, tls=meeting.tls, purpose=purpose)
+        server = TcpStoreServer(hosts, port, secret=secret, tls=meeting.tls, purpose=meeting.purpose)
         try:
             server.start()
         except RendezvousError as error:
@@ -60,3 +63,10 @@ def listening_addresses(meeting: Meeting, host: str | None) -> list[str]:
 def _leads_outward(text: str) -> bool:
     address = ipaddress.ip_address(text)
     return not (address.is_loopback or address.is_link_local or address.is_unspecified)
+
+
+def derived_ports(job: str) -> list[int]:
+    """The ports on which the store of a job may be, in the order in which they are tried."""
+    digest = hashlib.sha256(f"ports of {job}".encode()).digest()
+    numbers = [int.from_bytes(digest[2 * i : 2 * i + 2], "big") for i in range(CANDIDATES)]
+    return list(dict.fromkeys(_LOWEST + number % (_HIGHEST + 1 - _LOWEST) for number in numbers))

@@ -10,12 +10,24 @@ from transports.store import Store
 from transports.tls import Tls
 
 
+@dataclass
+class History:
+    """What a process remembers of its meetings, for the next ones.
+
+    number     how many there were; the same on all ranks
+    published  the addresses of rank 0's host and the secret that rank 0 has published in the first; None before
+    """
+
+    number: int = 0
+    published: tuple[list[str], bytes] | None = None
+
+
 @dataclass(frozen=True)
 class Meeting:
     """One meeting of the ranks of a job, as one of them sees it.
 
     job        the job's id, different for jobs that run at the same time
-    number     number of the meetings of this process before this one; the same on all ranks
+    history    the meetings of this process before this one
     one_host   True if the launcher says that all ranks are on one host
     interface  the interface or address that rank 0 listens on; "" for all that may lead there
     deadline   the time of time.monotonic() at which the rank gives up
@@ -25,12 +37,17 @@ class Meeting:
     rank: int
     size: int
     job: str
-    number: int
+    history: History
     one_host: bool
     interface: str
     deadline: float
     tls: Tls | None
     resources: contextlib.ExitStack
+
+    @property
+    def purpose(self) -> bytes:
+        """What a store for this meeting is for, see TcpStoreServer: that of another job or meeting is refused."""
+        return f"store of {self.job}, meeting {self.history.number}".encode()
 
 
 class Way(ABC):

@@ -54,6 +54,8 @@ SLURM = {
     "SLURM_STEP_NODELIST": "node[07-08]",
     "SLURM_NTASKS": "99",
 }
+PMI2 = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "0", "PMI_JOBID": "1234.0"}
+"""What srun --mpi=pmi2 adds, which hydra's proxies inherit where they are started by srun."""
 KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-0.svc", "PET_MASTER_PORT": "29500"}
 CLUSTER = {"chief": ["a:1"], "worker": ["b:2", "[::1]:3"], "ps": ["c:4"]}
 TF_CONFIG = {"TF_CONFIG": json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 1}})}
@@ -122,6 +124,8 @@ def test_no_launcher() -> None:
     [
         (OPENMPI, SLURM, "openmpi"),
         (MPICH, SLURM, "mpich"),
+        (MPICH, SLURM | PMI2, "mpich"),
+        (SLURM, PMI2, "slurm"),
         (MPICH, FLUX, "mpich"),
         (OPENMPI, FLUX, "openmpi"),
         (TORCHRUN, SLURM, "torchrun"),
@@ -168,6 +172,8 @@ def test_batch_script_is_no_rank_of_slurm(step: str | None) -> None:
         (FLUX | {"PMI_FD": "0"}, "publishes its address through the launcher's PMI-1"),
         (HOROVOD, "publishes its address through horovodrun's store at 10.0.0.1:4321"),
         (SLURM | SECRET, "serves the store on node07, a port that follows from the job's id"),
+        (SLURM | PMI2, "publishes its address through the launcher's PMI-1"),
+        (SLURM | PMI2 | SECRET, "serves the store on node07"),
         (SLURM | SECRET | {"RONDE_PORT": "7000"}, "serves the store on node07, port 7000"),
         (KUBEFLOW | SECRET, "serves the store on job-0.svc, a port that follows"),
         (TF_CONFIG | SECRET, "serves the store on a, port 1"),

@@ -15,10 +15,11 @@ import pytest
 
 from transports.errors import ConfigError, RendezvousError
 from transports.launchers import dialing, find, meet, serving
-from transports.launchers.address import AtAddress, derived_ports
+from transports.launchers.address import AtAddress
 from transports.launchers.given import GivenByHand
 from transports.launchers.keyvalue import KeyValue, Published
-from transports.launchers.ways import Meeting, Way
+from transports.launchers.serving import derived_ports
+from transports.launchers.ways import History, Meeting, Way
 from transports.rendezvous import MemoryStore, TcpStore, TcpStoreServer, join, next_meeting, open_store
 from transports.store import Store
 
@@ -38,18 +39,22 @@ class Ranks:
         self.size = size
         self._pool = pool
 
-    def meet(self, ways: Sequence[Way], number: int = 0, job: str = "job", patience: float = BOUND) -> list[bytes]:
+    def meet(
+        self, ways: Sequence[Way], histories: Sequence[History] = (), job: str = "job", patience: float = BOUND
+    ) -> list[bytes]:
         """Meet, say hello to each other, leave; the secrets of all ranks."""
         outcomes: list[Future[bytes]] = [
-            self._pool.submit(self._rank, rank, way, number, job, patience) for rank, way in enumerate(ways)
+            self._pool.submit(self._rank, rank, way, histories[rank] if histories else History(), job, patience)
+            for rank, way in enumerate(ways)
         ]
         return [outcome.result(BOUND) for outcome in outcomes]
 
-    def _rank(self, rank: int, way: Way, number: int, job: str, patience: float) -> bytes:
+    def _rank(self, rank: int, way: Way, history: History, job: str, patience: float) -> bytes:
         with contextlib.ExitStack() as resources:
             deadline = time.monotonic() + patience
-            meeting = Meeting(rank, self.size, job, number, True, "", deadline, None, resources)
+            meeting = Meeting(rank, self.size, job, history, True, "", deadline, None, resources)
             store, secret = way.open(meeting)
+            history.number += 1
             group = join(rank, self.size, store, secret=secret, generation=next_meeting(rank, store), deadline=deadline)
             group.store.set(f"from {rank}", b"hello")
             for peer in range(self.size):
@@ -66,8 +71,9 @@ def three() -> Iterator[Ranks]:
 def test_address_of_a_job(three: Ranks) -> None:
     """Twice, as after `shutdown`: the second time a fast rank may still find the server of the first meeting."""
     way = AtAddress({"RONDE_SECRET": SECRET}, "localhost")
-    for number in range(2):
-        assert three.meet([way] * 3, number) == [bytes.fromhex(SECRET)] * 3
+    histories = [History() for _ in range(3)]
+    for _ in range(2):
+        assert three.meet([way] * 3, histories) == [bytes.fromhex(SECRET)] * 3
 
 
 def test_fixed_port(three: Ranks) -> None:
@@ -104,14 +110,14 @@ def test_two_jobs_with_the_same_ports_do_not_meet(monkeypatch: pytest.MonkeyPatc
     way = AtAddress({"RONDE_SECRET": SECRET}, "localhost")
     with ThreadPoolExecutor(6) as pool, ThreadPoolExecutor(2) as jobs:
         ranks = Ranks(3, pool)
-        outcomes = [jobs.submit(ranks.meet, [way] * 3, 0, job) for job in ("one", "two")]
+        outcomes = [jobs.submit(ranks.meet, [way] * 3, (), job) for job in ("one", "two")]
         assert [len(outcome.result(BOUND)) for outcome in outcomes] == [3, 3]
 
 
 def test_rank_0_that_does_not_come(three: Ranks) -> None:
     way = AtAddress({"RONDE_SECRET": SECRET, "RONDE_PORT": str(free_port())}, "localhost")
     with contextlib.ExitStack() as resources:
-        meeting = Meeting(1, 3, "job", 0, True, "", time.monotonic() + 0.1, None, resources)
+        meeting = Meeting(1, 3, "job", History(), True, "", time.monotonic() + 0.1, None, resources)
         with pytest.raises(RendezvousError, match=r"^rank 1 of 3 did not find the store that rank 0 serves: .*refused"):
             way.open(meeting)
 
@@ -123,7 +129,7 @@ def test_name_that_never_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     way = AtAddress({"RONDE_SECRET": SECRET}, "rank-0.invalid")
     with contextlib.ExitStack() as resources:
-        meeting = Meeting(1, 3, "job", 0, True, "", time.monotonic() + 0.1, None, resources)
+        meeting = Meeting(1, 3, "job", History(), True, "", time.monotonic() + 0.1, None, resources)
         with pytest.raises(RendezvousError, match=r"rank-0\.invalid is not known"):
             way.open(meeting)
 
@@ -131,7 +137,7 @@ def test_name_that_never_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, contextlib.ExitStack() as resources:
         way = AtAddress({"RONDE_SECRET": SECRET, "RONDE_PORT": str(taken.getsockname()[1])}, "localhost")
-        meeting = Meeting(0, 3, "job", 0, True, "", time.monotonic() + 1, None, resources)
+        meeting = Meeting(0, 3, "job", History(), True, "", time.monotonic() + 1, None, resources)
         with pytest.raises(RendezvousError, match=r"^rank 0 cannot serve the store: .*in use"):
             way.open(meeting)
 
@@ -165,9 +171,11 @@ class Values(KeyValue):
 def test_published_address(three: Ranks) -> None:
     values = Values(3)
     way = Published("a dictionary", lambda deadline: values)
-    secrets = [three.meet([way] * 3, number) for number in range(2)]
-    assert all(len(set(each)) == 1 and len(each[0]) == 32 for each in secrets)
-    assert secrets[0] != secrets[1]
+    histories = [History() for _ in range(3)]
+    secrets = [secret for _ in range(3) for secret in three.meet([way] * 3, histories)]
+    assert len(secrets[0]) == 32
+    assert set(secrets) == {secrets[0]}
+    assert len(values.held) == 1  # later meetings do not use the launcher's means
 
 
 def test_rank_0_that_cannot_serve_tells_all(three: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +186,7 @@ def test_rank_0_that_cannot_serve_tells_all(three: Ranks, monkeypatch: pytest.Mo
     values = Values(3)
     way = Published("a dictionary", lambda deadline: values)
     with ThreadPoolExecutor(3) as pool:
-        outcomes = [pool.submit(three._rank, rank, way, 0, "job", BOUND) for rank in range(3)]
+        outcomes = [pool.submit(three._rank, rank, way, History(), "job", BOUND) for rank in range(3)]
         for outcome in outcomes:
             with pytest.raises(ConfigError, match="interface='ib0'"):
                 outcome.result(BOUND)
@@ -187,10 +195,10 @@ def test_rank_0_that_cannot_serve_tells_all(three: Ranks, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("offer", [b"\xc1", b"\xc0", b"\x93\x01\x02\x03"])
 def test_offer_that_is_none(offer: bytes) -> None:
     values = Values(1)
-    values.held["ronde-0"] = offer
+    values.held["ronde"] = offer
     way = Published("a dictionary", lambda deadline: values)
     with contextlib.ExitStack() as resources, pytest.raises(RendezvousError, match="rank 0 published"):
-        way.open(Meeting(1, 2, "job", 0, True, "", time.monotonic() + 1, None, resources))
+        way.open(Meeting(1, 2, "job", History(), True, "", time.monotonic() + 1, None, resources))
 
 
 # The user's store
@@ -198,8 +206,9 @@ def test_offer_that_is_none(offer: bytes) -> None:
 
 def test_address_by_hand(three: Ranks) -> None:
     way = GivenByHand({"RONDE_SECRET": SECRET}, f"tcp://localhost:{free_port()}")
-    for number in range(2):
-        assert three.meet([way] * 3, number) == [bytes.fromhex(SECRET)] * 3
+    histories = [History() for _ in range(3)]
+    for _ in range(2):
+        assert three.meet([way] * 3, histories) == [bytes.fromhex(SECRET)] * 3
 
 
 def test_address_by_hand_that_somebody_else_serves(three: Ranks) -> None:
@@ -222,7 +231,7 @@ def test_environment_by_hand_and_a_world_of_one(tmp_path: Path) -> None:
     def open_with(env: dict[str, str], resources: contextlib.ExitStack) -> tuple[Store, bytes]:
         launch = find(env)
         assert launch is not None
-        return meet(launch, env, number=0, deadline=time.monotonic() + BOUND, tls=None, resources=resources)
+        return meet(launch, env, history=History(), deadline=time.monotonic() + BOUND, tls=None, resources=resources)
 
     with contextlib.ExitStack() as resources:
         store, secret = open_with({"PMI_RANK": "0", "PMI_SIZE": "1"}, resources)
@@ -243,7 +252,7 @@ def test_listening_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "interfaces", lambda: found)
 
     def addresses(one_host: bool = False, interface: str = "", host: str | None = None) -> list[str]:
-        meeting = Meeting(0, 2, "", 0, one_host, interface, 0.0, None, contextlib.ExitStack())
+        meeting = Meeting(0, 2, "", History(), one_host, interface, 0.0, None, contextlib.ExitStack())
         return serving.listening_addresses(meeting, host)
 
     assert addresses() == ["10.0.0.1", "10.1.0.1", "fd00::2", "127.0.0.1"]
