@@ -63,6 +63,7 @@ def _numbered(
     local_size: str = "",
     hosts: str = "",
     others: tuple[str, ...] = (),
+    mark: Callable[[Env], str] | None = None,
 ) -> Callable[[Env, Family], Launch]:
     """A `Family.read`.
 
@@ -71,6 +72,7 @@ def _numbered(
     ways              the ways to meet, for an environment, the number of ranks and the job's id
     local_size,hosts  variables with the number of ranks on this host, and of hosts, where there are such
     others            more variables to show
+    mark              the rank's mark, where it is not the job's id
     """
 
     def read(env: Env, family: Family) -> Launch:
@@ -79,7 +81,8 @@ def _numbered(
         one_host = env.get(local_size) == str(count) or env.get(hosts) == "1"
         ident = f"{family.name} {job(env)}"
         seen = shown(env, (rank, size, *others))
-        return Launch(family.name, family.title, number, count, seen, ident, one_host, ways(env, count, ident))
+        marked = ident if mark is None else f"{family.name} {mark(env)}"
+        return Launch(family.name, family.title, number, count, seen, ident, one_host, ways(env, count, ident), marked)
 
     return read
 
@@ -180,13 +183,13 @@ def _read_ronde(env: Env, family: Family) -> Launch:
     if NAME in env or job.size == 1:
         way = ServedByLauncher(job.store, job.secret)
     seen = shown(env, (RANK, SIZE))
-    return Launch(family.name, family.title, job.rank, job.size, seen, job.store, False, (way,))
+    return Launch(family.name, family.title, job.rank, job.size, seen, job.store, False, (way,), job.store)
 
 
 def _read_pmi_port(env: Env, family: Family) -> Launch:
     rank, size = pmi.rank_and_size(env)
-    seen, job = shown(env, (pmi.PORT, pmi.ID)), f"{family.name} {pmi.connection_id(env)}"
-    return Launch(family.name, family.title, rank, size, seen, job, False, _with_pmi(env, size, job))
+    seen, job, mark = shown(env, (pmi.PORT, pmi.ID)), f"{family.name} {env[pmi.PORT]}", pmi.connection_id(env)
+    return Launch(family.name, family.title, rank, size, seen, job, False, _with_pmi(env, size, job), mark)
 
 
 def _is_slurm_step(env: Env) -> bool:
@@ -207,7 +210,7 @@ def _read_kubernetes(env: Env, family: Family) -> Launch:
     lacking = f"the pod's name {name!r} does not say its Job and subdomain: set `subdomain` to a headless Service"
     job = f"{family.name} {first} {env.get('RONDE_JOB', '')}"
     ways = (*_by_hand(env), AtAddress(env, first, lacking, port=KUBERNETES_PORT))
-    return Launch(family.name, family.title, rank, size, shown(env, (index, SIZE)), job, False, ways)
+    return Launch(family.name, family.title, rank, size, shown(env, (index, SIZE)), job, False, ways, job)
 
 
 def first_pod(name: str, index: int) -> str | None:
@@ -241,14 +244,10 @@ def _read_tf_config(env: Env, family: Family) -> Launch:
     assert task is not None
     job = f"{family.name} {','.join(task.tasks)}"
     ways = (*_by_hand(env), AtAddress(env, task.address[0], port=task.address[1]))
-    return Launch(family.name, family.title, task.rank, task.size, TF_CONFIG, job, False, ways)
+    return Launch(family.name, family.title, task.rank, task.size, TF_CONFIG, job, False, ways, job)
 
 
 # ---- The table
-
-
-def _pmi_job(env: Env) -> str:
-    return pmi.connection_id(env)
 
 
 FAMILIES: Final = (
@@ -295,9 +294,10 @@ FAMILIES: Final = (
         _numbered(
             "MV2_COMM_WORLD_RANK",
             "MV2_COMM_WORLD_SIZE",
-            _pmi_job,
+            _joined(),
             _with_pmi,
             local_size="MV2_COMM_WORLD_LOCAL_SIZE",
+            mark=pmi.connection_id,
             others=(pmi.FD, pmi.PORT, pmi.ID),
         ),
     ),
@@ -323,9 +323,10 @@ FAMILIES: Final = (
         _numbered(
             "PMI_RANK",
             "PMI_SIZE",
-            _pmi_job,
+            _joined(),
             _with_either,
             local_size="MPI_LOCALNRANKS",
+            mark=pmi.connection_id,
             others=(pmi.FD, pmi.PORT, pmi.ID),
         ),
     ),

@@ -27,9 +27,10 @@ class Launch:
     family    the launcher's name here, as RONDE_LAUNCHER takes it
     title     its name for people
     seen      the variables that say so, with their values: 'RANK=1, WORLD_SIZE=4'
-    job       the job's id, different for jobs that run at the same time
+    job       the job's id, the same on all ranks; as far as the launcher tells one, different for jobs at the same time
     one_host  True if the launcher says that all ranks are on one host
     ways      ways in which the ranks can meet, the best first
+    mark      what tells this rank from others of this number, for the processes that it starts; mostly the job's id
     """
 
     family: str
@@ -40,6 +41,7 @@ class Launch:
     job: str
     one_host: bool
     ways: tuple[Way, ...]
+    mark: str
 
     def __str__(self) -> str:
         return f"{self.title} says that this process is rank {self.rank} of {self.size} ({self.seen})"
@@ -85,14 +87,14 @@ def meet(
 def take(launch: Launch, env: MutableMapping[str, str]) -> Callable[[], object]:
     """Note in `env`, which the processes that this one starts inherit, that this process is the rank. Returns the
     function that removes the note."""
-    env[TAKEN] = f"{os.getpid()} {launch.rank} {launch.job}"
+    env[TAKEN] = f"{os.getpid()} {launch.rank} {launch.mark}"
     return lambda: env.pop(TAKEN, None)
 
 
 def check_not_taken(launch: Launch, env: Env) -> None:
     """Raise ConfigError if `env` was inherited from another process that is the rank."""
     process, _, place = env.get(TAKEN, "").partition(" ")
-    if place == f"{launch.rank} {launch.job}" and process != str(os.getpid()):
+    if place == f"{launch.rank} {launch.mark}" and process != str(os.getpid()):
         raise ConfigError(
             f"{launch.seen}: rank {launch.rank} is process {process} already, which has started this one (pid "
             f"{os.getpid()}); for a world of its own, give init rank=0, size=1 and store='memory:', or start the "

@@ -26,7 +26,7 @@ class History:
 class Meeting:
     """One meeting of the ranks of a job, as one of them sees it.
 
-    job        the job's id, different for jobs that run at the same time
+    job        the job's id, see Launch
     history    the meetings of this process before this one
     one_host   True if the launcher says that all ranks are on one host
     interface  the interface or address that rank 0 listens on; "" for all that may lead there

@@ -274,12 +274,22 @@ def test_all_ranks_on_one_host() -> None:
         (SLURM, "SLURM_JOB_ID"),
         (SLURM, "SLURM_STEP_ID"),
         (SLURM, "SLURM_RESTART_COUNT"),
-        (MVAPICH, "PMI_PORT"),
         (HOROVOD, "HOROVOD_GLOO_RENDEZVOUS_PORT"),
     ],
 )
 def test_jobs_differ(env: dict[str, str], name: str) -> None:
-    assert found(env).job != found(env | {name: "7777"}).job
+    assert found(env).job == found(env).mark != found(env | {name: "7777"}).job
+
+
+def test_ranks_of_pmi_have_one_job_and_different_marks() -> None:
+    """Their connections are their own. Nothing in the environment tells the job."""
+    pipes = [os.pipe() for _ in range(2)]
+    one, two = (found(MPICH | {"PMI_RANK": str(rank), "PMI_FD": str(pipes[rank][0])}) for rank in range(2))
+    for end in (*pipes[0], *pipes[1]):
+        os.close(end)
+    assert one.job == two.job
+    assert one.mark != two.mark
+    assert found(MVAPICH).mark != found(MVAPICH | {"PMI_PORT": "n0:8"}).mark
 
 
 # Kubernetes, LSF, TF_CONFIG
