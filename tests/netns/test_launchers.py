@@ -15,21 +15,21 @@ import pytest
 from tests.netns import cluster
 from tests.netns.cluster import Cluster
 from tests.netns.network import Host, Network
-from tests.transports.launchers.real import BOUND, Ended, Launched, environment, mpi_command
+from tests.transports.launchers.real import BOUND, RANK, Ended, Launched, environment, mpi_command
 
 pytestmark = pytest.mark.long
 
-PROGRAM = """
-import socket
-import numpy as np
-import collectives as ronde
+PROGRAM = (
+    RANK
+    + """
 for meeting in range(2):
     world = ronde.init(config={"calibrate": False})
     total = ronde.allreduce(np.full(1000, world.rank + 1.0))
     place = f"{ronde.local_rank()} of {ronde.local_size()} on {ronde.cross_rank()} of {ronde.cross_size()}"
-    print(f"meeting {meeting}: {world.rank} of {world.size}, {place}, sum {total[999]:g}", flush=True)
+    say(f"meeting {meeting}: {world.rank} of {world.size}, {place}, sum {total[999]:g}")
     ronde.shutdown()
 """
+)
 SECRET = {"RONDE_SECRET": "5a" * 16}
 
 

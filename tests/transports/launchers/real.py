@@ -28,7 +28,11 @@ RANK: Final = """
 import os, sys, time
 import numpy as np
 import collectives as ronde
-print(f"pid {os.getpid()}", flush=True)
+
+def say(text):
+    os.write(1, f"{text}\\n".encode())  # at once: ranks share a pipe
+
+say(f"pid {os.getpid()}")
 """
 """How the programs of ranks begin."""
 
@@ -39,11 +43,11 @@ for meeting in range(2):
     world = ronde.init(config={"calibrate": False})
     total = ronde.allreduce(np.full(3, world.rank + 1.0))
     place = f"rank {world.rank} of {world.size} local {ronde.local_rank()}"
-    print(f"meeting {meeting} {place} sum {total[0]:g}", flush=True)
+    say(f"meeting {meeting} {place} sum {total[0]:g}")
     ronde.shutdown()
 if "slow" in sys.argv and world.rank == 0:  # longer than the others: their end is no failure
     time.sleep(1)
-    print("rank 0 ended last", flush=True)
+    say("rank 0 ended last")
 """
 )
 
@@ -147,9 +151,8 @@ class Launched:
         code = self._process.wait(BOUND)
         for reader in self._readers:
             reader.join(BOUND)
-        lines = [text for line in self._lines for text in re.split(r"(?<=\d)(?=meeting|pid|rank)", line)]
-        pids = [int(match[1]) for line in lines if (match := re.fullmatch(r"pid (\d+)", line))]
-        return Ended(code, lines, pids, "\n".join(self._errors))
+        pids = [int(match[1]) for line in self._lines if (match := re.fullmatch(r"pid (\d+)", line))]
+        return Ended(code, self._lines, pids, "\n".join(self._errors))
 
     def __enter__(self) -> Launched:
         return self

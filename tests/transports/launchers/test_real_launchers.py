@@ -58,7 +58,7 @@ WAITING = (
     + """
 world = ronde.init()
 ronde.allreduce(np.ones(3))
-print(f"rank {world.rank} is {os.getpid()}", flush=True)
+say(f"rank {world.rank} is {os.getpid()}")
 ronde.recv(np.empty(3), (world.rank + 1) % world.size)
 """
 )
@@ -82,13 +82,13 @@ SURVIVING = (
     + """
 world = ronde.init()
 ronde.allreduce(np.ones(3))
-print(f"rank {world.rank} is {os.getpid()}", flush=True)
+say(f"rank {world.rank} is {os.getpid()}")
 try:
     ronde.recv(np.empty(3), (world.rank + 1) % world.size)
 except ronde.PeerLost as error:
-    print(f"lost {error.peer}", flush=True)
+    say(f"lost {error.peer}")
 ronde.shutdown()
-print("closed", flush=True)
+say("closed")
 """
 )
 
@@ -121,7 +121,7 @@ if int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))) 
 try:
     ronde.init(config={"connect_timeout": 1.0})
 except ronde.RondeError as error:
-    print(f"{type(error).__name__}: {error}", flush=True)
+    say(f"{type(error).__name__}: {error}")
     os._exit(9)
 """
 )
@@ -143,7 +143,7 @@ if "first" in sys.argv:
 %s
 if "last" in sys.argv:
     from mpi4py import MPI
-print(f"mpi {MPI.COMM_WORLD.allreduce(1)}", flush=True)
+say(f"mpi {MPI.COMM_WORLD.allreduce(1)}")
 """
 
 
@@ -163,7 +163,7 @@ if "child" in sys.argv:
     try:
         ronde.init()
     except ronde.ConfigError as error:
-        print(f"child: {error}", flush=True)
+        say(f"child: {error}")
 else:
     world = ronde.init()
     if world.rank == 0:
@@ -228,7 +228,7 @@ world = ronde.init()
 ronde.barrier()
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os._exit(3)
-print(f"restarted {world.rank} of {world.size}", flush=True)
+say(f"restarted {world.rank} of {world.size}")
 """
 )
 
