@@ -86,7 +86,12 @@ def check_ranks(environment: Mapping[str, str], *, interface: str) -> Findings |
     deadline = time.monotonic() + MEET_SECONDS
     with contextlib.ExitStack() as resources:
         store, _ = launchers.meet(
-            launch, environment, number=0, deadline=deadline, tls=Config.load().load_tls(), resources=resources
+            launch,
+            environment,
+            history=launchers.History(),
+            deadline=deadline,
+            tls=Config.load().load_tls(),
+            resources=resources,
         )
         if launch.rank:
             answer_by_store(launch.rank, store)
