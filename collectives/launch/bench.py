@@ -20,7 +20,7 @@ from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.gpu import cuda
 from collectives.launch.bench_devices import Device, device
-from collectives.launch.function import run
+from collectives.launch.measuring import add_ranks, measure_on_ranks
 from transports.errors import RondeError
 
 COLLECTIVES: Final = (
@@ -39,6 +39,8 @@ examples:
   ronde bench allgather -np 4 --transport tcp
   ronde bench --min 1M --max 64M --json out.json     results with machine and versions, as JSON
   ronde bench -np 8 --device cuda                    arrays on GPUs, one per rank where there are as many
+  ronde bench -H h1:4,h2:4                           on two hosts, as ronde run starts ranks there
+  mpirun -np 4 ronde bench                           on the ranks of another launcher; rank 0 prints
 
 The columns are those of nccl-tests. time: the median over the repeats, of the slowest rank. algbw = size / time. busbw:
 algbw times the share of the data that the busiest link must carry, 2(n-1)/n for allreduce, (n-1)/n for allgather,
@@ -93,8 +95,7 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("collective", nargs="?", default="allreduce", choices=COLLECTIVES)
-    parser.add_argument("-np", type=int, default=2, metavar="N", help="number of ranks (default: 2)")
-    parser.add_argument("--transport", help="transport to use (default: as configured)")
+    add_ranks(parser)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the arrays are (default: cpu)")
     parser.add_argument("--min", type=parse_size, default=4, metavar="SIZE", help="smallest size (default: 4)")
     parser.add_argument("--max", type=parse_size, default=1 << 24, metavar="SIZE", help="largest size (default: 16M)")
@@ -151,11 +152,14 @@ def _main(arguments: argparse.Namespace) -> int:
         arguments.warmup,
         arguments.device,
     )
-    rows = run(measure, arguments.np, (task,), transport=arguments.transport)[0]
-    if arguments.json is not None:
+    measured = measure_on_ranks(measure, task, arguments)
+    if isinstance(measured, int):
+        return measured
+    rows = measured.value
+    if arguments.json is not None and measured.first:
         transport = Config.load({"transport": arguments.transport} if arguments.transport else {}).transport
         about = machine() | (cuda().facts() if arguments.device == "cuda" else {})
-        report = {"task": asdict(task), "ranks": arguments.np, "transport": transport, "machine": about}
+        report = {"task": asdict(task), "ranks": measured.size, "transport": transport, "machine": about}
         arguments.json.write_text(json.dumps(report | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     return 1 if any(row.wrong or row.inplace_wrong for row in rows) else 0
 

@@ -18,7 +18,8 @@ class Command(Protocol):
     def add_parser(self, subparsers: Any) -> None:
         """Add the subcommand's parser, with a default `main`: a function of the parsed arguments.
 
-        `main` returns the exit code. A RondeError that it raises is printed as one line, with exit code 1.
+        `main` returns the exit code. Among the arguments are the `words` of the whole command line. A RondeError that
+        it raises is printed as one line, with exit code 1.
         """
 
 
@@ -31,6 +32,7 @@ examples:
   ronde bench -np 4                 measure allreduce over a range of sizes
   ronde tune -np 4                  find the fastest algorithms on this machine and write them to a table
   ronde doctor                      show available transports, and every setting with its source
+  ronde doctor -H h1,h2,h3          check a cluster: versions, clocks, and the links between the hosts
   ronde timeline merge all.json run.rank*.json
                                     merge the timelines of all ranks into one file
   ronde COMMAND --help              show the options of a command
@@ -55,7 +57,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code. For a bad command line argparse exits with 2."""
-    args = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(words, argparse.Namespace(words=words))
     try:
         return int(args.main(args))
     except RondeError as error:

@@ -18,7 +18,7 @@ import numpy as np
 from collectives.algorithms import algorithms
 from collectives.communicator import Communicator
 from collectives.launch.bench import machine, parse_size
-from collectives.launch.function import run
+from collectives.launch.measuring import add_ranks, measure_on_ranks
 from collectives.planning import NO_LIMIT, CopyKernel, Costs, Rule, Rules, SingleCopy
 from transports import copying
 
@@ -28,6 +28,8 @@ examples:
   ronde tune -np 4                                    all collectives, into ronde-rules.toml (some minutes)
   ronde tune allreduce -np 8 --transport tcp -o tcp-8.toml
   RONDE_RULES=ronde-rules.toml ronde run -np 4 train.py
+  ronde tune allreduce -H h1:4,h2:4                   on two hosts; the table is written on the first
+  srun ronde tune allreduce                           on the ranks of another launcher; rank 0 writes the table
 
 Every usable algorithm is timed against the one that is chosen by default, in turns; where another one is faster by
 more than a twentieth, the table gets a rule for that number of ranks and that transport. It also gets the figures of
@@ -80,8 +82,7 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("collectives", nargs="*", metavar="collective", help=f"default: {' '.join(COLLECTIVES)}")
-    parser.add_argument("-np", type=int, default=2, metavar="N", help="number of ranks (default: 2)")
-    parser.add_argument("--transport", help="transport to use (default: as configured)")
+    add_ranks(parser)
     parser.add_argument("--min", type=parse_size, default=1 << 10, metavar="SIZE", help="smallest size (default: 1K)")
     parser.add_argument("--max", type=parse_size, default=1 << 24, metavar="SIZE", help="largest size (default: 16M)")
     parser.add_argument("--factor", type=int, default=4, help="each size is so many times the last (default: 4)")
@@ -96,7 +97,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Run the subcommand; returns the exit status."""
     chosen = tuple(arguments.collectives) or COLLECTIVES
     unknown = [name for name in chosen if name not in COLLECTIVES]
-    if unknown or arguments.np < 2:
+    if unknown or (arguments.np is not None and arguments.np < 2):
         text = "-np: must be 2 or more"
         if unknown:
             text = f"collective: {unknown[0]!r}: must be among {', '.join(COLLECTIVES)}"
@@ -106,10 +107,15 @@ def main(arguments: argparse.Namespace) -> int:
     while sizes[-1] * max(2, arguments.factor) <= arguments.max:
         sizes.append(sizes[-1] * max(2, arguments.factor))
     task = Task(chosen, tuple(sizes), arguments.seconds)
-    table = run(measure, arguments.np, (task,), transport=arguments.transport, timeout=3600)[0]
+    measured = measure_on_ranks(measure, task, arguments, timeout=3600)
+    if isinstance(measured, int):
+        return measured
+    if not measured.first:
+        return 0
+    table = measured.value
     (costs,) = table.costs
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
-    words = " ".join(["ronde tune", *chosen, f"-np {arguments.np} --transport {costs.transport}"])
+    words = " ".join(["ronde tune", *chosen, f"-np {measured.size} --transport {costs.transport}"])
     table.write(arguments.output, f"Written by: {words}\n{about}")
     print(  # noqa: T201
         f"{len(table.rules)} rules in {arguments.output}; use them with RONDE_RULES={arguments.output}, or "

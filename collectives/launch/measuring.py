@@ -1,0 +1,105 @@
+"""The ranks on which `ronde bench` and `ronde tune` measure: new ones here, or on hosts that the user names, or those
+that a launcher has started, each of which runs the same command."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from collectives.launch import run_command
+from collectives.launch.function import run
+from collectives.startup import init
+from collectives.world import shutdown, world
+from transports import launchers
+from transports.errors import ConfigError, RondeError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+DEFAULT_RANKS: Final = 2
+
+
+@dataclass(frozen=True)
+class Measured(Generic[R]):
+    """What was measured.
+
+    value  of rank 0, or of this rank
+    size   number of ranks
+    first  True in the process that reports
+    """
+
+    value: R
+    size: int
+    first: bool
+
+
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where to measure."""
+    parser.add_argument(
+        "-np",
+        type=int,
+        metavar="N",
+        help=f"number of ranks (default: {DEFAULT_RANKS}, or all slots of the hosts, or all ranks of the launcher)",
+    )
+    parser.add_argument("--transport", help="transport to use (default: as configured)")
+    run_command.add_hosts(parser.add_argument_group("several hosts"))
+
+
+def measure_on_ranks(
+    fn: Callable[[T], R], task: T, args: argparse.Namespace, *, timeout: float | None = None
+) -> Measured[R] | int:
+    """Call `fn(task)` on all ranks, in their world. With -H or --hostfile they run the command line of this process
+    themselves, and this returns the exit code of `ronde run`.
+
+    args     has the options of `add_ranks`, and the words of the command line
+    timeout  seconds for ranks that are started here; None for no limit
+
+    Raises the error of the rank that failed first, or of this rank; ConfigError if -np is not the launcher's number.
+    """
+    launch = launchers.find(os.environ)
+    if launch is not None and (launch.size > 1 or launch.family == "ronde"):
+        if args.np not in (None, launch.size):
+            raise ConfigError(
+                f"-np {args.np}: {launch}; start the command with RONDE_LAUNCHER=none for ranks of its own"
+            )
+        return Measured(_in_this_rank(fn, task, args.transport), launch.size, launch.rank == 0)
+    if args.hosts is not None or args.hostfile is not None:
+        return _on_hosts(args)
+    size = DEFAULT_RANKS if args.np is None else args.np
+    return Measured(run(fn, size, (task,), transport=args.transport, timeout=timeout)[0], size, True)
+
+
+def _in_this_rank(fn: Callable[[T], R], task: T, transport: str | None) -> R:
+    init(transport=transport)
+    try:
+        value = fn(task)
+    except BaseException as error:
+        world().abort(f"{type(error).__name__}: {error}")
+        with contextlib.suppress(RondeError):  # the failure itself is raised
+            shutdown()
+        raise
+    shutdown()
+    return value
+
+
+def _on_hosts(args: argparse.Namespace) -> int:
+    """Let `ronde run` start this command on the hosts."""
+    options: dict[str, Any] = {
+        "-H": args.hosts,
+        "--hostfile": args.hostfile,
+        "-np": args.np,
+        "-p": args.ssh_port,
+        "-i": args.ssh_identity_file,
+        "--network-interface": args.network_interface,
+    }
+    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    parser = argparse.ArgumentParser(prog="ronde", allow_abbrev=False)
+    run_command.add_parser(parser.add_subparsers())
+    command = [sys.executable, "-m", "collectives.launch.cli", *args.words]
+    given = parser.parse_args(["run", "--no-prefix", *words, "--", *command])
+    return int(given.main(given))
