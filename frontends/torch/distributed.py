@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -49,6 +50,9 @@ from frontends.torch.works import Callbacks, Done, Finish, Work, eager, raise_fo
 from frontends.torch_backend import announce
 from transports.errors import RondeError
 from transports.rendezvous import join
+
+_KEPT: Final = 64
+"""Number of works of one number that a group keeps alive."""
 
 Calls: TypeAlias = Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
 """The arguments of one or more calls of one method."""
@@ -83,6 +87,7 @@ class ProcessGroup(Described):
         self._options: dict[str, float] = {}
         self._begun = 0
         self._group_callbacks = Callbacks()
+        self._kept: deque[Work] = deque(maxlen=_KEPT)
 
     def _get_sequence_number_for_group(self) -> int:
         return self._begun
@@ -305,6 +310,7 @@ class ProcessGroup(Described):
         except RondeError as error:
             raise_for_torch(error)
         finally:
+            self._kept.clear()
             self._group_callbacks.close()
 
     def abort(self) -> None:
@@ -360,7 +366,12 @@ class ProcessGroup(Described):
             works = [begin(*args, **kwargs, **self._options) for args, kwargs in calls]
         except RondeError as error:
             raise_for_torch(error)
-        return Work(works, results, finish, self._group_callbacks, position, source)
+        work = Work(works, results, finish, self._group_callbacks, position, source)
+        if sum(tensor.numel() for tensor in results) == 1:
+            # DistributedDataParallel.join counts the ranks in the forward pass, drops the work, and asks its C++ part
+            # for the result in the backward pass. That part has no methods once the Python object is gone.
+            self._kept.append(work)
+        return work
 
 
 announce(create)

@@ -369,6 +369,31 @@ def test_torch_modules_that_use_backends(pool: Pools, meeting: str, tmp_path: Pa
     pool(2).run(toolbox, meeting, str(tmp_path))
 
 
+def join_unevenly(path: str, backend: str, initial: bool) -> list[Any]:
+    """Gradients of DDP's join, of 2 steps on rank 0 and 4 on rank 1."""
+    with group(path, backend) as (rank, _):
+        return join_unevenly_here(rank, initial)
+
+
+def join_unevenly_here(rank: int, initial: bool) -> list[Any]:
+    net = torch.nn.Linear(3, 1, bias=False)
+    ddp = torch.nn.parallel.DistributedDataParallel(net)
+    gradients = []
+    with ddp.join(divide_by_initial_world_size=initial):
+        for step in range(2 + 2 * rank):
+            ddp.zero_grad()
+            ddp(torch.full((1, 3), float(rank + step))).sum().backward()
+            gradients.append(net.weight.grad[0].tolist())
+    return gradients
+
+
+@pytest.mark.parametrize("initial", [True, False])
+def test_ddp_with_uneven_inputs_divides_as_on_gloo(pool: Pools, initial: bool) -> None:
+    ours = pool(2).run(join_unevenly, free_port(), "ronde", initial)
+    assert ours == pool(2).run(join_unevenly, free_port(), "gloo", initial)
+    assert ours[1][-1] == ([2.0] * 3 if initial else [4.0] * 3)
+
+
 def compiled_ddp(path: str, backend: str, static_graph: bool) -> list[float]:
     """Losses of some steps of compiled DDP, with the compiler reset in between."""
     with group(path, backend) as (rank, _):
