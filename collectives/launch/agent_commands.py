@@ -61,7 +61,7 @@ class Srun:
     def command(self, address: str) -> list[str]:
         """The command that starts an agent on a node."""
         options = ["overlap", "nodes=1", "ntasks=1", "ntasks-per-node=1", f"nodelist={address}"]
-        options += ["kill-on-bad-exit=0", "wait=0", "mpi=none", "cpu-bind=none", "quiet"]
+        options += ["kill-on-bad-exit=0", "wait=0", "mpi=none", "cpu-bind=none", "quiet", "unbuffered"]
         words = ["srun", *(f"--{option}" for option in options)]
         return [*words, sys.executable, "-S", "-E", "-c", BOOTSTRAP]
 

@@ -23,6 +23,7 @@ class Link:
     limit     seconds of silence after which the other end is lost
     marker    see Decoder
     closed    why no more messages come; None while the link is up. What was sent before it closed may be lost
+    watched   False as long as silence of the other end means nothing
     silent    True if it was closed because the other end gave no sign of life
     """
 
@@ -36,6 +37,7 @@ class Link:
     ) -> None:
         self.closed: str | None = None
         self.silent = False
+        self.watched = True
         self.limit = limit
         self._selector = selector
         self._read_fd, self._write_fd = descriptors
@@ -59,7 +61,11 @@ class Link:
         """Monotonic time of the next call of `tick` if no event comes first."""
         if self.closed is not None:
             return float("inf")
-        return min(self._sent + self.limit / BEATS, self._heard + self.limit)
+        return min(self._sent + self.limit / BEATS, self._silent_at)
+
+    @property
+    def _silent_at(self) -> float:
+        return self._heard + self.limit if self.watched else float("inf")
 
     @property
     def pending(self) -> bool:
@@ -78,6 +84,11 @@ class Link:
             if not self._writing:
                 self._write()
 
+    def watch(self) -> None:
+        """From now on, silence of the other end closes the link."""
+        self.watched = True
+        self._heard = time.monotonic()
+
     def tick(self) -> None:
         """Send a sign of life if it is time; close the link if the other end has given none."""
         now = time.monotonic()
@@ -85,7 +96,7 @@ class Link:
             self._sent = now
             if not self._outgoing:  # the other end takes nothing: what it has not taken is a sign of life
                 self.send("beat")
-        if self.closed is None and now >= self._heard + self.limit:
+        if self.closed is None and now >= self._silent_at:
             self.silent = True
             self.close(f"no sign of life for {self.limit:g} s")
 

@@ -71,7 +71,8 @@ class RemoteHost:
         """Begin to connect. Raises OSError."""
         marker = secrets.token_hex(16).encode()
         descriptors = self._connection.open()
-        self._link = Link(self._selector, descriptors, self._receive, float("inf"), marker)
+        self._link = Link(self._selector, descriptors, self._receive, self._limit, marker)
+        self._link.watched = False  # its start takes time, and so does its way to the store: the caller has a deadline
         self._link.send_bytes(self._connection.preamble)
         self._link.send("open", marker, self._limit, self._grace)
 
@@ -88,6 +89,8 @@ class RemoteHost:
         self._started = True
         self._gone = self._drained = False
         self._to_start = set(start.ranks)
+        if self._link is not None:
+            self._link.watch()
         command = [os.fsencode(word) for word in start.command]
         secret = self._shown(start.secret)
         self._send("start", asdict(start) | {"command": command, "ranks": list(start.ranks), "secret": secret})
@@ -117,7 +120,7 @@ class RemoteHost:
     def give_up(self) -> None:
         """Wait for no process any more."""
         self._send("give up")
-        self._gone = True
+        self._gone = self._drained = True
 
     def on_child_exit(self) -> None:
         """The connection's command may have ended."""
@@ -184,8 +187,6 @@ class RemoteHost:
         match message:
             case ["hello", dict(facts)]:
                 self.facts = Facts(**{str(name): str(value) for name, value in facts.items()})
-                assert self._link is not None
-                self._link.limit = self._limit
                 self._connection.listen(partial(self._listener.said, self))
             case ["serving", str(url), [str(host), int(port)]]:
                 self.serving = url, (host, port)

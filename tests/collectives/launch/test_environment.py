@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from collectives.launch import agent_commands, environment
-from collectives.launch.agent_commands import BOOTSTRAP, Ssh
+from collectives.launch.agent_commands import BOOTSTRAP, Srun, Ssh
 from transports import launchers
 from transports.errors import ConfigError
 
@@ -70,6 +71,23 @@ def test_ssh_command() -> None:
     assert address == "user@h1"
     assert remote == f"exec {sys.executable} -S -E -c '{BOOTSTRAP}'"
     assert not set(BOOTSTRAP) & set("'\\!$`\n")
+
+
+def test_srun_command() -> None:
+    words = Srun().command("n08")
+    assert words[0] == "srun"
+    assert {"--overlap", "--nodelist=n08", "--ntasks=1", "--mpi=none"} <= set(words)
+    assert "--unbuffered" in words  # otherwise messages wait for the end of a line
+    assert words[-5:] == [sys.executable, "-S", "-E", "-c", BOOTSTRAP]
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "dash", "csh", "tcsh", "zsh", "fish"])
+def test_no_shell_changes_the_bootstrap_text(shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell}")
+    told = Ssh().command("h1")[-1].replace(f"exec {sys.executable} -S -E -c", "printf %s")
+    done = subprocess.run([shell, "-c", told], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == BOOTSTRAP
 
 
 def test_an_interpreter_that_no_shell_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:

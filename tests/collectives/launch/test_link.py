@@ -120,3 +120,17 @@ def test_nonsense_closes_a_link() -> None:
         while links.a.closed is None:
             links.turn(links.a)
         assert links.a.closed == "the other end sent a frame of 0 bytes"
+
+
+def test_silence_means_nothing_until_the_link_is_watched() -> None:
+    with pair(limit=0.1) as links:
+        links.a.watched = False
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            links.turn(links.a)
+        assert links.a.closed is None
+        links.a.watch()
+        assert links.a.closed is None
+        while links.a.closed is None:
+            links.turn(links.a)
+        assert links.a.silent
