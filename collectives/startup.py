@@ -27,7 +27,6 @@ from transports.rendezvous import (
     world_of_one,
 )
 from transports.store import Store
-from transports.tls import Tls
 
 _CLOSE_SECONDS: Final = 10.0
 """Seconds to close a world that could not be completed, or that the exit of the process ends."""
@@ -68,7 +67,7 @@ def init(
             raise RuntimeError("init: there is a world communicator already; call shutdown first")
         deadline = time.monotonic() + settings.connect_timeout
         with contextlib.ExitStack() as resources:
-            group, meeting_store = _find_group(rank, size, store, secret, settings.load_tls(), deadline, resources)
+            group, meeting_store = _find_group(rank, size, store, secret, settings, deadline, resources)
             communicator = PROCESS_WORLD.communicator = connect(group, settings, deadline)
             PROCESS_WORLD.forked = None
             _report_at_exit(communicator, meeting_store, group.rank, resources)
@@ -120,11 +119,12 @@ def _find_group(
     size: int | None,
     store: Store | str | None,
     secret: bytes,
-    tls: Tls | None,
+    settings: Config,
     deadline: float,
     resources: contextlib.ExitStack,
 ) -> tuple[Group, Store]:
     """The group of all ranks, and the store in which they meet. `resources` gets what must be closed later."""
+    tls = settings.load_tls()
     given = {"rank": rank, "size": size, "store": store}
     missing = [name for name, value in given.items() if value is None]
     if len(missing) == len(given):
@@ -134,7 +134,12 @@ def _find_group(
         launchers.check_not_taken(launch, os.environ)
         rank, size = launch.rank, launch.size
         store, secret = launchers.meet(
-            launch, os.environ, history=PROCESS_WORLD.meetings, deadline=deadline, tls=tls, resources=resources
+            launch,
+            history=PROCESS_WORLD.meetings,
+            interface=settings.transport_options("tcp").interface,
+            deadline=deadline,
+            tls=tls,
+            resources=resources,
         )
         resources.callback(launchers.take(launch, os.environ))
     elif missing:

@@ -87,8 +87,8 @@ def check_ranks(environment: Mapping[str, str], *, interface: str) -> Findings |
     with contextlib.ExitStack() as resources:
         store, _ = launchers.meet(
             launch,
-            environment,
             history=launchers.History(),
+            interface=interface,
             deadline=deadline,
             tls=Config.load().load_tls(),
             resources=resources,

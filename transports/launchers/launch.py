@@ -17,7 +17,6 @@ from transports.tls import Tls
 
 TAKEN: Final = "RONDE_RANK_PROCESS"
 """The variable in which a rank notes its process id, rank and job, for the processes that it starts."""
-INTERFACE: Final = "RONDE_TCP_INTERFACE"
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,12 @@ class Launch:
 
 
 def meet(
-    launch: Launch, env: Env, *, history: History, deadline: float, tls: Tls | None, resources: ExitStack
+    launch: Launch, *, history: History, interface: str, deadline: float, tls: Tls | None, resources: ExitStack
 ) -> tuple[Store, bytes]:
     """The store in which the ranks find each other, and the job's secret. Collective.
 
     history    the meetings of this process; this one is added
+    interface  the setting tcp.interface: the interface or address that rank 0 listens on
     deadline   the time of time.monotonic() at which it gives up
     resources  gets what must be closed when the rank leaves
 
@@ -74,7 +74,7 @@ def meet(
     """
     if launch.size == 1 and launch.family != "ronde":
         return MemoryStore(), b""
-    way, interface = launch.way(), env.get(INTERFACE, "")
+    way = launch.way()
     meeting = Meeting(
         launch.rank, launch.size, launch.job, history, launch.one_host, interface, deadline, tls, resources
     )

@@ -52,6 +52,23 @@ def test_every_setting_says_where_it_came_from(
     assert rows["transport"] == ("auto", "default")
 
 
+def test_launcher_of_this_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which it is, by which variables, and how its ranks would meet; a problem if they cannot."""
+    secret = "5a" * 16
+    for name, value in {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "0", "RONDE_SECRET": secret}.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert "rank        1 of 2\n  variables   PMI_RANK=1, PMI_SIZE=2, PMI_FD=0\n" in said
+    assert "publishes its address through the launcher's PMI-1" in said
+    assert secret not in said
+    monkeypatch.setenv("PMI_FD", "987")
+    code, found = report(capsys)
+    assert code == 1
+    assert found["launcher"]["meeting"] == "not possible"
+    assert "PMI_FD=987 is not open" in found["problems"][0]
+
+
 def test_it_reads_well(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RONDE_TIMOUT", "3")
     assert cli.main(["doctor"]) == 0

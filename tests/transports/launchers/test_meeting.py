@@ -231,7 +231,9 @@ def test_environment_by_hand_and_a_world_of_one(tmp_path: Path) -> None:
     def open_with(env: dict[str, str], resources: contextlib.ExitStack) -> tuple[Store, bytes]:
         launch = find(env)
         assert launch is not None
-        return meet(launch, env, history=History(), deadline=time.monotonic() + BOUND, tls=None, resources=resources)
+        return meet(
+            launch, history=History(), interface="", deadline=time.monotonic() + BOUND, tls=None, resources=resources
+        )
 
     with contextlib.ExitStack() as resources:
         store, secret = open_with({"PMI_RANK": "0", "PMI_SIZE": "1"}, resources)
