@@ -165,7 +165,8 @@ class RemoteHost:
         if self._link is not None:
             self._finished = True
             self._send("finish", code)
-            self._ends_at = min(self._ends_at, time.monotonic() + FINISH_SECONDS)
+            patience = FINISH_SECONDS if self.facts is not None else 0.0  # who has not come needs no time to go
+            self._ends_at = min(self._ends_at, time.monotonic() + patience)
 
     @property
     def closed(self) -> bool:

@@ -462,7 +462,8 @@ class _Supervisor(Listener):
     def _report(self, ending: _Ending) -> str:
         """The report for stderr. If ranks failed, the one that failed first determines the exit code."""
         several = len(self._hosts) > 1
-        ranks = [rank for rank in self._ranks if not ending.brief or rank.running]
+        started = [rank for rank in self._ranks if rank.pid]
+        ranks = [rank for rank in started if not ending.brief or rank.running]
         if ending.reason:
             return summarize(ending.reason, None, ranks, several_hosts=several)
         first = self._ranks[self._culprit()]

@@ -136,6 +136,17 @@ def pid_of(folder: Path, host: str, part: str) -> int:
     return int((folder / f"{host}.{part}").read_text())
 
 
+def test_ctrl_c_while_hosts_are_being_reached(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "reached")
+    variables = install(tmp_path, f"echo > {tmp_path}/reached; exec sleep 1000") | {"PYTHONPATH": str(ROOT)}
+    with running("run", "-H", "h1", "true", extra=variables) as launcher:
+        (tmp_path / "reached").read_bytes()
+        with Watch([pid_of(tmp_path, "h1", "ssh")]) as ssh:
+            launcher.process.send_signal(signal.SIGINT)
+            assert launcher.finish() == (130, b"", b"ronde: ended by SIGINT\n")
+            assert ssh.all_ended()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
     with started(tmp_path) as (launcher, ranks, agents):
