@@ -142,9 +142,9 @@ class _Check:
         def question(number: int) -> list[object]:
             others = [self._hosts[other] for other in alive if other != number]
             hints = [host.facts["reached"] for host in others if host.facts["reached"]]
-            hints += [host.name for host in others]
-            launcher = self._hosts[number].facts["launcher"]
-            return ["listen", secret, self._hosts[number].name, interface, [*hints, *([launcher] if launcher else [])]]
+            hints += self._hosts[number].facts["hints"]
+            hints += [name for host in others for name in (host.name, host.facts["hostname"]) if " " not in name]
+            return ["listen", secret, self._hosts[number].name, interface, hints]
 
         for number, answer in self._ask(alive, question, LISTEN_SECONDS).items():
             host = self._hosts[number]

@@ -19,7 +19,14 @@ from collectives.launch import agent_commands, cluster_report
 from collectives.launch.agent_commands import Srun, Ssh
 from collectives.launch.allocation import allocated
 from collectives.launch.cluster_check import Findings, HostFinding, HostProbe, check
-from collectives.launch.cluster_probes import MODULE, ProbeByCommand, ProbeByStore, ProbeHere, answer_by_store
+from collectives.launch.cluster_probes import (
+    MODULE,
+    ProbeByCommand,
+    ProbeByStore,
+    ProbeHere,
+    answer_by_store,
+    probe_of_rank,
+)
 from collectives.launch.environment import passed_on
 from collectives.launch.host_list import Host
 from transports import launchers
@@ -102,7 +109,7 @@ def check_ranks(environment: Mapping[str, str], *, interface: str) -> Findings |
 def _check_from_rank_0(size: int, store: Store, interface: str) -> Findings:
     """Ask all ranks where they are, and check their hosts by the first rank of each."""
     with contextlib.ExitStack() as stack:
-        here = ProbeHere("rank 0")
+        here = ProbeHere("rank 0", probe_of_rank(store))
         stack.callback(here.close)
         probes: list[ProbeHere | ProbeByStore] = [here]
         for rank in range(1, size):

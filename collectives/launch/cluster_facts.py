@@ -18,21 +18,22 @@ PACKAGES: Final = ("numpy", "msgpack", "ml_dtypes", "torch", "tensorflow", "tens
 def facts_here() -> dict[str, Any]:
     """The facts of this host, in JSON's types. Nothing is imported for the versions.
 
-    identity  the same for processes of one host, different for others
-    reached   the address to which ssh has connected; "" without ssh
-    launcher  the address from which ssh or srun has started this process; "" if unknown
-    versions  of Python, Ronde and those of PACKAGES that are installed
+    identity   the same for processes of one host, different for others
+    reached    the address to which ssh has connected; "" without ssh
+    hints      addresses that lead to other hosts: that from which ssh or srun has started this process
+    versions   of Python, Ronde and those of PACKAGES that are installed
     addresses  of each interface
-    mtu       of each interface that has an address, in bytes
+    mtu        of each interface that has an address, in bytes
     """
     addresses = interfaces()
     ssh = os.environ.get("SSH_CONNECTION", "").split()
     by_ssh = len(ssh) == 4
+    launcher = ssh[0] if by_ssh else os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     return {
         "hostname": socket.gethostname(),
         "identity": this_member().host,
         "reached": ssh[2] if by_ssh else "",
-        "launcher": ssh[0] if by_ssh else os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""),
+        "hints": [launcher] if launcher else [],
         "versions": versions(),
         "addresses": addresses,
         "mtu": {name: mtu(name) for name, found in addresses.items() if found},

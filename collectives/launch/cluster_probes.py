@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import itertools
 import json
 import secrets
@@ -13,6 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any, Final
 
+from collectives.launch.cluster_facts import facts_here
 from collectives.launch.cluster_probe import IDLE_SECONDS, Probe
 from collectives.launch.messages import Decoder, Message, encode
 from collectives.launch.output import LineSplitter, Tail
@@ -110,7 +112,8 @@ class ProbeByCommand:
         assert words is not None
         ready = select.select([out, words], [], [], max(0.0, until - time.monotonic()))[0]
         if not ready:
-            raise ConnectError(self._with_words(f"no answer within {seconds:g} s"))
+            why = "" if self._begun else f": {self._command} does not connect, or Python does not start there"
+            raise ConnectError(self._with_words(f"no answer within {seconds:g} s{why}"))
         if words in ready:
             self._note(words)
         if out not in ready:
@@ -177,12 +180,24 @@ class ProbeByStore:
 def answer_by_store(rank: int, store: Store) -> None:
     """Answer the questions of rank 0 until it asks no more. Raises DeadlineExceeded if it is gone."""
     own = store.prefixed(f"doctor/{rank}")
-    with contextlib.closing(Probe()) as probe:
+    with contextlib.closing(probe_of_rank(store)) as probe:
         for number in itertools.count():
             question = unpack(own.get(f"question/{number}", time.monotonic() + IDLE_SECONDS))
             if question == ["end"]:
                 return
             own.set(f"answer/{number}", pack(probe.answer(question)))
+
+
+def probe_of_rank(store: Store) -> Probe:
+    """The probe of a rank. The address of its connection to the store leads to the others, unless it is loopback."""
+
+    def facts() -> dict[str, Any]:
+        found, address = facts_here(), store.local_address()
+        if address is None or ipaddress.ip_address(address).is_loopback:
+            return found
+        return found | {"reached": address, "hints": [address]}
+
+    return Probe(facts)
 
 
 def _checked(answer: object) -> Any:

@@ -145,16 +145,17 @@ def _said(link: LinkFinding, findings: Findings) -> str:
 
 def render(findings: Findings) -> str:
     """The table for people."""
-    lines = ["hosts"]
+    alive = [host for host in findings.hosts if host.facts]
+    same = _same_versions(alive)
     rows = [("host", "address", "interface", "MTU", "clock", "versions")]
     for host in findings.hosts:
-        if host.facts:
-            versions = ", ".join(f"{package} {one}" for package, one in host.facts["versions"].items())
-            ahead = "?" if host.ahead is None else f"{host.ahead[0] * 1e3:+.1f} ms"
-            rows.append((host.name, host.address or "?", host.interface or "?", _mtu(host) or "?", ahead, versions))
-        else:
-            rows.append((host.name, "?", "?", "?", "?", "does not answer"))
-    lines += _table(rows)
+        ahead = "?" if host.ahead is None else f"{host.ahead[0] * 1e3:+.1f} ms"
+        own = [f"{name} {one}" for name, one in host.facts.get("versions", {}).items() if name not in same]
+        versions = (", ".join(own) or "see below") if host.facts else "does not answer"
+        rows.append((host.name, host.address or "?", host.interface or "?", _mtu(host) or "?", ahead, versions))
+    lines = ["hosts", *_table(rows)]
+    if same:
+        lines += ["", "versions on all of them", *_table(list(same.items()))]
     if findings.links:
         rows = [("from", "to", "latency", "rate", "packets", "result")]
         rows += [
@@ -175,6 +176,12 @@ def render(findings: Findings) -> str:
     if not found:
         lines += ["", f"{_several('host', [host.name for host in findings.hosts])}: all right"]
     return "\n".join(lines) + "\n"
+
+
+def _same_versions(alive: Sequence[HostFinding]) -> dict[str, str]:
+    """The packages of which all hosts have the same version."""
+    first, *others = [host.facts["versions"] for host in alive] or [{}]
+    return {name: one for name, one in first.items() if all(other.get(name) == one for other in others)}
 
 
 def _mtu(host: HostFinding) -> str | None:

@@ -103,11 +103,10 @@ class Cluster:
                 self.hosts[host].run(f"umount {path}")
 
     @contextlib.contextmanager
-    def running(self, host: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        """`ronde run` with these arguments, on a host; killed at the end."""
-        command = self.hosts[host].command("env", "-C", str(_ROOT), *RONDE, "run", *arguments)
+    def running(self, host: str, *arguments: str, command: str = "run") -> Iterator[subprocess.Popen[bytes]]:
+        """`ronde run`, or another command, with these arguments, on a host; killed at the end."""
         with subprocess.Popen(
-            command,
+            self.hosts[host].command("env", "-C", str(_ROOT), *RONDE, command, *arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -118,9 +117,9 @@ class Cluster:
             finally:
                 process.kill()
 
-    def ronde(self, host: str, *arguments: str) -> tuple[int, str, str]:
-        """Run `ronde run` on a host to its end: exit code, stdout, stderr."""
-        with self.running(host, *arguments) as process:
+    def ronde(self, host: str, *arguments: str, command: str = "run") -> tuple[int, str, str]:
+        """Run `ronde run`, or another command, on a host to its end: exit code, stdout, stderr."""
+        with self.running(host, *arguments, command=command) as process:
             out, err = process.communicate(timeout=BOUND)
             return process.returncode, out.decode(), err.decode()
 
