@@ -13,6 +13,7 @@ import pytest
 
 from tests.collectives.launch.fake_ssh import install
 from tests.collectives.launch.launcher import ronde
+from tests.security.certificates import Authority
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="processes are watched by pidfds, as Linux has")
 
@@ -113,6 +114,15 @@ def test_a_world_over_agents(tmp_path: Path, hosts: str) -> None:
     size = 4 if hosts.startswith("h1") else 3
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.decode().splitlines() == [f"{sum(range(size))} {size}"] * size
+
+
+def test_a_world_over_agents_with_tls(tmp_path: Path) -> None:
+    script = "import collectives as ronde; w = ronde.init(); print(int(w.allreduce(w.rank + 1.0)))"
+    certificates = Authority(tmp_path).end().variables
+    variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)} | certificates
+    options = ["-H", "h1,h2", "--transport", "tcp", "--no-prefix"]
+    done = ronde("run", *options, sys.executable, "-c", script, extra=variables)
+    assert (done.returncode, done.stdout) == (0, b"3\n3\n"), done.stderr.decode()
 
 
 # How a job ends

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from collectives.launch.meeting import Meeting, parse_address
 from collectives.launch.store_pipes import StorePipes
 from tests.collectives.launch.launcher import BOUND, Running, Watch, ronde, running
+from tests.security.certificates import Authority
 from transports.errors import ConfigError
 from transports.rendezvous import MemoryStore
 
@@ -31,7 +32,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def nodes(count: int, script: str, *options: str, np: int = 1) -> Iterator[list[Running]]:
+def nodes(
+    count: int, script: str, *options: str, np: int = 1, extra: Mapping[str, str] | None = None
+) -> Iterator[list[Running]]:
     """Launchers of all nodes, each with `np` ranks of a shell script."""
     meet = f"127.0.0.1:{free_port()}"
     with contextlib.ExitStack() as stack:
@@ -39,7 +42,7 @@ def nodes(count: int, script: str, *options: str, np: int = 1) -> Iterator[list[
             stack.enter_context(
                 running(
                     "run", "--nodes", str(count), "--node-rank", str(node), "--meet", meet, "-np", str(np), *options,
-                    "sh", "-c", script, extra={"RONDE_SECRET": SECRET},
+                    "sh", "-c", script, extra={"RONDE_SECRET": SECRET} | dict(extra or {}),
                 )
             )
             for node in range(count)
@@ -111,6 +114,16 @@ def test_a_world_over_nodes() -> None:
         for launcher in launchers:
             code, out, err = launcher.finish()
             assert (code, out) == (0, b"10 4\n10 4\n"), err.decode()
+
+
+def test_a_world_over_nodes_with_tls(tmp_path: Path) -> None:
+    script = "import collectives as ronde; w = ronde.init(); print(int(w.allreduce(w.rank + 1.0)))"
+    options = ["--transport", "tcp", "--no-prefix"]
+    certificates = Authority(tmp_path).end().variables
+    with nodes(2, f'exec {sys.executable} -c "{script}"', *options, extra=certificates) as launchers:
+        for launcher in launchers:
+            code, out, err = launcher.finish()
+            assert (code, out) == (0, b"3\n"), err.decode()
 
 
 def test_a_failing_rank_ends_all_nodes_and_node_0_reports() -> None:
