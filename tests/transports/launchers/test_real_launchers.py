@@ -250,3 +250,37 @@ NOT_IMPORTED = RANK + "ronde.init(); assert 'torch' not in sys.modules"
 def test_torch_is_not_imported() -> None:
     ended = run([*TORCHRUN, "--nproc-per-node", "2"], NOT_IMPORTED)
     assert ended.code == 0, ended
+
+
+# The frontends
+
+
+FRONTEND = (
+    RANK
+    + """
+import importlib
+name = sys.argv[1]
+hvd = importlib.import_module(f"frontends.{name}")
+hvd.init()
+x = np.full(4, hvd.rank() + 1.0, np.float32)
+if name == "torch":
+    import torch
+    x = torch.from_numpy(x)
+total = hvd.allreduce(x, op=hvd.Sum)
+say(f"{name}: {hvd.rank()} of {hvd.size()} local {hvd.local_rank()} sum {np.asarray(total)[0]:g}")
+hvd.shutdown()
+"""
+)
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("launcher", ["mpich", "openmpi", "torchrun"])
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])
+def test_frontend(name: str, launcher: str) -> None:
+    for module in {name, "torch" if launcher == "torchrun" else name}:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    command = [*TORCHRUN, "--nproc-per-node", "2"] if launcher == "torchrun" else mpi_command(launcher, 2)
+    ended = run(command, FRONTEND, name, TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="")
+    said = {line for line in ended.lines if line.startswith(name)}
+    assert (ended.code, said) == (0, {f"{name}: {rank} of 2 local {rank} sum 3" for rank in range(2)}), ended
