@@ -53,7 +53,7 @@ class Link:
 
     @property
     def skipped(self) -> bytes:
-        """The end of what came before the marker."""
+        """The end of what came before the marker, or instead of it so far."""
         return self._decoder.skipped
 
     @property

@@ -49,13 +49,17 @@ class Decoder:
     """Takes messages out of a stream of bytes.
 
     marker  what comes before the first frame; everything before it is skipped. b"" for none
-    skipped  the end of what was skipped
     """
 
     def __init__(self, marker: bytes = b"") -> None:
-        self.skipped = b""
+        self._skipped = b""
         self._marker = marker
         self._rest = bytearray()
+
+    @property
+    def skipped(self) -> bytes:
+        """The end of what came before the marker, or instead of it so far."""
+        return self._skipped + (bytes(self._rest) if self._marker else b"")
 
     def feed(self, data: bytes) -> list[Message]:
         """Add `data`; the messages that it completes. Raises ValueError for anything that is no message."""
@@ -81,7 +85,7 @@ class Decoder:
         """Drop what comes before the marker, and the marker; False if it has not come yet."""
         noise, found, rest = bytes(self._rest).partition(self._marker)
         kept = len(noise) if found else max(0, len(noise) - len(self._marker) + 1)
-        self.skipped = (self.skipped + noise[:kept])[-2000:]
+        self._skipped = (self._skipped + noise[:kept])[-2000:]
         self._rest = bytearray(rest if found else noise[kept:])
         if found:
             self._marker = b""

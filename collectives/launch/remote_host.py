@@ -238,7 +238,7 @@ class RemoteHost:
         assert self._link is not None
         end, words = self._connection.end, self._connection.words
         if self.facts is None:
-            return words or f"{end or self._link.closed} and said nothing"
+            return words or _printable(self._link.skipped) or f"{end or self._link.closed} and said nothing"
         reason = f"its agent has ended ({end})" if end and not self._link.silent else str(self._link.closed)
         return f"{reason}: {words}" if words else reason
 
@@ -249,3 +249,10 @@ class RemoteHost:
                 self._input.close()
             if self._started:
                 self._listener.lost(self, text)
+
+
+def _printable(data: bytes) -> str:
+    """The last lines of what a login printed, for a message."""
+    lines = data.decode(errors="replace").split("\n")
+    texts = ["".join(character for character in line if character.isprintable()).strip() for line in lines]
+    return "; ".join([text for text in texts if text][-3:])

@@ -297,6 +297,12 @@ def warn_of_horovod(environment: Mapping[str, str]) -> None:
         sys.stderr.write(f"ronde: warning: no setting of Ronde is like {', '.join(names)}; see docs/launch-flags.md\n")
 
 
+def interface_of(variables: Mapping[str, str]) -> str:
+    """The setting tcp.interface, by which other hosts must reach the store too; '' if it is not set."""
+    value, _ = Config.load(environment=variables).options.get("tcp", {}).get("interface", ("", ""))
+    return str(value)
+
+
 def run_job(
     args: argparse.Namespace,
     command: Sequence[str],
@@ -314,7 +320,7 @@ def run_job(
         variables=variables,
         passed_on=passed_on(os.environ, extra),
         name=secrets.token_hex(4),
-        interface=variables.get("RONDE_TCP_INTERFACE", "") if len(places) > 1 else "",
+        interface=interface_of(variables) if len(places) > 1 else "",
         prefix=args.prefix,
         output_folder=args.output_folder,
         grace=args.grace,

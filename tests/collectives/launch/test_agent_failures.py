@@ -54,9 +54,20 @@ def test_all_hosts_are_named_that_fail(tmp_path: Path) -> None:
 
 
 def test_an_ssh_that_says_nothing(tmp_path: Path) -> None:
-    code, err = attempt(tmp_path, "-H", "h1,h2", before="exit 3")
+    folder = tmp_path / "silent"
+    folder.mkdir()
+    (folder / "ssh").write_text("#!/bin/sh\nexit 3\n")
+    (folder / "ssh").chmod(0o755)
+    extra = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = ronde("run", "-H", "h1", "true", extra=extra)
+    assert (done.returncode, done.stderr) == (1, b"ronde run: host h1: ssh exited with 3 and said nothing\n")
+
+
+def test_a_login_that_is_refused_by_its_shell(tmp_path: Path) -> None:
+    code, err = attempt(tmp_path, "-H", "h1", before='echo; echo "This account is currently not available."; exit 1')
     assert code == 1
-    assert "host h1: ssh exited with 3 and said nothing" in err
+    assert err.startswith("ronde run: host h1: ")
+    assert err.endswith("This account is currently not available.\n")
 
 
 def test_a_host_that_does_not_answer(tmp_path: Path) -> None:

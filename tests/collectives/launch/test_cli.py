@@ -98,3 +98,10 @@ def test_settings_become_variables() -> None:
         "RONDE_TIMEOUT": "4",
         "RONDE_TCP_INTERFACE": "lo",
     }
+
+
+def test_the_interface_of_the_store_may_be_set_in_a_file(tmp_path: Path) -> None:
+    assert run_command.interface_of({}) == ""
+    assert run_command.interface_of({"RONDE_TCP_INTERFACE": "eth1"}) == "eth1"
+    (tmp_path / "ronde.toml").write_text('[tcp]\ninterface = "eth2"\n')
+    assert run_command.interface_of({}) == "eth2"
