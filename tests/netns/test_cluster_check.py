@@ -139,6 +139,16 @@ def test_large_packets_that_are_lost(trio: Network) -> None:
     assert time.monotonic() - begun < 15
 
 
+def test_lost_packets_are_no_sign_of_a_smaller_mtu(trio: Network) -> None:
+    trio.drop_some("beta", 0.01)
+    try:
+        findings = examined(trio)
+    finally:
+        trio.heal()
+    assert problems(findings) == []
+    assert {link.packet for link in findings.links} == {1500}
+
+
 def test_a_slow_link(trio: Network) -> None:
     for name, rate in zip(NAMES, (RATE, RATE, "5mbit"), strict=True):
         trio.slow(name, rate, QUEUE)

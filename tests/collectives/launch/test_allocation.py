@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -78,3 +79,17 @@ def test_a_job_in_an_allocation(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
     lines = ["0 5 n08", "1 5 n08", "2 5 n09", "3 5 n09", "4 5 gpu1"]
     assert sorted(done.stdout.decode().splitlines()) == lines
+
+
+def test_the_doctor_in_an_allocation(tmp_path: Path) -> None:
+    script = tmp_path / "srun"
+    script.write_text(SRUN)
+    script.chmod(0o755)
+    extra = {**JOB, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    options = ["--start-timeout", "60", "--network-interface", "127.0.0.1"]  # these names resolve to no address
+    done = ronde("doctor", "--json", *options, extra=extra)
+    found = json.loads(done.stdout)
+    assert [host["name"] for host in found["hosts"]] == ["n08", "n09", "gpu1"], done.stderr.decode()
+    assert [link["state"] for link in found["links"]] == ["ok"] * 6
+    done = ronde("doctor", "--json", extra=extra | {"RONDE_LAUNCHER": "none"})
+    assert "transports" in json.loads(done.stdout)
