@@ -10,6 +10,7 @@ Hosts are asked side by side, and each step has a limit, so that a host which do
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
@@ -150,6 +151,12 @@ class _Check:
             host = self._hosts[number]
             host.address, host.port = answer["address"], answer["port"]
             host.interface = next((name for name, own in host.facts["addresses"].items() if host.address in own), "")
+        loopback = [host for host in self._hosts if host.address and ipaddress.ip_address(host.address).is_loopback]
+        if any(host.address and host not in loopback for host in self._hosts):
+            for host in loopback:
+                host.problem = (
+                    f"no address but {host.address} was found that leads to the other hosts; is its interface up?"
+                )
 
     def _reach(self) -> None:
         wanted: dict[int, list[int]] = {number: [] for number in self._alive}

@@ -43,7 +43,7 @@ def trio() -> Iterator[Network]:
 
 def facts_of(host: Host, versions: dict[str, str]) -> Callable[[], dict[str, Any]]:
     def facts() -> dict[str, Any]:
-        found = facts_here() | {"reached": host.address}
+        found = facts_here() | {"reached": host.address, "hostname": host.name}
         return found | {"versions": found["versions"] | versions}
 
     return facts

@@ -138,3 +138,23 @@ def test_a_probe_that_fails_does_not_stop_the_others() -> None:
         ("h3", ""),
     ]
     assert {link.source for link in findings.links} == {"h1", "h3"}
+
+
+def test_a_host_that_has_loopback_only() -> None:
+    class Elsewhere(ProbeHere):
+        """Claims to have another address, at which it can be reached."""
+
+        def ask(self, *question: Any, seconds: float) -> Any:
+            answer = super().ask(*question, seconds=seconds) if question[0] != "reach" else None
+            if question[0] == "listen":
+                return answer | {"address": "10.99.0.1"}
+            return [{"to": name, "state": "ok"} for name, *_ in question[1]] if answer is None else answer
+
+    with ExitStack() as stack:
+        kinds = {"h1": Elsewhere, "h2": Elsewhere, "h3": ProbeHere}
+        probes = [stack.enter_context(closing(kind(name))) for name, kind in kinds.items()]
+        with ThreadPoolExecutor(3) as pool:
+            findings = check(probes, pool, interface="127.0.0.1", start_seconds=30, rates=False)
+    assert [link.target for link in findings.links] == ["h2", "h1"]
+    (problem,) = problems(findings)
+    assert problem.startswith("host h3: no address but 127.0.0.1 was found that leads to the other hosts")
