@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ from collectives.launch.cluster_probes import (
 )
 from collectives.launch.environment import passed_on
 from collectives.launch.host_list import Host
+from collectives.launch.processes import exit_code
 from transports import launchers
 from transports.errors import ConfigError, RondeError
 from transports.store import Store
@@ -153,10 +155,13 @@ def main(args: argparse.Namespace, hosts: Sequence[Host] | None) -> int:
     way: Ssh | Srun = Ssh(args.ssh_port, args.ssh_identity_file)
     if hosts is None and launchers.find(os.environ) is None:
         hosts, way = allocated(os.environ), Srun()
-    if hosts is not None:
-        findings: Findings | None = check_hosts(hosts, way, interface=interface, start_seconds=args.start_timeout)
-    else:
-        findings = check_ranks(os.environ, interface=interface)
+    try:
+        if hosts is not None:
+            findings: Findings | None = check_hosts(hosts, way, interface=interface, start_seconds=args.start_timeout)
+        else:
+            findings = check_ranks(os.environ, interface=interface)
+    except KeyboardInterrupt:
+        return exit_code(-signal.SIGINT)
     if findings is None:
         return 0
     wrong = cluster_report.problems(findings)

@@ -62,9 +62,12 @@ _REPLY: Final = struct.Struct("!d")
 """The reply to a request, when all its bytes have come: the time of the clock there."""
 _NAME: Final = struct.Struct("!B")
 _BUFFER: Final = 1 << 20
-_NO_TIMESTAMPS: Final = 40
-_PATH_MTU: Final = {socket.AF_INET: (socket.IPPROTO_IP, 14), socket.AF_INET6: (socket.IPPROTO_IPV6, 24)}
-"""IP_MTU and IPV6_MTU of Linux (ip(7), ipv6(7))."""
+_HEADERS: Final = {socket.AF_INET: 40, socket.AF_INET6: 60}
+"""Bytes of the headers of IP and TCP without options."""
+_TIMESTAMPS: Final = 12
+"""Bytes of the option that most connections have."""
+_OPTIONS: Final = 5
+"""Place of tcpi_options in the structure tcp_info of Linux; its first bit stands for time stamps."""
 
 
 class Probe:
@@ -324,13 +327,10 @@ class _Listener:
 
 def _packet_limits(link: socket.socket) -> tuple[int, int]:
     """The bytes of the headers of a full packet, and of the largest packet that the system would send."""
-    payload = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
-    headers = _NO_TIMESTAMPS if link.family == socket.AF_INET else _NO_TIMESTAMPS + 20
-    if sys.platform == "linux":
-        most = link.getsockopt(*_PATH_MTU[link.family])
-        if headers <= most - payload <= headers + 40:  # TCP has options of at most 40 bytes
-            headers = most - payload
-    return headers, payload + headers
+    headers = _HEADERS[link.family]
+    if not hasattr(socket, "TCP_INFO") or link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[_OPTIONS] & 1:
+        headers += _TIMESTAMPS
+    return headers, headers + link.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
 
 
 def _read(link: socket.socket, count: int) -> bytes:

@@ -139,6 +139,21 @@ def test_large_packets_that_are_lost(trio: Network) -> None:
     assert time.monotonic() - begun < 15
 
 
+def test_interfaces_with_different_mtus_work(trio: Network) -> None:
+    trio.hosts["beta"].run(f"ip link set {CABLE} mtu 1400")
+    try:
+        findings = examined(trio)
+    finally:
+        trio.hosts["beta"].run(f"ip link set {CABLE} mtu 1500")
+    assert problems(findings) == []
+    assert cluster_report.warnings(findings) == [
+        "the interfaces have different MTUs: alpha 1500, beta 1400, gamma 1500"
+    ]
+    packets = {(link.source, link.target): link.packet for link in findings.links}
+    assert {packet for pair, packet in packets.items() if "beta" in pair} == {1400}
+    assert packets["alpha", "gamma"] == 1500
+
+
 def test_lost_packets_are_no_sign_of_a_smaller_mtu(trio: Network) -> None:
     trio.drop_some("beta", 0.01)
     try:
