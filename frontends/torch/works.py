@@ -18,6 +18,7 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 
 from collectives import Work as Ours
 from frontends.torch import streams
+from frontends.torch.native_futures import asked_by_native_code, native
 from transports import forking
 from transports.errors import DeadlineExceeded, ForkedError, RondeError
 
@@ -162,6 +163,7 @@ class Work(dist.Work):  # type: ignore[misc]
         self._over = threading.Event()
         self._error: Exception | None = None
         self._future: Future | None = None
+        self._plain_futures: list[torch.futures.Future[list[torch.Tensor]]] = []
         for work in self._works:
             work.add_done_callback(self._one_is_over)
 
@@ -215,13 +217,30 @@ class Work(dist.Work):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a future of `result`. Its callbacks run in threads of their own and may wait for other operations."""
+        """Return a future of `result`. Its callbacks run in threads of their own and may wait for other operations.
+
+        C++ code gets a future of its own kind, but not of CUDA tensors: such a future knows no streams.
+        """
+        if not self._devices and asked_by_native_code("get_future"):
+            return self._native_future()
         with self._lock:
             if self._future is None:
                 self._future = Future(self._group_callbacks, _Callback(self._position), self._devices)
                 if self._over.is_set():
                     self._complete_future()  # it cannot have a callback yet
             return self._future
+
+    def _native_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        plain: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future = native(plain, self._results)
+        with self._lock:
+            over = self._over.is_set()
+            if not over:
+                self._plain_futures.append(plain)
+        if over:
+            self._set(plain)
+            future.wait()  # C++ code that has waited for the operation reads the value at once
+        return future
 
     def _one_is_over(self, work: Ours[Any]) -> None:
         with self._lock:
@@ -241,15 +260,20 @@ class Work(dist.Work):  # type: ignore[misc]
             self._over.set()
             if self._future is not None:
                 self._group_callbacks.submit(len(self._position) - 1, self._complete_future)
+        for plain in self._plain_futures:
+            self._set(plain)
 
     def _complete_future(self) -> None:
         assert self._future is not None
+        with streams.aside(self._devices):
+            streams.follow(self._marks)
+            self._set(self._future)
+
+    def _set(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
         if self._error is None:
-            with streams.aside(self._devices):
-                streams.follow(self._marks)
-                self._future.set_result(self._results)
+            future.set_result(self._results)
         else:
-            self._future.set_exception(dist.DistBackendError(str(self._error)))
+            future.set_exception(dist.DistBackendError(str(self._error)))
 
 
 @eager

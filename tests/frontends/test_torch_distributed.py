@@ -209,6 +209,8 @@ def train_here(rank: int, hook: str) -> tuple[list[float], list[Any]]:
     ddp = torch.nn.parallel.DistributedDataParallel(model(), bucket_cap_mb=0.002)
     if hook == "fp16":
         ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif hook.startswith("builtin"):
+        ddp._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, hook.removeprefix("builtin ")))
     elif hook == "powersgd":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=3)
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -225,7 +227,7 @@ def train_here(rank: int, hook: str) -> tuple[list[float], list[Any]]:
     return losses, [parameter.detach().numpy().copy() for parameter in ddp.parameters()]
 
 
-@pytest.mark.parametrize("hook", ["", "fp16", "powersgd"])
+@pytest.mark.parametrize("hook", ["", "fp16", "powersgd", "builtin ALLREDUCE", "builtin FP16_COMPRESS"])
 def test_ddp_trains_as_on_gloo(pool: Pools, hook: str) -> None:
     ours = pool(2).run(train, free_port(), "ronde", hook)
     # gloo itself hangs in PowerSGD's callbacks; there the uncompressed run is the measure
@@ -367,6 +369,26 @@ def toolbox(path: str, checkpoint: str) -> None:
 
 def test_torch_modules_that_use_backends(pool: Pools, meeting: str, tmp_path: Path) -> None:
     pool(2).run(toolbox, meeting, str(tmp_path))
+
+
+def fail_in_backward(path: str, hook: str) -> str:
+    """The error of a backward pass on rank 0 while rank 1 calls something else."""
+    with group(path) as (rank, _):
+        ddp = torch.nn.parallel.DistributedDataParallel(model())
+        ddp._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, hook))
+        loss = ddp(torch.ones(2, 12)).sum()
+        begin = loss.backward if rank == 0 else lambda: dist.all_reduce(torch.ones(7))
+        with pytest.raises(RuntimeError) as caught:
+            begin()
+        del begin, ddp, loss
+        return str(caught.value)
+
+
+@pytest.mark.parametrize("hook", ["ALLREDUCE", "FP16_COMPRESS"])
+def test_failures_in_backward_are_errors_with_the_cause(pool: Pools, meeting: str, hook: str) -> None:
+    for text in pool(2).run(fail_in_backward, meeting, hook):
+        assert "the ranks' calls do not fit together" in text
+        assert "7 elements" in text
 
 
 def join_unevenly(path: str, backend: str, initial: bool) -> list[Any]:
