@@ -12,7 +12,6 @@ import select
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -26,7 +25,13 @@ from transports.launchers.variables import Env
 NAMESPACE: Final = "PMIX_NAMESPACE"
 RANK: Final = "PMIX_RANK"
 LIBRARY: Final = "libpmix.so.2"
-_FOLDERS: Final = ("lib", "lib64", "lib/openmpi", "lib64/openmpi", f"lib/{sysconfig.get_config_var('MULTIARCH')}")
+_FOLDERS: Final = (
+    "lib",
+    "lib64",
+    "lib/openmpi",
+    "lib64/openmpi",
+    f"lib/{getattr(sys.implementation, '_multiarch', '')}",
+)
 _PREFIXES: Final = ("PMIX_PREFIX", "PMIX_ROOT", "OPAL_PREFIX", "OMPI_HOME", "MPI_HOME", "MPI_ROOT")
 _LAUNCHERS: Final = ("mpirun", "prterun", "orterun", "jsrun", "srun")
 _END_SECONDS: Final = 5.0
