@@ -104,9 +104,10 @@ class Cluster:
 
     @contextlib.contextmanager
     def running(self, host: str, *arguments: str, command: str = "run") -> Iterator[subprocess.Popen[bytes]]:
-        """`ronde run`, or another command, with these arguments, on a host; killed at the end."""
+        """`ronde run`, or another command, with these arguments, on a host; killed at the end. It heeds SIGINT, also
+        where the tests run in the background of a shell, which ignores it."""
         with subprocess.Popen(
-            self.hosts[host].command("env", "-C", str(_ROOT), *RONDE, command, *arguments),
+            self.hosts[host].command("env", "--default-signal=INT", "-C", str(_ROOT), *RONDE, command, *arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
