@@ -87,7 +87,9 @@ class Ronde(Library):
 
     def allreduce(self, x: Array) -> Callable[[], object]:
         algorithm = os.environ.get("COMPARE_ALGORITHM")
-        return lambda: self.world.allreduce(x, out=x, algorithm=algorithm)
+        if algorithm is not None:
+            return lambda: self.world.allreduce(x, out=x, algorithm=algorithm)
+        return lambda: self.world.allreduce(x, out=x)
 
     def broadcast(self, x: Array) -> Callable[[], object]:
         return lambda: self.world.broadcast(x, out=x)
