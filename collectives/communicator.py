@@ -10,20 +10,29 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal, NoReturn, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.annotations import A, Number, Op, Scalar, SupportsArray, T
-from collectives.arrays import Array, check_dtype
-from collectives.config import Config
+from collectives.annotations import A, Number, OpName, Scalar, SupportsArray, T
+from collectives.arrays import Array, Op, check_dtype
+from collectives.config import TIMELINE_STYLES, Config
 from collectives.execution import Peers, Windows
 from collectives.family import Family
 from collectives.gpu import DeviceAccess, DeviceOperations, Operations
-from collectives.metrics import Header, Meter, Trace, prometheus_text
+from collectives.metrics import Header, HorovodTimeline, Meter, Timeline, Trace, prometheus_text, rank_path
 from collectives.negotiation import Engine
-from collectives.operations import CallQueue, HostOperations, Job, Persistent, PointToPoint, Work, compare_clocks
+from collectives.operations import (
+    CallQueue,
+    HostOperations,
+    Job,
+    Persistent,
+    PointToPoint,
+    Status,
+    Work,
+    compare_clocks,
+)
 from collectives.planning import Calibration, Selector
 from collectives.schedule import Geometry
 from collectives.survivors import CONNECT_SECONDS, regroup
@@ -39,7 +48,7 @@ _ENGINE: Final = 2
 """Added to the tag of a communicator's collectives: for named collectives, and for their negotiation."""
 _PLANNED: Final = (
     *("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather", "gather", "scatter", "alltoall", "barrier"),
-    *("grouped_allreduce", "grouped_allgather"),
+    *("scan", "exscan", "grouped_allreduce", "grouped_allgather"),
 )
 
 
@@ -166,6 +175,13 @@ class Communicator:
                 raise
             raise root from error
 
+    def __reduce__(self) -> NoReturn:
+        """Communicators belong to their process. Raises TypeError."""
+        raise TypeError(
+            f"{self!r} cannot be pickled or copied: it belongs to this process. Pass a function that calls "
+            "ronde.world() on its rank, or send the arrays and objects that the other process needs"
+        )
+
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size} over {self.transport.name}>"
 
@@ -246,7 +262,7 @@ class Communicator:
     def allreduce(
         self,
         x: A,
-        op: Op = ...,
+        op: OpName | Op = ...,
         *,
         out: A | None = ...,
         prescale: float | None = ...,
@@ -262,7 +278,7 @@ class Communicator:
     def allreduce(
         self,
         x: Number,
-        op: Op = ...,
+        op: OpName | Op = ...,
         *,
         out: Array | None = ...,
         prescale: float | None = ...,
@@ -277,7 +293,7 @@ class Communicator:
     def allreduce(
         self,
         x: Any,
-        op: Op = "sum",
+        op: OpName | Op = "sum",
         *,
         out: Any = None,
         prescale: float | None = None,
@@ -291,8 +307,9 @@ class Communicator:
         """Combine all ranks' `x` element by element. Every rank gets the result, with the same bits.
 
         x                    array of any shape and dtype, or a number; the same shape and dtype on all ranks
-        op                   reduction: sum, average, prod, min, max, band, bor, bxor, land, lor, lxor, as far as the
-                             dtype allows; of floats also adasum. The average of integers is truncated toward zero
+        op                   reduction: sum, average (also avg, mean), prod, min, max, band, bor, bxor, land, lor, lxor,
+                             as far as the dtype allows; of floats also adasum; or an Op, a function of one's own. The
+                             average of integers is truncated toward zero
         out                  array for the result, of exactly its shape and dtype; `out=x` works in place; by default a
                              new array of the kind of `x`
         prescale, postscale  factors for every input and for the result
@@ -325,7 +342,7 @@ class Communicator:
     def allreduce_async(
         self,
         x: A,
-        op: Op = ...,
+        op: OpName | Op = ...,
         *,
         out: A | None = ...,
         prescale: float | None = ...,
@@ -342,7 +359,7 @@ class Communicator:
     def allreduce_async(
         self,
         x: Number,
-        op: Op = ...,
+        op: OpName | Op = ...,
         *,
         out: Array | None = ...,
         prescale: float | None = ...,
@@ -358,7 +375,7 @@ class Communicator:
     def allreduce_async(
         self,
         x: Any,
-        op: Op = "sum",
+        op: OpName | Op = "sum",
         *,
         out: Any = None,
         prescale: float | None = None,
@@ -394,7 +411,7 @@ class Communicator:
     def reduce(
         self,
         x: A,
-        op: Op = ...,
+        op: OpName | Op = ...,
         root: int = ...,
         *,
         out: A | None = ...,
@@ -411,7 +428,7 @@ class Communicator:
     def reduce(
         self,
         x: Number,
-        op: Op = ...,
+        op: OpName | Op = ...,
         root: int = ...,
         *,
         out: Array | None = ...,
@@ -427,7 +444,7 @@ class Communicator:
     def reduce(
         self,
         x: Any,
-        op: Op = "sum",
+        op: OpName | Op = "sum",
         root: int = 0,
         *,
         out: Any = None,
@@ -442,8 +459,8 @@ class Communicator:
         """Combine all ranks' `x` element by element. The root gets the result, the other ranks get None.
 
         x                    array of any shape and dtype, or a number; the same shape and dtype on all ranks
-        op                   reduction: sum, average, prod, min, max, band, bor, bxor, land, lor, lxor, as far as the
-                             dtype allows. The average of integers is truncated toward zero
+        op                   reduction: sum, average (also avg, mean), prod, min, max, band, bor, bxor, land, lor, lxor,
+                             as far as the dtype allows. The average of integers is truncated toward zero
         root                 rank that gets the result
         out                  array for the result, of exactly its shape and dtype; `out=x` works in place. Ignored off
                              the root; by default a new array of the kind of `x`
@@ -474,7 +491,7 @@ class Communicator:
     def reduce_async(
         self,
         x: A,
-        op: Op = ...,
+        op: OpName | Op = ...,
         root: int = ...,
         *,
         out: A | None = ...,
@@ -492,7 +509,7 @@ class Communicator:
     def reduce_async(
         self,
         x: Number,
-        op: Op = ...,
+        op: OpName | Op = ...,
         root: int = ...,
         *,
         out: Array | None = ...,
@@ -509,7 +526,7 @@ class Communicator:
     def reduce_async(
         self,
         x: Any,
-        op: Op = "sum",
+        op: OpName | Op = "sum",
         root: int = 0,
         *,
         out: Any = None,
@@ -546,7 +563,7 @@ class Communicator:
     def reduce_scatter(
         self,
         x: A,
-        op: Op = "sum",
+        op: OpName | Op = "sum",
         *,
         counts: Sequence[int] | None = None,
         out: A | None = None,
@@ -561,8 +578,8 @@ class Communicator:
         """Combine all ranks' `x` element by element, and split the result along axis 0: every rank gets its part.
 
         x                    array of at least one dimension; the same shape and dtype on all ranks
-        op                   reduction: sum, average, prod, min, max, band, bor, bxor, land, lor, lxor, as far as the
-                             dtype allows. The average of integers is truncated toward zero
+        op                   reduction: sum, average (also avg, mean), prod, min, max, band, bor, bxor, land, lor, lxor,
+                             as far as the dtype allows. The average of integers is truncated toward zero
         counts               rows for each rank, the same on all ranks; by default as even as possible, larger parts
                              first
         out                  array for the result, of exactly its shape and dtype; by default a new array of the kind of
@@ -594,7 +611,7 @@ class Communicator:
     def reduce_scatter_async(
         self,
         x: A,
-        op: Op = "sum",
+        op: OpName | Op = "sum",
         *,
         counts: Sequence[int] | None = None,
         out: A | None = None,
@@ -1189,6 +1206,231 @@ class Communicator:
         )
         return self._begin(job, name)
 
+    @overload
+    def scan(
+        self,
+        x: A,
+        op: OpName | Op = ...,
+        *,
+        out: A | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> A: ...
+
+    @overload
+    def scan(
+        self,
+        x: Number,
+        op: OpName | Op = ...,
+        *,
+        out: Array | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> np.number[Any]: ...
+
+    def scan(
+        self,
+        x: Any,
+        op: OpName | Op = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+    ) -> Any:
+        """Combine the `x` of this rank and of all lower ranks element by element. Every rank gets its own result.
+
+        x             array of any shape and dtype, or a number; the same shape and dtype on all ranks
+        op            reduction: sum, prod, min, max, band, bor, bxor, land, lor, lxor, as far as the dtype allows; or
+                      an Op, a function of one's own. Contributions are combined in rank order
+        out           array for the result, of exactly its shape and dtype; `out=x` works in place; by default a new
+                      array of the kind of `x`
+        algorithm     name of an algorithm to use; by default the rule table and the cost model choose
+        reproducible  True gives the same bits with every algorithm and transport: contributions are combined from left
+                      to right, half-precision sums in float32. By default the setting `reproducible`
+        timeout       seconds that the call may take; by default the setting `timeout`
+        stream        for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle
+                      (int); by default the current stream of the arrays' library
+        blocking      for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
+
+        Raises TypeError or ValueError for a bad argument, before anything is sent.
+
+        Source: MPI_Scan of MPI 4.1, section 6.11.
+        """
+        operations = self._now(x, out, stream, blocking)
+        return operations.scan(x, op, out=out, algorithm=algorithm, reproducible=reproducible, timeout=timeout)
+
+    @overload
+    def scan_async(
+        self,
+        x: A,
+        op: OpName | Op = ...,
+        *,
+        out: A | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def scan_async(
+        self,
+        x: Number,
+        op: OpName | Op = ...,
+        *,
+        out: Array | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[np.number[Any]]: ...
+
+    def scan_async(
+        self,
+        x: Any,
+        op: OpName | Op = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+        name: str | None = None,
+    ) -> Work[Any]:
+        """Begin `scan` and return its Work.
+
+        name  see Names above; other arguments as for `scan`
+        """
+        operations = self._operations_for(name).on(x, out, stream, blocking)
+        job = operations.scan(x, op, out=out, algorithm=algorithm, reproducible=reproducible, timeout=timeout)
+        return self._begin(job, name)
+
+    @overload
+    def exscan(
+        self,
+        x: A,
+        op: OpName | Op = ...,
+        *,
+        out: A | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> A | None: ...
+
+    @overload
+    def exscan(
+        self,
+        x: Number,
+        op: OpName | Op = ...,
+        *,
+        out: Array | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+    ) -> np.number[Any] | None: ...
+
+    def exscan(
+        self,
+        x: Any,
+        op: OpName | Op = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+    ) -> Any:
+        """Combine the `x` of all lower ranks element by element. Every rank gets its own result, rank 0 None.
+
+        x             array of any shape and dtype, or a number; the same shape and dtype on all ranks
+        op            reduction, as for `scan`
+        out           array for the result, of exactly its shape and dtype; by default a new array of the kind of `x`.
+                      Ignored on rank 0
+        algorithm     name of an algorithm to use; by default the rule table and the cost model choose
+        reproducible  True gives the same bits with every algorithm and transport: contributions are combined from left
+                      to right, half-precision sums in float32. By default the setting `reproducible`
+        timeout       seconds that the call may take; by default the setting `timeout`
+        stream        for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle
+                      (int); by default the current stream of the arrays' library
+        blocking      for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
+
+        Raises TypeError or ValueError for a bad argument, before anything is sent.
+
+        Source: MPI_Exscan of MPI 4.1, section 6.11.
+        """
+        operations = self._now(x, out, stream, blocking)
+        return operations.exscan(x, op, out=out, algorithm=algorithm, reproducible=reproducible, timeout=timeout)
+
+    @overload
+    def exscan_async(
+        self,
+        x: A,
+        op: OpName | Op = ...,
+        *,
+        out: A | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[A | None]: ...
+
+    @overload
+    def exscan_async(
+        self,
+        x: Number,
+        op: OpName | Op = ...,
+        *,
+        out: Array | None = ...,
+        algorithm: str | None = ...,
+        reproducible: bool | None = ...,
+        timeout: float | None = ...,
+        stream: Any = ...,
+        blocking: bool = ...,
+        name: str | None = ...,
+    ) -> Work[np.number[Any] | None]: ...
+
+    def exscan_async(
+        self,
+        x: Any,
+        op: OpName | Op = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
+        name: str | None = None,
+    ) -> Work[Any]:
+        """Begin `exscan` and return its Work.
+
+        name  see Names above; other arguments as for `exscan`
+        """
+        operations = self._operations_for(name).on(x, out, stream, blocking)
+        job = operations.exscan(x, op, out=out, algorithm=algorithm, reproducible=reproducible, timeout=timeout)
+        return self._begin(job, name)
+
     def barrier(self, *, algorithm: str | None = None, timeout: float | None = None) -> None:
         """Return when every rank has called it.
 
@@ -1210,7 +1452,7 @@ class Communicator:
     def grouped_allreduce(
         self,
         xs: Sequence[A],
-        op: Op = "sum",
+        op: OpName | Op = "sum",
         *,
         out: Sequence[A] | None = None,
         prescale: float | None = None,
@@ -1224,8 +1466,9 @@ class Communicator:
         """allreduce of several arrays as one operation. Returns the results in the order of `xs`.
 
         xs                   arrays of any shapes and dtypes; the same on all ranks
-        op                   reduction: sum, average, prod, min, max, band, bor, bxor, land, lor, lxor, as far as the
-                             dtype allows; of floats also adasum. The average of integers is truncated toward zero
+        op                   reduction: sum, average (also avg, mean), prod, min, max, band, bor, bxor, land, lor, lxor,
+                             as far as the dtype allows; of floats also adasum; or an Op, a function of one's own. The
+                             average of integers is truncated toward zero
         out                  arrays for the results, as many as `xs`; `out=xs` works in place. None of them may overlap
                              another one's input. By default new arrays
         prescale, postscale  factors for every input and for the result
@@ -1260,7 +1503,7 @@ class Communicator:
     def grouped_allreduce_async(
         self,
         xs: Sequence[A],
-        op: Op = "sum",
+        op: OpName | Op = "sum",
         *,
         out: Sequence[A] | None = None,
         prescale: float | None = None,
@@ -1389,11 +1632,58 @@ class Communicator:
         job = self._operations_for(name).host.objects.allgather_object(obj, timeout=timeout)
         return self._begin(job, name)
 
+    def gather_object(self, obj: T, root: int = 0, *, timeout: float | None = None) -> list[T] | None:
+        """Give the root the list of all ranks' objects, in rank order. Returns None on the other ranks.
+
+        obj      object that can be pickled
+        root     rank that gets the list
+        timeout  seconds that the call may take; by default the setting `timeout`
+
+        Raises as `broadcast_object` does.
+        """
+        return self._queue.run(self._operations.host.objects.gather_object(obj, root, timeout=timeout))
+
+    def gather_object_async(
+        self, obj: T, root: int = 0, *, timeout: float | None = None, name: str | None = None
+    ) -> Work[list[T] | None]:
+        """Begin `gather_object` and return its Work.
+
+        name  see Names above; other arguments as for `gather_object`
+        """
+        job = self._operations_for(name).host.objects.gather_object(obj, root, timeout=timeout)
+        return self._begin(job, name)
+
+    def scatter_object(self, objs: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None) -> Any:
+        """Give each rank one of the root's objects: rank i gets `objs[i]`.
+
+        objs     objects that can be pickled, one for each rank. Ignored off the root
+        root     rank that gives the objects
+        timeout  seconds that the call may take; by default the setting `timeout`
+
+        Raises ValueError on the root alone if there are not as many objects as ranks; else as `broadcast_object`.
+        """
+        return self._queue.run(self._operations.host.objects.scatter_object(objs, root, timeout=timeout))
+
+    def scatter_object_async(
+        self,
+        objs: Sequence[Any] | None = None,
+        root: int = 0,
+        *,
+        timeout: float | None = None,
+        name: str | None = None,
+    ) -> Work[Any]:
+        """Begin `scatter_object` and return its Work.
+
+        name  see Names above; other arguments as for `scatter_object`
+        """
+        job = self._operations_for(name).host.objects.scatter_object(objs, root, timeout=timeout)
+        return self._begin(job, name)
+
     def join(self, *, timeout: float | None = None) -> int:
         """Tell the other ranks that this one has no more data, and wait until all ranks have joined.
 
-        Until then this rank contributes zeros to named allreduces of the others, of op sum or average (over all ranks'
-        number). Returns the last rank to join.
+        Until then this rank contributes zeros to named allreduces of the others, of any op (a mean is one over all
+        ranks), and takes part in their named barriers. Returns the last rank to join.
 
         timeout  seconds without any named operation of the other ranks; by default the setting `timeout`
 
@@ -1410,15 +1700,18 @@ class Communicator:
     # ---- messages
 
     def send(self, x: SupportsArray | Number, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
-        """Send `x` to rank `dst`, which must call `recv` with an array of the same dtype and number of elements.
+        """Send `x` to rank `dst`, which must call `recv` with an array of the same dtype and number of elements, or
+        without an array.
 
         x        array or number
         dst      rank to send to
-        tag      0 to 2**31 - 1. Messages between two ranks with one tag arrive in order, with different tags in any
-                 order
+        tag      0 to 2**31 - 1. The receiver chooses messages by their rank and tag
         timeout  seconds that the call may take; by default the setting `timeout`
 
-        Messages are not ordered with collectives. Arrays on GPUs are copied through the host's memory.
+        Returns when `x` may be changed, which may be before or after the message is received. Messages between two
+        ranks of a communicator that match one receive are received in the order sent; with different tags they do not
+        wait for each other. They are not ordered with collectives, and those of different communicators never mix. A
+        message has no shape. Arrays on GPUs are copied through the host's memory.
         """
         self._messages.send(x, dst, tag=tag, timeout=timeout).wait()
 
@@ -1428,23 +1721,161 @@ class Communicator:
         """Begin `send`, with the same arguments, and return its Work."""
         return self._messages.send(x, dst, tag=tag, timeout=timeout)
 
-    def recv(self, x: A, src: int, *, tag: int = 0, timeout: float | None = None) -> A:
-        """Receive a message from rank `src` into the array `x`, and return `x`.
+    @overload
+    def recv(
+        self,
+        x: A,
+        src: int | None = ...,
+        *,
+        tag: int | None = ...,
+        timeout: float | None = ...,
+        status: Status | None = ...,
+    ) -> A: ...
 
-        x        array of the dtype and number of elements of the message
-        src      rank to receive from
-        tag      tag that the message was sent with
+    @overload
+    def recv(
+        self,
+        x: None = ...,
+        src: int | None = ...,
+        *,
+        tag: int | None = ...,
+        timeout: float | None = ...,
+        status: Status | None = ...,
+    ) -> Array: ...
+
+    def recv(
+        self,
+        x: Any = None,
+        src: int | None = None,
+        *,
+        tag: int | None = 0,
+        timeout: float | None = None,
+        status: Status | None = None,
+    ) -> Any:
+        """Receive a message from rank `src`, or from any rank, and return the array with it.
+
+        x        array of the dtype and number of elements of the message, which is received into it and returned; None
+                 makes a new NumPy array with one dimension
+        src      rank to receive from; None takes the next message of any rank of the communicator
+        tag      tag that the message was sent with; None takes any tag
+        timeout  seconds that the call may take; by default the setting `timeout`
+        status   filled with the rank and the tag of the message, and with what it holds
+
+        Takes the first message that matches: messages of one rank do not overtake each other, and a message goes to the
+        receive that was begun first of those that it matches. No rank is kept waiting by others that send more.
+
+        Raises MismatchError if the message has another dtype or number of elements than `x`, or is an object: the
+        message is lost, the contents of `x` are undefined, and the communicator stays usable. Raises PeerLost if `src`,
+        or for any rank every other rank, has closed.
+        """
+        return self._messages.recv(x, src, tag=tag, timeout=timeout, status=status).wait()
+
+    @overload
+    def recv_async(
+        self,
+        x: A,
+        src: int | None = ...,
+        *,
+        tag: int | None = ...,
+        timeout: float | None = ...,
+        status: Status | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def recv_async(
+        self,
+        x: None = ...,
+        src: int | None = ...,
+        *,
+        tag: int | None = ...,
+        timeout: float | None = ...,
+        status: Status | None = ...,
+    ) -> Work[Array]: ...
+
+    def recv_async(
+        self,
+        x: Any = None,
+        src: int | None = None,
+        *,
+        tag: int | None = 0,
+        timeout: float | None = None,
+        status: Status | None = None,
+    ) -> Work[Any]:
+        """Begin `recv`, with the same arguments, and return its Work. `status` is filled when the Work is done."""
+        return self._messages.recv(x, src, tag=tag, timeout=timeout, status=status)
+
+    def probe(self, src: int | None = None, *, tag: int | None = 0, timeout: float | None = None) -> Status:
+        """Wait until a message has arrived that `recv` with the same `src` and `tag` would receive; its envelope.
+
+        src      rank to receive from; None looks for messages of any rank
+        tag      tag that the message was sent with; None looks for any tag
         timeout  seconds that the call may take; by default the setting `timeout`
 
-        Raises MismatchError if the message has another dtype or number of elements: the message is lost, the contents
-        of `x` are undefined, and the communicator stays usable.
-        """
-        received: A = self._messages.recv(x, src, tag=tag, timeout=timeout).wait()
-        return received
+        The message stays. To receive it, give the `source` and the `tag` of the result to `recv` or `recv_object`. If
+        several threads receive, another one may be faster: receive without a probe, into a new array.
 
-    def recv_async(self, x: A, src: int, *, tag: int = 0, timeout: float | None = None) -> Work[A]:
-        """Begin `recv`, with the same arguments, and return its Work."""
-        return self._messages.recv(x, src, tag=tag, timeout=timeout)
+        Raises DeadlineExceeded if there is no message in time; the communicator stays usable. Other errors as `recv`.
+        """
+        return self._messages.probe(src, tag=tag, timeout=timeout)
+
+    def iprobe(self, src: int | None = None, *, tag: int | None = 0) -> Status | None:
+        """The envelope of a message that `probe` would find now; None if there is none. Never waits.
+
+        src  rank to receive from; None looks for messages of any rank
+        tag  tag that the message was sent with; None looks for any tag
+
+        Raises the error that aborted the communicator, if it was aborted.
+        """
+        return self._messages.iprobe(src, tag=tag)
+
+    def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        """Send an object to rank `dst`, which must call `recv_object`.
+
+        obj      object that can be pickled
+        dst      rank to send to
+        tag      0 to 2**31 - 1, as for `send`
+        timeout  seconds that the call may take; by default the setting `timeout`
+
+        Raises TypeError if the object cannot be pickled. Raises TransportError if the transport's links are not
+        authenticated, since unpickling can run any code. Nothing is sent then, and the communicator stays usable.
+        """
+        self._messages.send_object(obj, dst, tag=tag, timeout=timeout).wait()
+
+    def send_object_async(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work[None]:
+        """Begin `send_object`, with the same arguments, and return its Work. `obj` may be changed at once."""
+        return self._messages.send_object(obj, dst, tag=tag, timeout=timeout)
+
+    def recv_object(
+        self,
+        src: int | None = None,
+        *,
+        tag: int | None = 0,
+        timeout: float | None = None,
+        status: Status | None = None,
+    ) -> Any:
+        """Receive an object from rank `src`, or from any rank, and return it.
+
+        src      rank to receive from; None takes the next message of any rank of the communicator
+        tag      tag that the message was sent with; None takes any tag
+        timeout  seconds that the call may take; by default the setting `timeout`
+        status   filled with the rank and the tag of the message, and with the number of its bytes
+
+        Takes the first message that matches, as `recv` does. Raises MismatchError if it holds an array: the message is
+        lost, and the communicator stays usable. Raises TransportError as `send_object` does, and PeerLost as `recv`.
+        """
+        return self._messages.recv_object(src, tag=tag, timeout=timeout, status=status).wait()
+
+    def recv_object_async(
+        self,
+        src: int | None = None,
+        *,
+        tag: int | None = 0,
+        timeout: float | None = None,
+        status: Status | None = None,
+    ) -> Work[Any]:
+        """Begin `recv_object`, with the same arguments, and return its Work. `status` is filled when the Work is
+        done."""
+        return self._messages.recv_object(src, tag=tag, timeout=timeout, status=status)
 
     @overload
     def sendrecv(
@@ -1557,7 +1988,7 @@ class Communicator:
                 step.run()
 
         collective          name of a method: allreduce, reduce, reduce_scatter, broadcast, allgather, gather, scatter,
-                            alltoall, barrier, grouped_allreduce or grouped_allgather
+                            alltoall, barrier, scan, exscan, grouped_allreduce or grouped_allgather
         arguments, options  the arguments of that method
 
         Every run does the same as the plain call on the present contents of the arrays. Other ranks may make the plain
@@ -1596,33 +2027,42 @@ class Communicator:
         """The metrics in Prometheus' text format (version 0.0.4), for an endpoint or a file."""
         return prometheus_text(self.meter, self.rank, self._context)
 
-    def start_timeline(self, path: str | os.PathLike[str]) -> None:
+    def start_timeline(self, path: str | os.PathLike[str], style: str = "ronde") -> None:
         """Write the events of this rank to a file until `stop_timeline` or `close`.
 
-        path  the file's name; '{rank}' in it stands for the rank. Without that, '.rank0' and so on precede its suffix
+        path   the file's name; '{rank}' in it stands for the rank. Without that, '.rank0' and so on precede its suffix
+        style  "ronde"; "horovod" for the file that Horovod writes: only rank 0 writes, exactly to `path`, and only the
+               named operations, with Horovod's names of events; "horovod-cycles" for that file with marks where a batch
+               of operations begins
 
         The events are negotiation, queueing, fusion, every collective and every step of it. Open the file in Perfetto
-        (ui.perfetto.dev); `ronde timeline merge` makes one file of those of all ranks. The setting `timeline` starts it
-        at the beginning.
+        (ui.perfetto.dev); `ronde timeline merge` makes one file of those of all ranks. The settings `timeline` and
+        `timeline_style` start it at the beginning.
 
         For the world communicator only; the communicators split from it are included. Collective if the ranks are on
         several hosts, since their clocks are compared. Calls take about 0.2 us longer per step, and from time to time a
         millisecond for writing.
 
-        Raises TypeError for a bad path; ValueError if a timeline is open or for a communicator made by `split`; OSError
-        on this rank alone if the file cannot be written. The communicator stays usable.
+        Raises TypeError for a bad path; ValueError for a bad style, if a timeline is open, or for a communicator made
+        by `split`; OSError on this rank alone if the file cannot be written. The communicator stays usable.
         """
         self._check_process()
         if self._context:
             raise ValueError("start_timeline: must be called on the world communicator; its splits are included")
         recorder = self._family.recorder
-        file = recorder.file(path, self.rank)
+        file = recorder.file(path)
+        if style not in TIMELINE_STYLES:
+            raise ValueError(f"style={style!r}: must be one of {', '.join(TIMELINE_STYLES)}")
+        if style != "ronde":
+            if self.rank == 0:
+                recorder.start(lambda: HorovodTimeline(file, cycles=style == "horovod-cycles"))
+            return
         offset, error = 0, 0
         if len(set(self._hosts)) > 1:
             offset, error = self.compose(compare_clocks, "a comparison of clocks")
         own = self._members[self.rank]
         header = Header(self.rank, self.size, own.hostname, own.pid, offset, error)
-        recorder.start(file, header)
+        recorder.start(lambda: Timeline(rank_path(file, self.rank), header))
 
     def stop_timeline(self) -> None:
         """End the timeline, if there is one. The file then holds every event until now."""

@@ -22,12 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from collectives.logs import LEVELS
 from transports import registry
 from transports.errors import ConfigError
 from transports.settings import Values, build, did_you_mean
 from transports.tls import Tls
 
 PREFIX: Final = "RONDE_"
+TIMELINE_STYLES: Final = ("ronde", "horovod", "horovod-cycles")
+COMPILED: Final = ("auto", "on", "off")
+"""The values of the setting `compiled`."""
 _LAUNCHER: Final = (
     "RANK",
     "RANK_PROCESS",
@@ -51,12 +55,15 @@ class Settings:
     """The settings, without the options of each transport.
 
     transport        name of the transport: auto, tcp, shm, local, nccl, faulty or a registered one
-    timeout          seconds that a call may take
+    timeout          seconds that a call may take: longer than one rank evaluates or saves while the others wait
     connect_timeout  seconds for the ranks to find each other and to connect in `init`
     reproducible     default of the argument `reproducible` of the reductions
     rules            path of a rule table (TOML), which precedes the cost model in the choice of algorithms
     calibrate        True measures the ways to copy data (about 0.1 s) whenever a communicator is made whose ranks share
                      memory; False lets the cost model decide. Choices of the rule table are not measured
+    compiled         auto runs calls in shared memory as machine code if Numba is installed (ronde[jit]), otherwise as
+                     functions of Python, as off always does; on raises an error in `init` where there can be no machine
+                     code. Ranks may differ in it
     stage_bytes      bytes of one staging buffer in shared memory, of which every rank has two in each communicator; a
                      multiple of 64 and at least 4096. 0 stands for 2 MiB, for more than 4 ranks 1 MiB
     fusion_bytes     the most bytes of small arrays that grouped and named allreduces send together; 0 sends each alone.
@@ -64,7 +71,10 @@ class Settings:
     heartbeat        seconds without a heartbeat after which ranks of another host are lost, at least 0.5; 0 disables
                      heartbeats. A host looks lost too if its only rank holds the interpreter's lock for so long
     stall            seconds in one call after which the positions of all ranks are logged as a warning; 0 disables it
+    log_level        debug, info, warning or error: prints Ronde's messages from this level on to stderr, with the rank.
+                     Empty: the loggers `ronde.*` stay as the program has configured them
     timeline         path of a file for the timeline of all calls; see Communicator.start_timeline. Empty: no timeline
+    timeline_style   "ronde"; "horovod" or "horovod-cycles" for the file that Horovod writes
     tls_certificate  path of this process's certificate (PEM). The three paths are set together, or none is; then
                      connections between hosts and to the store use TLS
     tls_key          path of the certificate's private key (PEM)
@@ -72,16 +82,19 @@ class Settings:
     """
 
     transport: str = "auto"
-    timeout: float = 300.0
+    timeout: float = 1800.0
     connect_timeout: float = 60.0
     reproducible: bool = False
     rules: str = ""
     calibrate: bool = True
+    compiled: str = "auto"
     stage_bytes: int = 0
     fusion_bytes: int = 64 << 20
     heartbeat: float = 5.0
     stall: float = 30.0
+    log_level: str = ""
     timeline: str = ""
+    timeline_style: str = TIMELINE_STYLES[0]
     tls_certificate: str = ""
     tls_key: str = ""
     tls_ca: str = ""
@@ -97,17 +110,24 @@ class Settings:
             )
         if not (self.stall >= 0 and math.isfinite(self.stall)):
             raise ConfigError(f"stall={self.stall!r}: must be 0 (never) or a positive, finite number of seconds")
+        if self.log_level not in LEVELS:
+            raise ConfigError(f"log_level={self.log_level!r}: must be one of {', '.join(LEVELS[1:])}, or empty")
+        if self.timeline_style not in TIMELINE_STYLES:
+            styles = ", ".join(TIMELINE_STYLES)
+            raise ConfigError(f"timeline_style={self.timeline_style!r}: must be one of {styles}")
         files = {name: getattr(self, name) for name in ("tls_certificate", "tls_key", "tls_ca")}
         if any(files.values()) and not all(files.values()):
             absent = ", ".join(name for name, path in files.items() if not path)
             raise ConfigError(f"{absent}: is needed too; tls_certificate, tls_key and tls_ca are set together")
         if self.stage_bytes and (self.stage_bytes < 4096 or self.stage_bytes % 64):
             raise ConfigError(f"stage_bytes={self.stage_bytes}: must be a multiple of 64 and at least 4096, or 0")
+        if self.compiled not in COMPILED:
+            raise ConfigError(f"compiled={self.compiled!r}: must be one of {', '.join(COMPILED)}")
         if self.fusion_bytes < 0:
             raise ConfigError(
                 f"fusion_bytes={self.fusion_bytes}: must be 0 (no arrays are sent together) or more bytes"
             )
-        if self.transport not in registry.names():
+        if not registry.exists(self.transport):
             known = registry.names()
             raise ConfigError(
                 f"transport={self.transport!r}: unknown{did_you_mean(self.transport, known)}; "
@@ -163,6 +183,10 @@ class Config(Settings):
             sources={name: source for name, (_, source) in values.items()},
         )
 
+    def value(self, name: str) -> Any:
+        """A setting by its name, or the options of the transport of that name."""
+        return getattr(self, name) if name in Settings.__dataclass_fields__ else self.transport_options(name)
+
     def load_tls(self) -> Tls | None:
         """Read the certificates; None if the settings name none. Raises ConfigError."""
         if not self.tls_certificate:
@@ -208,10 +232,12 @@ def _from_environment(environment: Mapping[str, str]) -> _Layer:
         variable = PREFIX + item.name.upper()
         if variable in environment:
             settings[item.name] = (environment[variable], f"environment {variable}")
-    for name in registry.names():
+    own = {item.name.upper() for item in dataclasses.fields(Settings)} | set(_LAUNCHER)
+    others = [name for name in environment if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in own]
+    for name in registry.names() if others else ():
         prefix = f"{PREFIX}{name.upper()}_"
-        for variable in environment:
-            if variable.startswith(prefix) and variable.removeprefix(PREFIX) not in _LAUNCHER:
+        for variable in others:
+            if variable.startswith(prefix):
                 option = variable.removeprefix(prefix).lower()
                 source = f"environment {variable}"
                 transports.setdefault(name, {})[option] = (environment[variable], source)
@@ -252,7 +278,7 @@ def _sort(table: Mapping[str, Any], source: str) -> _Layer:
     for name, value in table.items():
         if not isinstance(value, Mapping):
             settings[name] = (value, source)
-        elif name in registry.names():
+        elif registry.exists(name):
             transports[name] = {option: (given, f"{source}, [{name}]") for option, given in value.items()}
         else:
             known = registry.names()

@@ -12,11 +12,11 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.annotations import A, Number, Op, Scalar, SupportsArray, T
-from collectives.arrays import Array
+from collectives.annotations import A, Number, OpName, Scalar, SupportsArray, T
+from collectives.arrays import Array, Op
 from collectives.communicator import Communicator
 from collectives.execution import Peers
-from collectives.operations import Persistent, Work
+from collectives.operations import Persistent, Status, Work
 from collectives.world import world
 
 
@@ -53,7 +53,7 @@ def cross_size() -> int:
 @overload
 def allreduce(
     x: A,
-    op: Op = ...,
+    op: OpName | Op = ...,
     *,
     out: A | None = ...,
     prescale: float | None = ...,
@@ -69,7 +69,7 @@ def allreduce(
 @overload
 def allreduce(
     x: Number,
-    op: Op = ...,
+    op: OpName | Op = ...,
     *,
     out: Array | None = ...,
     prescale: float | None = ...,
@@ -84,7 +84,7 @@ def allreduce(
 
 def allreduce(
     x: Any,
-    op: Op = "sum",
+    op: OpName | Op = "sum",
     *,
     out: Any = None,
     prescale: float | None = None,
@@ -115,7 +115,7 @@ def allreduce(
 @overload
 def allreduce_async(
     x: A,
-    op: Op = ...,
+    op: OpName | Op = ...,
     *,
     out: A | None = ...,
     prescale: float | None = ...,
@@ -132,7 +132,7 @@ def allreduce_async(
 @overload
 def allreduce_async(
     x: Number,
-    op: Op = ...,
+    op: OpName | Op = ...,
     *,
     out: Array | None = ...,
     prescale: float | None = ...,
@@ -148,7 +148,7 @@ def allreduce_async(
 
 def allreduce_async(
     x: Any,
-    op: Op = "sum",
+    op: OpName | Op = "sum",
     *,
     out: Any = None,
     prescale: float | None = None,
@@ -179,7 +179,7 @@ def allreduce_async(
 @overload
 def reduce(
     x: A,
-    op: Op = ...,
+    op: OpName | Op = ...,
     root: int = ...,
     *,
     out: A | None = ...,
@@ -196,7 +196,7 @@ def reduce(
 @overload
 def reduce(
     x: Number,
-    op: Op = ...,
+    op: OpName | Op = ...,
     root: int = ...,
     *,
     out: Array | None = ...,
@@ -212,7 +212,7 @@ def reduce(
 
 def reduce(
     x: Any,
-    op: Op = "sum",
+    op: OpName | Op = "sum",
     root: int = 0,
     *,
     out: Any = None,
@@ -245,7 +245,7 @@ def reduce(
 @overload
 def reduce_async(
     x: A,
-    op: Op = ...,
+    op: OpName | Op = ...,
     root: int = ...,
     *,
     out: A | None = ...,
@@ -263,7 +263,7 @@ def reduce_async(
 @overload
 def reduce_async(
     x: Number,
-    op: Op = ...,
+    op: OpName | Op = ...,
     root: int = ...,
     *,
     out: Array | None = ...,
@@ -280,7 +280,7 @@ def reduce_async(
 
 def reduce_async(
     x: Any,
-    op: Op = "sum",
+    op: OpName | Op = "sum",
     root: int = 0,
     *,
     out: Any = None,
@@ -312,7 +312,7 @@ def reduce_async(
 
 def reduce_scatter(
     x: A,
-    op: Op = "sum",
+    op: OpName | Op = "sum",
     *,
     counts: Sequence[int] | None = None,
     out: A | None = None,
@@ -344,7 +344,7 @@ def reduce_scatter(
 
 def reduce_scatter_async(
     x: A,
-    op: Op = "sum",
+    op: OpName | Op = "sum",
     *,
     counts: Sequence[int] | None = None,
     out: A | None = None,
@@ -865,6 +865,226 @@ def alltoall_async(
     )
 
 
+@overload
+def scan(
+    x: A,
+    op: OpName | Op = ...,
+    *,
+    out: A | None = ...,
+    algorithm: str | None = ...,
+    reproducible: bool | None = ...,
+    timeout: float | None = ...,
+    stream: Any = ...,
+    blocking: bool = ...,
+) -> A: ...
+
+
+@overload
+def scan(
+    x: Number,
+    op: OpName | Op = ...,
+    *,
+    out: Array | None = ...,
+    algorithm: str | None = ...,
+    reproducible: bool | None = ...,
+    timeout: float | None = ...,
+    stream: Any = ...,
+    blocking: bool = ...,
+) -> np.number[Any]: ...
+
+
+def scan(
+    x: Any,
+    op: OpName | Op = "sum",
+    *,
+    out: Any = None,
+    algorithm: str | None = None,
+    reproducible: bool | None = None,
+    timeout: float | None = None,
+    stream: Any = None,
+    blocking: bool = False,
+) -> Any:
+    """Combine the `x` of this rank and of all lower ranks element by element. Every rank gets its own result. See
+    Communicator.scan.
+    """
+    return world().scan(
+        x,
+        op,
+        out=out,
+        algorithm=algorithm,
+        reproducible=reproducible,
+        timeout=timeout,
+        stream=stream,
+        blocking=blocking,
+    )
+
+
+@overload
+def scan_async(
+    x: A,
+    op: OpName | Op = ...,
+    *,
+    out: A | None = ...,
+    algorithm: str | None = ...,
+    reproducible: bool | None = ...,
+    timeout: float | None = ...,
+    stream: Any = ...,
+    blocking: bool = ...,
+    name: str | None = ...,
+) -> Work[A]: ...
+
+
+@overload
+def scan_async(
+    x: Number,
+    op: OpName | Op = ...,
+    *,
+    out: Array | None = ...,
+    algorithm: str | None = ...,
+    reproducible: bool | None = ...,
+    timeout: float | None = ...,
+    stream: Any = ...,
+    blocking: bool = ...,
+    name: str | None = ...,
+) -> Work[np.number[Any]]: ...
+
+
+def scan_async(
+    x: Any,
+    op: OpName | Op = "sum",
+    *,
+    out: Any = None,
+    algorithm: str | None = None,
+    reproducible: bool | None = None,
+    timeout: float | None = None,
+    stream: Any = None,
+    blocking: bool = False,
+    name: str | None = None,
+) -> Work[Any]:
+    """Begin `scan` and return its Work. See Communicator.scan_async."""
+    return world().scan_async(
+        x,
+        op,
+        out=out,
+        algorithm=algorithm,
+        reproducible=reproducible,
+        timeout=timeout,
+        stream=stream,
+        blocking=blocking,
+        name=name,
+    )
+
+
+@overload
+def exscan(
+    x: A,
+    op: OpName | Op = ...,
+    *,
+    out: A | None = ...,
+    algorithm: str | None = ...,
+    reproducible: bool | None = ...,
+    timeout: float | None = ...,
+    stream: Any = ...,
+    blocking: bool = ...,
+) -> A | None: ...
+
+
+@overload
+def exscan(
+    x: Number,
+    op: OpName | Op = ...,
+    *,
+    out: Array | None = ...,
+    algorithm: str | None = ...,
+    reproducible: bool | None = ...,
+    timeout: float | None = ...,
+    stream: Any = ...,
+    blocking: bool = ...,
+) -> np.number[Any] | None: ...
+
+
+def exscan(
+    x: Any,
+    op: OpName | Op = "sum",
+    *,
+    out: Any = None,
+    algorithm: str | None = None,
+    reproducible: bool | None = None,
+    timeout: float | None = None,
+    stream: Any = None,
+    blocking: bool = False,
+) -> Any:
+    """Combine the `x` of all lower ranks element by element. Every rank gets its own result, rank 0 None. See
+    Communicator.exscan.
+    """
+    return world().exscan(
+        x,
+        op,
+        out=out,
+        algorithm=algorithm,
+        reproducible=reproducible,
+        timeout=timeout,
+        stream=stream,
+        blocking=blocking,
+    )
+
+
+@overload
+def exscan_async(
+    x: A,
+    op: OpName | Op = ...,
+    *,
+    out: A | None = ...,
+    algorithm: str | None = ...,
+    reproducible: bool | None = ...,
+    timeout: float | None = ...,
+    stream: Any = ...,
+    blocking: bool = ...,
+    name: str | None = ...,
+) -> Work[A | None]: ...
+
+
+@overload
+def exscan_async(
+    x: Number,
+    op: OpName | Op = ...,
+    *,
+    out: Array | None = ...,
+    algorithm: str | None = ...,
+    reproducible: bool | None = ...,
+    timeout: float | None = ...,
+    stream: Any = ...,
+    blocking: bool = ...,
+    name: str | None = ...,
+) -> Work[np.number[Any] | None]: ...
+
+
+def exscan_async(
+    x: Any,
+    op: OpName | Op = "sum",
+    *,
+    out: Any = None,
+    algorithm: str | None = None,
+    reproducible: bool | None = None,
+    timeout: float | None = None,
+    stream: Any = None,
+    blocking: bool = False,
+    name: str | None = None,
+) -> Work[Any]:
+    """Begin `exscan` and return its Work. See Communicator.exscan_async."""
+    return world().exscan_async(
+        x,
+        op,
+        out=out,
+        algorithm=algorithm,
+        reproducible=reproducible,
+        timeout=timeout,
+        stream=stream,
+        blocking=blocking,
+        name=name,
+    )
+
+
 def barrier(*, algorithm: str | None = None, timeout: float | None = None) -> None:
     """Return when every rank has called it. See Communicator.barrier."""
     world().barrier(algorithm=algorithm, timeout=timeout)
@@ -877,7 +1097,7 @@ def barrier_async(*, algorithm: str | None = None, timeout: float | None = None,
 
 def grouped_allreduce(
     xs: Sequence[A],
-    op: Op = "sum",
+    op: OpName | Op = "sum",
     *,
     out: Sequence[A] | None = None,
     prescale: float | None = None,
@@ -907,7 +1127,7 @@ def grouped_allreduce(
 
 def grouped_allreduce_async(
     xs: Sequence[A],
-    op: Op = "sum",
+    op: OpName | Op = "sum",
     *,
     out: Sequence[A] | None = None,
     prescale: float | None = None,
@@ -992,10 +1212,32 @@ def allgather_object_async(obj: T, *, timeout: float | None = None, name: str | 
     return world().allgather_object_async(obj, timeout=timeout, name=name)
 
 
+def gather_object(obj: T, root: int = 0, *, timeout: float | None = None) -> list[T] | None:
+    """Give the root the list of all ranks' objects, in rank order. See Communicator.gather_object."""
+    return world().gather_object(obj, root, timeout=timeout)
+
+
+def gather_object_async(
+    obj: T, root: int = 0, *, timeout: float | None = None, name: str | None = None
+) -> Work[list[T] | None]:
+    """Begin `gather_object` and return its Work. See Communicator.gather_object_async."""
+    return world().gather_object_async(obj, root, timeout=timeout, name=name)
+
+
+def scatter_object(objs: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None) -> Any:
+    """Give each rank one of the root's objects. See Communicator.scatter_object."""
+    return world().scatter_object(objs, root, timeout=timeout)
+
+
+def scatter_object_async(
+    objs: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None, name: str | None = None
+) -> Work[Any]:
+    """Begin `scatter_object` and return its Work. See Communicator.scatter_object_async."""
+    return world().scatter_object_async(objs, root, timeout=timeout, name=name)
+
+
 def send(x: SupportsArray | Number, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
-    """Send `x` to rank `dst`, which must call `recv` with an array of the same dtype and number of elements. See
-    Communicator.send.
-    """
+    """Send `x` to rank `dst`, which must call `recv`. See Communicator.send."""
     world().send(x, dst, tag=tag, timeout=timeout)
 
 
@@ -1004,14 +1246,108 @@ def send_async(x: SupportsArray | Number, dst: int, *, tag: int = 0, timeout: fl
     return world().send_async(x, dst, tag=tag, timeout=timeout)
 
 
-def recv(x: A, src: int, *, tag: int = 0, timeout: float | None = None) -> A:
-    """Receive a message from rank `src` into the array `x`, and return `x`. See Communicator.recv."""
-    return world().recv(x, src, tag=tag, timeout=timeout)
+@overload
+def recv(
+    x: A,
+    src: int | None = ...,
+    *,
+    tag: int | None = ...,
+    timeout: float | None = ...,
+    status: Status | None = ...,
+) -> A: ...
 
 
-def recv_async(x: A, src: int, *, tag: int = 0, timeout: float | None = None) -> Work[A]:
+@overload
+def recv(
+    x: None = ...,
+    src: int | None = ...,
+    *,
+    tag: int | None = ...,
+    timeout: float | None = ...,
+    status: Status | None = ...,
+) -> Array: ...
+
+
+def recv(
+    x: Any = None,
+    src: int | None = None,
+    *,
+    tag: int | None = 0,
+    timeout: float | None = None,
+    status: Status | None = None,
+) -> Any:
+    """Receive a message from rank `src`, or from any rank, and return the array with it. See Communicator.recv."""
+    return world().recv(x, src, tag=tag, timeout=timeout, status=status)
+
+
+@overload
+def recv_async(
+    x: A,
+    src: int | None = ...,
+    *,
+    tag: int | None = ...,
+    timeout: float | None = ...,
+    status: Status | None = ...,
+) -> Work[A]: ...
+
+
+@overload
+def recv_async(
+    x: None = ...,
+    src: int | None = ...,
+    *,
+    tag: int | None = ...,
+    timeout: float | None = ...,
+    status: Status | None = ...,
+) -> Work[Array]: ...
+
+
+def recv_async(
+    x: Any = None,
+    src: int | None = None,
+    *,
+    tag: int | None = 0,
+    timeout: float | None = None,
+    status: Status | None = None,
+) -> Work[Any]:
     """Begin `recv` and return its Work. See Communicator.recv_async."""
-    return world().recv_async(x, src, tag=tag, timeout=timeout)
+    return world().recv_async(x, src, tag=tag, timeout=timeout, status=status)
+
+
+def probe(src: int | None = None, *, tag: int | None = 0, timeout: float | None = None) -> Status:
+    """Wait until a message has arrived that `recv` with the same `src` and `tag` would receive; its envelope. See
+    Communicator.probe.
+    """
+    return world().probe(src, tag=tag, timeout=timeout)
+
+
+def iprobe(src: int | None = None, *, tag: int | None = 0) -> Status | None:
+    """The envelope of a message that `probe` would find now; None if there is none. See Communicator.iprobe."""
+    return world().iprobe(src, tag=tag)
+
+
+def send_object(obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+    """Send an object to rank `dst`, which must call `recv_object`. See Communicator.send_object."""
+    world().send_object(obj, dst, tag=tag, timeout=timeout)
+
+
+def send_object_async(obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work[None]:
+    """Begin `send_object` and return its Work. See Communicator.send_object_async."""
+    return world().send_object_async(obj, dst, tag=tag, timeout=timeout)
+
+
+def recv_object(
+    src: int | None = None, *, tag: int | None = 0, timeout: float | None = None, status: Status | None = None
+) -> Any:
+    """Receive an object from rank `src`, or from any rank, and return it. See Communicator.recv_object."""
+    return world().recv_object(src, tag=tag, timeout=timeout, status=status)
+
+
+def recv_object_async(
+    src: int | None = None, *, tag: int | None = 0, timeout: float | None = None, status: Status | None = None
+) -> Work[Any]:
+    """Begin `recv_object` and return its Work. See Communicator.recv_object_async."""
+    return world().recv_object_async(src, tag=tag, timeout=timeout, status=status)
 
 
 @overload
@@ -1091,9 +1427,9 @@ def metrics_text() -> str:
     return world().metrics_text()
 
 
-def start_timeline(path: str | os.PathLike[str]) -> None:
+def start_timeline(path: str | os.PathLike[str], style: str = "ronde") -> None:
     """Write the events of this rank to a file. See Communicator.start_timeline."""
-    world().start_timeline(path)
+    world().start_timeline(path, style)
 
 
 def stop_timeline() -> None:

@@ -73,13 +73,15 @@ class ProcessSet:
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator of the set. Raises ValueError for a set that was not added, or without this rank."""
+        """The communicator of the set. Raises ValueError for a set that was not added, or without this rank, and
+        NotInitializedError before `init`."""
+        rank = world().rank
         found = self._find()
         if found is None:
-            raise ValueError(f"{self}: is no process set of this world; call add_process_set first")
+            raise ValueError(f"{self!r}: is no process set of this world; call add_process_set first")
         communicator = found[1]
         if communicator is None:
-            raise ValueError(f"{self}: rank {world().rank} is not in it")
+            raise ValueError(f"{self!r}: rank {rank} is not in it")
         return communicator
 
     def __eq__(self, other: object) -> bool:
@@ -87,6 +89,9 @@ class ProcessSet:
 
     def __hash__(self) -> int:
         return hash(self._ranks)
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
 
     def __repr__(self) -> str:
         return f"ProcessSet({'' if self._ranks is None else list(self._ranks)})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -13,9 +14,11 @@ from typing import Any, Final
 
 from collectives.communicator import Communicator
 from collectives.config import Config
+from collectives.execution import machine_code
 from collectives.failure import report_exit, withdraw_left_out
+from collectives.logs import shown
 from collectives.process_sets import ProcessSet, add_given
-from collectives.world import PROCESS_WORLD, is_initialized, shutdown
+from collectives.world import PROCESS_WORLD, is_initialized, shutdown, world
 from transports import launchers
 from transports.base import Group
 from transports.errors import ConfigError, RondeError
@@ -28,6 +31,10 @@ from transports.rendezvous import (
 )
 from transports.store import Store
 
+log = logging.getLogger("ronde.startup")
+
+_SHARING: Final = ("auto", "shm")
+"""The transports by which ranks share memory, where programs run in the compiled interpreter."""
 _CLOSE_SECONDS: Final = 10.0
 """Seconds to close a world that could not be completed, or that the exit of the process ends."""
 
@@ -56,19 +63,27 @@ def init(
     without a launcher, or with RONDE_LAUNCHER=none, this process is a world of one. A process that a rank has started
     inherits its environment, but is not that rank: with `rank=0, size=1, store="memory:"` it makes a world of its own.
 
+    A second call returns the world that exists if its arguments agree with it; arguments that are not given do.
+
     Raises ConfigError for a bad setting, if a launcher has started several ranks and they cannot meet (the text names
     the variables that were seen and what is missing), and if the environment is that of a rank which is another
     process; RendezvousError, ConnectError or DeadlineExceeded if the ranks do not come together within the setting
-    `connect_timeout`; the errors of add_process_set; RuntimeError if there is a world already. Nothing stays open then.
+    `connect_timeout`; the errors of add_process_set; RuntimeError if there is a world already that differs from the
+    arguments. Nothing stays open then, but a world that there was.
     """
     settings = _settings(config, transport)
     with PROCESS_WORLD.lock:
         if is_initialized():
-            raise RuntimeError("init: there is a world communicator already; call shutdown first")
+            given = Config.__dataclass_fields__ if isinstance(config, Config) else {**(config or {})}
+            names = [*given] if transport is None else [*given, "transport"]
+            return _existing_world(settings, names, rank, size, process_sets)
         deadline = time.monotonic() + settings.connect_timeout
         with contextlib.ExitStack() as resources:
+            rename = resources.enter_context(shown(settings.log_level, f"pid {os.getpid()}"))
             group, meeting_store = _find_group(rank, size, store, secret, settings, deadline, resources)
+            rename(f"rank {group.rank}")
             communicator = PROCESS_WORLD.communicator = connect(group, settings, deadline)
+            _log_start(communicator, settings)
             PROCESS_WORLD.forked = None
             _report_at_exit(communicator, meeting_store, group.rank, resources)
             PROCESS_WORLD.resources = resources.pop_all()
@@ -78,6 +93,43 @@ def init(
             PROCESS_WORLD.close(_CLOSE_SECONDS)
             raise
         return communicator
+
+
+def _log_start(communicator: Communicator, settings: Config) -> None:
+    """Log the place of this rank, and the settings that are not the defaults."""
+    here = communicator.members[communicator.rank]
+    log.info(
+        "rank %d of %d on host %s, process %d, transport %s",
+        communicator.rank,
+        communicator.size,
+        here.host,
+        os.getpid(),
+        communicator.transport.name,
+    )
+    for name, source in settings.sources.items():
+        log.debug("setting %s=%r from %s", name, getattr(settings, name), source)
+
+
+def _existing_world(
+    settings: Config,
+    names: Iterable[str],
+    rank: int | None,
+    size: int | None,
+    process_sets: Iterable[ProcessSet | Sequence[int]],
+) -> Communicator:
+    """The world, if the settings of these names and the other arguments agree with it. Raises RuntimeError."""
+    communicator = world()
+    found = [(name, settings.value(name), communicator.config.value(name)) for name in names]
+    found += [(name, given, getattr(communicator, name)) for name, given in {"rank": rank, "size": size}.items()]
+    differing = [f"{name}={given!r} (the world has {has!r})" for name, given, has in found if given not in (None, has)]
+    for item in process_sets:
+        process_set = item if isinstance(item, ProcessSet) else ProcessSet(item)
+        if process_set.process_set_id is None:
+            differing.append(f"{process_set!r} (the world does not have it: use add_process_set)")
+    if differing:
+        text = ", ".join(differing)
+        raise RuntimeError(f"init: there is a world communicator already, and it differs: {text}; call shutdown first")
+    return communicator
 
 
 def connect(group: Group, config: Config, deadline: float) -> Communicator:
@@ -92,7 +144,7 @@ def connect(group: Group, config: Config, deadline: float) -> Communicator:
     communicator = Communicator.connect(group, config, deadline)
     if config.timeline:
         try:
-            communicator.start_timeline(config.timeline)
+            communicator.start_timeline(config.timeline, config.timeline_style)
         except OSError as error:
             communicator.abort(f"the timeline cannot be written: {error}")
             communicator.close()
@@ -147,12 +199,21 @@ def _find_group(
     assert rank is not None
     assert size is not None
     assert store is not None
+    _prepare(size, settings)
     if isinstance(store, str):
         store = open_store(store, secret, deadline, tls=tls)
         resources.callback(store.close)
     generation = next_meeting(rank, store)
-    withdraw_left_out(store, rank)
+    if generation:
+        withdraw_left_out(store, rank)
     return join(rank, size, store, secret=secret, generation=generation, deadline=deadline), store
+
+
+def _prepare(size: int, settings: Config) -> None:
+    """Load the compiled interpreter, which may have to be compiled first, before any rank is in
+    a collective that another one waits in."""
+    if size > 1 and settings.transport in _SHARING:
+        machine_code(settings.compiled)
 
 
 def _report_at_exit(communicator: Communicator, store: Store, rank: int, resources: contextlib.ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""The version of Ronde, which is also in pyproject.toml."""
+"""The version of Ronde. This is its only place: pyproject.toml reads it from here."""
 
 from __future__ import annotations
 

@@ -19,6 +19,11 @@ from transports.errors import ForkedError
 from transports.launchers import History
 
 
+class NotInitializedError(RuntimeError, ValueError):
+    """A call that needs the world communicator was made before `init` or after `shutdown`. It is a ValueError too,
+    which Horovod raises there."""
+
+
 class ProcessWorld:
     """The world communicator of this process, and the resources that must be released after it.
 
@@ -64,12 +69,12 @@ def is_initialized() -> bool:
 
 
 def world() -> Communicator:
-    """The world communicator. Raises RuntimeError before `init`, ForkedError in a forked child of a rank."""
+    """The world communicator. Raises NotInitializedError before `init`, ForkedError in a forked child of a rank."""
     communicator = _thread_world.get() or PROCESS_WORLD.communicator
     if communicator is None:
         if PROCESS_WORLD.forked is not None:
             raise copy.copy(PROCESS_WORLD.forked)
-        raise RuntimeError("there is no world communicator: call collectives.init() first")
+        raise NotInitializedError("there is no world communicator: call ronde.init() first")
     return communicator.current
 
 

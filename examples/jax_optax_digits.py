@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-import frontends.jax as hvd
+import ronde.jax as hvd
 
 BATCH = 60
 

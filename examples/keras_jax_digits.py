@@ -17,7 +17,7 @@ import keras
 from sklearn.datasets import load_digits
 from sklearn.utils import shuffle
 
-import frontends.keras as hvd
+import ronde.keras as hvd
 
 
 def main() -> None:

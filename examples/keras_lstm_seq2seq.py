@@ -19,7 +19,7 @@ import keras
 import numpy as np
 from sklearn.datasets import load_digits
 
-import frontends.keras as hvd
+import ronde.keras as hvd
 
 LENGTH, START, UNITS = 4, 10, 64
 

@@ -17,7 +17,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 
-import frontends.numpy as hvd
+import ronde.numpy as hvd
 
 BATCH, RATE, CLASSES = 60, 0.5, np.arange(10)
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 from sklearn.utils import shuffle
 
-import frontends.keras as hvd
+import ronde.keras as hvd
 
 BATCH = 30
 

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-import frontends.tensorflow as hvd
+import ronde.tensorflow as hvd
 
 BATCH = 30
 HIDDEN = 64

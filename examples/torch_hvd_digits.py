@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from sklearn.datasets import load_digits
 
-import frontends.torch as hvd
+import ronde.torch as hvd
 
 BATCH = 30
 

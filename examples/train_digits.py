@@ -16,7 +16,7 @@ import time
 import numpy as np
 from sklearn.datasets import load_digits
 
-import collectives as ronde
+import ronde
 
 HIDDEN, BATCH, LEARNING_RATE, MOMENTUM = 128, 64, 0.1, 0.9
 

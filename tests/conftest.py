@@ -1,4 +1,4 @@
-"""What every test gets: marks by folder, a look at what it leaves behind, and profiles for property tests."""
+"""Applies to every test: marks by folder, a look at what it leaves behind, and profiles for property tests."""
 
 from __future__ import annotations
 

@@ -12,12 +12,14 @@ class DoorContract(Contract):
     """A sub-package is a room, its `__init__` is the door: other rooms import from the door, never from behind it.
 
     packages        packages whose direct sub-packages are rooms
+    face            package that re-exports rooms for users: its modules below `face.room` may import all of `room`
     ignore_imports  exceptions, as `importer -> imported`
     """
 
     type_name = "door"
 
     packages = fields.ListField(subfield=fields.StringField())
+    face = fields.StringField(required=False, default="")
     ignore_imports = fields.SetField(subfield=fields.ImportExpressionField(), required=False)
     unmatched_ignore_imports_alerting = fields.EnumField(AlertLevel, default=AlertLevel.ERROR)
 
@@ -33,7 +35,7 @@ class DoorContract(Contract):
             for room in rooms
             for imported in sorted(graph.find_descendants(room))
             for importer in sorted(graph.find_modules_that_directly_import(imported))
-            if importer != room and not importer.startswith(f"{room}.")
+            if not any(inside(importer, owner) for owner in (room, f"{self.face}.{room.rpartition('.')[2]}"))
         ]
         return ContractCheck(
             kept=not offenders,
@@ -50,3 +52,8 @@ class DoorContract(Contract):
                 f"{importer} imports {imported} (l.{numbers}) instead of the door of its room", bold=False
             )
         output.new_line()
+
+
+def inside(module: str, package: str) -> bool:
+    """True if the module is this package or in it."""
+    return module == package or module.startswith(f"{package}.")

@@ -15,7 +15,7 @@ import pytest
 import collectives
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {"collectives", "transports", "frontends"}
+PACKAGES = {"ronde", "collectives", "transports", "frontends"}
 BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
 
 
@@ -36,7 +36,7 @@ def test_the_wheel_is_for_every_platform(wheel: Path) -> None:
     assert wheel.name == f"ronde-{collectives.__version__}-py3-none-any.whl"
 
 
-def test_it_holds_the_three_packages_and_metadata(wheel: Path) -> None:
+def test_it_holds_the_packages_and_metadata(wheel: Path) -> None:
     top = {name.split("/")[0] for name in contents(wheel)}
     assert top == PACKAGES | {f"ronde-{collectives.__version__}.dist-info"}
 
@@ -65,3 +65,18 @@ def test_it_brings_the_command(wheel: Path) -> None:
     parser = configparser.ConfigParser()
     parser.read_string(text)
     assert dict(parser["console_scripts"]) == {"ronde": "collectives.launch.cli:main"}
+
+
+def test_the_changelog_keeps_its_form() -> None:
+    """Keep a Changelog: the version, or Unreleased, and the six kinds of changes."""
+    headings = re.findall(r"^(#+) (.*)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert headings[0] == ("#", "Changelog")
+    assert {text for mark, text in headings if mark == "###"} <= kinds
+    assert all(re.match(r"\[(Unreleased|\d+\.\d+\.\d+)\]", text) for mark, text in headings if mark == "##")
+
+
+def test_the_version_is_written_once() -> None:
+    version = collectives.__version__
+    assert not re.search(rf'version\s*[=:]\s*"?{re.escape(version)}', (ROOT / "pyproject.toml").read_text("utf-8"))
+    assert "version:" not in (ROOT / "CITATION.cff").read_text("utf-8").replace("cff-version:", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,19 +17,28 @@ from transports.rendezvous.bootstrap import join
 from transports.rendezvous.memory import MemoryStore
 
 BOUND = 180.0
+COMPILED = os.environ.get("RONDE_COMPILED", "auto")
+"""All tests can be run with and without the compiled interpreter."""
 SECRET = b"a secret for tests only"
 
 
 class World:
     """`size` ranks over `transport`; `run` gives each of them its communicator as the world. `hosts` are those that the
-    ranks pretend to be on, by default one."""
+    ranks pretend to be on, by default one; `compiled` the settings of that name, in turn."""
 
-    def __init__(self, transport: str, size: int, *, hosts: Sequence[str] = (), **settings: Any) -> None:
+    def __init__(
+        self,
+        transport: str,
+        size: int,
+        *,
+        hosts: Sequence[str] = (),
+        compiled: Sequence[str] = (COMPILED,),
+        **settings: Any,
+    ) -> None:
         self.size = size
         self._hosts = hosts
-        self._config = Config.load(
-            {"transport": transport, "timeout": 60.0, "calibrate": False, **settings}, environment={}
-        )
+        given = {"transport": transport, "timeout": 60.0, "calibrate": False, **settings}
+        self._configs = [Config.load({**given, "compiled": setting}, environment={}) for setting in compiled]
         self._pool = ThreadPoolExecutor(size, thread_name_prefix=f"{transport}-{size}")
         self._store = MemoryStore()
         self._gate = threading.Barrier(size)
@@ -44,7 +54,7 @@ class World:
         if self._hosts:
             members = zip(group.members, self._hosts, strict=True)
             group = dataclasses.replace(group, members=tuple(dataclasses.replace(m, host=h) for m, h in members))
-        return connect(group, self._config, deadline)
+        return connect(group, self._configs[rank % len(self._configs)], deadline)
 
     def _everywhere(self, fn: Callable[[int], Any]) -> list[Any]:
         futures = [self._pool.submit(fn, rank) for rank in range(self.size)]

@@ -24,9 +24,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from transports import registry
+from transports.anysource import AnySource
 from transports.base import FIRST_SLICE, LAST_SLICE, Group, LinkCost, Member, Request, Transport, check_arguments
 from transports.child import Child
-from transports.errors import ConfigError, DeadlineExceeded, RondeError
+from transports.child_sources import ChildSources
+from transports.errors import ConfigError, DeadlineExceeded, RendezvousError, RondeError
 from transports.host_windows import HostWindows
 from transports.lifecycle import Lifecycle
 from transports.native import NativeCollectives
@@ -35,14 +37,19 @@ from transports.settings import pairs
 
 A = TypeVar("A")
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("ronde.auto")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """intra, inter     the transports inside a host and across hosts
-    intra_options, inter_options   their settings, each "setting=value"
-    device   the transport whose collectives serve arrays on devices, if all ranks can use it; empty for none
+    """Settings of the transport `auto`. Raises ConfigError for a bad value.
+
+    intra          name of the transport between ranks of one host
+    inter          name of the transport between hosts
+    intra_options  settings of the transport `intra`, each "setting=value"
+    inter_options  settings of the transport `inter`, each "setting=value"
+    device         name of the transport whose collectives serve arrays on devices, if all ranks can use it; empty for
+                   none
     """
 
     intra: str = "shm"
@@ -86,6 +93,7 @@ class AutoTransport(Transport):
         self._alone_inside = False
         self._route: list[Child] = []
         self._onesided: OneSided | None = None
+        self._sources: AnySource | None = None
         self._native: NativeCollectives | None = None
         self._life = Lifecycle(group, "automatic transport", self._lock)
 
@@ -127,11 +135,14 @@ class AutoTransport(Transport):
             self._life.opened()
         if len(self._children) == 1:
             self._sole = self._children[0].transport
+            self._sources = self._sole.ability(AnySource)
             self._alone_inside = inside
             return
         nearest = {rank: child for child in reversed(self._children) for rank in child.ranks}
         nearest[self.rank] = self._children[-1]
         self._route = [nearest[rank] for rank in everyone]
+        if all(child.transport.ability(AnySource) is not None for child in self._children):
+            self._sources = ChildSources(self, self, self._route)
         if inside:
             windows = self._children[0].transport.ability(OneSided)
             self._onesided = None if windows is None else HostWindows(self, self._children[0], windows)
@@ -170,6 +181,8 @@ class AutoTransport(Transport):
         if self._sole is not None or not requests:
             return (self._sole or self._children[0].transport).wait_any(requests, deadline)
         own = [request for request in requests if isinstance(request, _AutoRequest)]
+        if len(own) < len(requests):
+            return super().wait_any(requests, deadline)
         shares = Counter(request.child for request in own).most_common()
         pause = FIRST_SLICE
         while True:
@@ -227,6 +240,8 @@ class AutoTransport(Transport):
     def ability(self, kind: type[A]) -> A | None:
         if isinstance(self._native, kind):
             return self._native
+        if isinstance(self._sources, kind):  # how a rank receives concerns no other rank
+            return self._sources
         if self._sole is not None:  # across hosts some ranks may have two transports, so the abilities are not common
             return self._sole.ability(kind) if self._alone_inside else None
         return self._onesided if isinstance(self._onesided, kind) else None
@@ -245,6 +260,17 @@ class AutoTransport(Transport):
                     child.progress.poll()
                 except RondeError as error:
                     raise self.translate(child, error) from None
+
+    def check_open(self) -> None:
+        """Raises the first failure, or ClosedError."""
+        if self._life.refusal is not None:
+            raise self._life.refused()
+
+    def all_left(self, sources: frozenset[int]) -> RondeError:
+        """Fail, since all other ranks of `sources` have closed. Returns the first failure."""
+        lost = self._life.all_left(sources)
+        self.abort(lost)
+        return copy.copy(self._life.failure or lost)
 
     def adopt(self, child: Child, failure: RondeError) -> RondeError:
         """Record the failure of an inner transport unless there was one before. Returns the first failure."""
@@ -289,22 +315,24 @@ class AutoTransport(Transport):
 
     def _agree(self, here: tuple[int, ...], deadline: float) -> bool:
         """True if all ranks of this host can use the transport `intra`. The same result on each of them."""
-        store, name = self.group.store.prefixed("auto/usable"), self._options.intra
-        store.set(str(self.rank), (registry.backend(name).usable() or "").encode())
-        for rank in here:
-            try:
-                reason = store.get(str(rank), deadline).decode(errors="replace")
-            except DeadlineExceeded:
-                raise DeadlineExceeded(
-                    f"{self.group.describe(rank)} did not open the transport in time", rank=self.rank, peer=rank
-                ) from None
+        store, name = self.group.store.prefixed("auto"), self._options.intra
+        table, own = f"usable/{here[0]}", (registry.backend(name).usable() or "").encode()
+        try:
+            reasons = store.gather(table, here.index(self.rank), len(here), own, deadline)
+        except DeadlineExceeded:
+            rank = next((here[place] for place, row in enumerate(store.rows(table)) if row is None), here[0])
+            text = f"{self.group.describe(rank)} did not open the transport in time"
+            raise DeadlineExceeded(text, rank=self.rank, peer=rank) from None
+        except ValueError as error:
+            raise RendezvousError(f"the store holds invalid data of transport {name!r}: {error}") from error
+        for rank, reason in zip(here, reasons, strict=True):
             if reason:
                 if self.rank == here[0]:
                     log.warning(
                         "transport %r cannot be used by %s: %s; the ranks of its host use %r instead",
                         name,
                         self.group.describe(rank),
-                        reason,
+                        reason.decode(errors="replace"),
                         self._options.inter,
                     )
                 return False

@@ -34,6 +34,9 @@ LAST_SLICE: Final = 1e-3
 """Seconds. A wait on several transports runs in slices, which double from the first to the second value: a short wait
 is prompt, and a long one costs little."""
 
+MOST_NAMED: Final = 32
+"""Maximum number of ranks, or of runs of ranks, that a message names one by one."""
+
 A = TypeVar("A")
 
 
@@ -90,6 +93,11 @@ class Group:
         """'rank 3 (node1, pid 4242)', for messages."""
         return f"rank {rank} ({self.members[rank]})"
 
+    def describe_all(self, ranks: Sequence[int]) -> str:
+        """'rank 3 (node1, pid 4242), rank 5 (node2, pid 17) and 40 more', for messages."""
+        names = ", ".join(map(self.describe, ranks[:MOST_NAMED]))
+        return names if len(ranks) <= MOST_NAMED else f"{names} and {len(ranks) - MOST_NAMED} more"
+
     def forked_error(self) -> ForkedError:
         """The error of every call in a forked child of this rank."""
         parent = self.describe(self.rank)
@@ -103,6 +111,19 @@ class LinkCost:
 
     latency: float
     per_byte: float
+
+
+def runs(numbers: Sequence[int]) -> str:
+    """'2, 5, 7-12 and 40 more' for sorted numbers."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    shown, more = found[:MOST_NAMED], sum(map(len, found[MOST_NAMED:]))
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in shown)
+    return f"{text} and {more} more" if more else text
 
 
 class Request(ABC):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from transports.onesided import Window
 
-log = logging.getLogger("ronde")
+log = logging.getLogger("ronde.copies")
 
 Kernel = Callable[[Any, Any], None]
 

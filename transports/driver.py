@@ -76,8 +76,8 @@ class Driver(Generic[W]):
         self._turn = threading.Condition(self.lock)
 
     def wait(self, awaited: W, deadline: float) -> bool:
-        """Drive or follow until `awaited` is done (True) or the deadline has passed (False). Call it without the lock,
-        or with it held once. Raises the error of `awaited.check_possible`."""
+        """Drive or follow until `awaited` is done (True) or the deadline has passed (False). Call it without the lock.
+        Raises the error of `awaited.check_possible`."""
         with self.lock:
             while not awaited.done:
                 if self.thread is None:

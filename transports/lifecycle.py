@@ -12,10 +12,10 @@ from __future__ import annotations
 import copy
 import enum
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from transports.base import Group
-from transports.errors import AbortedError, ClosedError, ForkedError, RondeError
+from transports.errors import AbortedError, ClosedError, ForkedError, PeerLost, RondeError
 from transports.forking import register
 
 
@@ -124,6 +124,13 @@ class Lifecycle:
         if isinstance(error, RondeError):
             return error
         return AbortedError(f"{self._group.describe(self.rank)} {did}: {error!r}", rank=self.rank)
+
+    def all_left(self, sources: Iterable[int]) -> PeerLost:
+        """The error of a receive from any of `sources` after all of them but this rank have closed."""
+        peers = sorted(set(sources) - {self.rank})
+        names = ", ".join(map(self._group.describe, peers))
+        text = f"{names} closed, and no other rank can send the frame that rank {self.rank} was waiting for"
+        return PeerLost(text, rank=self.rank, peer=peers[0] if len(peers) == 1 else None)
 
     def after_fork(self) -> None:
         """Make the transport inert in a forked child, in any state and with any owner of its lock.

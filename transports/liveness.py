@@ -39,6 +39,14 @@ class Identity:
             space = os.stat("/proc/self/ns/pid").st_ino
         return cls(os.getpid(), start, space)
 
+    @classmethod
+    def of(cls, pid: int) -> Identity:
+        """Another process in this one's namespace. Raises OSError if it has ended, or the system does not tell."""
+        start = _start_of(pid)
+        if not start:
+            raise ProcessLookupError(f"process {pid} has ended")
+        return cls(pid, start, os.stat("/proc/self/ns/pid").st_ino)
+
 
 class Steady:
     """Measures how long an observed value has not changed.
@@ -66,6 +74,10 @@ class Steady:
         self._last = float("-inf")
 
 
+MOST_DESCRIPTORS: Final = 64
+"""Number of processes that a `Watch` watches by a descriptor each. It looks at further ones in proc(5)."""
+
+
 class Watch:
     """Watches processes. A rank in this process or in another namespace of ids cannot be watched and counts as alive.
     On systems without POSIX this applies to every rank."""
@@ -85,7 +97,7 @@ class Watch:
             return
         self._processes[rank] = process
         self._stops[rank] = Steady(LONGEST_GAP)
-        if not hasattr(os, "pidfd_open"):
+        if not hasattr(os, "pidfd_open") or len(self._descriptors) >= MOST_DESCRIPTORS:
             return
         try:
             descriptor = os.pidfd_open(process.pid)

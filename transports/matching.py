@@ -8,23 +8,36 @@ It does no I/O and takes no lock: the transport calls it with its own lock held.
 
 A frame that arrives before its receive is an unexpected message; it is kept until a receive claims it. A transport that
 can read the sender's buffer gives this buffer to `arrive`: then no copy is made before the claim.
+
+Receives from any source are kept apart from the others, which are found by peer and tag. Where both may match a frame,
+the numbers of the receives decide, which are given out only while there is a receive from any source.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
+from transports.anysource import Arrival, Claim
+from transports.base import Group
 from transports.errors import MismatchError, RondeError
 
 MAX_UNEXPECTED_FRAMES: Final = 1 << 18
 """Maximum number of unexpected messages of any length."""
+_MOST_NAMED: Final = 8
+"""Number of ranks that the error of a receive from any source names."""
 
 
 class Receive:
-    """A posted receive. The match queue writes `done` and `error`, once."""
+    """A posted receive. The match queue writes `done` and `error`, once.
 
-    __slots__ = ("check", "done", "error", "peer", "tag", "view")
+    number   grows with every receive that was posted while a receive from any source was; 0 for the others
+    """
+
+    __slots__ = ("check", "done", "error", "number", "peer", "tag", "view")
 
     def __init__(self, peer: int, tag: int, view: memoryview, check: int) -> None:
         self.peer = peer
@@ -33,15 +46,70 @@ class Receive:
         self.check = check
         self.done = False
         self.error: RondeError | None = None
+        self.number = 0
+
+    def fits(self, check: int, length: int) -> bool:
+        """True if the receive takes a frame with this check and length."""
+        return len(self.view) == length and self.check == check
+
+
+class AnyReceive(Receive):
+    """A posted receive from any of several peers with any of several tags. Once it has matched a frame it is like a
+    receive that was posted for this frame.
+
+    arrival   the envelope of the matched frame; None before
+    claim     must be taken to match
+    """
+
+    __slots__ = ("_allocates", "_takes_every_check", "arrival", "claim", "sources", "tags")
+
+    def __init__(
+        self, sources: frozenset[int], tags: range, view: memoryview | None, check: int | None, claim: Claim | None
+    ) -> None:
+        super().__init__(-1, -1, memoryview(bytearray()) if view is None else view, check or 0)
+        self.sources = sources
+        self.tags = tags
+        self.claim = Claim() if claim is None else claim
+        self.arrival: Arrival | None = None
+        self._allocates = view is None
+        self._takes_every_check = check is None
+
+    def matches(self, peer: int, tag: int) -> bool:
+        """True if the receive may take a frame from this peer with this tag."""
+        return tag in self.tags and peer in self.sources and not self.claim.taken
+
+    def fits(self, check: int, length: int) -> bool:
+        return (self._allocates or len(self.view) == length) and (self._takes_every_check or self.check == check)
+
+    def overdue(self, group: Group) -> str:
+        """The text of DeadlineExceeded."""
+        tags = f"tag {self.tags[0]:#x}" if len(self.tags) == 1 else f"a tag {self.tags[0]:#x} to {self.tags[-1]:#x}"
+        names = [group.describe(source) for source in sorted(self.sources)[:_MOST_NAMED]]
+        more = len(self.sources) - len(names)
+        who = f"{', '.join(names)} and {more} more" if more else ", ".join(names)
+        return f"rank {group.rank} waited too long for a frame with {tags} from any of {who}"
+
+    def match(self, arrival: Arrival, payload: memoryview | None = None) -> bool:
+        """Match a frame; False if the claim is taken. `payload`: memory that holds the frame, and may be kept."""
+        if not self.claim.take():
+            return False
+        self.arrival = arrival
+        self.peer, self.tag = arrival.source, arrival.tag
+        if self._allocates:
+            self.view = memoryview(bytearray(arrival.nbytes)) if payload is None else payload
+        if self._takes_every_check:
+            self.check = arrival.check
+        return True
 
 
 class InboundMessage:
     """A frame whose payload is arriving: write the payload into `view`, then call `finish`.
 
     borrowed   True while `view` is the sender's own buffer, which the sender must not change yet
+    number     of an unexpected message: their order of arrival
     """
 
-    __slots__ = ("_complete", "_queue", "_receive", "borrowed", "check", "peer", "tag", "view")
+    __slots__ = ("_complete", "_queue", "_receive", "borrowed", "check", "number", "peer", "tag", "view")
 
     def __init__(
         self,
@@ -65,9 +133,15 @@ class InboundMessage:
             self.view = payload
         else:
             self.view = receive.view if fits and receive is not None else memoryview(bytearray(length))
+        self.number = 0
         if receive is None:
             queue.unexpected_bytes += length
             queue.unexpected_frames += 1
+
+    @property
+    def arrival(self) -> Arrival:
+        """The envelope."""
+        return Arrival(self.peer, self.tag, self.check, len(self.view))
 
     def keep(self) -> None:
         """Copy a borrowed payload, so that the sender has its buffer back."""
@@ -90,7 +164,7 @@ class InboundMessage:
 
     def _deliver(self, receive: Receive) -> None:
         if len(receive.view) != len(self.view) or receive.check != self.check:
-            receive.error = self._queue.misfit(receive, self.check, len(self.view))
+            receive.error = self._queue.misfit(receive, self.peer, self.check, len(self.view))
         elif self.view is not receive.view:
             receive.view[:] = self.view
         receive.done = True
@@ -107,12 +181,24 @@ class MatchQueue:
         self.unexpected_frames = 0
         self._posted: dict[tuple[int, int], deque[Receive]] = {}
         self._unexpected: dict[tuple[int, int], deque[InboundMessage]] = {}
+        self._any: list[AnyReceive] = []
+        self._numbers = 0
+        self._arrivals = 0
+        self._in_order: dict[int, tuple[InboundMessage, float]] | None = None
+        """The unexpected messages by their numbers, ascending, with the times of their arrival; kept once somebody has
+        asked for any source. The time is 0 for those that came before."""
+        self.held: dict[int, tuple[Arrival, float]] = {}
+        """The peers whose next frame may not be taken yet, with the time since when, the longest held first. If they
+        are served in this order, none waits forever for others that send more."""
 
     def clear(self) -> None:
         """Forget all receives and frames, and give their views back."""
         self.unexpected_bytes = self.unexpected_frames = 0
         self._posted.clear()
         self._unexpected.clear()
+        self._any.clear()
+        self._in_order = None
+        self.held.clear()
 
     def post(self, peer: int, tag: int, view: memoryview, check: int) -> Receive:
         """Post a receive. It is done at once if its frame has arrived already."""
@@ -125,34 +211,82 @@ class MatchQueue:
         key = receive.peer, receive.tag
         unexpected = self._unexpected.get(key)
         if unexpected:
-            unexpected.popleft().claim(receive)
+            inbound = unexpected.popleft()
             if not unexpected:
                 del self._unexpected[key]
-        elif key in self._posted:
+            if self._in_order is not None:
+                del self._in_order[inbound.number]
+            inbound.claim(receive)
+            return
+        if self._any:
+            self._numbers += 1
+            receive.number = self._numbers
+        if key in self._posted:
             self._posted[key].append(receive)
         else:
             self._posted[key] = deque((receive,))
+
+    def add_any(self, receive: AnyReceive) -> None:
+        """Post a receive from any source. It takes the unexpected message that arrived first of those that it
+        matches."""
+        for inbound, _ in self._ordered():
+            if receive.matches(inbound.peer, inbound.tag):
+                if receive.match(inbound.arrival, None if inbound.borrowed else inbound.view):
+                    self._take_out(inbound)
+                    inbound.claim(receive)
+                return
+        self._numbers += 1
+        receive.number = self._numbers
+        self._any.append(receive)
+
+    def withdraw(self, receive: AnyReceive) -> bool:
+        """Take a receive from any source back; False if it has matched a frame."""
+        if receive in self._any:
+            self._any.remove(receive)
+        return receive.arrival is None
+
+    def oldest(self, sources: frozenset[int], tags: range) -> Arrival | None:
+        """The envelope of the frame that a receive from any of `sources` with any of `tags` would take now; None if
+        there is none. Held frames count."""
+        return self._find(sources, tags)[0]
+
+    def since(self, sources: frozenset[int], tags: range) -> float:
+        """The monotonic time at which that frame arrived; infinity if there is none."""
+        return self._find(sources, tags)[1]
 
     def arrive(self, peer: int, tag: int, check: int, length: int, payload: memoryview | None = None) -> InboundMessage:
         """Match an arrived header; the returned message has the view for the payload.
 
         payload  the sender's buffer, if this process can read it: the message borrows it
         """
-        posted = self._posted.get((peer, tag))
-        receive = posted.popleft() if posted else None
-        if posted is not None and not posted:
-            del self._posted[peer, tag]
+        if self.held:
+            self.held.pop(peer, None)
+        receive: Receive | None = self._match_any(Arrival(peer, tag, check, length)) if self._any else None
+        if receive is None:
+            posted = self._posted.get((peer, tag))
+            receive = posted.popleft() if posted else None
+            if posted is not None and not posted:
+                del self._posted[peer, tag]
         inbound = InboundMessage(self, peer, tag, check, length, receive, payload)
         if receive is None:
+            self._arrivals += 1
+            inbound.number = self._arrivals
             self._unexpected.setdefault((peer, tag), deque()).append(inbound)
+            if self._in_order is not None:
+                self._in_order[inbound.number] = inbound, time.monotonic()
         return inbound
+
+    def hold(self, peer: int, tag: int, check: int, length: int) -> None:
+        """The next frame of a peer has arrived, but `arrive` may not be called for it yet."""
+        if peer not in self.held:
+            self.held[peer] = Arrival(peer, tag, check, length), time.monotonic()
 
     def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
         """Copy a whole frame into the receive posted for it. False, with nothing done, if no receive is posted or the
         frame does not fit it: then call `arrive`."""
         key = peer, tag
         posted = self._posted.get(key)
-        if not posted:
+        if not posted or self._any:
             return False
         receive = posted[0]
         if receive.check != check or len(receive.view) != len(payload):
@@ -168,11 +302,15 @@ class MatchQueue:
     def knows(self, peer: int, tag: int) -> bool:
         """True if a receive is posted for the next frame with this tag from a peer, or the frame has arrived."""
         key = peer, tag
-        return key in self._posted or key in self._unexpected
+        if key in self._posted or key in self._unexpected:
+            return True
+        return bool(self._any) and self._oldest_any(peer, tag) is not None
 
     def awaits(self, peer: int, tag: int) -> bool:
         """True if a receive is posted for the next frame with this tag from a peer."""
-        return (peer, tag) in self._posted
+        if (peer, tag) in self._posted:
+            return True
+        return bool(self._any) and self._oldest_any(peer, tag) is not None
 
     def takes(self, peer: int, tag: int, check: int, length: int, max_unexpected: int) -> bool:
         """True if `arrive` may be called for a frame: a receive is posted for it, or there is room to keep it, which is
@@ -182,22 +320,21 @@ class MatchQueue:
         """
         if self.unexpected_bytes + length <= max_unexpected and self.unexpected_frames < MAX_UNEXPECTED_FRAMES:
             return True
-        posted = self._posted.get((peer, tag))
-        if not posted:
+        receive = self._next(peer, tag)
+        if receive is None:
             return False
-        receive = posted[0]
-        if length > max_unexpected and (len(receive.view), receive.check) != (length, check):
-            raise self.misfit(receive, check, length)
+        if length > max_unexpected and not receive.fits(check, length):
+            raise self.misfit(receive, peer, check, length)
         return True
 
-    def misfit(self, receive: Receive, check: int, length: int) -> MismatchError:
-        """The error of a receive whose frame has another length or check."""
+    def misfit(self, receive: Receive, peer: int, check: int, length: int) -> MismatchError:
+        """The error of a receive whose frame, from `peer`, has another length or check."""
         return MismatchError(
-            f"the frame from rank {receive.peer} does not fit the receive posted for it: "
+            f"the frame from rank {peer} does not fit the receive posted for it: "
             f"{length} bytes, check {check:#010x} came; "
             f"{len(receive.view)} bytes, check {receive.check:#010x} expected",
             rank=self.rank,
-            peer=receive.peer,
+            peer=peer,
         )
 
     def unexpected_from(self, peer: int) -> list[InboundMessage]:
@@ -212,3 +349,57 @@ class MatchQueue:
         for (peer, _), receives in self._posted.items():
             counts[peer] = counts.get(peer, 0) + len(receives)
         return counts
+
+    @property
+    def any_sources(self) -> list[frozenset[int]]:
+        """The sources of the receives from any source that have not matched."""
+        return [receive.sources for receive in self._any if not receive.claim.taken]
+
+    def _find(self, sources: frozenset[int], tags: range) -> tuple[Arrival | None, float]:
+        """The frame that a receive from any source would take now, and the time of its arrival."""
+        for inbound, since in self._ordered():
+            if inbound.tag in tags and inbound.peer in sources:
+                return inbound.arrival, since
+        for arrival, since in self.held.values():
+            if arrival.tag in tags and arrival.source in sources:
+                return arrival, since
+        return None, math.inf
+
+    def _ordered(self) -> Iterable[tuple[InboundMessage, float]]:
+        """The unexpected messages in the order of their arrival, with the times of it."""
+        if self._in_order is None:
+            unexpected = [inbound for messages in self._unexpected.values() for inbound in messages]
+            unexpected.sort(key=lambda inbound: inbound.number)
+            self._in_order = {inbound.number: (inbound, 0.0) for inbound in unexpected}
+        return self._in_order.values()
+
+    def _take_out(self, inbound: InboundMessage) -> None:
+        """Remove an unexpected message, which is the first from its peer with its tag."""
+        assert self._in_order is not None
+        del self._in_order[inbound.number]
+        key = inbound.peer, inbound.tag
+        self._unexpected[key].popleft()
+        if not self._unexpected[key]:
+            del self._unexpected[key]
+
+    def _oldest_any(self, peer: int, tag: int) -> AnyReceive | None:
+        """The oldest receive from any source that may take a frame."""
+        return next((receive for receive in self._any if receive.matches(peer, tag)), None)
+
+    def _next(self, peer: int, tag: int) -> Receive | None:
+        """The receive that takes the next frame with this tag from a peer."""
+        posted, oldest = self._posted.get((peer, tag)), self._oldest_any(peer, tag)
+        if posted and (oldest is None or posted[0].number < oldest.number):
+            return posted[0]
+        return oldest
+
+    def _match_any(self, arrival: Arrival) -> AnyReceive | None:
+        """Match a frame to the oldest receive from any source, unless an older receive waits for it."""
+        while True:
+            receive = self._next(arrival.source, arrival.tag)
+            if not isinstance(receive, AnyReceive):
+                self._any = [other for other in self._any if not other.claim.taken]
+                return None
+            self._any.remove(receive)
+            if receive.match(arrival):
+                return receive

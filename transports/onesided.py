@@ -8,17 +8,49 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from transports.errors import PeerLost
+
+EPOCH: Final = 0
+"""Word of a rank's epoch in its control words; see Controls."""
+ASKED: Final = 8
+"""Word that is not 0 if a rank sleeps until this one publishes an epoch."""
+CHECKS: Final = 16
+"""Words of the last KEPT epochs and their checks, a pair for each. Epoch e has pair number e % KEPT."""
+KEPT: Final = 8
 
 Memory = memoryview | np.ndarray[Any, Any]
 """Bytes: a view of format 'B', or a flat, contiguous array."""
 _PROBE_BYTES: Final = 32
 _PROBED: Final = 2
 """The last epoch of `can_read_peers`."""
+
+
+class Controls(NamedTuple):
+    """The control words of a window, for compiled code that does in memory what `publish` and `wait` do.
+
+    To publish: store the epoch in `published`, epoch and check in the epoch's pair, then the epoch in word EPOCH; if
+    word ASKED is not 0 then, call `wake`. To wait: load word EPOCH of the peer until it is large enough, then its pair.
+    All words have 64 bits.
+
+    addresses  of the control words, by position
+    stopped    address of a word that is not 0 once the window is closed or its transport has failed
+    published  address of this rank's own note of its epoch, which no other rank can write
+    spins      loads of an epoch that are worthwhile before `Window.wait`
+    wake       wakes the ranks that sleep until this rank publishes
+    memory     keeps the addresses valid
+    """
+
+    addresses: tuple[int, ...]
+    stopped: int
+    published: int
+    spins: int
+    wake: Callable[[], None]
+    memory: tuple[Any, ...]
 
 
 class Window(ABC):
@@ -72,6 +104,11 @@ class Window(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the mapping. Views become invalid. Idempotent, not collective."""
+
+    @property
+    def controls(self) -> Controls | None:
+        """The control words; None if only `publish` and `wait` may do what they do."""
+        return None
 
     def can_read_peers(self, deadline: float, check: int = 0) -> bool:
         """True if every rank can `read` the exposed arrays of every other rank, as a trial shows; the same on all.

@@ -38,6 +38,12 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))}))
 
 
+def exists(name: str) -> bool:
+    """True if there is a transport called `name`. Unlike `names`, it reads no metadata of packages for a built-in one,
+    which takes long where they lie on a file system that many ranks read at once."""
+    return name in BUILT_IN or name in names()
+
+
 def backend(name: str) -> Backend:
     """The backend called `name`, imported now.
 

@@ -50,7 +50,6 @@ class Tls:
             0  # sessions are never resumed, and a rank that only writes would not read the tickets
         )
         self._dialing = _context(ssl.PROTOCOL_TLS_CLIENT, TlsSocket, certificate, key, ca)
-        self._calling = _context(ssl.PROTOCOL_TLS_CLIENT, ssl.SSLSocket, certificate, key, ca)
 
     def accept(self, sock: socket.socket) -> TlsSocket:
         """A TLS connection on an accepted, non-blocking socket, which it takes over. It is non-blocking, too."""
@@ -66,7 +65,7 @@ class Tls:
         Raises ConnectError if one end refuses the other, OSError if the connection breaks or ends.
         """
         try:
-            return self._calling.wrap_socket(sock)
+            return self._dialing.wrap_socket(sock)
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
             raise ConnectionResetError(explain(error)) from error
         except ssl.SSLError as error:
@@ -87,7 +86,7 @@ class TlsSocket(ssl.SSLSocket):
 
     Two differences remain. After a read, bytes may be `pending()`, which no selector reports. After a partial write,
     the next write must begin with the remaining bytes and be no shorter (`midway`). The first calls, or `shake`, do
-    the handshake.
+    the handshake. While the connection has a timeout it is an ordinary ssl.SSLSocket.
     """
 
     midway = False
@@ -116,6 +115,8 @@ class TlsSocket(ssl.SSLSocket):
         return True
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        if self.gettimeout() != 0.0:
+            return super().recv_into(buffer, nbytes, flags)
         if not self.shake():
             raise BlockingIOError
         if self._trouble is not None:
@@ -143,6 +144,8 @@ class TlsSocket(ssl.SSLSocket):
         return bytes(buffer[: self.recv_into(buffer)])
 
     def send(self, data: Any, flags: int = 0) -> int:
+        if self.gettimeout() != 0.0:
+            return super().send(data, flags)
         return self.sendmsg((memoryview(data),))
 
     def sendmsg(self, buffers: Iterable[memoryview], *args: object) -> int:  # type: ignore[override]

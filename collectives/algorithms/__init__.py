@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collectives.algorithms import (
     bruck,
+    circulant,
     direct,
     direct_segmented,
     dissemination,
@@ -17,6 +18,7 @@ from collectives.algorithms import (
     native,
     pairwise,
     pipeline,
+    prefix,
     recursive_doubling,
     ring,
     scatter_allgather,
@@ -32,6 +34,7 @@ __all__ = [
     "algorithm",
     "algorithms",
     "bruck",
+    "circulant",
     "direct",
     "direct_segmented",
     "dissemination",
@@ -41,6 +44,7 @@ __all__ = [
     "native",
     "pairwise",
     "pipeline",
+    "prefix",
     "recursive_doubling",
     "ring",
     "scatter_allgather",

@@ -20,7 +20,7 @@ from itertools import pairwise
 from collectives.algorithms.registry import Cost, algorithm
 from collectives.algorithms.ring import circulate
 from collectives.algorithms.tree import broadcast_from, depth, reduce_to
-from collectives.schedule import Geometry, Step, by_host, copy, inp, lanes, out, recv, rounds, runs, scratch, send
+from collectives.schedule import Geometry, Run, Step, by_host, copy, inp, lanes, out, recv, rounds, runs, scratch, send
 
 
 def _allreduce_cost(g: Geometry) -> Cost:
@@ -28,14 +28,21 @@ def _allreduce_cost(g: Geometry) -> Cost:
     local, far, team = world.lanes, world.hosts, max(len(team) for host in world.teams for team in host)
     inside = 2 * (local - 1), 2 * (local - 1) / local
     teams = depth(team) + rounds(team)
-    across = 2 * (far - 1), 2 * (far - 1) / far / local
+    across = 2 * (far - 1) * g.segments, 2 * (far - 1) / far / local
     return Cost(
         inside[0] + teams + across[0],
         inside[1] + teams + across[1],
-        (local - 1) / local + depth(team) + (far - 1) / far / local,
+        (local - 1) / local + depth(team) + (far - 1) / far / local / g.segments,
         local_rounds=inside[0] + teams,
         local_sent=inside[1] + teams,
+        flight=g.segments,
     )
+
+
+def _pieces(first: int, width: int, segments: int) -> list[Run]:
+    """Return `width` chunks from `first` on as `segments` runs of equal width; `width` is a multiple of `segments`."""
+    each = width // segments
+    return [(first + segment * each, each) for segment in range(segments)]
 
 
 @algorithm(
@@ -43,11 +50,12 @@ def _allreduce_cost(g: Geometry) -> Cost:
     "hierarchical",
     traffic=lambda g: Fraction(2 * (g.size - 1)),
     cost=_allreduce_cost,
+    segmented=True,
     multihost=True,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
-    """Reduce in teams; reduce-scatter among the leaders of a host; ring allreduce across hosts, every lane with its
-    part; allgather among the leaders; broadcast in teams.
+    """Reduce in teams; reduce-scatter among the leaders of a host; ring allreduce across hosts in segments, every lane
+    with its part; allgather among the leaders; broadcast in teams.
 
     Traffic 2 (p - 1) N, of which 2 (h - 1) N crosses between the h hosts.
     """
@@ -57,14 +65,15 @@ def allreduce(g: Geometry) -> Iterator[Step]:
     me = team.index(g.rank)
     leaders = [members[0] for members in world.teams[host]]
     across = [members[lane][0] for members in world.teams]
+    whole = g.size * g.segments
     count = world.lanes * world.hosts
-    edges = [part * g.size // count for part in range(count + 1)]
+    edges = [part * g.size // count * g.segments for part in range(count + 1)]
     inside = [[(low, high - low)] for low, high in pairwise(edges[:: world.hosts])]
     mine = edges[lane * world.hosts : (lane + 1) * world.hosts + 1]
-    outside = [[(low, high - low)] for low, high in pairwise(mine)]
+    outside = [_pieces(low, high - low, g.segments) for low, high in pairwise(mine)]
     own = inp
     if len(team) > 1:
-        yield from reduce_to(team, me, 0, inp(0, g.size), out(0, g.size), 0, "reduce in team")
+        yield from reduce_to(team, me, 0, inp(0, whole), out(0, whole), 0, "reduce in team")
         own = out
     if me == 0:
         last = len(leaders) - 1
@@ -80,8 +89,8 @@ def allreduce(g: Geometry) -> Iterator[Step]:
         last = len(leaders) - 1
         yield from circulate(leaders, lane, inside, own=out, place=out, copying=last, label="inside the host")
         if g.size == 1:
-            yield copy(inp(0), out(0), "copy")
-    yield from broadcast_from(team, me, 0, out(0, g.size), out(0, g.size), "broadcast in team")
+            yield copy(inp(0, whole), out(0, whole), "copy")
+    yield from broadcast_from(team, me, 0, out(0, whole), out(0, whole), "broadcast in team")
 
 
 def _rooted_teams(g: Geometry) -> tuple[list[int], list[int], int]:

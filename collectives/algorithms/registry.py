@@ -23,6 +23,8 @@ class Cost(NamedTuple):
     local_rounds  the part of `rounds` inside a host, for algorithms that know the hosts
     local_sent    the part of `sent` inside a host, likewise
     read          bytes that the kernel copies from peers' private memory, in units of N
+    flight        messages of the other rounds that are under way at a time: the latency of one is hidden behind the
+                  bytes of the others
 
     N is the size of all blocks together (alltoall: of one rank's row).
     """
@@ -34,6 +36,7 @@ class Cost(NamedTuple):
     local_rounds: float = 0.0
     local_sent: float = 0.0
     read: float = 0.0
+    flight: int = 1
 
 
 def share(g: Geometry) -> float:
@@ -52,7 +55,8 @@ class Algorithm:
     blocks        number of blocks that the data is cut into, for collectives whose blocks do not belong to ranks; by
                   default one for each rank
     segmented     works with `Geometry.segments` > 1
-    tree_order    combines contributions in the order of `canonical_tree`, for any number of segments
+    tree_order    combines contributions in the order of `canonical_tree` (prefixes: from left to right), for any number
+                  of segments
     finishes      marks the last combination of every element, where an average can be divided
     uniform       needs blocks of equal size
     multihost     needs `Geometry.hosts`; pays only if the ranks are on several hosts

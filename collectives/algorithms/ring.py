@@ -90,7 +90,7 @@ def blocks_in_segments(g: Geometry) -> list[list[Run]]:
     "allreduce",
     "ring",
     traffic=lambda g: Fraction(2 * (g.size - 1)),
-    cost=lambda g: Cost(2 * (g.size - 1) * g.segments, 2 * share(g), share(g) / g.segments),
+    cost=lambda g: Cost(2 * (g.size - 1) * g.segments, 2 * share(g), share(g) / g.segments, flight=g.segments),
     segmented=True,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
@@ -115,7 +115,7 @@ def allreduce(g: Geometry) -> Iterator[Step]:
     "reduce_scatter",
     "ring",
     traffic=lambda g: Fraction(g.size - 1),
-    cost=lambda g: Cost((g.size - 1) * g.segments, share(g), share(g) / g.segments),
+    cost=lambda g: Cost((g.size - 1) * g.segments, share(g), share(g) / g.segments, flight=g.segments),
     segmented=True,
 )
 def reduce_scatter(g: Geometry) -> Iterator[Step]:

@@ -1,13 +1,15 @@
 """Flat NumPy views of the caller's arrays, reduction ops and their kernels. Nothing here communicates.
 
 `views` checks array arguments and shares their memory where possible. `ops` holds one table of ops: a new op is one
-entry of it. `halves` holds fast kernels for float16 and bfloat16.
+entry of it. `halves` holds fast kernels for float16 and bfloat16. `loops` finds NumPy's inner loops, for compiled code.
 """
 
 from __future__ import annotations
 
+from collectives.arrays.loops import Loop, inner_loop
 from collectives.arrays.ops import (
     ADASUM,
+    ALIASES,
     BFLOAT16,
     FLOAT16,
     FLOAT32,
@@ -18,18 +20,24 @@ from collectives.arrays.ops import (
     WIDENED,
     Kernel,
     check_op,
+    compiled_division,
+    compiled_kernel,
     divide,
+    division_loop,
     is_small_float,
     kernel,
+    kernel_loop,
     one_element,
     scale,
     scaling,
 )
+from collectives.arrays.own_ops import Op
 from collectives.arrays.views import (
     Array,
     Target,
     as_bytes,
     as_numpy,
+    can_be_sent,
     casts,
     check_dtype,
     flat,
@@ -38,6 +46,7 @@ from collectives.arrays.views import (
 
 __all__ = [
     "ADASUM",
+    "ALIASES",
     "BFLOAT16",
     "FLOAT16",
     "FLOAT32",
@@ -48,16 +57,24 @@ __all__ = [
     "WIDENED",
     "Array",
     "Kernel",
+    "Loop",
+    "Op",
     "Target",
     "as_bytes",
     "as_numpy",
+    "can_be_sent",
     "casts",
     "check_dtype",
     "check_op",
+    "compiled_division",
+    "compiled_kernel",
     "divide",
+    "division_loop",
     "flat",
+    "inner_loop",
     "is_small_float",
     "kernel",
+    "kernel_loop",
     "one_element",
     "scale",
     "scaling",

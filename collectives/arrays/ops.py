@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.arrays.halves import add_bfloat16, add_float16
+from collectives.arrays.loops import Loop, inner_loop
+from collectives.arrays.own_ops import Op
 
 Array = NDArray[Any]
 Kernel = Callable[[Array, Array, Array], object]
@@ -66,6 +68,8 @@ _TABLE: Final = (
 )
 
 OPS: Final = tuple(spec.name for spec in _TABLE)
+ALIASES: Final = {"avg": "average", "mean": "average"}
+"""Names of ops in other libraries, which are accepted too."""
 UFUNCS: Final[dict[str, Any]] = {spec.name: spec.ufunc for spec in _TABLE if spec.ufunc is not None}
 LOGICAL: Final = frozenset(spec.name for spec in _TABLE if spec.logical)
 WIDENED: Final = frozenset(spec.name for spec in _TABLE if spec.rounds)
@@ -93,26 +97,55 @@ def _defined(dtype: np.dtype[Any]) -> list[str]:
 def check_op(op: str, dtype: np.dtype[Any]) -> None:
     """Raise ValueError for an unknown op, TypeError for an op that is not defined for the dtype."""
     if op not in OPS:
-        raise ValueError(f"op={op!r}: must be one of {', '.join(OPS)}")
+        raise ValueError(f"op={op!r}: must be one of {', '.join(OPS)}, or an Op")
     if op not in (defined := _defined(dtype)):
         raise TypeError(f"op={op!r}: not defined for {dtype}; it allows {', '.join(defined)}")
 
 
+def kernel(op: str | Op, dtype: np.dtype[Any]) -> Kernel:
+    """Return the kernel of an op with a ufunc or a function, for a dtype that `check_op` or the op has accepted."""
+    return op.combine if isinstance(op, Op) else _kernel_of(op, dtype)
+
+
 @cache
-def kernel(op: str, dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel of an op with a ufunc, for a dtype that `check_op` has accepted."""
+def _kernel_of(op: str, dtype: np.dtype[Any]) -> Kernel:
     ufunc = UFUNCS[op]
     if ufunc is np.add and dtype in (FLOAT16, BFLOAT16):
         return add_float16 if dtype == FLOAT16 else add_bfloat16
     if ufunc is np.multiply and dtype.kind == "c":
         return _multiply_complex
-    if not is_small_float(dtype) or dtype == FLOAT16:
-        # NumPy's own loops for float16 compute in float32 and round once.
-        if ufunc in (np.minimum, np.maximum):  # deprecated: `out` by position
-            return lambda a, b, out: ufunc(a, b, out=out)
-        combine: Kernel = ufunc
-        return combine
-    return _through_float32(ufunc)
+    if is_small_float(dtype) and dtype != FLOAT16:
+        return _through_float32(ufunc)
+    # NumPy's own loops for float16 compute in float32 and round once.
+    if ufunc in (np.minimum, np.maximum):  # deprecated: `out` by position
+        return lambda a, b, out: ufunc(a, b, out=out)
+    combine: Kernel = ufunc
+    return combine
+
+
+def kernel_loop(op: str | Op, dtype: np.dtype[Any]) -> Loop | None:
+    """Return the C function that does what `kernel` does; None if that is more than one inner loop of NumPy's."""
+    return None if isinstance(op, Op) else _loop_of(op, dtype)
+
+
+@cache
+def _loop_of(op: str, dtype: np.dtype[Any]) -> Loop | None:
+    ufunc = UFUNCS[op]
+    own = (ufunc is np.add and dtype == FLOAT16) or (ufunc is np.multiply and dtype.kind == "c")
+    return None if own or dtype.kind not in "biufc" else inner_loop(ufunc, dtype)
+
+
+def compiled_kernel(op: str | Op, dtype: np.dtype[Any]) -> str:
+    """Return the name of the compiled kernel (collectives.jit) that does what `kernel` does; empty if there is none."""
+    adds = not isinstance(op, Op) and UFUNCS[op] is np.add and dtype in (FLOAT16, BFLOAT16)
+    return f"add_{dtype.name}" if adds else ""
+
+
+def compiled_division(dtype: np.dtype[Any], size: int) -> tuple[str, Array]:
+    """Return the name of the compiled kernel that does what `divide` does, and its second operand, one number; the name
+    is empty if there is none."""
+    name = f"divide_{dtype.name}" if dtype in (FLOAT16, BFLOAT16) else ""
+    return name, np.array([size], np.float32)
 
 
 def one_element(combine: Kernel, dtype: np.dtype[Any]) -> Kernel:
@@ -198,12 +231,29 @@ def divide(array: Array, size: int, out: Array) -> None:
     Small floats are divided in float32, integers in float64 with truncation toward zero.
     """
     dtype = array.dtype
-    if not size & (size - 1) and dtype.kind == "f":  # same bits, faster
-        np.multiply(array, dtype.type(1 / size), out)
-        return
-    if is_small_float(dtype):
+    plain = _division(dtype, size)
+    if plain is not None:
+        ufunc, number = plain
+        ufunc(array, number, out)
+    elif is_small_float(dtype):
         _through(np.divide, array, size, out, FLOAT32)
-    elif dtype.kind in "biu":
-        _through(np.divide, array, size, out, FLOAT64)
     else:
-        np.divide(array, dtype.type(size), out)
+        _through(np.divide, array, size, out, FLOAT64)
+
+
+def division_loop(dtype: np.dtype[Any], size: int) -> tuple[Loop, Array] | None:
+    """Return the C function that does what `divide` does, and its second operand, one number; None if that is more than
+    one inner loop of NumPy's."""
+    plain = _division(dtype, size)
+    loop = None if plain is None else inner_loop(plain[0], dtype)
+    return None if plain is None or loop is None else (loop, np.array([plain[1]], dtype))
+
+
+def _division(dtype: np.dtype[Any], size: int) -> tuple[Any, Any] | None:
+    """A ufunc and a number by which it divides arrays of `dtype` by `size` without rounding twice; None if there is
+    none."""
+    if not size & (size - 1) and dtype.kind == "f":  # same bits, faster
+        return np.multiply, dtype.type(1 / size)
+    if is_small_float(dtype) or dtype.kind in "biu":
+        return None
+    return np.divide, dtype.type(size)

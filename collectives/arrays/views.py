@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-def as_numpy(x: Any, name: str = "x") -> Array:
+def as_numpy(x: Any, name: str = "x", *, records: bool = False) -> Array:
     """Return a NumPy array that shares the memory of `x`.
 
     x      a NumPy array or scalar, a Python number, or a CPU array that supports DLPack or the array interface
     name   the argument's name, for errors
+    records   allow every dtype, for a caller that checks it
 
     Raises TypeError for any other object, for a masked array, and for a dtype that cannot be communicated.
     """
@@ -42,13 +43,19 @@ def as_numpy(x: Any, name: str = "x") -> Array:
     else:
         hint = "; pass numpy.asarray(...) of it, or use the *_object functions" if isinstance(x, (list, tuple)) else ""
         raise TypeError(f"{name}={shorten(x)}: must be an array or a number, not {type_name(x)}{hint}")
-    check_dtype(array.dtype, name)
+    if not records:
+        check_dtype(array.dtype, name)
     return array
+
+
+def can_be_sent(dtype: np.dtype[Any]) -> bool:
+    """Return True if `dtype` is bool or a number (bfloat16 included), in any byte order."""
+    return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.names is None and dtype.isbuiltin == 2)
 
 
 def check_dtype(dtype: np.dtype[Any], name: str) -> None:
     """Raise TypeError unless `dtype` is bool or a number (bfloat16 included) in native byte order."""
-    if dtype.kind not in "biufc" and not (dtype.kind == "V" and dtype.names is None and dtype.isbuiltin == 2):
+    if not can_be_sent(dtype):
         hint = "; use the *_object functions for Python objects" if dtype.kind == "O" else ""
         raise TypeError(f"{name}: dtype {dtype} cannot be communicated; it must be bool, a number or bfloat16{hint}")
     if not dtype.isnative:
@@ -97,7 +104,7 @@ class Target:
         if out is None:
             self._shaped = np.empty(shape, dtype)
         else:
-            self._shaped = as_numpy(out, "out")
+            self._shaped = as_numpy(out, "out", records=True)  # its dtype must be that of the result
             if isinstance(out, (np.generic, bool, int, float, complex)):
                 raise TypeError(f"out={shorten(out)}: must be an array, not {type_name(out)}")
             if self._shaped.dtype != dtype:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collectives.execution.binder import NO_DATA
 from collectives.execution.calibration import calibrate
-from collectives.execution.compiled import StepHook
+from collectives.execution.compiled import machine_code
 from collectives.execution.executor import Executor
 from collectives.execution.link import measure_link
 from collectives.execution.peers import Peers, brief
 from collectives.execution.positions import CallPosition, CallPositions
+from collectives.execution.step_functions import StepHook
+from collectives.execution.table import Table
 from collectives.execution.windows import Windows
 
 __all__ = [
@@ -22,8 +24,10 @@ __all__ = [
     "Executor",
     "Peers",
     "StepHook",
+    "Table",
     "Windows",
     "brief",
     "calibrate",
+    "machine_code",
     "measure_link",
 ]

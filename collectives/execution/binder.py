@@ -1,7 +1,8 @@
 """Program -> functions: the text of each step, and the memory that it works on.
 
 Values that never change (the stage, scratch memory, peers, tags, kernels) are bound once for a plan and all its runs.
-The caller's arrays, and everything else that changes from run to run, are arguments of the functions (compiled.py).
+The caller's arrays, and everything else that changes from run to run, are arguments of the functions: see
+step_functions.py.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collectives.arrays import Array, Kernel, as_bytes, casts, divide, one_element
+from collectives.arrays import Array, Kernel, Op, as_bytes, casts, compiled_kernel, divide, one_element
 from collectives.arrays import kernel as kernel_for
-from collectives.execution.compiled import StepFunction, StepTemplate, StepWriter
 from collectives.execution.positions import StepCounter
+from collectives.execution.step_functions import StepFunction, StepTemplate, StepWriter
 from collectives.execution.windows import Windows
+from collectives.jit import MachineCode, combining
 from collectives.planning import Plan, WindowOffset, WindowOffsets
 from collectives.schedule import Buf, Instruction, Kind, Span, is_peers
 from transports.base import Transport
@@ -40,7 +42,10 @@ class BoundPlan(NamedTuple):
 class Binder:
     """Binds plans to a communicator's transport, window and memory."""
 
-    def __init__(self, transport: Transport, ranks: tuple[int, ...], tag: int, windows: Windows) -> None:
+    def __init__(
+        self, transport: Transport, ranks: tuple[int, ...], tag: int, windows: Windows, code: MachineCode | None
+    ) -> None:
+        """`code` has kernels that are faster than those of `arrays`; None: there are none."""
         self.window: Window | None = None
         """The staging window, if there is one: two halves."""
         self.ranks = ranks
@@ -48,6 +53,13 @@ class Binder:
         self.transport = transport
         self.counter = StepCounter()
         self._windows = windows
+        self._code = code
+
+    def kernel(self, op: str | Op, dtype: np.dtype[Any]) -> Kernel:
+        """The kernel of an op."""
+        name = compiled_kernel(op, dtype)
+        compiled = combining(self._code, name, dtype.itemsize) if self._code is not None and name else None
+        return kernel_for(op, dtype) if compiled is None else compiled
 
     def bind(self, plan: Plan, scratch: Array, sizes: tuple[int, int]) -> BoundPlan:
         """A plan bound for its first staging slot.
@@ -100,7 +112,7 @@ class _Text:
         self._offsets = plan.call.windows
         self._scratch = scratch
         self._sizes = sizes
-        self._combine = None if plan.call.op is None else kernel_for(plan.call.op, plan.call.dtype)
+        self._combine = None if plan.call.op is None else binder.kernel(plan.call.op, plan.call.dtype)
         self._arrays: dict[Span | None, Array] = {None: NO_DATA}
         self._copied: tuple[Span | None, Span | None] = None, None
         """The span staged last, and its place in the stage; until another step may have changed either."""
@@ -138,7 +150,7 @@ class _Text:
                 return [self._read(step)]
             case Kind.COPY:
                 target, a = self._array(step.dst), self._array(step.a)
-                kernel = self._copy_kernel(step)
+                kernel = copy_kernel(self._plan, step)
                 return [f"{target}[...] = {a}" if kernel is None else f"{name(kernel)}({target}, {a})"]
             case Kind.REDUCE:
                 return self._reduce(step)
@@ -189,22 +201,6 @@ class _Text:
         piece, offset = name(int(span.buf is Buf.OUT)), name(span.start * self._dtype.itemsize)
         return f"{name(window.read)}({name(span.rank)}, {piece}, {offset}, {self._array(step.dst)})"
 
-    def _copy_kernel(self, step: Instruction) -> CopyKernel | None:
-        """The kernel for copies to and from memory that other ranks map; None for plain assignment."""
-        a, dst = step.a, step.dst
-        assert a is not None
-        assert dst is not None
-        if not (self._shared(dst) or self._shared(a)):
-            return None
-        nbytes = (dst.stop - dst.start) * self._dtype.itemsize
-        return array_kernel(nbytes, self._plan.nbytes, a.rank >= 0)
-
-    def _shared(self, span: Span) -> bool:
-        """True for memory that other ranks map."""
-        return span.buf is Buf.STAGE or (
-            span.buf is not Buf.SCRATCH and _window_offset(span, self._offsets) is not None
-        )
-
     def _bytes(self, span: Span | None) -> str:
         """The bytes of the array for `span`."""
         if span is None or span.buf is Buf.SCRATCH:
@@ -234,6 +230,24 @@ class _Text:
         if span.buf is Buf.SCRATCH:
             return self._scratch[span.start : span.stop]
         return self._binder.peers(span, self._offsets, self._dtype)
+
+
+def copy_kernel(plan: Plan, step: Instruction) -> CopyKernel | None:
+    """The kernel for a COPY from or to memory that other ranks map; None for plain assignment."""
+    a, dst = step.a, step.dst
+    assert a is not None
+    assert dst is not None
+    if not (_shared(dst, plan) or _shared(a, plan)):
+        return None
+    nbytes = (dst.stop - dst.start) * plan.call.dtype.itemsize
+    return array_kernel(nbytes, plan.nbytes, a.rank >= 0)
+
+
+def _shared(span: Span, plan: Plan) -> bool:
+    """True for memory that other ranks map."""
+    return span.buf is Buf.STAGE or (
+        span.buf is not Buf.SCRATCH and _window_offset(span, plan.call.windows) is not None
+    )
 
 
 def _window_offset(span: Span, offsets: WindowOffsets | None) -> WindowOffset | None:

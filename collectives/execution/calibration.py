@@ -13,10 +13,11 @@ from collectives.algorithms import algorithms
 from collectives.arrays import Array
 from collectives.execution.binder import NO_DATA
 from collectives.execution.executor import Executor
+from collectives.execution.peers import maximum
 from collectives.planning import BUDGET, NEVER, SIZES, Calibration, Call, Plan, find_thresholds
 from collectives.schedule import SPECS
 
-log = logging.getLogger("ronde")
+log = logging.getLogger("ronde.calibration")
 
 COLLECTIVES: Final = tuple(name for name in SPECS if any(known.single_copy for known in algorithms(name).values()))
 _BLOCKS: Final = 2
@@ -67,7 +68,7 @@ class _Comparison:
         to compare, or no time left. See `planning.calibration.Compare`. Collective."""
         call, source, target = self._arguments(collective, nbytes // _DTYPE.itemsize)
         plans = self._staged.plan(call), self._single.plan(call)
-        if plans[0].algorithm.single_copy or not plans[1].algorithm.single_copy or self._agree(self._spent())[0] >= 1:
+        if plans[0].algorithm.single_copy or not plans[1].algorithm.single_copy or self._over():
             return None
         times = np.full((2, _BLOCKS * _RUNS), np.inf)
         for block in range(_BLOCKS):
@@ -77,7 +78,7 @@ class _Comparison:
                     self._run(plan, source, target)
                 for run in range(_RUNS):
                     times[way, block * _RUNS + run] = self._run(plan, source, target)
-        staged, single = self._agree(times.reshape(-1)).reshape(times.shape).min(axis=1)
+        staged, single = maximum(self._trial, times.reshape(-1), self._deadline).reshape(times.shape).min(axis=1)
         return float(staged), float(single)
 
     def _arguments(self, collective: str, count: int) -> tuple[Call, Array, Array]:
@@ -103,13 +104,6 @@ class _Comparison:
         self._trial.run(plan, source, target, self._deadline)
         return self._clock() - began
 
-    def _spent(self) -> Array:
-        """1 if this rank's budget is used up, else 0."""
-        return np.array([self._clock() >= self.end], np.float64)
-
-    def _agree(self, values: Array) -> Array:
-        """The elementwise maximum over all ranks. Collective."""
-        agreed: Array = np.array(values, np.float64)
-        call = Call("allreduce", agreed.dtype, (agreed.size,), "max", alias=0)
-        self._trial.run_call(call, agreed, agreed, self._deadline)
-        return agreed
+    def _over(self) -> bool:
+        """Whether the budget of any rank is used up. Collective."""
+        return bool(maximum(self._trial, [self._clock() >= self.end], self._deadline)[0])

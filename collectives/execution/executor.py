@@ -13,25 +13,42 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.execution.binder import NO_DATA, Binder, BoundPlan
-from collectives.execution.compiled import StepFunction, StepHook
 from collectives.execution.positions import CallPosition, CallPositions
+from collectives.execution.step_functions import StepFunction, StepHook
+from collectives.execution.table import Table, tabulate
 from collectives.execution.windows import Windows
 from collectives.failure import AbortSignal, mismatch
+from collectives.jit import (
+    CALLS,
+    KEPT_RECENT,
+    OBSERVED,
+    RECENT,
+    REFUSED,
+    STAGED,
+    UNFIT,
+    ArrayKind,
+    MachineCode,
+    State,
+    fitting,
+)
 from collectives.metrics import Meter, now
 from collectives.planning import Call, Plan, Planner
 from collectives.schedule import Instruction, Kind
 from transports.base import Request, Transport
-from transports.errors import AbortedError, DeadlineExceeded, MismatchError, RondeError
+from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, RondeError
 from transports.native import NativeCollectives
 from transports.onesided import Window
 
 _EPOCHS_PER_CALL: Final = (1 << 24) + 1
 """More than any program has phases. Odd, so that a window keeps the checks of successive calls side by side."""
-_RECENT: Final = 8
-"""Plans of the last calls that are kept: two more than `recent` tells, since the next call may begin meanwhile."""
+_TOLD: Final = KEPT_RECENT - 2
+"""Calls that `recent` tells of: two less than are kept, since the next call may begin meanwhile."""
 _WAITING: Final = {Kind.SEND: "to send to", Kind.RECV: "to receive from", Kind.WAIT: "for"}
 _MAX_BOUND: Final = 1 << 15
 """Instructions that are kept bound, of all plans and staging slots together; some 600 bytes each."""
+_TABLE: Final = -1
+"""Key of the table in `Plan.bound`, where the other keys are staging slots."""
+_UNKNOWN: Final[Any] = object()
 _NO_REQUESTS: Final[list[Request | None]] = []
 BindSteps = Callable[[int], Sequence[Callable[[], object]]]
 """(check) -> the steps of a plan, one call each: for plans whose arrays are not in the host's memory."""
@@ -59,7 +76,9 @@ class Executor:
         abort_signal: AbortSignal,
         positions: CallPositions,
         windows: Windows,
+        code: MachineCode | None = None,
     ) -> None:
+        """`code` runs programs as tables where it can; None: all run as functions of Python."""
         self.ranks = ranks
         self.rank = ranks.index(transport.rank)
         self.key = f"{tag:x}-{ranks[0]}"
@@ -72,7 +91,6 @@ class Executor:
         self.native = transport.ability(NativeCollectives)
         self.overlap: HookMaker | None = None
         """Set while a job works in memory that is copied from and to a device meanwhile (gpu/overlap.py)."""
-        self.calls = 0
         self.stalled = 0, ""
         """The number of the call that this rank last reported a stall of, and the report."""
         self.quiet = contextvars.Context()
@@ -80,12 +98,17 @@ class Executor:
         half-way."""
         self.quiet.run(np.seterr, all="ignore")
         self._transport = transport
-        self._binder = Binder(transport, ranks, tag, windows)
+        self._binder = Binder(transport, ranks, tag, windows, code)
         self._counter = self._binder.counter
         self._current: tuple[Plan, int] | None = None
-        self._recent: list[Plan | None] = [None] * _RECENT
+        self._recent: list[Plan | None] = [None] * KEPT_RECENT
         self._window: Window | None = None
-        self._staged_calls = 0
+        self._state = State(code, _EPOCHS_PER_CALL)
+        self._words = self._state.words
+        """Of the state: the number of the newest call, and the number of calls that were staged."""
+        self._tables: dict[int, Plan] = planner.cache()
+        """Number of a table -> its plan."""
+        self._newest_table = 0
         self._scratch = NO_DATA
         self._bound: dict[Call, int] = planner.cache()
         """Instructions that are kept bound, by call. Emptied with the plans."""
@@ -94,6 +117,11 @@ class Executor:
         self._table: MismatchError | None = None
         windows.on_release(self.forget_plans)
         positions.add(self)
+
+    @property
+    def calls(self) -> int:
+        """Number of the newest call."""
+        return self._words[CALLS]
 
     @property
     def authenticated(self) -> bool:
@@ -109,17 +137,19 @@ class Executor:
         """Take the staging window, which the executor will close. It has two halves, used alternately by one-sided
         programs. To be called before the first run, if the planner counts on a window."""
         self._window = self._binder.window = window
+        self._state.use(window.controls, window.index, window.nbytes // 2)
 
     def close(self) -> None:
         """Release the window and all plans with their memory."""
         self.positions.remove(self)
         self.forget_plans()
-        self._recent = [None] * _RECENT
+        self._recent = [None] * KEPT_RECENT
         self._scratch = NO_DATA
         self._exposed = ()
         if self._window is not None:
             self._window.close()
             self._window = self._binder.window = None
+            self._state.use(None, 0, 0)
 
     def forget_plans(self) -> None:
         """Drop all plans, planned calls and the memory that they are bound to.
@@ -142,7 +172,7 @@ class Executor:
     def run(
         self, plan: Plan, source: Array, target: Array, deadline: float, bind_steps: BindSteps | None = None
     ) -> bool:
-        """Run a plan from flat `source` into flat `target`.
+        """Run a plan from flat `source` into flat `target`; see also `table` and `go_on`.
 
         bind_steps  makes the steps, for arrays that are not in the host's memory
 
@@ -152,31 +182,101 @@ class Executor:
 
         Everything that each small call does is written out here: a function call would take as long as its body.
         """
+        if bind_steps is None and self.overlap is None:
+            table = self.table(plan)
+            if table is not None:
+                try:
+                    answer = table.run(source, target)
+                except BaseException as error:
+                    self.leave(plan, error)
+                    raise
+                if answer is None:
+                    return True
+                if answer != UNFIT:
+                    return self.go_on(table, answer, source, target, deadline)
+        return self._run_functions(plan, source, target, deadline, bind_steps)
+
+    def _run_functions(
+        self, plan: Plan, source: Array, target: Array, deadline: float, bind_steps: BindSteps | None
+    ) -> bool:
+        """`run` by functions of Python."""
         if self._transport.failure is not None:
             raise self._failed(plan, self._transport.failure)
-        self.calls = number = self.calls + 1
-        self._recent[number % _RECENT] = plan
-        check, epoch = plan.check ^ (number & 0xFFFFFFFF), number * _EPOCHS_PER_CALL
+        words = self._words
+        words[CALLS] = number = words[CALLS] + 1
+        words[RECENT + number % KEPT_RECENT] = 0
+        self._recent[number % KEPT_RECENT] = plan
         slot, program = 0, plan.program
         if program.phases:
-            self._staged_calls = staged = self._staged_calls + 1
+            words[STAGED] = staged = words[STAGED] + 1
             slot = staged % plan.staging_slots
         elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
-            self._window.publish(epoch + 1, check)
+            self._window.publish(number * _EPOCHS_PER_CALL + 1, plan.check ^ (number & 0xFFFFFFFF))
         given, taken = self._expose(plan, source, target) if plan.algorithm.single_copy else (source, target)
-        requests = _NO_REQUESTS
-        if program.requests:
-            requests = [None] * program.requests
         tally = plan.tally
         tally.calls += 1
         functions: Sequence[StepFunction]
         if bind_steps is None:
             functions = (plan.bound.get(slot) or self._bind(plan, slot, given, taken)).functions
         else:
-            functions = [self._step_function(at, step) for at, step in enumerate(bind_steps(check))]
+            steps = bind_steps(plan.check ^ (number & 0xFFFFFFFF))
+            functions = [self._step_function(at, step) for at, step in enumerate(steps)]
         hook, times = None, None
         if tally.calls >= tally.next or self.overlap is not None:
             hook, times = self._hook(plan, given, taken)
+        if not self._carry_out(plan, number, functions, given, taken, deadline, hook, times):
+            if taken is not target:
+                self._exposed = given, taken
+            return False
+        if taken is not target:
+            np.copyto(target, taken)
+        return True
+
+    def table(self, plan: Plan) -> Table | None:
+        """The table of a plan, whose `run` begins a call; None if the plan is not run by the compiled interpreter."""
+        table: Table | None = plan.bound.get(_TABLE, _UNKNOWN)
+        if table is _UNKNOWN:
+            self._keep(plan)
+            self._newest_table += 1
+            table = tabulate(plan, self._state, self._newest_table, self._binder, self._scratch_for(plan))
+            plan.bound[_TABLE] = table
+            self._tables[self._newest_table] = plan
+        return table
+
+    def fitting(self, x: Array, result: ArrayKind, *, in_place: bool) -> Callable[[Any, Any], bool] | None:
+        """See collectives.jit.fitting. None if there is no compiled code."""
+        code = self._state.code
+        return None if code is None else fitting(code, x, result, in_place=in_place)
+
+    def go_on(self, table: Table, answer: int, source: Array, target: Array, deadline: float) -> bool:
+        """End a call that `table.run` has begun on contiguous arrays, after its answer. Returns and raises as `run`."""
+        plan = table.plan
+        if answer == UNFIT:
+            return self._run_functions(plan, source.reshape(-1), target.reshape(-1), deadline, None)
+        if answer == REFUSED:
+            raise self._failed(plan, self._transport.failure or ClosedError("the window was closed", rank=self.rank))
+        hook, times = None, None
+        if answer == OBSERVED:
+            hook, times = self._hook(plan, source, target)
+        functions = (table.rest(max(answer, 0), left=answer >= 0),)
+        return self._carry_out(plan, self.calls, functions, source, target, deadline, hook, times)
+
+    def _carry_out(
+        self,
+        plan: Plan,
+        number: int,
+        functions: Sequence[StepFunction],
+        source: Array,
+        target: Array,
+        deadline: float,
+        hook: StepHook | None,
+        times: list[int] | None,
+    ) -> bool:
+        """Run the steps of a call that has its number. Returns and raises as `run`."""
+        check, epoch = plan.check ^ (number & 0xFFFFFFFF), number * _EPOCHS_PER_CALL
+        requests = _NO_REQUESTS
+        if plan.program.requests:
+            requests = [None] * plan.program.requests
         self._counter.step = 0
         self._current = plan, number
         try:
@@ -184,7 +284,7 @@ class Executor:
                 if hook is not None:
                     hook()
                 for function in functions:
-                    function(given, taken, epoch, check, deadline, requests, hook)
+                    function(source, target, epoch, check, deadline, requests, hook)
             finally:
                 if times is not None:
                     self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()])
@@ -195,20 +295,20 @@ class Executor:
                 self._meet(plan, epoch + 1, deadline)
             except RondeError as lost:
                 raise self._fail(plan, lost) from None
-            tally.calls -= 1
-            if taken is not target:
-                self._exposed = given, taken
+            plan.tally.calls -= 1
             return False
-        except BaseException as error:  # an interrupt in the middle leaves the other ranks waiting: tell them
-            rank = self._transport.rank
-            cause = AbortedError(f"rank {rank} left {plan.call.describe()}: {error!r}", rank=rank)
-            self.abort_signal.raise_abort(cause)
+        except BaseException as error:
+            self.leave(plan, error)
             raise
         finally:
             self._current = None
-        if taken is not target:
-            np.copyto(target, taken)
         return True
+
+    def leave(self, plan: Plan, error: BaseException) -> None:
+        """Abort because of an error in the middle of a call, an interrupt: the other ranks would wait for this one."""
+        rank = self._transport.rank
+        cause = AbortedError(f"rank {rank} left {plan.call.describe()}: {error!r}", rank=rank)
+        self.abort_signal.raise_abort(cause)
 
     # ---- positions
 
@@ -226,10 +326,15 @@ class Executor:
         """The last calls: number, the digest that must be equal on all ranks, and the call in words. From any thread;
         empty if a call begins meanwhile."""
         newest = self.calls
-        plans = [(number, self._recent[number % _RECENT]) for number in range(max(1, newest - _RECENT + 3), newest + 1)]
+        plans = [(number, self._recent_plan(number)) for number in range(max(1, newest - _TOLD + 1), newest + 1)]
         if self.calls != newest:
             return []
         return [(number, plan.check, plan.call.describe()) for number, plan in plans if plan is not None]
+
+    def _recent_plan(self, number: int) -> Plan | None:
+        """The plan of one of the last calls; None if it has been forgotten."""
+        table = self._words[RECENT + number % KEPT_RECENT]
+        return self._tables.get(table) if table else self._recent[number % KEPT_RECENT]
 
     def _describe(self, plan: Plan, number: int, step: int) -> str:
         """The position of this rank in words: call, step, and the rank that it waits for."""
@@ -245,10 +350,7 @@ class Executor:
 
     def _bind(self, plan: Plan, slot: int, source: Array, target: Array) -> BoundPlan:
         """The plan bound for a staging slot, to be run from flat `source` into flat `target`."""
-        if sum(self._bound.values()) + len(plan.program.instructions) > _MAX_BOUND:
-            self.forget_plans()
-            plan.bound.clear()
-        self._bound[plan.call] = self._bound.get(plan.call, 0) + len(plan.program.instructions)
+        self._keep(plan)
         if slot:
             first: BoundPlan = plan.bound.get(0) or self._bind(plan, 0, source, target)
             bound = self._binder.moved(first, plan, slot)
@@ -256,6 +358,13 @@ class Executor:
             bound = self._binder.bind(plan, self._scratch_for(plan), (len(source), len(target)))
         plan.bound[slot] = bound
         return bound
+
+    def _keep(self, plan: Plan) -> None:
+        """Count the instructions of a plan that are to be bound once more; forget all plans if they become too many."""
+        if sum(self._bound.values()) + len(plan.program.instructions) > _MAX_BOUND:
+            self.forget_plans()
+            plan.bound.clear()
+        self._bound[plan.call] = self._bound.get(plan.call, 0) + len(plan.program.instructions)
 
     def _scratch_for(self, plan: Plan) -> Array:
         nbytes = plan.program.scratch * plan.call.dtype.itemsize

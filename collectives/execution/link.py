@@ -17,15 +17,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import numpy as np
-
-from collectives.arrays import Array
 from collectives.execution.executor import Executor
-from collectives.planning import Call
+from collectives.execution.peers import maximum
 from collectives.schedule import by_host
 from transports.base import LinkCost, Transport
 
-log = logging.getLogger("ronde")
+log = logging.getLogger("ronde.links")
 
 _SMALL_BYTES: Final = 8
 _SMALL_RUNS: Final = 8
@@ -52,22 +49,25 @@ def measure_link(
 
     It takes some 10 to 50 milliseconds. Raises as `Executor.run`.
     """
-    comparison = _Exchange(transport, trial, hosts, deadline, clock)
-    small = min([comparison.seconds(_SMALL_BYTES) for _ in range(_SMALL_RUNS)][1:])
-    latency, per_byte = small, 0.0
+    exchange = _Exchange(transport, trial, hosts, deadline, clock)
+
+    def slowest(seconds: float) -> float:
+        return float(maximum(trial, [seconds], deadline)[0])
+
+    latency = slowest(min([exchange.seconds(_SMALL_BYTES) for _ in range(_SMALL_RUNS)][1:]))
+    per_byte = 0.0
     for nbytes in _LARGE_BYTES:
-        seconds = comparison.agree(comparison.seconds(nbytes))
-        per_byte = max(seconds - small, 0.0) / nbytes
+        seconds = slowest(exchange.seconds(nbytes))
+        per_byte = max(seconds - latency, 0.0) / nbytes
         if seconds >= _LONG_ENOUGH:
             break
-    cost = LinkCost(comparison.agree(latency), comparison.agree(per_byte))
     if trial.rank == 0:
-        log.info("measured the links between hosts: %.0f us, %.1f MB/s", cost.latency * 1e6, 1e-6 / cost.per_byte)
-    return cost
+        log.info("measured the links between hosts: %.0f us, %.3f ns per byte", latency * 1e6, per_byte * 1e9)
+    return LinkCost(latency, per_byte)
 
 
 class _Exchange:
-    """Messages around the ring of hosts, and agreement on times among all ranks."""
+    """Messages around the ring of hosts."""
 
     def __init__(
         self, transport: Transport, trial: Executor, hosts: tuple[int, ...], deadline: float, clock: Clock
@@ -90,13 +90,6 @@ class _Exchange:
         began = self._clock()
         self._sendrecv(data, view)
         return self._clock() - began
-
-    def agree(self, seconds: float) -> float:
-        """The largest of all ranks' values."""
-        agreed: Array = np.array([seconds], np.float64)
-        call = Call("allreduce", agreed.dtype, (1,), "max", alias=0)
-        self._trial.run_call(call, agreed, agreed, self._deadline)
-        return float(agreed[0])
 
     def _sendrecv(self, data: memoryview, view: memoryview) -> None:
         sending = self._transport.sendrecv(

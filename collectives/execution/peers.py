@@ -1,4 +1,4 @@
-"""Peers: the exchanges of an operation that is straight code, between which it computes."""
+"""Exchanges of code that is no schedule: Peers, for an operation that computes between them, and agreement on times."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ def brief(parts: Sequence[object]) -> str:
     if len(parts) == 1:
         return str(parts[0])
     return f"{len(parts)} * ... #{zlib.crc32(repr(tuple(parts)).encode()):08x}"
+
+
+def maximum(executor: Executor, values: Sequence[float] | Array, deadline: float) -> Array:
+    """The elementwise maximum of `values` over all ranks, as float64 of one dimension. Collective. Raises as
+    `Executor.run`."""
+    agreed: Array = np.array(values, np.float64)
+    call = Call("allreduce", agreed.dtype, (agreed.size,), "max", alias=0)
+    executor.run_call(call, agreed, agreed, deadline)
+    return agreed
 
 
 class Peers:

@@ -17,11 +17,13 @@ class Caller(Protocol):
     """The communicator's ranks, as ranks of the world."""
     rank: int
     """This rank's number within the communicator."""
-    calls: int
-    """Number of the newest collective."""
     meter: Meter
     stalled: tuple[int, str]
     """Number of the call of the last stall report, and the report. The watchdog sets it."""
+
+    @property
+    def calls(self) -> int:
+        """Number of the newest collective."""
 
     def recent(self) -> Sequence[tuple[int, int, str]]:
         """The last collectives: number, digest that must be equal on all ranks, description."""

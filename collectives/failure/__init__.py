@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collectives.failure.abort import (
     AbortSignal,
+    wake,
 )
 from collectives.failure.launcher_reports import (
     are_left_out,
@@ -31,5 +32,6 @@ __all__ = [
     "mismatch",
     "report_exit",
     "report_left_out",
+    "wake",
     "withdraw_left_out",
 ]

@@ -1,21 +1,22 @@
 """The abort signal: it takes the cause of a failure to every rank.
 
 a call fails ----> transport.abort      quick, but reaches only connected ranks that wait
-             ----> store: first cause   the cause that all ranks raise
-             ----> store: wakeup/RANK   wakes the watchdog of each rank, which reads the first cause
+             ----> store: first cause   the cause that all ranks raise; it wakes the watchdog of each rank
+
+The watchdog of a rank waits for two keys at once: the cause, and wakeup/RANK, by which another rank wakes this one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from transports.base import Transport
-from transports.errors import ConnectError, DeadlineExceeded, ForkedError, PeerLost, RendezvousError, RondeError
+from transports.errors import ConnectError, DeadlineExceeded, ForkedError, PeerLost, RondeError
 from transports.rendezvous import Causes
+from transports.store import Awaited, Store
 
 _CONSEQUENCES: Final = (ConnectError, DeadlineExceeded, PeerLost)
 """Errors that may be the consequence of another rank's failure."""
@@ -31,15 +32,17 @@ ExplainTimeout = Callable[[DeadlineExceeded], DeadlineExceeded]
 class AbortSignal:
     """The abort signal of one rank, for all communicators on its transport.
 
-    Any thread may call its methods. They raise nothing, except `notify` and `wait`. In a forked child they send
-    nothing.
+    Any thread may call its methods, except `wait`. They raise nothing, except `notify` and `wait`. In a forked child
+    they send nothing.
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        store = transport.group.store
-        self._causes = Causes(store)
-        self._wakeups = store.prefixed("wakeup").with_timeout(_STORE_SECONDS)
+        self._store = transport.group.store.with_timeout(_STORE_SECONDS)
+        self._causes = Causes(transport.group.store)
+        self._awaited: Awaited | None = None
+        self._awaits_cause = False
+        self._cause_came = False
         self._explain: ExplainTimeout | None = None
 
     @property
@@ -59,8 +62,7 @@ class AbortSignal:
         earlier = self._transport.failure
         if earlier is not None and not isinstance(earlier, _CONSEQUENCES):
             cause = earlier  # the transport has sent it to its peers already
-        if self._causes.publish(cause):
-            self._notify_others()
+        self._causes.publish(cause)
 
     def resolve(self, error: RondeError, patience: float = _CAUSE_SECONDS) -> RondeError:
         """Find the root cause of `error`, and abort with it; returns the cause, the same on every rank.
@@ -83,8 +85,6 @@ class AbortSignal:
             known = self._causes.fetch(_CAUSE_SECONDS)
         cause = error if known is None else known
         self._transport.abort(cause)
-        if first:
-            self._notify_others()
         return cause
 
     def fail(self, error: RondeError, context: str) -> RondeError:
@@ -106,19 +106,34 @@ class AbortSignal:
 
     def notify(self, ranks: Iterable[int]) -> None:
         """Wake the watchdogs of `ranks`. Raises RendezvousError."""
-        for rank in ranks:
-            self._wakeups.set(str(rank), b"")
+        wake(self._store, ranks)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a wakeup, `seconds` at most; False if there was none. Raises RendezvousError."""
-        rank = str(self._transport.rank)
-        try:
-            self._wakeups.get(rank, time.monotonic() + seconds)
-        except DeadlineExceeded:
+        """Wait for a wakeup, and for an abort of any rank until this rank has aborted, `seconds` at most; False if
+        there was none. For one thread, which calls `stop_waiting` at the end. Raises RendezvousError."""
+        own = f"wakeup/{self._transport.rank}"
+        awaits_cause = self.failure is None and not self._cause_came
+        if self._awaited is None or self._awaits_cause != awaits_cause:
+            self.stop_waiting()
+            self._awaits_cause = awaits_cause
+            self._awaited = self._store.awaited(own, Causes.KEY) if awaits_cause else self._store.awaited(own)
+        found = self._awaited.wait(time.monotonic() + seconds)
+        if found is None:
             return False
-        self._wakeups.delete(rank)  # before the caller looks for news, so that later news wakes it again
+        if found[0] == 0:
+            self._store.delete(own)  # before the caller looks for news, so that later news wakes it again
+        else:
+            self._cause_came = True
         return True
 
-    def _notify_others(self) -> None:
-        with contextlib.suppress(RendezvousError):  # a rank that neither way reaches finds out in its next call
-            self.notify(rank for rank in range(self._transport.size) if rank != self._transport.rank)
+    def stop_waiting(self) -> None:
+        """Release what `wait` needs. Idempotent."""
+        if self._awaited is not None:
+            self._awaited.close()
+            self._awaited = None
+
+
+def wake(store: Store, ranks: Iterable[int]) -> None:
+    """Wake the watchdogs of `ranks` of the group with this store. Raises RendezvousError."""
+    for rank in ranks:
+        store.set(f"wakeup/{rank}", b"")

@@ -3,8 +3,8 @@ exchange no frame; their ranks compare notes in the store. After a mismatch ever
 all raise one table of them.
 
 Store keys
-    waiting/KEY            rank that waits in the communicator KEY, and its last calls
-    mismatch/KEY/RANK      the call of a rank, as a line of the table
+    waiting/KEY     rank that waits in the communicator KEY, and its last calls
+    mismatch/KEY    table of the calls of all ranks
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from transports.base import runs
 from transports.errors import DeadlineExceeded, MismatchError, RendezvousError
 from transports.packed import pack, unpack
-from transports.store import Store
+from transports.store import Store, read_rows
 
 _TABLE_SECONDS: Final = 1.0
 """Time to wait for the lines of the other ranks. A rank outside a call writes none."""
-_NOT_THE_CALLER: Final = frozenset({"collectives", "transports", "frontends", "threading"})
+_MOST_LINES: Final = 64
+"""Number of ranks up to which each has a line; beyond it ranks with the same call share one."""
+_LONGEST_LINE: Final = 1 << 12
+_NOT_THE_CALLER: Final = frozenset({"collectives", "transports", "frontends", "ronde", "threading"})
 
 
 def find_mismatch(
@@ -70,21 +74,27 @@ def mismatch(store: Store, key: str, rank: int, size: int, call: str, detail: st
     call     description of this rank's call
     detail   the difference that was noticed
     """
-    part = store.prefixed(f"mismatch/{key}")
-    deadline = time.monotonic() + _TABLE_SECONDS
-    rows = [f"rank {rank}: {call}, called from {_caller()}"]
+    own = f"{call}, called from {_caller()}".encode(errors="replace")[:_LONGEST_LINE]
+    rows: list[bytes | None] = [own if peer == rank else None for peer in range(size)]
     with contextlib.suppress(RendezvousError):  # without the store the table has one row
-        part.set(str(rank), rows[0].encode(errors="replace"))
-        rows = [_row(part, peer, deadline) for peer in range(size)]
-    table = "\n  ".join(rows)
+        rows = _rows(store, f"mismatch/{key}", rank, size, own)
+    shared: dict[tuple[str, int], list[int]] = {}
+    for peer, row in enumerate(rows):
+        text = "in no call of this communicator, or no answer" if row is None else row.decode(errors="replace")
+        shared.setdefault((text, 0 if size > _MOST_LINES else peer), []).append(peer)
+    lines = [f"{'rank' if len(ranks) == 1 else 'ranks'} {runs(ranks)}: {text}" for (text, _), ranks in shared.items()]
+    table = "\n  ".join(lines)
     return MismatchError(f"the ranks' calls do not fit together ({detail}):\n  {table}", rank=rank)
 
 
-def _row(store: Store, peer: int, deadline: float) -> str:
-    try:
-        return store.get(str(peer), deadline).decode(errors="replace")
-    except DeadlineExceeded:
-        return f"rank {peer}: in no call of this communicator, or no answer"
+def _rows(store: Store, table: str, rank: int, size: int, own: bytes) -> list[bytes | None]:
+    """The lines of all ranks, waited for; None for ranks that wrote none. Three requests at most. Raises
+    RendezvousError."""
+    with contextlib.suppress(ValueError):  # this rank has written its line before
+        store.put_row(table, rank, size, own)
+    with contextlib.suppress(DeadlineExceeded, ValueError):
+        return read_rows(store.get(table, time.monotonic() + _TABLE_SECONDS))
+    return store.rows(table)
 
 
 def _caller() -> str:

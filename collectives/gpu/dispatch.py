@@ -19,7 +19,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from collectives.arrays import ADASUM
 from collectives.execution import Executor
 from collectives.gpu.devices import DeviceStream, cuda, is_device_array, wait_until_done
 from collectives.gpu.enqueue import Enqueuer
@@ -160,7 +159,7 @@ class DeviceOperations:
         with stream:
             refused = self._enqueuer.refused(self._host.arguments.deadline())
             inner = None if refused else make(self._native)
-            if inner is None or inner.signature.op == ADASUM:
+            if inner is None or inner.signature.for_host:
                 return _DeviceJob(self, self._staged(make), None, stream, like, blocking)
         return _DeviceJob(self, inner, make, stream, like, blocking)
 

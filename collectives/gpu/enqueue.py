@@ -29,7 +29,7 @@ _IN_PLACE: Final = ("allreduce", "reduce", "broadcast")
 _ROUNDS, _TEXT = 2, 3
 """The keys of a plan's rounds and description among its bindings, beside the halves of the window."""
 
-log = logging.getLogger("ronde")
+log = logging.getLogger("ronde.gpu")
 
 
 class Enqueuer:
@@ -77,7 +77,7 @@ class Enqueuer:
         assert self._group is not None
         if call.op is None or not self._planner.plan(call).algorithm.native:
             return False
-        return self._group.premultiplies(dtype_name(call.dtype), call.op)
+        return self._group.premultiplies(dtype_name(call.dtype), str(call.op))
 
     def run(
         self, call: Call, source: Any, target: Any, place: DeviceStream, deadline: float, factor: float | None = None
@@ -139,7 +139,7 @@ class Enqueuer:
         assert self._group is not None
         if call.collective == "reduce_scatter" and len(set(call.blocks)) > 1:
             return "natively, the parts of reduce_scatter are of one size"
-        return self._group.obstacle(call.collective, dtype_name(call.dtype), call.op)
+        return self._group.obstacle(call.collective, dtype_name(call.dtype), call.op_name)
 
     def _rounds(self, plan: Plan) -> tuple[int, ...]:
         """In which round each request of a plan is exchanged."""
@@ -203,8 +203,7 @@ class _Binder:
             case Kind.COPY:
                 return partial(np.copyto, self._array(step.dst), self._array(step.a))
             case Kind.REDUCE:
-                assert self._plan.call.op is not None
-                kernel = device_kernel(self._plan.call.op, self._plan.call.dtype)
+                kernel = device_kernel(str(self._plan.call.op), self._plan.call.dtype)
                 return partial(kernel, self._array(step.a), self._array(step.b), self._array(step.dst))
         assert step.kind is Kind.NATIVE
         return self.native
@@ -240,7 +239,7 @@ class _Binder:
             source = target + call.alias * item
         blocks = all_blocks(call, group.size) if SPECS[call.collective].by_rank else call.blocks
         sizes = [count * item for count in blocks]
-        dtype, op, factor = dtype_name(call.dtype), call.op or "", self._factor
+        dtype, op, factor = dtype_name(call.dtype), call.op_name or "", self._factor
         match call.collective:
             case "allreduce":
                 group.all_reduce(source, target, blocks[0], dtype, op, stream, factor)

@@ -33,7 +33,10 @@ class DeviceSpace:
     def _cuda(self) -> Cuda:
         return cuda()
 
-    def array(self, x: Any, name: str = "x") -> Any:
+    def table(self, planned: Any) -> None:
+        """None: no call on GPUs has a table."""
+
+    def array(self, x: Any, name: str = "x", *, records: bool = False) -> Any:
         return self._cuda.array(x, name)
 
     def flat(self, array: Any) -> Any:

@@ -107,7 +107,7 @@ class MirrorSpace(HostSpace):
         self._mirrors: list[Mirror] = []
         self._results: list[_MirrorResult] = []
 
-    def array(self, x: Any, name: str = "x") -> Array:
+    def array(self, x: Any, name: str = "x", *, records: bool = False) -> Array:
         """The mirror of a GPU's array, not yet filled; of an `out`, which is only checked, the array itself."""
         array = self._stream.cuda.array(x, name)
         if name == "out":

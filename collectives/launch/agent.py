@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from collectives.launch import login
 from collectives.launch.escalation import Escalation
 from collectives.launch.host import LOST, Facts, RankListener, Start
 from collectives.launch.link import Link
@@ -52,6 +53,8 @@ def main() -> int:
     os.close(null)
     with _agent((commands, replies)) as agent:
         agent.run()
+    if agent.link.silent:
+        login.end_sshd()
     return 0
 
 
@@ -96,7 +99,7 @@ class OwnJob:
     """The job of a node that was started by hand: it has its own command and prints the output of its ranks itself.
 
     url     address of the store, as this node reaches it
-    prefix  put the rank in front of every line of output
+    prefix  put the rank in front of every line of output; `stamped`: the time in front of that
     """
 
     command: Sequence[str]
@@ -105,6 +108,7 @@ class OwnJob:
     secret: bytes = field(repr=False)
     name: str
     prefix: bool
+    stamped: bool
     output_folder: Path | None
 
 
@@ -179,7 +183,7 @@ class Agent:
         self._escalation = Escalation(0.0)
         self.link = Link(selector, descriptors, self._obey, OPEN_SECONDS)
         self._input: InputReceiver | None = None
-        self.relay = None if job is None else Relay(selector, self._want_output)
+        self.relay = None if job is None else Relay(selector, self._want_output, stamped=job.stamped)
         self._printer = None if self.relay is None else _Printer(self, self.relay)
         variables = os.environ if job is None else job.variables
         listener = self._printer or _Sender(self)
@@ -275,9 +279,9 @@ class Agent:
                 self._escalation = Escalation(grace)
                 self.link.send_bytes(marker)
                 self._host.open()
-                self.link.send("hello", asdict(Facts.own(_address_here())))
+                self.link.send("hello", asdict(Facts.own(login.address_here())))
             case ["serve", bytes(secret), str(interface), [*hints]]:
-                self._host.serve(secret, interface, [str(hint) for hint in hints] + _address_of_launcher())
+                self._host.serve(secret, interface, [str(hint) for hint in hints] + login.address_of_launcher())
                 assert self._host.serving is not None
                 url, torch = self._host.serving
                 self.link.send("serving", url, list(torch))
@@ -319,18 +323,6 @@ class Agent:
         self._host.start(start)
         if self._input is not None:
             self._input.release_read_end()
-
-
-def _address_here() -> str:
-    """The address of this host to which the launcher's ssh has connected; "" if it was another program."""
-    words = os.environ.get("SSH_CONNECTION", "").split()
-    return words[2] if len(words) == 4 else ""
-
-
-def _address_of_launcher() -> list[str]:
-    """The address from which ssh or srun has started this process, if they say it."""
-    words = os.environ.get("SSH_CONNECTION", "").split()
-    return words[:1] if len(words) == 4 else os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "").split()
 
 
 if __name__ == "__main__":

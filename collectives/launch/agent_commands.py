@@ -18,13 +18,16 @@ from transports.errors import ConfigError
 MODULE: Final = "collectives.launch.agent"
 
 BOOTSTRAP: Final = (
-    "import os,sys,json;"
+    "import os,sys,json,signal;"
+    "signal.alarm(60);"
     "header=json.loads(sys.stdin.buffer.raw.readline());"
+    "signal.alarm(0);"
     "os.chdir(header[0]);"
     "os.environ.update(header[1]);"
     'os.execv(sys.executable,[sys.executable,"-m",header[2]])'
 )
-"""Without single quotes, newlines, backslashes, dollar signs and exclamation marks, so that no shell changes it."""
+"""Without single quotes, newlines, backslashes, dollar signs and exclamation marks, so that no shell changes it. It
+waits a minute at most, in case that the launcher's host is cut off before it has sent anything."""
 
 CONNECT_SECONDS: Final = 10
 """Time for ssh to reach a host's port."""
@@ -56,7 +59,7 @@ class Ssh:
 
 @dataclass(frozen=True)
 class Srun:
-    """How to call srun in an allocation: a step of its own for each agent, beside whatever runs there."""
+    """The command line of srun in an allocation: each agent is a step of its own, beside other steps."""
 
     def command(self, address: str) -> list[str]:
         """The command that starts an agent on a node."""

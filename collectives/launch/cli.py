@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from collectives.launch import bench, doctor, run_command, timeline, tune
+from collectives.launch import bench, doctor, draw, run_command, timeline, tune
 from collectives.version import __version__
 from transports.errors import RondeError
 
@@ -23,7 +23,7 @@ class Command(Protocol):
         """
 
 
-COMMANDS: Final[tuple[Command, ...]] = (run_command, bench, tune, doctor, timeline)
+COMMANDS: Final[tuple[Command, ...]] = (run_command, bench, tune, doctor, timeline, draw)
 
 DESCRIPTION: Final = "Collective communication in pure Python."
 EXAMPLES: Final = """\
@@ -35,6 +35,8 @@ examples:
   ronde doctor -H h1,h2,h3          check a cluster: versions, clocks, and the links between the hosts
   ronde timeline merge all.json run.rank*.json
                                     merge the timelines of all ranks into one file
+  ronde draw allreduce --algorithm ring -np 8
+                                    draw an algorithm: who sends which part to whom, and when
   ronde COMMAND --help              show the options of a command
 """
 

@@ -84,7 +84,7 @@ class LinkFinding:
 
 @dataclass
 class Findings:
-    """What was found."""
+    """The findings."""
 
     hosts: list[HostFinding]
     links: list[LinkFinding]

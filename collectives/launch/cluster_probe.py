@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from collectives.launch import login
 from collectives.launch.cluster_facts import facts_here
 from collectives.launch.messages import Decoder, Message, encode
 from collectives.launch.store_keeper import serving_address
@@ -364,6 +365,7 @@ def main() -> int:
                     case _:
                         out.write(encode(probe.answer(question)))
                 out.flush()
+    login.end_sshd()
     return 1
 
 

@@ -1,4 +1,4 @@
-"""What the findings of `ronde doctor` about a cluster mean: its problems, and the table for people. No I/O."""
+"""Judges the findings of `ronde doctor` about a cluster: its problems, and the table for people. No I/O."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def problems(findings: Findings) -> list[str]:
 
 
 def warnings(findings: Findings) -> list[str]:
-    """What works, but may not be meant."""
+    """Facts that work, but may not be intended."""
     limits = {host.name: _mtu(host) for host in findings.hosts if _mtu(host) is not None}
     if len(set(limits.values())) < 2:
         return []
@@ -132,7 +132,7 @@ def _blame(
 
 
 def _said(link: LinkFinding, findings: Findings) -> str:
-    """What happened on a link, with its address and interface."""
+    """The result of a link, with its address and interface."""
     target = next(host for host in findings.hosts if host.name == link.target)
     where = f"{target.address}{f' ({target.interface})' if target.interface else ''}"
     if link.state == "slow":

@@ -1,5 +1,5 @@
-"""What connects the launcher with an agent: bytes in both directions, and how they end. A command such as ssh is one;
-`store_pipes` is another."""
+"""Connections between the launcher and an agent: bytes in both directions, and their end. A command such as ssh is
+one; `store_pipes` is another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Connection(Protocol):
 
     @property
     def preamble(self) -> bytes:
-        """What must be written before the first message."""
+        """The bytes to be written before the first message."""
 
     @property
     def other_end_has_secret(self) -> bool:
@@ -37,11 +37,11 @@ class Connection(Protocol):
 
     @property
     def end(self) -> str:
-        """How it has ended, for a connection whose agent was there; '' if there is nothing to tell."""
+        """The way it ended, for a connection whose agent had answered; '' if there is nothing to report."""
 
     @property
     def words(self) -> str:
-        """What was said about trouble beside the messages, in short; '' if nothing."""
+        """The last lines that the command wrote beside the messages, in short; '' if none."""
 
     def listen(self, said: Callable[[bytes], None]) -> None:
         """Tell every later line about trouble to `said`."""
@@ -112,7 +112,7 @@ class CommandConnection:
 
     @property
     def end(self) -> str:
-        """How the command has ended."""
+        """The way the command ended."""
         return "" if self._status is None else f"{self._command[0]} {describe_status(self._status)}"
 
     @property

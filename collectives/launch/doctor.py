@@ -13,9 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from collectives.config import Config, Settings, unknown_variables
+from collectives.jit import cache_folder, obstacle
 from collectives.launch import cluster_doctor
 from collectives.launch.allocation import allocated
 from collectives.launch.function import run
+from collectives.launch.installed import frameworks, gpu_software
 from collectives.launch.processes import usable_cores
 from collectives.launch.run_command import add_hosts, hosts_of, positive
 from collectives.version import __version__
@@ -24,11 +26,11 @@ from transports.errors import ConfigError
 from transports.interfaces import interfaces
 
 DESCRIPTION: Final = """\
-Of this machine: show versions, the launcher that started this process and how its ranks would meet, usable transports
-and why others are not usable, the machine as Ronde sees it, and every setting with its value and source. With
---calibrate, also run as many ranks as -np says over the configured transport and show what they measure and choose, as
-every job does when it begins. The exit code is 1 if a setting is bad, if the ranks of a launcher cannot meet, or if no
-transport can be used.
+Of this machine: show the versions of Ronde, of the frameworks and of the software for GPUs, the launcher that started
+this process and how its ranks would meet, the transports that work and why others do not, the machine as Ronde sees it,
+and every setting with its value and source. With --calibrate, also run as many ranks as -np says over the configured
+transport and show what they measure and choose, as every job does when it begins. The exit code is 1 if a setting is
+bad, if the ranks of a launcher cannot meet, or if no transport can be used.
 
 Of several hosts, with -H, --hostfile or --cluster: start a probe on each, by ssh as `ronde run` does, compare versions
 and clocks, connect hosts in both directions, measure latency, rate and the largest packets that pass, and name the
@@ -44,7 +46,7 @@ examples:
   ronde doctor -H h1,h2,h3                is the cluster all right?
   mpirun -np 4 ronde doctor --cluster     the same for the hosts of an MPI launcher
 """
-PACKAGES: Final = ("numpy", "msgpack", "ml_dtypes")
+PACKAGES: Final = ("numpy", "msgpack", "ml_dtypes", "numba")
 START_SECONDS: Final = 8.0
 """Time for a host to be reached by ssh and to start its probe. With the connections that follow, a host that does not
 answer costs less than 15 s."""
@@ -108,10 +110,13 @@ def examine() -> dict[str, Any]:
         problems.append(f"ConfigError: {error}")
     return {
         "versions": _versions(),
+        "frameworks": frameworks(),
+        "gpu": gpu_software(),
         "launcher": launcher,
         "machine": _machine(),
         "interfaces": interfaces(),
         "transports": transports,
+        "compiled": {"obstacle": obstacle(), "cache": str(cache_folder())},
         "settings": settings,
         "warnings": [f"{name} is set but means nothing to Ronde" for name in unknown_variables(os.environ)],
         "problems": problems,
@@ -194,6 +199,8 @@ def render(findings: dict[str, Any]) -> str:
     machine, memory = findings["machine"], findings["machine"]["shared_memory"]
     lines = ["versions"]
     lines += _table([(name, text) for name, text in findings["versions"].items()])
+    lines += ["", "frameworks", *_table(_frameworks(findings["frameworks"]))]
+    lines += ["", "software for GPUs", *_table(_gpu_software(findings["gpu"]))]
     lines += ["", "launcher", *_launcher(findings["launcher"])]
     lines += ["", "machine"]
     lines += _table(
@@ -208,6 +215,9 @@ def render(findings: dict[str, Any]) -> str:
     lines += _table([(name, ", ".join(found) or "no address") for name, found in findings["interfaces"].items()])
     lines += ["", "transports"]
     lines += _table([(name, "usable" if why is None else f"no: {why}") for name, why in findings["transports"].items()])
+    lines += ["", "compiled interpreter"]
+    why = findings["compiled"]["obstacle"]
+    lines += _table([("machine code", f"kept in {findings['compiled']['cache']}" if why is None else f"no: {why}")])
     if "calibration" in findings:
         lines += ["", "calibration", *_calibration(findings["calibration"])]
     if findings["settings"]:
@@ -216,6 +226,15 @@ def render(findings: dict[str, Any]) -> str:
     lines += [f"\nwarning: {text}" for text in findings["warnings"]]
     lines += [f"\nproblem: {text}" for text in findings["problems"]]
     return "\n".join(lines) + "\n"
+
+
+def _frameworks(found: dict[str, str | None]) -> list[tuple[str, ...]]:
+    return [(f"ronde.{name}", text or f"not installed: pip install 'ronde[{name}]'") for name, text in found.items()]
+
+
+def _gpu_software(found: dict[str, str | None]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [(name, text) for name, text in found.items() if text is not None]
+    return rows or [("none", "pip install 'ronde[cuda13]' or 'ronde[cuda12]'")]
 
 
 def _launcher(found: dict[str, Any]) -> list[str]:

@@ -111,6 +111,8 @@ class Link:
             os.close(self._write_fd)
 
     def _read(self) -> None:
+        if self.closed is not None:
+            return
         try:
             data = os.read(self._read_fd, _READ)
         except BlockingIOError:
@@ -132,6 +134,8 @@ class Link:
                 self._handle(message)
 
     def _write(self) -> None:
+        if self.closed is not None:  # by an event of the same select
+            return
         try:
             with memoryview(self._outgoing) as view:
                 count = os.write(self._write_fd, view)

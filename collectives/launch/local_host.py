@@ -18,8 +18,9 @@ from collectives.launch.messages import STDERR, STDOUT
 from collectives.launch.processes import Guardian
 from collectives.launch.rank_processes import RankProcesses
 from collectives.launch.reaper import Reaper
-from collectives.launch.store_keeper import Question, StoreKeeper, reach
+from collectives.launch.store_keeper import Question, StoreKeeper, proxy, reach
 from transports import launchers
+from transports.rendezvous import TcpStoreServer
 
 DRAIN_SECONDS: Final = 0.5
 """Silence after which output counts as complete, though some process still holds a rank's pipe open."""
@@ -59,6 +60,7 @@ class LocalHost:
         self._variables = variables
         self.stdin = stdin
         self._keeper = keeper or StoreKeeper(variables)
+        self._proxy: TcpStoreServer | None = None
         self._streams: dict[tuple[int, int], int] = {}  # rank and stream -> pipe
         self._wanted = {STDOUT: True, STDERR: True}
         self._last_activity = 0.0
@@ -78,11 +80,16 @@ class LocalHost:
         self.reached = True
 
     def start(self, start: Start) -> None:
-        """Start the ranks. Raises OSError when one cannot be started; those before it run."""
+        """Start the ranks. Several ranks use a proxy of the store if that is on another host. Raises OSError when one
+        cannot be started; those before it run. RendezvousError if the store cannot be reached."""
+        store = start.store
+        if self.serving is None and len(start.ranks) > 1:
+            self._proxy = proxy(store, start.secret, self._variables, len(start.ranks))
+            store = self._proxy.url
         with open(os.devnull, "rb") as null:
             for local_rank, rank in enumerate(start.ranks):
                 local_size = len(start.ranks)
-                job = launchers.Job(rank, start.size, start.store, start.secret, local_rank, local_size, start.name)
+                job = launchers.Job(rank, start.size, store, start.secret, local_rank, local_size, start.name)
                 variables = environment.of_rank(job, self._variables, start.torch)
                 stdin = self.stdin if rank == 0 else null.fileno()
                 self._start(rank, start.command, variables, stdin)
@@ -171,6 +178,8 @@ class LocalHost:
             self.finish(0)
             for rank, stream in list(self._streams):
                 self._remove(rank, stream)
+            if self._proxy is not None:
+                self._proxy.close()
             self._keeper.close()
 
     def _register(self, rank: int, stream: int) -> None:

@@ -26,7 +26,7 @@ DEFAULT_RANKS: Final = 2
 
 @dataclass(frozen=True)
 class Measured(Generic[R]):
-    """What was measured.
+    """The result of a measurement.
 
     value  of rank 0, or of this rank
     size   number of ranks

@@ -1,5 +1,5 @@
-"""How nodes meet that were started by hand: node 0 serves the job's store at an address that all know, and the others
-come there."""
+"""Nodes that were started by hand meet: node 0 serves the job's store at an address that all know, and the others
+connect to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transports.tls import Tls
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where nodes meet. `until`: when those that have not come are given up."""
+    """The place where nodes meet. `until`: the time at which the launcher gives up nodes that have not connected."""
 
     nodes: int
     node_rank: int

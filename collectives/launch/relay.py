@@ -13,6 +13,7 @@ import contextlib
 import io
 import selectors
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 
 
 def prefix_of(rank: int, size: int, host: str) -> bytes:
-    """What comes before each line of a rank: '[rank  3, h1] '. `host`: '' if there is but one."""
+    """The prefix of each line of a rank: '[rank  3, h1] '. `host`: '' if there is only one."""
     where = f", {host}" if host else ""
     return f"[rank {rank:>{len(str(size - 1))}}{where}] ".encode()
 
@@ -33,10 +34,18 @@ def rank_folder(rank: int, size: int) -> str:
     return f"rank.{rank:0{len(str(size - 1))}}"
 
 
-class _Stream:
-    """The stdout or stderr of a rank."""
+def _stamp() -> bytes:
+    """The local time, as it comes before a line: '2026-11-23 09:05:07.123 '."""
+    return f"{datetime.now().isoformat(' ', 'milliseconds')} ".encode()
 
-    def __init__(self, sink: Sink | None, prefix: bytes, tail: Tail | None, file: io.FileIO | None) -> None:
+
+class _Stream:
+    """The stdout or stderr of a rank. `stamped`: the time comes before each line."""
+
+    def __init__(
+        self, sink: Sink | None, prefix: bytes, tail: Tail | None, file: io.FileIO | None, stamped: bool
+    ) -> None:
+        self._stamped = stamped
         self._sink = sink
         self._prefix = prefix
         self._tail = tail
@@ -50,7 +59,7 @@ class _Stream:
             rest = rest[self._file.write(rest) :]
         for line in self._splitter.feed(data) if data else self._splitter.finish():
             if self._sink is not None:
-                self._sink.put(self, self._prefix, line)
+                self._sink.put(self, _stamp() + self._prefix if self._stamped else self._prefix, line)
             if self._tail is not None:
                 self._tail.add(line)
 
@@ -60,11 +69,15 @@ class Relay:
 
     The owner calls `key.data()` for every key that the selector reports, and then `update`.
 
-    want  called with STDOUT or STDERR and False when no more output of that kind should come, with True when it should
-          again
+    want     called with STDOUT or STDERR and False when no more output of that kind should come, with True when it
+             should again
+    stamped  put the time in front of every line of the ranks
     """
 
-    def __init__(self, selector: selectors.BaseSelector, want: Callable[[int, bool], None]) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, want: Callable[[int, bool], None], *, stamped: bool = False
+    ) -> None:
+        self._stamped = stamped
         self.failure: OSError | None = None
         self._selector = selector
         self._want = want
@@ -89,7 +102,7 @@ class Relay:
                 folder.mkdir(parents=True, exist_ok=True)
                 file = self._files.enter_context((folder / _NAMES[stream]).open("wb", buffering=0))
             kept = tail if stream == STDERR else None
-            self._streams[rank, stream] = _Stream(sink if shown else None, prefix, kept, file)
+            self._streams[rank, stream] = _Stream(sink if shown else None, prefix, kept, file, self._stamped)
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Pass on output of a rank; b"" at the end of a stream."""

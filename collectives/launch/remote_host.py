@@ -234,7 +234,7 @@ class RemoteHost:
             self._owed[stream] = 0
 
     def _why(self) -> str:
-        """Why the connection has ended."""
+        """The reason for which the connection ended."""
         assert self._link is not None
         end, words = self._connection.end, self._connection.words
         if self.facts is None:

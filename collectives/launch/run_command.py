@@ -36,7 +36,7 @@ from transports.settings import did_you_mean
 DESCRIPTION: Final = """\
 Start a program on several ranks, of this machine or of the hosts that -H or --hostfile names.
 
-Every rank is a process that runs the same command; collectives.init() connects it to the other ranks.
+Every rank is a process that runs the same command; ronde.init() connects it to the other ranks.
 Each line of output is printed with its rank in front. Only rank 0 reads standard input.
 
 Other hosts are reached by ssh, which must ask for nothing (keys, known hosts). They need the same Python, the same
@@ -127,6 +127,12 @@ def add_parser(subparsers: Any) -> None:
         "--no-prefix", dest="prefix", action="store_false", help="print lines without the rank in front"
     )
     parser.add_argument(
+        "--prefix-output-with-timestamp",
+        dest="stamped",
+        action="store_true",
+        help="print lines with the local time in front, when the launcher got them",
+    )
+    parser.add_argument(
         "--output-filename",
         dest="output_folder",
         type=Path,
@@ -161,6 +167,13 @@ def _add_horovod(group: Any) -> None:
         )
     group.add_argument(
         "--no-stall-check", dest="horovod", action="append_const", const=("stall", "0"), help="--set stall=0"
+    )
+    group.add_argument(
+        "--timeline-mark-cycles",
+        dest="horovod",
+        action="append_const",
+        const=("timeline_style", "horovod-cycles"),
+        help="--set timeline_style=horovod-cycles",
     )
 
 
@@ -262,10 +275,10 @@ def main(args: argparse.Namespace) -> int:
     if not command:
         args.usage_error("no program given; put a command after the options, for example: ronde run -np 4 train.py")
     if not hasattr(os, "posix_spawnp"):
-        raise ConfigError(
-            "ronde run: requires a POSIX system; on this system start ranks with collectives.run(fn, np=...)"
-        )
+        raise ConfigError("ronde run: requires a POSIX system; on this system start ranks with ronde.run(fn, np=...)")
     settings = [*args.settings, *args.horovod]
+    if any(key == "timeline" for key, _ in args.horovod):
+        settings.insert(0, ("timeline_style", "horovod"))
     if args.transport is not None:
         settings.append(("transport", args.transport))
     if args.network_interface is not None:
@@ -322,6 +335,7 @@ def run_job(
         name=secrets.token_hex(4),
         interface=interface_of(variables) if len(places) > 1 else "",
         prefix=args.prefix,
+        stamped=args.stamped,
         output_folder=args.output_folder,
         grace=args.grace,
         time_limit=args.time_limit,
@@ -360,7 +374,7 @@ def run_node(args: argparse.Namespace, command: Sequence[str], variables: Mappin
     except KeyboardInterrupt:
         return exit_code(-signal.SIGINT)
     if args.node_rank > 0:
-        job = OwnJob(command, variables, meeting.url, secret, name, args.prefix, args.output_folder)
+        job = OwnJob(command, variables, meeting.url, secret, name, args.prefix, args.stamped, args.output_folder)
         return attend(job, pipes)
     places, first = [Place(name, range(count))], count
     for node in nodes:

@@ -75,6 +75,15 @@ def reach(url: str, secret: bytes, environment: Mapping[str, str]) -> None:
         store.with_timeout(REACH_SECONDS).peek("reach")
 
 
+def proxy(url: str, secret: bytes, environment: Mapping[str, str], ranks: int) -> rendezvous.TcpStoreServer:
+    """A proxy, which serves already, of the store on another host, for the ranks of this one. Raises RendezvousError,
+    ConfigError."""
+    tls = Config.load(environment=environment).load_tls()
+    server = rendezvous.proxy_of(url, secret, below=ranks, deadline=time.monotonic() + REACH_SECONDS, tls=tls)
+    server.start()
+    return server
+
+
 def _opened(url: str, secret: bytes, deadline: float, tls: Tls | None) -> Store:
     return rendezvous.open_store(url, secret, deadline, tls=tls)
 

@@ -94,6 +94,7 @@ class Job:
     name           the job's id
     interface      name or address of the network interface that the other hosts reach; "" chooses
     prefix         put the rank in front of every line of output, and its host if there are several
+    stamped        put the time in front of that
     output_folder  folder that gets rank.N/stdout and rank.N/stderr
     start_timeout  time until the ranks must have started on all hosts
     keeper         serves the store already; None: the first host does it
@@ -109,6 +110,7 @@ class Job:
     name: str = ""
     interface: str = ""
     prefix: bool = True
+    stamped: bool = False
     output_folder: Path | None = None
     grace: float = 5.0
     time_limit: float | None = None
@@ -133,7 +135,7 @@ class StartError(Exception):
 
 @dataclass(frozen=True)
 class _Ending:
-    """Why the job ends other than by all ranks exiting with 0.
+    """The reason for which the job ends other than by all ranks exiting with 0.
 
     code     exit code
     reason   text for the report; '' if a rank failed
@@ -172,7 +174,7 @@ class _Supervisor(Listener):
     def __init__(self, job: Job, selector: selectors.BaseSelector, reaper: Reaper, guardian: Guardian) -> None:
         self._job = job
         self._selector = selector
-        self.relay = Relay(selector, self._want_output)
+        self.relay = Relay(selector, self._want_output, stamped=job.stamped)
         self._hosts: list[Host] = []
         for place in job.places:
             if place.is_here:
@@ -361,7 +363,7 @@ class _Supervisor(Listener):
             self._escalation.apply(self)
 
     def _drained_at(self) -> float:
-        """When the output of all ranks counts as complete."""
+        """The time from which the output of all ranks counts as complete."""
         return max(host.drained_at for host in self._hosts)
 
     # What happens

@@ -10,6 +10,9 @@ from collectives.metrics.events import (
     Trace,
     now,
 )
+from collectives.metrics.horovod_timeline import (
+    HorovodTimeline,
+)
 from collectives.metrics.meter import (
     Meter,
 )
@@ -18,11 +21,27 @@ from collectives.metrics.prometheus import (
 )
 from collectives.metrics.recorder import (
     Recorder,
+    rank_path,
 )
 from collectives.metrics.timeline import (
     HEADER,
     Header,
     Timeline,
 )
+from collectives.metrics.trace_file import (
+    Finished,
+)
 
-__all__ = ["HEADER", "Header", "Meter", "Recorder", "Timeline", "Trace", "now", "prometheus_text"]
+__all__ = [
+    "HEADER",
+    "Finished",
+    "Header",
+    "HorovodTimeline",
+    "Meter",
+    "Recorder",
+    "Timeline",
+    "Trace",
+    "now",
+    "prometheus_text",
+    "rank_path",
+]

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
-from collectives.metrics.timeline import Event, Timeline
+from collectives.metrics.trace_file import Event, Finished, TraceFile
 from collectives.planning import Plan
 from collectives.schedule import Instruction
 
@@ -38,9 +38,9 @@ class Trace:
         """`label` distinguishes the communicator's tracks; it is empty for the world communicator."""
         self.on = False
         self._label = label
-        self._timeline: Timeline | None = None
+        self._timeline: TraceFile | None = None
 
-    def direct(self, timeline: Timeline | None) -> None:
+    def direct(self, timeline: TraceFile | None) -> None:
         """Send later events to `timeline`; None drops them."""
         self._timeline = timeline
         self.on = timeline is not None
@@ -65,6 +65,18 @@ class Trace:
         timeline = self._timeline
         if timeline is not None:
             timeline.put([Event(self._track(track), name, began, ended, details, overlaps=True)])
+
+    def operation(self, finished: Finished) -> None:
+        """Report a named operation that has ended."""
+        timeline = self._timeline
+        if timeline is not None:
+            timeline.operation(self._label, finished)
+
+    def cycle(self) -> None:
+        """Report that named operations begin on which all ranks have agreed."""
+        timeline = self._timeline
+        if timeline is not None:
+            timeline.cycle()
 
     def call(
         self,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from collectives.metrics.events import Trace
-from collectives.metrics.timeline import Timeline
+from collectives.metrics.trace_file import TraceFile
 from collectives.planning import Plan, Tally
 from collectives.schedule import Instruction, Kind
 
@@ -117,7 +117,7 @@ class Meter:
         tally.next = 0 if self.trace.on else tally.calls + 1 + int(self._random.random() * (2 * gap - 1))
         return estimate / spent if spent else 1.0
 
-    def record_to(self, timeline: Timeline | None) -> None:
+    def record_to(self, timeline: TraceFile | None) -> None:
         """Send events to `timeline`, and time every call while there is one."""
         self.trace.direct(timeline)
         self.every_call()

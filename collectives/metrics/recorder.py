@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from collectives.metrics.meter import Meter
-from collectives.metrics.timeline import Header, Timeline
+from collectives.metrics.trace_file import TraceFile
 
 
 class Recorder:
     """The timeline of one rank, and the meters whose calls it shows."""
 
     def __init__(self) -> None:
-        self._timeline: Timeline | None = None
+        self._timeline: TraceFile | None = None
         self._meters: list[Meter] = []
 
     def attach(self, meter: Meter) -> None:
@@ -27,17 +28,17 @@ class Recorder:
             self._meters.remove(meter)
             meter.record_to(None)
 
-    def file(self, path: str | os.PathLike[str], rank: int) -> Path:
-        """The file of this rank; see `rank_path`. Raises TypeError for a bad path, ValueError if a timeline is being
-        written already."""
+    def file(self, path: str | os.PathLike[str]) -> Path:
+        """The path of a new timeline. Raises TypeError for a bad path, ValueError if a timeline is being written
+        already."""
         target = Path(os.fspath(path))
         if self._timeline is not None:
             raise ValueError(f"path={str(path)!r}: a timeline is being written to {self._timeline.path} already")
-        return rank_path(target, rank)
+        return target
 
-    def start(self, file: Path, header: Header) -> None:
-        """Begin a timeline. Raises OSError if the file cannot be written."""
-        self._timeline = Timeline(file, header)
+    def start(self, create: Callable[[], TraceFile]) -> None:
+        """Begin the timeline that `create` returns. Raises its OSError if the file cannot be written."""
+        self._timeline = create()
         for meter in self._meters:
             meter.record_to(self._timeline)
 

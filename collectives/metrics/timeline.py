@@ -1,48 +1,19 @@
-"""A rank's timeline as a file: an array of events in the Trace Event Format, which Perfetto (ui.perfetto.dev) and
-chrome://tracing open.
+"""A rank's timeline: its named operations with their phases, its collectives and their steps.
 
-Events are buffered in memory. The thread that adds an event writes them when there are many, or when the last write was
-a second ago. A killed process loses its buffered events and leaves a file without the closing bracket, which the format
-allows. A write error (a full disk) ends the timeline with a warning; calls go on.
-
-Source: Google, "Trace Event Format", 2016. A rank is a "process" of the format, a track a "thread". Events that may
-overlap with others on their track are asynchronous events, a pair of lines.
+A rank is a "process" of the Trace Event Format, a track a "thread". Events that may overlap with others on their track
+are asynchronous events, a pair of lines.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
-import threading
-import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from collectives.metrics.trace_file import Event, Finished, TraceFile, as_line
+
 HEADER: Final = "ronde"
 """Name of the first event. It holds the fields of a Header, and `zero`, the clock reading at the file's time 0."""
-_MANY: Final = 2048
-"""Number of buffered events that causes a write."""
-_LONG: Final = 10**9
-"""Nanoseconds since the last write that cause one."""
-
-log = logging.getLogger("ronde")
-
-
-class Event(NamedTuple):
-    """One event on a track, from `began` to `ended` (nanoseconds).
-
-    overlaps  True if another event of the track may begin before this one ends
-    """
-
-    track: str
-    name: str
-    began: int
-    ended: int
-    details: Mapping[str, object]
-    overlaps: bool = False
 
 
 class Header(NamedTuple):
@@ -56,20 +27,16 @@ class Header(NamedTuple):
     error: int
 
 
-class Timeline:
-    """The file of one rank. Any thread may add events."""
+class Timeline(TraceFile):
+    """The file of one rank."""
 
     def __init__(self, path: Path, header: Header) -> None:
         """Raises OSError if the file cannot be written."""
-        self.path = path
+        super().__init__(path)
         self._header = header
-        self._waiting: deque[tuple[Iterable[Event], int]] = deque()
-        self._count = 0
-        self._lock = threading.Lock()
         self._tracks: dict[str, int] = {}
         self._pairs = 0
-        self._zero = self._written = time.perf_counter_ns()
-        self._file = path.open("wb", buffering=0)  # a forked child must not inherit bytes to be written
+        self._zero = self._written
         self._write(
             "[\n",
             self._fact(HEADER, {**header._asdict(), "zero": self._zero}),
@@ -79,54 +46,31 @@ class Timeline:
 
     def put(self, events: Iterable[Event], count: int = 1) -> None:
         """Add `count` events. The iterable is consumed when they are written."""
-        self._waiting.append((events, count))
-        self._count += count
-        if self._count >= _MANY or time.perf_counter_ns() - self._written > _LONG:
-            self.flush()
+        self._add((line for event in events for line in self._lines(event)), count)
 
-    def flush(self) -> None:
-        """Write the buffered events, unless another thread does so now."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self._flush()
-            finally:
-                self._lock.release()
+    def operation(self, label: str, finished: Finished) -> None:
+        """Add the phases of a named operation."""
+        phases: tuple[tuple[str, int, int, Mapping[str, object]], ...] = (
+            ("negotiation", finished.submitted, finished.agreed, {}),
+            ("queue", finished.agreed, finished.began, {}),
+            ("operations", finished.began, finished.ended, {"operation": finished.description}),
+        )
+        self.put(
+            [
+                Event(f"{track} {label}".rstrip(), finished.name, began, ended, details, overlaps=True)
+                for track, began, ended, details in phases
+            ],
+            len(phases),
+        )
 
-    def close(self) -> None:
-        """Write the buffered events and the closing bracket. Idempotent."""
-        with self._lock:
-            if not self._file.closed:
-                self._flush()
-                self._write(self._fact("ronde_end", {}).rstrip(",\n"), "\n]\n")
-                self._file.close()
+    def cycle(self) -> None:
+        """Nothing: the operations of a batch show when they begin."""
 
-    def abandon(self) -> None:
-        """Write no more, also in a forked child."""
-        with contextlib.suppress(OSError):
-            self._file.close()
+    def _last_line(self) -> str:
+        return self._fact("ronde_end", {}).rstrip(",\n") + "\n]\n"
 
-    def _flush(self) -> None:
-        began = time.perf_counter_ns()
-        lines: list[str] = []
-        while self._waiting:
-            events, count = self._waiting.popleft()
-            self._count -= count
-            for event in events:
-                lines += self._lines(event)
-        own = Event("timeline", "write", began, time.perf_counter_ns(), {"events": len(lines)})
-        self._written = own.ended
-        self._write(*lines, *self._lines(own))
-
-    def _write(self, *texts: str) -> None:
-        if self._file.closed:
-            return
-        try:
-            data = memoryview("".join(texts).encode())
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            log.warning("the timeline %s ends here: it cannot be written: %s", self.path, error)
-            self.abandon()
+    def _about_writing(self, began: int, lines: int) -> Iterable[str]:
+        return self._lines(Event("timeline", "write", began, self._written, {"events": lines}))
 
     def _lines(self, event: Event) -> Iterator[str]:
         """The lines of an event. The first event of a track is preceded by the lines that name the track."""
@@ -157,4 +101,4 @@ class Timeline:
 
 
 def _line(event: Mapping[str, object]) -> str:
-    return json.dumps(event, default=str) + ",\n"
+    return as_line(event) + ",\n"

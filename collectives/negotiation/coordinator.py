@@ -128,6 +128,11 @@ class Coordinator:
         if rank:
             self._holding_ranks |= 1 << rank
 
+    def names(self, announcement: Announcement) -> list[str]:
+        """The names of the operations in an announcement that has been received."""
+        cached = [self._cache.entries[bit].name for bit in bits(announcement.cached)]
+        return [*cached, *(name for name, _ in announcement.uncached)]
+
     def _add_uncached(self, rank: int, name: str, signature: Signature, now: float) -> None:
         operation = self._uncached.get(name)
         if operation is None:
@@ -273,7 +278,7 @@ class Coordinator:
                 name, MismatchError, f"the ranks' calls named {name!r} do not fit together:\n  {table}", 0
             )
         if zeros and not first.joinable:
-            text = f"{call}: {self._text(zeros)} joined and can only take part in allreduce with op sum or average"
+            text = f"{call}: {self._text(zeros)} joined and can only take part in allreduce and barrier"
             return self._failure(name, MismatchError, text, zeros)
         return None
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import NamedTuple
 
+from collectives.metrics import Trace, now
 from collectives.negotiation.control_channel import ControlChannel
 from collectives.negotiation.coordinator import Coordinator
 from collectives.negotiation.in_flight import NEVER, InFlight
@@ -96,11 +97,22 @@ class CoordinatorEndpoint(Endpoint):
     behind = False
 
     def __init__(
-        self, channel: ControlChannel, in_flight: InFlight, ranks: tuple[int, ...], fusion: int, stall: float
+        self,
+        channel: ControlChannel,
+        in_flight: InFlight,
+        ranks: tuple[int, ...],
+        fusion: int,
+        stall: float,
+        trace: Trace,
     ) -> None:
-        """`stall`: seconds after which an operation that some ranks have not submitted is reported."""
+        """
+        stall   seconds after which an operation that some ranks have not submitted is reported
+        trace   the events of the communicator
+        """
         super().__init__(channel, in_flight, holds_back=False)
         self._coordinator = Coordinator(ranks, fusion=fusion)
+        self._trace = trace
+        self._arrivals: dict[str, list[tuple[int, int]]] = {}  # while there is a timeline: rank and time, by name
         self._others = range(1, len(ranks))
         self._stall = stall
 
@@ -113,13 +125,30 @@ class CoordinatorEndpoint(Endpoint):
     def announce(self) -> None:
         announcement = self.participant.announce()
         if announcement is not None:
-            self._coordinator.receive(0, announcement, time.monotonic())
+            self._receive(0, announcement)
 
     def receive(self, sender: int, message: bytes) -> None:
         announcement = Announcement.unpack(message)
-        self._coordinator.receive(sender, announcement, time.monotonic())
+        self._receive(sender, announcement)
         if announcement.left:
             self._channel.remove_sender(sender)
+
+    def _receive(self, rank: int, announcement: Announcement) -> None:
+        self._coordinator.receive(rank, announcement, time.monotonic())
+        if self._trace.on:
+            moment = now()
+            for name in self._coordinator.names(announcement):
+                self._arrivals.setdefault(name, []).append((rank, moment))
+        elif self._arrivals:
+            self._arrivals.clear()
+
+    def _apply(self, answer: Answer) -> None:
+        super()._apply(answer)
+        if self._arrivals:
+            for name, _ in self.decisions[-1].run:
+                found, operation = self._arrivals.pop(name, []), self._in_flight.get(name)
+                if operation is not None:
+                    operation.arrivals = found
 
     def decide(self) -> None:
         for ranks, answer in self._coordinator.decide():

@@ -47,7 +47,7 @@ from transports.errors import (
 _ANSWER_SECONDS: Final = 5.0
 """Time for the coordinator to answer the withdrawal of an expired operation."""
 
-log = logging.getLogger("ronde")
+log = logging.getLogger("ronde.negotiation")
 
 
 class Engine:
@@ -73,7 +73,9 @@ class Engine:
         channel = ControlChannel(transport, ranks, tag)
         self._endpoint: Endpoint
         if transport.rank == ranks[0]:
-            self._endpoint = CoordinatorEndpoint(channel, in_flight, ranks, config.fusion_bytes, stall)
+            self._endpoint = CoordinatorEndpoint(
+                channel, in_flight, ranks, config.fusion_bytes, stall, operations.trace
+            )
         else:
             self._endpoint = ParticipantEndpoint(channel, in_flight, transport.group.describe(ranks[0]), stall)
         self._transport = transport

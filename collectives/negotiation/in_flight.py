@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from collectives.metrics import Trace, now
+from collectives.metrics import Finished, Trace, now
 from collectives.negotiation.messages import JOIN
 from collectives.operations import Job, Promise
 
@@ -17,10 +17,11 @@ class Operation:
     """A named operation of this rank; join is one without a job.
 
     expires    moment at which the rank stops waiting for the others (monotonic seconds); NEVER once all agreed
+    arrivals   on rank 0, while there is a timeline: ranks that have submitted it, and when rank 0 heard of it
     withdrawn  True after its expiry was reported to the coordinator
     """
 
-    __slots__ = ("agreed", "began", "expires", "job", "name", "submitted", "timeout", "withdrawn", "work")
+    __slots__ = ("agreed", "arrivals", "began", "expires", "job", "name", "submitted", "timeout", "withdrawn", "work")
 
     def __init__(self, name: str, job: Job[Any] | None, timeout: float) -> None:
         self.name = name
@@ -30,13 +31,27 @@ class Operation:
         self.expires = time.monotonic() + timeout
         self.withdrawn = False
         self.submitted, self.agreed, self.began = now(), 0, 0
+        self.arrivals: Sequence[tuple[int, int]] = ()
 
     def record(self, trace: Trace) -> None:
         """Write the phases of the finished operation into the timeline, if it was on during all of them."""
-        if trace.on and self.agreed and self.began:
-            trace.add("negotiation", self.name, self.submitted, self.agreed)
-            trace.add("queue", self.name, self.agreed, self.began)
-            trace.add("operations", self.name, self.began, operation=self.describe())
+        if trace.on and self.agreed and self.began and self.job is not None:
+            call = self.job.signature
+            trace.operation(
+                Finished(
+                    name=self.name,
+                    kind=call.kind,
+                    op=call.op,
+                    dtype=call.dtypes[0] if call.dtypes else "",
+                    shape=call.shapes[0] if call.shapes else (),
+                    description=self.describe(),
+                    submitted=self.submitted,
+                    agreed=self.agreed,
+                    began=self.began,
+                    ended=now(),
+                    arrivals=tuple(self.arrivals),
+                )
+            )
 
     def describe(self) -> str:
         """Format the operation for messages: "allreduce(float32 (3, 4), op=sum) named 'x'"."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from collectives.metrics import Trace, now
 from collectives.negotiation.in_flight import Operation
-from collectives.operations import Buffer, Packable, Signature, bundles, reduce_together
+from collectives.operations import Buffer, Job, Packable, Signature, bundles, reduce_together
 from transports.errors import RondeError
 
 
@@ -23,8 +23,8 @@ class Operations(Protocol):
     def trace(self) -> Trace:
         """The timeline of the communicator."""
 
-    def zeros(self, signature: Signature) -> Packable:
-        """The contribution of a rank that has joined to an allreduce of the others."""
+    def zeros(self, signature: Signature) -> Job[Any]:
+        """The job of a rank that has joined, in an operation of the others."""
 
     def stage(self) -> None:
         """Make the staging window. Collective."""
@@ -68,8 +68,10 @@ class BatchRunner:
         if not self._staged:
             self._operations.stage()  # the first batch: all ranks are here, as they must be
             self._staged = True
+        self.trace.cycle()
         buffer = self._operations.buffer
-        packables = [self._packable(item) for item in items]
+        jobs = [self._job(item) for item in items]
+        packables = [job.packable for job in jobs]
         remaining = [-1 if packable is None else len(packable.parts) for packable in packables]
         for bundle in bundles([item.signature for item in items], buffer.limit(fusion)):
             owners = [items[array.operation].operation for array in bundle]
@@ -87,8 +89,9 @@ class BatchRunner:
                     reduce_together(parts, buffer, deadline)
             elif parts:
                 reduce_together(parts, buffer, deadline)
-            elif owners[0] is not None:
-                yield _run_alone(owners[0], deadline)
+            else:
+                alone = bundle[0].operation
+                yield _run_alone(items[alone].name, jobs[alone], deadline)
             for array in bundle:
                 remaining[array.operation] -= 1
                 packable = packables[array.operation]
@@ -98,20 +101,19 @@ class BatchRunner:
             if packable is not None and not packable.parts:
                 yield _finish(item.name, packable)
 
-    def _packable(self, item: BatchItem) -> Packable | None:
-        """The arrays of an allreduce; None for other operations."""
+    def _job(self, item: BatchItem) -> Job[Any]:
+        """This rank's part in an operation."""
         if item.operation is None:
             return self._operations.zeros(item.signature)
         assert item.operation.job is not None
-        return item.operation.job.packable
+        return item.operation.job
 
 
-def _run_alone(operation: Operation, deadline: float) -> Outcome:
-    assert operation.job is not None
+def _run_alone(name: str, job: Job[Any], deadline: float) -> Outcome:
     try:
-        return Outcome(operation.name, operation.job.run(deadline))
+        return Outcome(name, job.run(deadline))
     except (RondeError, TypeError, ValueError) as error:
-        return Outcome(operation.name, error=error)
+        return Outcome(name, error=error)
 
 
 def _finish(name: str, packable: Packable) -> Outcome:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collectives.operations.arguments import Arguments, dtype_name
 from collectives.operations.call_queue import CallQueue
 from collectives.operations.clock_sync import compare_clocks
+from collectives.operations.envelope import Status
 from collectives.operations.fusion import Buffer, bundles, reduce_together
 from collectives.operations.host import ArrayOperations, HostOperations
 from collectives.operations.job import Job, Packable, Part
@@ -45,6 +46,7 @@ __all__ = [
     "Reductions",
     "Signature",
     "Space",
+    "Status",
     "Work",
     "bundles",
     "compare_clocks",

@@ -83,12 +83,21 @@ class CallQueue:
             return self.submit(PlainJob(planned, x, out, seconds)).wait()
         try:
             result = planned.empty() if out is None else out
-            deadline = time.monotonic() + seconds
+            if planned.begin is not None:
+                try:
+                    answer = planned.begin(x, result)
+                except BaseException as error:
+                    planned.leave(error)
+                    raise
+                if answer is not None:
+                    planned.go_on(answer, x, result, time.monotonic() + seconds)
+                return result
             if planned.flat:
                 source, target = x, result
             else:
                 target = result.reshape(-1)
                 source = target if out is x else x.reshape(-1)
+            deadline = time.monotonic() + seconds
             if planned.quietly(planned.function, planned.planned, source, target, deadline) is False:
                 return planned.otherwise(x, out, seconds, deadline)
             return result

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collectives.arrays import ADASUM, Array
+from collectives.arrays import UFUNCS, Array
 from collectives.operations.job import Part
 from collectives.operations.signature import Signature
 
@@ -41,7 +41,7 @@ class BundleItem(NamedTuple):
 
 def packable(signature: Signature) -> bool:
     """True for the signature of an operation that is a Packable."""
-    return signature.kind in _KINDS and signature.op != ADASUM and not signature.detail
+    return signature.kind in _KINDS and (signature.op is None or signature.op in UFUNCS) and not signature.detail
 
 
 def bundles(operations: Sequence[Signature], limit: int) -> list[list[BundleItem]]:

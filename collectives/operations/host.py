@@ -13,14 +13,14 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.config import Config
-from collectives.execution import CallPositions, Executor, Peers, Windows, calibrate, measure_link
+from collectives.execution import CallPositions, Executor, Peers, Windows, calibrate, machine_code, measure_link
 from collectives.failure import AbortSignal
 from collectives.metrics import Meter, Trace
 from collectives.operations.arguments import Arguments, dtype_name
 from collectives.operations.call_queue import CallQueue
 from collectives.operations.composed import compose
 from collectives.operations.fusion import WINDOW, Buffer
-from collectives.operations.job import Job, Packable
+from collectives.operations.job import Job
 from collectives.operations.movement import Movement, Speculation
 from collectives.operations.objects import Objects
 from collectives.operations.planned_call import PlannedCalls
@@ -37,10 +37,14 @@ from transports.onesided import OneSided
 
 T = TypeVar("T")
 
-log = logging.getLogger("ronde")
+log = logging.getLogger("ronde.calls")
 
 _STAGE_BYTES: Final = 2 << 20
 """Room for two pieces of 1 MiB, by which large arrays are moved fastest. With more than 4 ranks each has half of it."""
+
+
+_MOST_CALIBRATED: Final = 64
+"""Number of ranks up to which a communicator is calibrated: for more of them the plans alone take seconds."""
 
 
 class ArrayOperations:
@@ -50,6 +54,8 @@ class ArrayOperations:
         self.allreduce = reductions.allreduce
         self.reduce = reductions.reduce
         self.reduce_scatter = reductions.reduce_scatter
+        self.scan = reductions.scan
+        self.exscan = reductions.exscan
         self.grouped_allreduce = reductions.grouped_allreduce
         self.zeros = reductions.zeros
         self.broadcast = movement.broadcast
@@ -92,9 +98,11 @@ class HostOperations:
         self._hosts = geometry.hosts
         self._transport = transport
 
+        code = None if windows.onesided is None else machine_code(config.compiled)
+
         def executor(meter: Meter) -> Executor:
             planner = Planner(geometry, selector, self._stage_bytes if windows.onesided else 0, meter.follow, label)
-            return Executor(transport, ranks, tag, planner, meter, abort_signal, positions, windows)
+            return Executor(transport, ranks, tag, planner, meter, abort_signal, positions, windows, code)
 
         self._make_executor = executor
         self.executor = executor(meter)
@@ -119,9 +127,13 @@ class HostOperations:
         """The same operations, run at once by a queue."""
         return self.operations_in(self._space, self.calls, self.buffer, RunNow(queue))
 
-    def zeros(self, signature: Signature) -> Packable:
-        """The contribution of a rank that has joined to an allreduce of the others."""
-        return self.arrays.zeros(signature)
+    def zeros(self, signature: Signature) -> Job[Any]:
+        """The job of a rank that has joined, in an operation of the others: zeros in an allreduce, or a barrier."""
+        if signature.kind == "barrier":
+            job: Job[Any] = self.arrays.barrier(algorithm=signature.algorithm)
+        else:
+            job = self.arrays.zeros(signature)
+        return job
 
     @property
     def trace(self) -> Trace:
@@ -137,8 +149,8 @@ class HostOperations:
         onesided, deadline = self._windows.onesided, time.monotonic() + self._connect_timeout
         if onesided is not None:
             self._use_window(onesided, deadline)
-        elif self._calibrates and len(set(self._hosts)) > 1 and self.selector.needs_link and not self._named:
-            with contextlib.closing(self._make_executor(Meter(Trace("of a measurement")))) as trial:
+        elif self._calibrates and len(set(self._hosts)) > 1 and self.selector.needs_link:
+            with contextlib.closing(self._trial_executor("of a measurement")) as trial:
                 self.selector.use_link(measure_link(self._transport, trial, self._hosts, deadline))
 
     def _use_window(self, onesided: OneSided, deadline: float) -> None:
@@ -159,7 +171,8 @@ class HostOperations:
             copying.install(self.selector.kernel_table)
         elif self._calibrates:
             copying.calibrate(window, deadline)
-        if self._calibrates and executor.planner.single_copy and self.selector.calibration is None:
+        few = len(executor.ranks) <= _MOST_CALIBRATED
+        if self._calibrates and few and executor.planner.single_copy and self.selector.calibration is None:
             self._calibrate(onesided, deadline)
         if self._named:
             self._share_buffer(deadline)
@@ -175,10 +188,16 @@ class HostOperations:
                 raise
             log.warning("single copy is not calibrated: %s", error)
             return
-        with contextlib.closing(self._make_executor(Meter(Trace("of a calibration")))) as trial:
+        with contextlib.closing(self._trial_executor("of a calibration")) as trial:
             trial.use(window)
             trial.planner.single_copy = True
             self.selector.calibration = calibrate(trial, deadline)
+
+    def _trial_executor(self, title: str) -> Executor:
+        """An executor for trials. Its calls have numbers of their own, and so a key of its own."""
+        trial = self._make_executor(Meter(Trace(title)))
+        trial.key += "-trial"
+        return trial
 
     def _share_buffer(self, deadline: float) -> None:
         """Pack small arrays in a window. It is made here because all ranks are here: if one rank did not come to the

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.arrays import Array
+from collectives.arrays import Array, check_dtype
 from collectives.operations.arguments import Arguments, as_tuple, dtype_name
 from collectives.operations.job import FunctionJob, Job
 from collectives.operations.planned_call import ArrayJob, PlannedCall, PlannedCalls
@@ -271,6 +271,7 @@ class Movement:
     def _plan_broadcast(
         self, array: Any, in_place: bool, offsets: WindowOffsets | None, root: int, algorithm: str | None
     ) -> PlannedCall:
+        check_dtype(array.dtype, "x")
         self._arguments.root(root)
         self._selector.check("broadcast", algorithm)
         alias = 0 if in_place and self._arguments.rank == root else None
@@ -280,6 +281,7 @@ class Movement:
 
     def _plan_even_allgather(self, array: Any, in_place: bool, offsets: WindowOffsets | None) -> PlannedCall:
         """An allgather of equal parts, which ends without effect if the parts are not equal."""
+        check_dtype(array.dtype, "x")
         shape = tuple(array.shape) or (1,)
         call = Call("allgather", array.dtype, (prod(shape),), rest=shape[1:], windows=offsets)
         signature = self._signature("allgather", array, shape[1:], None, None)
@@ -299,6 +301,7 @@ class Movement:
     def _plan_even_alltoall(
         self, array: Any, in_place: bool, offsets: WindowOffsets | None, algorithm: str | None
     ) -> PlannedCall:
+        check_dtype(array.dtype, "x")
         self._selector.check("alltoall", algorithm)
         rows = self._arguments.rows(array.shape, None, "splits", even=True)
         block = rows[0] * prod(array.shape[1:])

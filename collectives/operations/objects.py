@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from collectives.arrays import Array, type_name
 from collectives.execution import Executor
 from collectives.operations.arguments import Arguments
 from collectives.operations.job import FunctionJob, Job
-from collectives.operations.shapes import AGREEMENT, agree_on_shapes
+from collectives.operations.shapes import AGREEMENT, Shapes, agree_on_parts, agree_on_shapes
 from collectives.operations.signature import Signature
 from collectives.planning import Call
 from transports.errors import TransportError
@@ -28,9 +29,9 @@ class Objects:
 
     def broadcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Job[Any]:
         root = self._arguments.root(root)
-        self._require_authenticated()
+        require_authenticated(self._executor)
         here = self._arguments.rank == root
-        data = _encode(obj, "obj") if here else None
+        data = encode(obj, "obj") if here else None
         alias = 0 if here else None
 
         def run(deadline: float) -> Any:
@@ -45,28 +46,67 @@ class Objects:
         return FunctionJob(run, self._arguments.timeout(timeout), Signature("broadcast_object", root=root))
 
     def allgather_object(self, obj: Any, *, timeout: float | None = None) -> Job[list[Any]]:
-        self._require_authenticated()
-        data = _encode(obj, "obj")
+        require_authenticated(self._executor)
+        data = encode(obj, "obj")
 
         def run(deadline: float) -> list[Any]:
             shapes = agree_on_shapes(self._executor, "allgather_object", data.shape, _BYTE, deadline)
             everything = np.empty(shapes.whole, np.uint8)
             self._executor.run_call(Call("allgather", _BYTE, shapes.blocks), data, everything, deadline)
-            ends = np.cumsum(shapes.rows)
-            return [
-                pickle.loads(everything[end - length : end].data) for end, length in zip(ends, shapes.rows, strict=True)
-            ]
+            return _decode_all(everything, shapes.rows)
 
         return FunctionJob(run, self._arguments.timeout(timeout), Signature("allgather_object"))
 
-    def _require_authenticated(self) -> None:
-        if self._arguments.size > 1 and not self._executor.authenticated:
-            raise TransportError(
-                "objects are not unpickled over links that are not authenticated: give the job a secret"
-            )
+    def gather_object(self, obj: Any, root: int = 0, *, timeout: float | None = None) -> Job[list[Any] | None]:
+        root = self._arguments.root(root)
+        require_authenticated(self._executor)
+        data = encode(obj, "obj")
+        here = self._arguments.rank == root
+
+        def run(deadline: float) -> list[Any] | None:
+            shapes = agree_on_shapes(self._executor, "gather_object", data.shape, _BYTE, deadline)
+            everything = np.empty(sum(shapes.rows) if here else 0, np.uint8)
+            call = Call("gather", _BYTE, shapes.blocks, root=root)
+            self._executor.run_call(call, data, everything if here else None, deadline)
+            return _decode_all(everything, shapes.rows) if here else None
+
+        return FunctionJob(run, self._arguments.timeout(timeout), Signature("gather_object", root=root))
+
+    def scatter_object(
+        self, objs: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None
+    ) -> Job[Any]:
+        root = self._arguments.root(root)
+        require_authenticated(self._executor)
+        given, source = None, None
+        if self._arguments.rank == root:
+            if objs is None or len(objs) != self._arguments.size:
+                count = "None" if objs is None else f"{len(objs)} objects"
+                raise ValueError(f"objs={count}: must be {self._arguments.size} objects on the root, one for each rank")
+            parts = [encode(obj, f"objs[{rank}]") for rank, obj in enumerate(objs)]
+            given, source = Shapes(_BYTE, tuple(map(len, parts)), ()), np.concatenate(parts)
+
+        def run(deadline: float) -> Any:
+            shapes = agree_on_parts(self._executor, given, root, deadline)
+            mine = np.empty(shapes.rows[self._arguments.rank], np.uint8)
+            self._executor.run_call(Call("scatter", _BYTE, shapes.blocks, root=root), source, mine, deadline)
+            return pickle.loads(mine.data)
+
+        return FunctionJob(run, self._arguments.timeout(timeout), Signature("scatter_object", root=root))
 
 
-def _encode(obj: Any, name: str) -> Array:
+def require_authenticated(executor: Executor) -> None:
+    """Raise TransportError if the links do not prove the identity of the sender."""
+    if len(executor.ranks) > 1 and not executor.authenticated:
+        raise TransportError("objects are not unpickled over links that are not authenticated: give the job a secret")
+
+
+def _decode_all(everything: Array, lengths: Sequence[int]) -> list[Any]:
+    """The objects whose pickles stand one after the other."""
+    ends = np.cumsum(lengths)
+    return [pickle.loads(everything[end - length : end].data) for end, length in zip(ends, lengths, strict=True)]
+
+
+def encode(obj: Any, name: str) -> Array:
     """The pickle of an object as bytes. Raises TypeError naming the argument if the object cannot be pickled."""
     try:
         return np.frombuffer(bytearray(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)), np.uint8)

@@ -38,6 +38,15 @@ class Persistent:
         if planned is None or not queue.begin():
             return queue.run(self._make())
         try:
+            if planned.begin is not None:
+                try:
+                    answer = planned.begin(self._source, self._target)
+                except BaseException as error:
+                    planned.leave(error)
+                    raise
+                if answer is not None:
+                    planned.go_on(answer, self._source, self._target, time.monotonic() + self._timeout)
+                return self._out
             deadline = time.monotonic() + self._timeout
             planned.quietly(planned.function, planned.planned, self._source, self._target, deadline)
         finally:

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.arrays import Array, check_dtype
+from collectives.arrays import Array
+from collectives.jit import ArrayKind
 from collectives.operations.job import Job, Packable, Part
 from collectives.operations.reduction import Reduction
 from collectives.operations.signature import Signature
@@ -29,6 +30,11 @@ def _always_done(*_: Any) -> Any:
     raise AssertionError("a call that is not speculative has ended without effect")
 
 
+def _never(x: Any, out: Any) -> bool:
+    """The `fits` of a call that is always looked up."""
+    return False
+
+
 class PlannedCall:
     """One kind of call.
 
@@ -39,9 +45,26 @@ class PlannedCall:
     reduction  the arithmetic around the exchange, for collectives that reduce
     signature  the description of a named call of this kind, which must be equal on all ranks
     otherwise  (x, out, seconds, deadline) -> result: does the call another way if `function` returns False
+    fits       (x, out): True if both are arrays as those that the call was planned for; False if it has to be looked up
+    begin      (source, target), of any shape: begins what `function` does, in machine code, and mostly ends it; then it
+               returns None, and otherwise what `go_on` wants. None if there is no such function
     """
 
-    __slots__ = ("dtype", "flat", "function", "otherwise", "planned", "quietly", "reduction", "shape", "signature")
+    __slots__ = (
+        "_executor",
+        "_table",
+        "begin",
+        "dtype",
+        "fits",
+        "flat",
+        "function",
+        "otherwise",
+        "planned",
+        "quietly",
+        "reduction",
+        "shape",
+        "signature",
+    )
 
     def __init__(
         self,
@@ -65,6 +88,19 @@ class PlannedCall:
         self.flat = flat
         self.reduction = reduction
         self.otherwise = otherwise
+        self._executor = space.executor
+        self._table = space.table(planned) if function is space.direct else None
+        self.begin = None if self._table is None else self._table.run
+        self.fits: Callable[[Any, Any], bool] = _never
+
+    def go_on(self, answer: int, source: Any, target: Any, deadline: float) -> None:
+        """End a call after `begin` has returned `answer`. Raises as Executor.run."""
+        assert self._table is not None
+        self._executor.go_on(self._table, answer, source, target, deadline)
+
+    def leave(self, error: BaseException) -> None:
+        """Abort because of an error in `begin`."""
+        self._executor.leave(self.planned, error)
 
     def run(self, source: Any, target: Any, deadline: float) -> Any:
         """Run it between flat arrays; `target` is None where this rank gets no result. Raises as Executor.run."""
@@ -91,15 +127,29 @@ class PlannedCalls:
         self.space = space
         self._windows = space.executor.windows
         self._known: dict[Any, PlannedCall] = space.executor.planner.cache()
+        self._in_place: dict[str, dict[Any, PlannedCall]] = space.executor.planner.cache()
+        """Collective -> arguments -> the call in place that was found last. `PlannedCall.fits` tells whether it is the
+        right one, in a tenth of the time of the look-up."""
+        self._apart: dict[str, dict[Any, PlannedCall]] = space.executor.planner.cache()
+        """The same for calls that are not in place."""
 
     def find_plain(
         self, collective: str, x: Any, out: Any, arguments: tuple[Any, ...], make: Callable[..., PlannedCall]
     ) -> PlannedCall | None:
         """The planned call on NumPy arrays that can be used as they are: contiguous, and `out` (None: a new array) is
         `x` or fits and does not overlap it. None for other arrays. See `find`."""
+        in_place = out is x
+        latest = self._in_place if in_place else self._apart
+        if latest and not self._windows.pieces:
+            try:
+                planned = latest[collective][arguments]
+            except (KeyError, TypeError):  # the first one; or an argument cannot be hashed
+                planned = None
+            if planned is not None and planned.fits(x, out):
+                return planned
         if type(x) is not _ndarray:
             return None
-        flags, in_place = x.flags, out is x
+        flags = x.flags
         if not (flags.carray if in_place else flags.c_contiguous):  # carray: writeable and aligned too
             return None
         offsets = self.space.offsets(collective, x, out) if self._windows.pieces else None
@@ -108,15 +158,17 @@ class PlannedCalls:
             planned = self._known[key]
         except (KeyError, TypeError) as error:  # TypeError: an argument that cannot be hashed
             planned = self._make(key, x, make, isinstance(error, KeyError))
-        if out is None or in_place:
-            return planned
-        if type(out) is not _ndarray or out.dtype != planned.dtype or out.shape != planned.shape:
-            return None
-        into = out.flags
-        if not (into.c_contiguous and into.writeable):
-            return None
-        apart = (into.owndata and flags.owndata) or not np.may_share_memory(out, x)  # which is slow to ask
-        return planned if apart else None
+        if out is not None and not in_place:
+            if type(out) is not _ndarray or out.dtype != planned.dtype or out.shape != planned.shape:
+                return None
+            into = out.flags
+            if not (into.c_contiguous and into.writeable):
+                return None
+            if not (into.owndata and flags.owndata) and np.may_share_memory(out, x):  # which is slow to ask
+                return None
+        if planned.fits is not _never:
+            latest.setdefault(collective, {})[arguments] = planned
+        return planned
 
     def find(
         self,
@@ -129,7 +181,7 @@ class PlannedCalls:
     ) -> PlannedCall:
         """The planned call of `collective` on `array`, from `source` into `target` (the same object: in place).
 
-        If there is none yet, make(array, in_place, offsets, *arguments) checks the arguments and plans it. Raises
+        If there is none yet, make(array, in_place, offsets, *arguments) checks dtype and arguments and plans it. Raises
         what `make` raises.
         """
         offsets = self.space.offsets(collective, source, target) if self._windows.pieces else None
@@ -141,10 +193,12 @@ class PlannedCalls:
 
     def _make(self, key: tuple[Any, ...], array: Any, make: Callable[..., PlannedCall], keep: bool) -> PlannedCall:
         _, arguments, in_place, _, _, offsets = key
-        check_dtype(array.dtype, "x")
         planned = make(array, in_place, offsets, *arguments)
         if keep:
             self._known[key] = planned
+            if planned.shape is not None:
+                kind = ArrayKind(planned.dtype, planned.shape)
+                planned.fits = self.space.executor.fitting(array, kind, in_place=in_place) or _never
         return planned
 
 
@@ -167,7 +221,7 @@ class PlainJob(Job[Any]):
     @property
     def packable(self) -> Packable | None:
         reduction = self.planned.reduction
-        if reduction is None or reduction.by_array or self.planned.signature.kind != "allreduce":
+        if reduction is None or not reduction.packs or self.planned.signature.kind != "allreduce":
             return None
         out = self._result()
         source, target = self.arrays(out)
@@ -210,7 +264,7 @@ class ArrayJob(Job[Any]):
     @property
     def packable(self) -> Packable | None:
         reduction, result = self.planned.reduction, self._result
-        if reduction is None or reduction.by_array or self.signature.kind != "allreduce" or self.signature.detail:
+        if reduction is None or not reduction.packs or self.signature.kind != "allreduce" or self.signature.detail:
             return None
         assert result is not None
         return Packable((Part(reduction, self._source.size, self._source, result.flat),), result.finish)

@@ -1,61 +1,99 @@
-"""send, recv and sendrecv: straight code on the transport, beside the collectives and not ordered with them."""
+"""Messages between two ranks: straight code on the transport, beside the collectives and not ordered with them.
+
+A receive from one rank, with one tag, into an array is a receive of the transport. Any other (from any rank, with any
+tag, of unknown length) uses the transport's ability `AnySource`, which matches both kinds in the order in which they
+were posted.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import pickle
 import time
-import zlib
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from collectives.arrays import Array, Target, as_bytes, as_numpy, flat
 from collectives.execution import CallPosition, Executor
 from collectives.operations.arguments import Arguments
+from collectives.operations.envelope import OBJECT_CHECK, Status, check_of, dtype_of
+from collectives.operations.objects import encode, require_authenticated
 from collectives.operations.work import Work
+from transports.anysource import AnyRequest, AnySource, Arrival
 from transports.base import Request, Transport
-from transports.errors import ClosedError, ConnectError, DeadlineExceeded, MismatchError, PeerLost, RondeError
+from transports.errors import (
+    ClosedError,
+    ConnectError,
+    DeadlineExceeded,
+    MismatchError,
+    PeerLost,
+    RondeError,
+    TransportError,
+)
 
 MAX_USER_TAG: Final = 2**31 - 1
 
 
-_Part = tuple[Request, Array, str, int]
-"""A request, its memory, 'send to' or 'receive from', and the peer."""
+class Part(NamedTuple):
+    """One request of a message.
+
+    doing     'send to rank 3', 'receive from any rank'
+    peers     the ranks of the world that can complete it
+    memory    the array that the transport uses; None if the transport allocates memory
+    """
+
+    request: Request
+    doing: str
+    peers: tuple[int, ...]
+    memory: Array | None
+
+    def position(self, executor: Executor) -> CallPosition:
+        """The position of a wait for the request."""
+        return _position(executor, self.doing, self.peers, id(self.request))
+
+
+def _position(executor: Executor, doing: str, peers: tuple[int, ...], step: int) -> CallPosition:
+    return CallPosition(executor, 0, step, f"a call to {doing}", peers, peers[0] if len(peers) == 1 else None)
 
 
 class Message(Work[Any]):
     """A message in flight. It progresses whenever any call of this rank waits; no thread waits for it alone."""
 
-    def __init__(self, executor: Executor, timeout: float, target: Target | None) -> None:
+    def __init__(self, executor: Executor, timeout: float) -> None:
         super().__init__()
         self.executor = executor
         self._ended = False
         self._deadline = time.monotonic() + timeout
-        self._target = target
-        self._parts: list[_Part] = []
-        self._awaited: _Part | None = None
+        self._parts: list[Part] = []
+        self._awaited: Part | None = None
+        self._finish: Callable[[], Any] | None = None
+        self._tell: Callable[[], None] | None = None
 
-    def add(self, request: Request, array: Array, doing: str, rank: int) -> None:
-        """Add a request of the message, with the memory that it uses."""
-        self._parts.append((request, array, doing, rank))
+    def add(self, part: Part) -> None:
+        """Add a request of the message."""
+        self._parts.append(part)
+
+    def finish_with(self, finish: Callable[[], Any], tell: Callable[[], None] | None) -> None:
+        """Once all requests have ended well, `finish` gives the result of `wait`. `tell` fills the caller's status."""
+        self._finish = finish
+        self._tell = tell
 
     def test(self) -> bool:
-        over = True
-        with contextlib.suppress(RondeError):  # that is for `wait` to raise
-            over = all(request.test() for request, *_ in self._parts)
-        if over:
-            self._end()
-        return over
+        try:
+            if not all(part.request.test() for part in self._parts):
+                return False
+        except RondeError:  # that is for `wait` to raise
+            self._end(arrived=False)
+            return True
+        self._end()
+        return True
 
     def position(self) -> CallPosition | None:
         """The part that `wait` waits for; None before it waits. From any thread."""
-        awaited = self._awaited
-        if awaited is None:
-            return None
-        request, _, doing, rank = awaited
-        peer = self.executor.ranks[rank]
-        return CallPosition(self.executor, 0, id(request), f"a call to {doing} rank {rank}", (peer,), peer)
+        part = self._awaited
+        return None if part is None else part.position(self.executor)
 
     def wait(self, timeout: float | None = None) -> Any:
         self.executor.positions.add(self)
@@ -68,37 +106,49 @@ class Message(Work[Any]):
         patience = self._deadline if timeout is None else min(self._deadline, time.monotonic() + timeout)
         for part in self._parts:
             self._awaited = part
-            request, array, doing, rank = part
             try:
-                request.wait(patience)
+                part.request.wait(patience)
             except MismatchError as error:
                 self._end()
+                memory = part.memory
+                expected = "" if memory is None else f"expected {memory.size} elements of {memory.dtype}; "
                 raise MismatchError(
-                    f"{doing} rank {rank}: expected {array.size} elements of {array.dtype}; {error.message}",
-                    rank=error.rank,
-                    peer=rank,
+                    f"{part.doing}: {expected}{error.message}", rank=error.rank, peer=error.peer
                 ) from error
             except DeadlineExceeded as error:
                 if time.monotonic() < self._deadline:
-                    raise error.within(f"{doing} rank {rank}") from error
+                    raise error.within(part.doing) from error
                 # the transport still owns the memory, so the communicator cannot go on
-                raise self.fail_with(error, f"{doing} rank {rank}") from error
+                raise self.fail_with(error, part.doing) from error
             except (PeerLost, ConnectError) as error:
-                raise self.fail_with(error, f"{doing} rank {rank}") from error
+                raise self.fail_with(error, part.doing) from error
         self._end()
-        return None if self._target is None else self._target.finish()
+        return None if self._finish is None else self._finish()
 
     def fail_with(self, error: RondeError, doing: str) -> RondeError:
         """Abort the communicator because of an error; returns the error to raise."""
-        self._end()
+        self._end(arrived=False)
         return self.executor.abort_signal.fail(error, doing)
 
-    def _end(self) -> None:
+    def _end(self, *, arrived: bool = True) -> None:
         self._ended = True
+        if arrived and self._tell is not None:
+            self._tell()
         self._call_back()
 
     def _over(self) -> bool:
         return self._ended
+
+
+class Waiting:
+    """The position of a probe that waits."""
+
+    def __init__(self, executor: Executor, doing: str, peers: tuple[int, ...]) -> None:
+        self._position = _position(executor, doing, peers, id(self))
+
+    def position(self) -> CallPosition | None:
+        """The call that waits."""
+        return self._position
 
 
 class HostAccess:
@@ -138,6 +188,8 @@ class PointToPoint:
         self._access = access
         self._executor = executor
         self._retired = ""
+        self._everyone = frozenset(ranks)
+        self._numbers = {rank: number for number, rank in enumerate(ranks)}
 
     def retire(self, state: str) -> None:
         """Take no more messages; `state` is the state that the errors tell."""
@@ -146,17 +198,53 @@ class PointToPoint:
     def send(self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Message:
         array = flat(self._access.array(x, time.monotonic() + self._arguments.timeout(timeout)))
         self._arguments.root(dst, "dst")
-        message = self._message(None, tag, timeout)
-        self._begin(message, self._transport.isend, "send to", dst, tag, array)
+        tag = check_tag(tag)
+        message = self._message(timeout)
+        self._begin_send(message, dst, tag, array, check_of(array.dtype))
         return message
 
-    def recv(self, x: Any, src: int, *, tag: int = 0, timeout: float | None = None) -> Message:
-        shape, dtype = self._access.kind(x)
-        self._arguments.root(src, "src")
-        target = self._access.target(x, shape, dtype)
-        message = self._message(target, tag, timeout)
-        self._begin(message, self._transport.irecv, "receive from", src, tag, target.flat)
+    def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Message:
+        require_authenticated(self._executor)
+        self._arguments.root(dst, "dst")
+        tag = check_tag(tag)
+        message = self._message(timeout)
+        self._begin_send(message, dst, tag, encode(obj, "obj"), OBJECT_CHECK)
         return message
+
+    def recv(
+        self,
+        x: Any = None,
+        src: int | None = None,
+        *,
+        tag: int | None = 0,
+        timeout: float | None = None,
+        status: Status | None = None,
+    ) -> Message:
+        if x is None:
+            return self._receive_any(src, tag, timeout, status, self._array_of)
+        shape, dtype = self._access.kind(x)
+        if src is not None:
+            self._arguments.root(src, "src")
+        target = self._access.target(x, shape, dtype)
+        if src is None or tag is None:
+            return self._receive_any(src, tag, timeout, status, lambda _: target.finish(), target.flat)
+        tag = check_tag(tag, "or None for any tag")
+        message = self._message(timeout)
+        self._begin_receive(message, src, tag, target.flat)
+        tell = None if status is None else functools.partial(status.fill, int(src), tag, dtype, target.flat.nbytes)
+        message.finish_with(target.finish, tell)
+        return message
+
+    def recv_object(
+        self,
+        src: int | None = None,
+        *,
+        tag: int | None = 0,
+        timeout: float | None = None,
+        status: Status | None = None,
+    ) -> Message:
+        require_authenticated(self._executor)
+        return self._receive_any(src, tag, timeout, status, self._object_of)
 
     def sendrecv(
         self,
@@ -177,17 +265,40 @@ class PointToPoint:
         outgoing = flat(array)
         if out is not None and np.may_share_memory(outgoing, target.flat):
             outgoing = outgoing.copy()
-        message = self._message(target, tag, timeout)
-        self._begin(message, self._transport.irecv, "receive from", source, tag, target.flat)
-        self._begin(message, self._transport.isend, "send to", dst, tag, outgoing)
+        tag = check_tag(tag)
+        message = self._message(timeout)
+        self._begin_receive(message, source, tag, target.flat)
+        self._begin_send(message, dst, tag, outgoing, check_of(outgoing.dtype))
+        message.finish_with(target.finish, None)
         return message
 
-    def _message(self, target: Target | None, tag: int, timeout: float | None) -> Message:
-        if not isinstance(tag, (int, np.integer)) or isinstance(tag, bool) or not 0 <= tag <= MAX_USER_TAG:
-            raise ValueError(f"tag={tag!r}: must be an int, 0 to 2**31 - 1")
+    def probe(self, src: int | None = None, *, tag: int | None = 0, timeout: float | None = None) -> Status:
+        seconds = self._arguments.timeout(timeout)
+        found = self._probe(src, tag, time.monotonic() + seconds, wait=True)
+        if found is None:
+            with_tag = "any tag" if tag is None else f"tag {tag}"
+            late = f"probe: no message from {_sender(src)} with {with_tag} came within {seconds} s"
+            raise DeadlineExceeded(late, rank=self._transport.rank)
+        return found
+
+    def iprobe(self, src: int | None = None, *, tag: int | None = 0) -> Status | None:
+        return self._probe(src, tag, time.monotonic(), wait=False)
+
+    # ---- how they run
+
+    def _message(self, timeout: float | None) -> Message:
+        self._check_open()
+        return Message(self._executor, self._arguments.timeout(timeout))
+
+    def _check_open(self) -> None:
         if self._retired:
             raise ClosedError(f"the communicator of rank {self._transport.rank} is {self._retired}")
-        return Message(self._executor, self._arguments.timeout(timeout), target)
+
+    def _begin_send(self, message: Message, dst: int, tag: int, array: Array, check: int) -> None:
+        self._begin(message, self._transport.isend, f"send to rank {dst}", dst, tag, array, check)
+
+    def _begin_receive(self, message: Message, src: int, tag: int, array: Array) -> None:
+        self._begin(message, self._transport.irecv, f"receive from rank {src}", src, tag, array, check_of(array.dtype))
 
     def _begin(
         self,
@@ -197,11 +308,118 @@ class PointToPoint:
         rank: int,
         tag: int,
         array: Array,
+        check: int,
     ) -> None:
         """Begin one request of a message."""
-        check = zlib.crc32(array.dtype.name.encode())
+        peer = self._ranks[rank]
         try:
-            request = start(self._ranks[rank], self._tag | int(tag), as_bytes(array), check)
+            request = start(peer, self._tag | int(tag), as_bytes(array), check)
         except (PeerLost, ConnectError) as error:
-            raise message.fail_with(error, f"{doing} rank {rank}") from error
-        message.add(request, array, doing, rank)
+            raise message.fail_with(error, doing) from error
+        message.add(Part(request, doing, (peer,), array))
+
+    def _receive_any(
+        self,
+        src: int | None,
+        tag: int | None,
+        timeout: float | None,
+        status: Status | None,
+        finish: Callable[[AnyRequest], Any],
+        memory: Array | None = None,
+    ) -> Message:
+        """Begin a receive that only the ability can carry out; into `memory`, or into new memory of any length."""
+        sources, tags, ability = self._sources(src), self._tags(tag), self._any_source()
+        message = self._message(timeout)
+        doing = f"receive from {_sender(src)}"
+        view, check = (None, None) if memory is None else (as_bytes(memory), check_of(memory.dtype))
+        try:
+            request = ability.irecv_any(sources, tags, view, check)
+        except (PeerLost, ConnectError) as error:
+            raise message.fail_with(error, doing) from error
+        message.add(Part(request, doing, self._peers(src), memory))
+
+        def tell() -> None:
+            if status is not None and request.arrival is not None:
+                self._fill(status, request.arrival)
+
+        message.finish_with(lambda: finish(request), tell)
+        return message
+
+    def _array_of(self, request: AnyRequest) -> Array:
+        """The array in a received message. Raises MismatchError for an object."""
+        arrival = self._arrival(request)
+        dtype = dtype_of(arrival.check)
+        if dtype is None:
+            raise self._misfit(arrival, "an array was expected; recv_object receives objects")
+        return np.frombuffer(request.view, np.uint8).view(dtype)
+
+    def _object_of(self, request: AnyRequest) -> Any:
+        """The object in a received message. Raises MismatchError for an array."""
+        arrival = self._arrival(request)
+        if arrival.check != OBJECT_CHECK:
+            raise self._misfit(arrival, "an object was expected; recv receives arrays")
+        return pickle.loads(request.view)
+
+    def _arrival(self, request: AnyRequest) -> Arrival:
+        arrival = request.arrival
+        assert arrival is not None
+        return arrival
+
+    def _misfit(self, arrival: Arrival, expected: str) -> MismatchError:
+        status = self._fill(Status(), arrival)
+        return MismatchError(f"{status}; {expected}", rank=self._transport.rank, peer=arrival.source)
+
+    def _probe(self, src: int | None, tag: int | None, deadline: float, *, wait: bool) -> Status | None:
+        sources, tags, ability = self._sources(src), self._tags(tag), self._any_source()
+        self._check_open()
+        positions, abort_signal = self._executor.positions, self._executor.abort_signal
+        doing = f"probe for a message from {_sender(src)}"
+        waiting = Waiting(self._executor, doing, self._peers(src))
+        if wait:
+            positions.add(waiting)
+        try:
+            arrival = ability.probe(sources, tags, deadline)
+            if arrival is None and wait and not ability.reachable(sources):
+                text = f"all ranks that could send the message have closed: {_sender(src)}"
+                raise PeerLost(text, rank=self._transport.rank, peer=None if src is None else self._ranks[src])
+        except (PeerLost, ConnectError) as error:
+            raise abort_signal.fail(error, doing) from error
+        finally:
+            positions.remove(waiting)
+        return None if arrival is None else self._fill(Status(), arrival)
+
+    def _fill(self, status: Status, arrival: Arrival) -> Status:
+        status.fill(self._numbers[arrival.source], arrival.tag & MAX_USER_TAG, dtype_of(arrival.check), arrival.nbytes)
+        return status
+
+    def _sources(self, src: int | None) -> frozenset[int]:
+        return self._everyone if src is None else frozenset((self._ranks[self._arguments.root(src, "src")],))
+
+    def _peers(self, src: int | None) -> tuple[int, ...]:
+        """The ranks of the world that can send the message."""
+        return self._ranks if src is None else (self._ranks[src],)
+
+    def _tags(self, tag: int | None) -> range:
+        if tag is None:
+            return range(self._tag, self._tag + MAX_USER_TAG + 1)
+        first = self._tag | check_tag(tag, "or None for any tag")
+        return range(first, first + 1)
+
+    def _any_source(self) -> AnySource:
+        ability = self._transport.ability(AnySource)
+        if ability is None:
+            name = self._transport.name
+            text = f"transport {name!r} can only receive from one rank with one tag into an array: give x, src and tag"
+            raise TransportError(text, rank=self._transport.rank)
+        return ability
+
+
+def check_tag(tag: int, otherwise: str = "") -> int:
+    """A tag as an int. Raises ValueError for a bad one; `otherwise` tells what else is allowed."""
+    if not isinstance(tag, (int, np.integer)) or isinstance(tag, bool) or not 0 <= tag <= MAX_USER_TAG:
+        raise ValueError(f"tag={tag!r}: must be an int, 0 to 2**31 - 1{', ' if otherwise else ''}{otherwise}")
+    return int(tag)
+
+
+def _sender(src: int | None) -> str:
+    return "any rank" if src is None else f"rank {src}"

@@ -1,4 +1,5 @@
-"""The collectives that combine: allreduce, reduce, reduce_scatter, and several allreduces as one operation."""
+"""The collectives that combine: allreduce, reduce, reduce_scatter, scan, exscan, and several allreduces as one
+operation."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays import ADASUM, Array, check_op
+from collectives.arrays import ADASUM, ALIASES, Array, Op, check_dtype, check_op
 from collectives.operations.arguments import Arguments, as_tuple, dtype_name, scale_factor
 from collectives.operations.fusion import Buffer, bundles, packable, reduce_together
 from collectives.operations.job import FunctionJob, Packable, Part
@@ -20,7 +21,7 @@ from collectives.operations.space import Space
 from collectives.operations.start import Start
 from collectives.planning import Selector, WindowOffset, WindowOffsets
 
-Options = tuple[str, float | None, float | None, str | None, bool | None]
+Options = tuple[str | Op, float | None, float | None, str | None, bool | None]
 """op, prescale, postscale, algorithm, reproducible."""
 
 
@@ -50,7 +51,7 @@ class Reductions:
     def allreduce(
         self,
         x: Any,
-        op: str = "sum",
+        op: str | Op = "sum",
         *,
         out: Any = None,
         prescale: float | None = None,
@@ -66,7 +67,7 @@ class Reductions:
         planned = self._calls.find_plain("allreduce", x, out, arguments, self._plan_allreduce)
         if planned is not None:
             return self._start.plain(planned, x, out, seconds)
-        array = self._space.array(x)
+        array = self._space.array(x, records=isinstance(op, Op))
         source, result = self._space.pair(x, array, out)
         planned = self._calls.find("allreduce", array, source, result.flat, arguments, self._plan_allreduce)
         return self._start.job(ArrayJob(planned, source, result, seconds))
@@ -74,7 +75,7 @@ class Reductions:
     def reduce(
         self,
         x: Any,
-        op: str = "sum",
+        op: str | Op = "sum",
         root: int = 0,
         *,
         out: Any = None,
@@ -92,7 +93,7 @@ class Reductions:
         plain = self._calls.find_plain("reduce", x, out, arguments, self._plan_reduce) if receives else None
         if plain is not None:
             return self._start.plain(plain, x, out, seconds)
-        array = self._space.array(x)
+        array = self._space.array(x, records=isinstance(op, Op))
         if receives:
             source, result = self._space.pair(x, array, out)
         else:
@@ -104,7 +105,7 @@ class Reductions:
     def reduce_scatter(
         self,
         x: Any,
-        op: str = "sum",
+        op: str | Op = "sum",
         *,
         counts: Sequence[int] | None = None,
         out: Any = None,
@@ -123,17 +124,60 @@ class Reductions:
             plain = self._calls.find_plain("reduce_scatter", x, out, arguments, self._plan_reduce_scatter)
             if plain is not None:
                 return self._start.plain(plain, x, out, seconds)
-        array = self._space.array(x)
+        array = self._space.array(x, records=isinstance(op, Op))
         source = self._space.flat(array)
         planned = self._calls.find("reduce_scatter", array, source, None, arguments, self._plan_reduce_scatter)
         assert planned.shape is not None
         result = self._space.result(out, planned.shape, array.dtype, x)
         return self._start.job(ArrayJob(planned, self._space.apart(source, out), result, seconds))
 
+    def scan(
+        self,
+        x: Any,
+        op: str | Op = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        arguments, seconds = (op, None, None, algorithm, reproducible), self._arguments.timeout(timeout)
+        planned = self._calls.find_plain("scan", x, out, arguments, self._plan_scan)
+        if planned is not None:
+            return self._start.plain(planned, x, out, seconds)
+        array = self._space.array(x, records=isinstance(op, Op))
+        source, result = self._space.pair(x, array, out)
+        planned = self._calls.find("scan", array, source, result.flat, arguments, self._plan_scan)
+        return self._start.job(ArrayJob(planned, source, result, seconds))
+
+    def exscan(
+        self,
+        x: Any,
+        op: str | Op = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        arguments, seconds = (op, None, None, algorithm, reproducible), self._arguments.timeout(timeout)
+        receives = self._arguments.rank > 0
+        if receives and out is not x:
+            planned = self._calls.find_plain("exscan", x, out, arguments, self._plan_exscan)
+            if planned is not None:
+                return self._start.plain(planned, x, out, seconds)
+        array = self._space.array(x, records=isinstance(op, Op))
+        source, result = self._space.flat(array), None
+        planned = self._calls.find("exscan", array, source, None, arguments, self._plan_exscan)
+        if receives:
+            result = self._space.result(out, tuple(array.shape), array.dtype, x)
+            source = self._space.apart(source, out)
+        return self._start.job(ArrayJob(planned, source, result, seconds))
+
     def grouped_allreduce(
         self,
         xs: Sequence[Any],
-        op: str = "sum",
+        op: str | Op = "sum",
         *,
         out: Sequence[Any] | None = None,
         prescale: float | None = None,
@@ -150,7 +194,7 @@ class Reductions:
             algorithm,
             reproducible,
         )
-        arrays = [space.array(x, f"xs[{index}]") for index, x in enumerate(xs)]
+        arrays = [space.array(x, f"xs[{index}]", records=isinstance(op, Op)) for index, x in enumerate(xs)]
         outs = [None] * len(arrays) if out is None else list(out)
         if len(outs) != len(arrays):
             raise ValueError(f"out: has {len(outs)} arrays, must have {len(arrays)}, as many as xs")
@@ -177,8 +221,14 @@ class Reductions:
         together = Packable(parts, finish) if packable(signature) else None
         return self._start.job(FunctionJob(run, seconds, signature, together))
 
-    def zeros(self, signature: Signature) -> Packable:
-        """The contribution of a rank that has joined to an allreduce of the others with this signature."""
+    def zeros(self, signature: Signature) -> Any:
+        """The job of a rank that has joined, in an allreduce of the others with this signature."""
+        if signature.op == ADASUM:
+            pairs = zip(signature.dtypes, signature.shapes, strict=True)
+            arrays = [np.zeros(shape, np.dtype(name)) for name, shape in pairs]
+            if signature.kind == "allreduce":
+                return self.allreduce(arrays[0], ADASUM)
+            return self.grouped_allreduce(arrays, ADASUM)
         parts = []
         for name, shape, offsets in zip_longest(signature.dtypes, signature.shapes, signature.windows):
             dtype = np.dtype(name)
@@ -196,7 +246,8 @@ class Reductions:
                 source, target = (self._window_array(WindowOffset(*offset), size, dtype) for offset in offsets)
                 source.fill(0)
             parts.append(Part(reduction, size, source, target))
-        return Packable(parts, lambda: None)
+        seconds = self._arguments.timeout(None)
+        return FunctionJob(lambda _: None, seconds, signature, Packable(parts, lambda: None))
 
     def _window_array(self, offset: WindowOffset, size: int, dtype: np.dtype[Any]) -> Array:
         """This rank's elements from a place in a window on."""
@@ -204,6 +255,8 @@ class Reductions:
 
     def _groups(self, signature: Signature, parts: Sequence[Part]) -> list[list[Part]]:
         """The arrays that are reduced together: small ones of one dtype; for Adasum all of one dtype."""
+        if parts and parts[0].reduction.by_function:
+            return [[part] for part in parts]
         if signature.op != ADASUM:
             limit = self.buffer.limit(self._fusion_bytes)
             return [
@@ -260,6 +313,17 @@ class Reductions:
         signature = signature._replace(detail=(*rows, *signature.detail))
         return self._planned(reduction, array, False, offsets, blocks, 0, shape, signature)
 
+    def _plan_scan(self, array: Any, in_place: bool, offsets: WindowOffsets | None, *options: *Options) -> PlannedCall:
+        reduction, signature = self._reduction("scan", array, *options), self._signature("scan", array, *options)
+        return self._planned(reduction, array, in_place, offsets, (array.size,), 0, array.shape, signature)
+
+    def _plan_exscan(
+        self, array: Any, in_place: bool, offsets: WindowOffsets | None, *options: *Options
+    ) -> PlannedCall:
+        reduction, signature = self._reduction("exscan", array, *options), self._signature("exscan", array, *options)
+        shape = array.shape if self._arguments.rank else None
+        return self._planned(reduction, array, False, offsets, (array.size,), 0, shape, signature)
+
     def _planned(
         self,
         reduction: Reduction,
@@ -286,21 +350,27 @@ class Reductions:
         self,
         collective: str,
         array: Any,
-        op: str,
+        op: str | Op,
         prescale: float | None,
         postscale: float | None,
         algorithm: str | None,
         reproducible: bool | None,
     ) -> Reduction:
         """The reduction of one kind of call, with all its arguments checked."""
-        dtype = array.dtype
-        check_op(op, dtype)
+        dtype, op = array.dtype, _canonical(op)
+        if isinstance(op, Op):
+            op.check(dtype)
+        else:
+            check_dtype(dtype, "x")
+            check_op(op, dtype)
+        if op == "average" and collective in ("scan", "exscan"):
+            raise ValueError(f"op={op!r}: is not for {collective}, whose results combine different numbers of ranks")
         if op == ADASUM and (collective != "allreduce" or algorithm is not None):
             raise ValueError(f"op={op!r}: is for allreduce without algorithm=, not for {collective}")
         self._selector.check(collective, algorithm)
         for name, value in (("prescale", prescale), ("postscale", postscale)):
-            if value is not None and dtype.kind == "b":
-                raise TypeError(f"{name}={value:g}: bool cannot be scaled")
+            if value is not None and (dtype.kind == "b" or dtype.names is not None):
+                raise TypeError(f"{name}={value:g}: {'bool' if dtype.names is None else dtype} cannot be scaled")
         kind = AdasumReduction if op == ADASUM else Reduction
         return kind(
             self._calls.space,
@@ -311,14 +381,14 @@ class Reductions:
             prescale=prescale,
             postscale=postscale,
             algorithm=algorithm,
-            reproducible=self._fixed(reproducible),
+            reproducible=self._fixed(reproducible) or (isinstance(op, Op) and not op.commutative),
         )
 
     def _signature(
         self,
         kind: str,
         array: Any,
-        op: str,
+        op: str | Op,
         prescale: float | None,
         postscale: float | None,
         algorithm: str | None,
@@ -327,11 +397,25 @@ class Reductions:
         shapes, fixed = (tuple(array.shape),), self._fixed(reproducible)
         names = (dtype_name(array.dtype),)
         return Signature(
-            kind, names, shapes, op, None, prescale, postscale, algorithm, fixed, detail=self._space.detail
+            kind,
+            names,
+            shapes,
+            str(_canonical(op)),
+            None,
+            prescale,
+            postscale,
+            algorithm,
+            fixed,
+            detail=self._space.detail,
         )
 
     def _fixed(self, reproducible: bool | None) -> bool:
         return self._arguments.reproducible if reproducible is None else bool(reproducible)
+
+
+def _canonical(op: str | Op) -> str | Op:
+    """The op by the name that all ranks use."""
+    return ALIASES.get(op, op) if isinstance(op, str) else op
 
 
 def _together(signatures: Sequence[Signature]) -> Signature:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from collectives.arrays import ADASUM, FLOAT32, LOGICAL, WIDENED, Array, is_small_float
+from collectives.arrays import ADASUM, FLOAT32, LOGICAL, WIDENED, Array, Op, is_small_float
 from collectives.execution import Peers, brief
 from collectives.operations.adasum import adasum
 from collectives.operations.space import Space
 from collectives.planning import Call, WindowOffsets
+
+_APART: Final = ("reduce_scatter", "exscan")
+"""Collectives whose result cannot be where the contribution is."""
 
 
 class Reduction:
@@ -29,7 +32,7 @@ class Reduction:
         size: int,
         collective: str,
         dtype: np.dtype[Any],
-        op: str,
+        op: str | Op,
         *,
         prescale: float | None = None,
         postscale: float | None = None,
@@ -52,8 +55,15 @@ class Reduction:
         self._logical = op in LOGICAL and dtype.kind != "b"
         self.by_array = op == ADASUM
         """True if the exchange depends on the sizes of the arrays that are packed together."""
+        self.by_function = isinstance(op, Op)
+        """True if a function of the user combines."""
         self.loads = wide or self._logical or prescale is not None
         """True if `load` changes anything."""
+
+    @property
+    def packs(self) -> bool:
+        """True if arrays of several operations may be packed together."""
+        return not (self.by_array or self.by_function)
 
     def call(
         self, blocks: tuple[int, ...], root: int = 0, *, in_place: bool, offsets: WindowOffsets | None = None
@@ -82,13 +92,16 @@ class Reduction:
 
     def surrounds(self, planned: Any) -> bool:
         """True unless the exchange alone does it all."""
-        divides = self._op == "average" and not self.space.averages(planned)
-        return self.loads or divides or self._scale_result is not None
+        return self.loads or self._divides(planned) or self._scale_result is not None
+
+    def _divides(self, planned: Any) -> bool:
+        """True if an average has to be divided after the exchange."""
+        return self._op == "average" and not self.space.averages(planned)
 
     def works_in_place(self, in_place: bool, receives: bool = True) -> bool:
         """True if the exchange of a call is in place: the caller's arrays are one, or work is done where the result
         will be. `receives`: this rank gets the result."""
-        return in_place or (self.loads and receives and self._collective != "reduce_scatter")
+        return in_place or (self.loads and receives and self._collective not in _APART)
 
     def runner(self, planned: Any, receives: bool) -> Callable[[Any, Any, Any, float], object]:
         """The function (planned, source, target, deadline) that does the whole call, as `run` does.
@@ -100,8 +113,7 @@ class Reduction:
             return self.run
         if not self.surrounds(planned):
             return exchange
-        divides = self._op == "average" and not self.space.averages(planned)
-        if divides or self._collective == "reduce_scatter":
+        if self._divides(planned) or self._collective in _APART:
             return self.run
         before, after = self._scale_source, self._scale_result
 

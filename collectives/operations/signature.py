@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from collectives.arrays import ADASUM, OPS
+
 
 class Signature(NamedTuple):
     """The arguments of a named operation that must be equal on all ranks.
@@ -29,9 +31,15 @@ class Signature(NamedTuple):
     windows: tuple[Any, ...] = ()
 
     @property
+    def for_host(self) -> bool:
+        """True if arrays of GPUs must be reduced in the host's memory."""
+        return self.kind in ("scan", "exscan") or (self.op is not None and (self.op == ADASUM or self.op not in OPS))
+
+    @property
     def joinable(self) -> bool:
-        """True if ranks that have joined can take part with zeros."""
-        return self.kind in ("allreduce", "grouped_allreduce") and self.op in ("sum", "average") and not self.detail
+        """True if ranks that have joined can take part, with zeros."""
+        reduces = self.kind in ("allreduce", "grouped_allreduce", "barrier") and not self.detail
+        return reduces and (self.op is None or self.op in OPS)
 
     def describe(self) -> str:
         """Format the call for messages: 'allreduce(float32 (3, 4), op=sum, prescale=0.5)'."""

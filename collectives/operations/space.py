@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from collectives.arrays import Array, Target, as_numpy, divide, flat, scaling
-from collectives.execution import NO_DATA, Executor
+from collectives.execution import NO_DATA, Executor, Table
 from collectives.planning import Call, Plan, WindowOffsets
 
 
@@ -45,8 +45,9 @@ class Space(Protocol):
     def speculates(self) -> bool:
         """True if an allgather may run as if all parts were equal, with no effect if they are not."""
 
-    def array(self, x: Any, name: str = "x") -> Any:
-        """`x` as an array of this space, sharing memory. Raises TypeError, naming the argument, if it is none."""
+    def array(self, x: Any, name: str = "x", *, records: bool = False) -> Any:
+        """`x` as an array of this space, sharing memory. Raises TypeError, naming the argument, if it is none, or if
+        its dtype cannot be communicated; `records`: the host's arrays may have any dtype."""
 
     def flat(self, array: Any) -> Any:
         """The elements in C order as a one-dimensional array: a view if possible, else a copy."""
@@ -76,6 +77,9 @@ class Space(Protocol):
     def plan(self, call: Call) -> Any:
         """The call, planned as far as that can be before it runs. Raises ValueError for an unusable algorithm."""
 
+    def table(self, planned: Any) -> Table | None:
+        """The table by which `direct` runs a planned call; None if it has none."""
+
     def averages(self, planned: Any) -> bool:
         """True if the exchange of an average is known to divide by itself."""
 
@@ -104,8 +108,8 @@ class HostSpace:
     def speculates(self) -> bool:
         return self.executor.onesided
 
-    def array(self, x: Any, name: str = "x") -> Array:
-        return as_numpy(x, name)
+    def array(self, x: Any, name: str = "x", *, records: bool = False) -> Array:
+        return as_numpy(x, name, records=records)
 
     def flat(self, array: Array) -> Array:
         return flat(array)
@@ -138,6 +142,9 @@ class HostSpace:
 
     def plan(self, call: Call) -> Plan:
         return self.executor.planner.plan(call)
+
+    def table(self, planned: Plan) -> Table | None:
+        return self.executor.table(planned)
 
     def averages(self, planned: Plan) -> bool:
         return planned.averages

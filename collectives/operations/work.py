@@ -13,7 +13,7 @@ from transports.errors import DeadlineExceeded, ForkedError
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("ronde.work")
 
 
 class Work(ABC, Generic[T]):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collectives.arrays import Op
 from collectives.schedule import SPECS
 
 
@@ -37,7 +38,7 @@ class Call(NamedTuple):
     collective: str
     dtype: np.dtype[Any]
     blocks: tuple[int, ...]
-    op: str | None = None
+    op: str | Op | None = None
     root: int = 0
     alias: int | None = None
     algorithm: str | None = None
@@ -46,6 +47,11 @@ class Call(NamedTuple):
     rest: tuple[int, ...] | None = None
     within: str = ""
     windows: WindowOffsets | None = None
+
+    @property
+    def op_name(self) -> str | None:
+        """The op as it is named in messages."""
+        return None if self.op is None else str(self.op)
 
     def placed(self, places: WindowOffsets) -> Call:
         """The same call on arrays that lie in windows."""

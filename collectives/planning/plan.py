@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from collectives.planning.call import Call
 from collectives.planning.select import Choice, Demand, Selector
 from collectives.planning.tally import Tally
 from collectives.schedule import SPECS, Geometry, Program, lay_out, lower, split_evenly
+
+log = logging.getLogger("ronde.planning")
 
 _MOST_PLANS: Final = 1024
 """Plans that are kept. One more, and all are forgotten: the cache has one way to lose a plan."""
@@ -171,6 +174,14 @@ class Planner:
         slots = min(self._stage_bytes, _ROTATION_BYTES // 2 // size) // stride if stride > _SMALL else 1
         plan = Plan(call, algorithm, geometry, program, nbytes, check, 2 * max(1, slots), stride)
         self._on_new_plan(plan)
+        log.debug(
+            "%s of %d bytes on %d ranks: %s, segments: %d",
+            call.collective,
+            nbytes,
+            size,
+            algorithm.name,
+            choice.segments,
+        )
         return plan
 
 

@@ -141,7 +141,7 @@ class Selector:
         if wanted is not None:
             able = [candidate for candidate in able if candidate.single_copy == wanted] or able
         choices = [self._best(candidate, demand) for candidate in able]
-        return min(choices, key=lambda choice: (not choice.algorithm.native, choice.seconds))
+        return min(choices, key=_preference)
 
     def _wants_single_copy(self, demand: Demand) -> bool | None:
         """True to consider only single-copy algorithms, False to consider only others, None to compare all by cost."""
@@ -172,6 +172,11 @@ class Selector:
         return min(choices, key=lambda choice: choice.seconds)
 
 
+def _preference(choice: Choice) -> tuple[bool, float, bool]:
+    """Native ones first, then the cheapest; of equal cost one that combines in the canonical order."""
+    return not choice.algorithm.native, choice.seconds, not choice.algorithm.tree_order
+
+
 def obstacle(algorithm: Algorithm, demand: Demand) -> str:
     """Return the reason why an algorithm cannot meet a demand; empty if it can."""
     if algorithm.native and demand.native:
@@ -192,7 +197,7 @@ def obstacle(algorithm: Algorithm, demand: Demand) -> str:
     if algorithm.uniform and not demand.uniform:
         return "it needs parts of equal size"
     if demand.reproducible and not algorithm.tree_order:
-        return "it does not combine in the fixed order that reproducible=True asks for"
+        return "it does not combine in the fixed order that reproducible=True asks for, or an op that does not commute"
     return ""
 
 

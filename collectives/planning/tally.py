@@ -10,12 +10,30 @@ class Tally:
     next          number of the next call that is to be timed
     timed, last   number of the last timed call, and its nanoseconds
     nanoseconds   estimated for all calls up to `timed`
+    words         `calls` and `next` as two words of 64 bits, which compiled code reads and raises
     """
 
-    __slots__ = ("calls", "last", "nanoseconds", "next", "timed")
+    __slots__ = ("last", "nanoseconds", "timed", "words")
 
     def __init__(self) -> None:
+        self.words = memoryview(bytearray(16)).cast("q")
         self.clear()
+
+    @property
+    def calls(self) -> int:
+        return self.words[0]
+
+    @calls.setter
+    def calls(self, calls: int) -> None:
+        self.words[0] = calls
+
+    @property
+    def next(self) -> int:
+        return self.words[1]
+
+    @next.setter
+    def next(self, number: int) -> None:
+        self.words[1] = number
 
     def clear(self) -> None:
         """Count from zero again."""

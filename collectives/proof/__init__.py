@@ -1,16 +1,21 @@
 """Analysis of algorithms without communication: proof of correctness, simulation, and the order of exchanges.
 
 All of it works on the programs of all ranks, the same data that the runtime executes. The runtime itself uses only the
-exchange order, for GPUs; the rest serves tests and tools.
+exchange order, for GPUs; the rest serves tests, pictures and tools.
 """
 
 from __future__ import annotations
 
 from collectives.proof.all_ranks import (
+    count_blocks,
     lower_ranks,
 )
 from collectives.proof.exchange_order import (
     exchange_rounds,
 )
+from collectives.proof.simulator import (
+    Activity,
+    simulate,
+)
 
-__all__ = ["exchange_rounds", "lower_ranks"]
+__all__ = ["Activity", "count_blocks", "exchange_rounds", "lower_ranks", "simulate"]

@@ -9,7 +9,7 @@ from collectives.algorithms import Algorithm
 from collectives.schedule import SPECS, Geometry, Layout, Program, Spec, lay_out, lower
 from transports.errors import RondeError
 
-_IN_PLACE = ("allreduce", "reduce", "broadcast", "allgather", "gather")
+_IN_PLACE = ("allreduce", "reduce", "broadcast", "allgather", "gather", "scan")
 
 
 class ProofError(RondeError):

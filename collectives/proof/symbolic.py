@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -40,6 +41,8 @@ class Expressions:
         """The ranks whose contributions a value contains, as bits."""
         self.places = [leaf // (elements * size) * elements + leaf % elements for leaf in leaves]
         """call * elements + element."""
+        self.runs: list[tuple[int, int] | None] = [(leaf // elements % size,) * 2 for leaf in leaves]
+        """The first and the last rank of a value that combines successive ranks in rank order; None for others."""
         self._known: dict[tuple[int, int], int] = {}
 
     def combine(self, a: int, b: int) -> int:
@@ -55,6 +58,9 @@ class Expressions:
             value = self._known[a, b] = len(self.ranks)
             self.ranks.append(self.ranks[a] | self.ranks[b])
             self.places.append(self.places[a])
+            left, right = self.runs[a], self.runs[b]
+            ordered = left is not None and right is not None and left[1] + 1 == right[0]
+            self.runs.append((left[0], right[1]) if ordered and left and right else None)
         return value
 
     def check_last(self, values: list[int], said: bool, promised: bool) -> None:
@@ -70,6 +76,10 @@ class Expressions:
                 raise Violation("is said to be the last combination, and lacks contributions")
             if last and promised and not said:
                 raise Violation("is the last combination, and that is not said")
+
+    def in_turn(self, ranks: range, place: int) -> int:
+        """Return the combination of the contributions of some ranks from left to right, at a place."""
+        return functools.reduce(self.combine, (self.along(rank, place) for rank in ranks))
 
     def along(self, tree: Tree, place: int) -> int:
         """Return the value of a combination tree at a place."""

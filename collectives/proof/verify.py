@@ -2,7 +2,8 @@
 
     deadlock     messages are not buffered: a send completes only after its receive is posted
     data         every result contains exactly the elements that contracts.py demands: each contribution once, from the
-                 right rank and place; the same expression on all ranks; the `canonical_tree` if `tree_order` is set
+                 right rank and place; the same expression on all ranks; the `canonical_tree` if `tree_order` is set.
+                 Prefixes are combined in rank order, and from left to right if `tree_order` is set
     races        no access conflicts with a pending SEND or RECV, or with an access by another rank to a window, also
                  across successive calls (vector clocks over program order, messages and signals); IN is not written
     properties   traffic and STAGE size are as registered; in each one-sided call every rank waits for all others, early
@@ -343,12 +344,13 @@ class _Machine:
             raise Violation(f"never waits for ranks {lacking}")
         rank.memory.leave()
         for place, (element, value) in enumerate(zip(self.held[rank.number][1], rank.memory.result, strict=True)):
-            reason = self.judge(rank.call, element, value)
+            reason = self.judge(rank, element, value)
             if reason is not None:
                 raise Violation(f"OUT {place} {reason}")
 
-    def judge(self, call: int, element: int, value: int) -> str | None:
-        """Return the defect of a value at `element` of the result, or None."""
+    def judge(self, rank: _Rank, element: int, value: int) -> str | None:
+        """Return the defect of a value at `element` of a rank's result, or None."""
+        call, combined = rank.call, self.lowered.spec.combined
         if value < 0:
             return "is not written"
         if self.expressions is None:
@@ -357,6 +359,8 @@ class _Machine:
         place = call * self.total + element
         if self.expressions.places[value] != place:
             return f"is not element {element}, but another or of another call"
+        if combined is not None:
+            return self.judge_prefix(combined(rank.number, self.size), place, value)
         lacking = (1 << self.size) - 1 & ~self.expressions.ranks[value]
         if lacking:
             return f"lacks the contribution of rank {lacking.bit_length() - 1}"
@@ -364,6 +368,15 @@ class _Machine:
             self.results[place] = value if self.tree is None else self.expressions.along(self.tree, place)
         if value != self.results[place]:
             return f"is not combined as {'on other ranks' if self.tree is None else 'the canonical tree says'}"
+        return None
+
+    def judge_prefix(self, ranks: range, place: int, value: int) -> str | None:
+        """Return the defect of the combination of some successive ranks, or None."""
+        assert self.expressions is not None
+        if self.expressions.runs[value] != (ranks[0], ranks[-1]):
+            return f"is not the combination of ranks {ranks[0]} to {ranks[-1]} in this order"
+        if self.tree is not None and value != self.expressions.in_turn(ranks, place):
+            return "is not combined from left to right"
         return None
 
     def check_ended(self) -> None:

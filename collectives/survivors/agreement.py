@@ -1,15 +1,20 @@
 """The agreement of the survivors, through the store of the group that failed.
 
-    arrive ----> look for arrivals and losses ----> no rank is missing: propose a decision ----> read the decision
-                        ^            |
-                        +------------+ until then
+    arrive ----> wait for the decision
+                 and meanwhile, as the scout of a host:   report processes of the host that have ended
+                               as the coordinator:        read the arrivals and losses; propose a decision when no rank
+                                                          is missing any more
 
-The first proposal becomes the decision of all (transports/rendezvous/once.py).
+The first proposal becomes the decision of all. Of the ranks that have arrived, one of each host is its scout, and one
+scout is the coordinator. Both are duties (duty.py), which pass on when a rank ends. So every rank asks the store a few
+times, and only the coordinator reads what grows with the number of ranks: five requests for each look.
 
 Store keys, in the part of the old group
-    shrink/here/RANK   the rank has arrived
-    shrink/lost/RANK   reason why it cannot continue, written by a rank that knows for certain
-    shrink/decision    survivors, ranks left out with reasons, and the rank that proposed it
+    shrink/here          table; the row of a rank tells that it has arrived
+    shrink/lost          table; the row of a rank is the reason why it cannot continue, by a rank that knows for certain
+    shrink/scout/HOST    the duty to watch a host
+    shrink/coordinator   the duty to propose
+    shrink/decision      ranks left out with reasons, and the rank that proposed it
 """
 
 from __future__ import annotations
@@ -19,13 +24,15 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from collectives.failure import wake
 from collectives.survivors.decision import Blame, Decision, Knowledge, decide_survivors
-from collectives.watchdog import HostHeartbeat, has_closed, ranks_by_host
+from collectives.survivors.duty import Duty
+from collectives.watchdog import FarHosts, have_closed, ranks_by_host
 from transports.base import Group
 from transports.errors import DeadlineExceeded, PeerLost, RendezvousError, RondeError
 from transports.liveness import STOPPED_SECONDS, Watch
 from transports.packed import pack, unpack
-from transports.rendezvous import Causes, decide, decided
+from transports.rendezvous import Causes
 
 LOST_SECONDS: Final = 0.5
 LATE_SECONDS: Final = 2.0
@@ -34,7 +41,13 @@ STORE_SECONDS: Final = 5.0
 """Time for the store to answer."""
 FIRST_PAUSE: Final = 0.01
 LAST_PAUSE: Final = 0.1
-"""Seconds between two looks at the other ranks. The last rank to arrive does not pause; its decision wakes the rest."""
+"""Seconds between two looks of a scout. The last rank to arrive does not pause; its decision wakes the rest."""
+IDLE_SECONDS: Final = 1.0
+"""Seconds between two looks of other ranks at their scout."""
+
+
+_LONGEST_REASON: Final = 1 << 12
+"""Bytes of a reason."""
 
 
 class SurvivorAgreement:
@@ -48,33 +61,32 @@ class SurvivorAgreement:
         self._group = group
         self._rank = group.rank
         store = group.store.with_timeout(STORE_SECONDS)
+        self._group_store = store
         self._watchdogs = store.prefixed("watch")
         self._store = store.prefixed("shrink")
         self._causes = Causes(store)
         self._failure = failure
+        self._heartbeat = heartbeat
+        self._scout = Duty(self._store.prefixed(f"scout/{group.members[self._rank].host}"), self._rank)
+        self._coordinator = Duty(self._store.prefixed("coordinator"), self._rank)
         self._here = {self._rank}
         self._lost: dict[int, str] = {}
-        self._watch = Watch()
-        self._far: list[tuple[list[int], HostHeartbeat]] = []
-        for host, (name, ranks) in enumerate(ranks_by_host(group).items()):
-            if name == group.members[self._rank].host:
-                for rank in ranks:
-                    self._watch.add(rank, group.members[rank].process)
-            elif heartbeat:
-                self._far.append((ranks, HostHeartbeat(self._watchdogs, host, heartbeat)))
+        self._watch: Watch | None = None
+        self._far: FarHosts | None = None
 
     def arrive(self) -> None:
         """Tell the other ranks that this rank has arrived. Raises RendezvousError."""
-        self._store.set(f"here/{self._rank}", b"")
+        self._put("here", self._rank, b"")
 
     def withdraw(self, reason: str) -> None:
         """Tell the other ranks that this rank does not continue. Never raises."""
         with contextlib.suppress(RendezvousError):  # the other ranks will miss it
-            self._store.set(f"lost/{self._rank}", reason.encode(errors="replace"))
+            self._put("lost", self._rank, reason.encode(errors="replace")[:_LONGEST_REASON])
 
     def close(self) -> None:
         """Release descriptors. Idempotent."""
-        self._watch.close()
+        if self._watch is not None:
+            self._watch.close()
 
     def decide(self, begun: float, timeout: float) -> tuple[Decision, int]:
         """Wait for the other ranks; the decision, and the rank that proposed it. Raises RendezvousError.
@@ -82,53 +94,68 @@ class SurvivorAgreement:
         begun     when this rank began to wait (monotonic seconds)
         timeout   seconds from then on
         """
-        pause = FIRST_PAUSE
-        while True:
-            with contextlib.suppress(DeadlineExceeded):
-                return _read(decided(self._store, "decision", time.monotonic()))
-            self._look()
-            known = Knowledge(self._group.size, frozenset(self._here), self._lost, self._blamed())
-            decision, _ = decide_survivors(known, time.monotonic() - begun, timeout)
-            if decision is not None:
-                proposal = pack([self._rank, decision.survivors, list(decision.left_out.items())])
-                return _read(decide(self._store, "decision", proposal, time.monotonic() + STORE_SECONDS))
-            with contextlib.suppress(DeadlineExceeded):
-                return _read(decided(self._store, "decision", time.monotonic() + pause))
-            pause = min(2 * pause, LAST_PAUSE)
+        with contextlib.closing(self._store.awaited("decision")) as awaited:
+            pause = 0.0
+            while True:
+                found = awaited.wait(time.monotonic() + pause)
+                if found is not None:
+                    return _read(found[1], self._group.size)
+                if not self._scout.held(time.monotonic()):
+                    pause = IDLE_SECONDS
+                    continue
+                pause = min(max(2 * pause, FIRST_PAUSE), LAST_PAUSE)
+                self._look_at_processes()
+                if self._coordinator.held(time.monotonic()):
+                    self._look_at_reports()
+                    known = Knowledge(self._group.size, frozenset(self._here), self._lost, self._blamed())
+                    proposed, _ = decide_survivors(known, time.monotonic() - begun, timeout)
+                    if proposed is not None:
+                        proposal = pack([self._rank, list(proposed.left_out.items())])
+                        return _read(self._store.set_default("decision", proposal), self._group.size)
 
-    def _look(self) -> None:
-        """Find arrivals and losses."""
-        for rank in range(self._group.size):
-            if rank in self._lost:
-                continue
-            if rank not in self._here:
-                closed = has_closed(self._watchdogs, rank)  # asked first: a rank that shrinks arrives, then closes
-                if self._store.peek(f"here/{rank}") is not None:
-                    self._here.add(rank)
-                elif closed:
-                    self._lose(rank, "it closed the communicator")
-            reason = self._store.peek(f"lost/{rank}")
-            if reason is not None:
-                self._lost[rank] = reason.decode(errors="replace")
+    def _look_at_processes(self) -> None:
+        """As the scout: report the ranks of this host whose processes have ended or are stopped."""
+        if self._watch is None:
+            self._watch = Watch()
+            for rank in ranks_by_host(self._group)[self._group.members[self._rank].host]:
+                self._watch.add(rank, self._group.members[rank].process)
         for rank in self._watch.dead():
             self._lose(rank, "its process ended")
-        blamed = self._blamed()
-        for rank in self._watch.stopped(0.0):
+        stopped = [rank for rank in self._watch.stopped(0.0) if rank not in self._lost]
+        blamed = self._blamed() if stopped else {}
+        for rank in stopped:
             if rank in blamed:
                 self._lose(rank, blamed[rank].reason)
         for rank in self._watch.stopped():
             self._lose(rank, f"its process has been stopped for {STOPPED_SECONDS:g} s")
-        for ranks, heartbeat in self._far:
-            missing = [rank for rank in ranks if rank not in self._here and rank not in self._lost]
-            silence = heartbeat.silence() if missing else None
-            for rank in missing if silence else []:
-                self._lose(rank, str(silence))
+
+    def _look_at_reports(self) -> None:
+        """As the coordinator: find arrivals and losses, those of silent hosts as well."""
+        missing = [rank for rank in range(self._group.size) if rank not in self._here and rank not in self._lost]
+        closed = have_closed(self._watchdogs, missing)  # asked first: a rank that shrinks arrives, then closes
+        self._here.update(rank for rank, row in enumerate(self._store.rows("here")) if row is not None)
+        for rank, reason in enumerate(self._store.rows("lost")):
+            if reason is not None:
+                self._lost[rank] = reason.decode(errors="replace")
+        for rank in closed - self._here:
+            self._lose(rank, "it closed the communicator")
+        if self._heartbeat:
+            if self._far is None:
+                self._far = FarHosts(
+                    self._group, self._watchdogs, self._heartbeat, lambda ranks: wake(self._group_store, ranks)
+                )
+            for rank, silence in self._far.silent(self._here | self._lost.keys()).items():
+                self._lose(rank, silence)
 
     def _lose(self, rank: int, reason: str) -> None:
-        """Note that a rank is lost, and tell the other ranks."""
+        """Note that a rank is lost, and tell the coordinator."""
         if rank not in self._lost:
             self._lost[rank] = reason
-            self._store.set(f"lost/{rank}", reason.encode())
+            self._put("lost", rank, reason.encode())
+
+    def _put(self, table: str, rank: int, row: bytes) -> None:
+        with contextlib.suppress(ValueError):  # somebody has told it before
+            self._store.put_row(table, rank, self._group.size, row)
 
     def _blamed(self) -> Mapping[int, Blame]:
         cause = self._causes.fetch(0.0) or self._failure
@@ -137,12 +164,13 @@ class SurvivorAgreement:
         return {cause.peer: Blame(cause.message, LOST_SECONDS if isinstance(cause, PeerLost) else LATE_SECONDS)}
 
 
-def _read(decision: bytes) -> tuple[Decision, int]:
+def _read(decision: bytes, size: int) -> tuple[Decision, int]:
     """A decision and the rank that proposed it. Raises RendezvousError."""
     try:
         match unpack(decision):
-            case [int(by), [*survivors], [*left_out]]:
-                return Decision(tuple(survivors), dict(left_out)), by
+            case [int(by), [*rows]]:
+                left_out = {int(rank): str(reason) for rank, reason in rows}
+                return Decision(tuple(rank for rank in range(size) if rank not in left_out), left_out), by
     except (ValueError, TypeError) as error:
         raise RendezvousError(f"the store holds a decision on the survivors that cannot be read: {error}") from error
     raise RendezvousError("the store holds a value that is not a decision on the survivors")

@@ -7,12 +7,12 @@ signal.
 from __future__ import annotations
 
 from collectives.watchdog.liveness import (
-    HostHeartbeat,
-    has_closed,
+    FarHosts,
+    have_closed,
     ranks_by_host,
 )
 from collectives.watchdog.watchdog import (
     Watchdog,
 )
 
-__all__ = ["HostHeartbeat", "Watchdog", "has_closed", "ranks_by_host"]
+__all__ = ["FarHosts", "Watchdog", "have_closed", "ranks_by_host"]

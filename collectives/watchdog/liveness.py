@@ -1,19 +1,27 @@
 """Peer liveness. The cost for a rank does not grow with the number of ranks, since there are two rings:
 
     processes   every rank watches the next process on its host, through the kernel
-    hosts       the first rank of every host watches the next host, through a counter in the store
+    hosts       the first rank of every host adds to a counter in the store, and watches that of the next host
+
+A host that seems silent is asked before it is lost: its ranks are woken, and any of them answers with a heartbeat. So
+one rank of a host beats, though any may die or close.
 
 Store keys, in the part that the watchdogs of a group share
     left/RANK    the rank has closed, so its end is no failure
-    beats/HOST   heartbeat counter, to which all ranks of the host add
+    beats/HOST   heartbeat counter
 """
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final
 
 from transports.base import Group
-from transports.errors import PeerLost
+from transports.errors import AbortedError, PeerLost
+from transports.launchers import find_starter
 from transports.liveness import STOPPED_SECONDS, Steady, Watch
 from transports.store import Store
 
@@ -21,6 +29,12 @@ from transports.store import Store
 def has_closed(store: Store, rank: int) -> bool:
     """True if a rank has closed, so that its end is no failure. Raises RendezvousError."""
     return store.peek(f"left/{rank}") is not None
+
+
+def have_closed(store: Store, ranks: Sequence[int]) -> set[int]:
+    """The ranks of `ranks` that have closed. One request. Raises RendezvousError."""
+    marks = store.peek_all([f"left/{rank}" for rank in ranks])
+    return {rank for rank, mark in zip(ranks, marks, strict=True) if mark is not None}
 
 
 def ranks_by_host(group: Group) -> dict[str, list[int]]:
@@ -74,6 +88,47 @@ class NextProcess:
             self._watch = None
 
 
+class LauncherProcess:
+    """The process of the launcher that has started this rank; `find_starter` tells which. Without it nobody would end
+    the rank, or learn how it ended."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._starter = find_starter(os.environ) if group.size > 1 else None
+        self._watch: Watch | None = None
+
+    @property
+    def exists(self) -> bool:
+        """False if there is no such process to watch."""
+        return self._starter is not None
+
+    def check(self) -> AbortedError | None:
+        """The error if the process has ended; else None."""
+        if self._starter is None:
+            return None
+        rank = self._group.rank
+        if self._watch is None:
+            self._watch = Watch()
+            self._watch.add(rank, self._starter.process)
+        if not self._watch.dead():
+            return None
+        text = f"rank {rank} aborted: its launcher has ended on {self._group.members[rank].hostname} ({self._starter})"
+        return AbortedError(text, rank=rank, peer=rank)
+
+    def close(self) -> None:
+        """Release descriptors. Idempotent."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+
+_ASK_SHARE: Final = 0.4
+"""Part of the setting heartbeat after which a silent host is asked."""
+
+Ask = Callable[[Iterable[int]], None]
+"""Wakes the watchdogs of ranks. Raises RendezvousError."""
+
+
 class HostHeartbeat:
     """The heartbeat of one host, as this rank sees it.
 
@@ -81,45 +136,84 @@ class HostHeartbeat:
     heartbeat   the setting, in seconds
     """
 
-    def __init__(self, store: Store, host: int, heartbeat: float) -> None:
-        self._store = store
-        self._key = f"beats/{host}"
+    def __init__(self, host: int, heartbeat: float) -> None:
+        self.key = f"beats/{host}"
+        self._asked = 0.0
         self._heartbeat = heartbeat
         self._counter = Steady(gap=heartbeat / 2)
-
-    def send(self) -> None:
-        """Send one heartbeat. Raises RendezvousError."""
-        self._store.add(self._key, 1)
 
     def restart(self) -> None:
         """Measure the silence from now on: this rank could not observe the host meanwhile."""
         self._counter.forget()
 
-    def silence(self) -> str | None:
-        """The reason why the ranks of the host are lost; None if they are not, or the host has never sent a heartbeat.
+    def silence(self, beats: bytes | None, began: float, now: float) -> float | None:
+        """Seconds for which the host has been silent; None if it is not watched, since it has never sent a heartbeat.
 
-        To be called at least five times per heartbeat. Raises RendezvousError.
+        beats        the counter as the store has it, None if there is none
+        began, now   when the store was asked and has answered. To be called at least five times per heartbeat
         """
-        began = time.monotonic()
-        beats = self._store.peek(self._key)
-        now = time.monotonic()
         if beats is None or now - began > self._heartbeat / 10:  # a slow store may delay the host's heartbeats too
             self.restart()
             return None
-        seconds = self._counter.seen(beats, now)
-        if seconds < 0.8 * self._heartbeat:  # the rest is lost between two looks, at the begin and at the end
+        return self._counter.seen(beats, now)
+
+    def to_ask(self, silence: float | None) -> bool:
+        """True if the host is to be asked for a heartbeat. It has time for several answers until it is lost."""
+        if silence is None or silence < _ASK_SHARE * self._heartbeat:
+            self._asked = 0.0
+            return False
+        if silence < self._asked + self._heartbeat / 5:
+            return False
+        self._asked = silence
+        return True
+
+    def loss(self, silence: float | None) -> str | None:
+        """The reason why the ranks of a host are lost that has been silent for so long; None if they are not."""
+        if silence is None or silence < 0.8 * self._heartbeat:  # the rest is lost between two looks, at begin and end
             return None
-        return f"no sign of life from its host for {seconds:.1f} s (setting heartbeat: {self._heartbeat:g} s)"
+        return f"no sign of life from its host for {silence:.1f} s (setting heartbeat: {self._heartbeat:g} s)"
+
+
+class FarHosts:
+    """The heartbeats of all hosts but this rank's."""
+
+    def __init__(self, group: Group, store: Store, heartbeat: float, ask: Ask) -> None:
+        own = group.members[group.rank].host
+        self._store = store
+        self._ask = ask
+        self._hosts = [
+            (ranks, HostHeartbeat(number, heartbeat))
+            for number, (host, ranks) in enumerate(ranks_by_host(group).items())
+            if host != own
+        ]
+
+    def silent(self, known: AbstractSet[int]) -> dict[int, str]:
+        """The lost ranks of hosts that are silent, with reasons, without those that are `known`. One request, or none
+        if all are known, and one for each rank that is asked. Raises RendezvousError."""
+        hosts = [(ranks, heartbeat) for ranks, heartbeat in self._hosts if not known >= set(ranks)]
+        if not hosts:
+            return {}
+        began = time.monotonic()
+        counters = self._store.peek_all([heartbeat.key for _, heartbeat in hosts])
+        now, lost = time.monotonic(), {}
+        for (ranks, heartbeat), beats in zip(hosts, counters, strict=True):
+            silence = heartbeat.silence(beats, began, now)
+            reason = heartbeat.loss(silence)
+            if heartbeat.to_ask(silence):
+                self._ask(rank for rank in ranks if rank not in known)
+            if reason is not None:
+                lost.update({rank: reason for rank in ranks if rank not in known})
+        return lost
 
 
 class NextHost:
-    """The next host in the ring of hosts. Every rank sends heartbeats for its own host; the first rank of each host
-    also watches the next host.
+    """The next host in the ring of hosts. The first rank of each host sends heartbeats, and watches the next host.
 
     heartbeat   seconds of silence after which the ranks of a host are lost; 0: never
+    ask         wakes ranks, which then call `send`
     """
 
-    def __init__(self, group: Group, store: Store, heartbeat: float) -> None:
+    def __init__(self, group: Group, store: Store, heartbeat: float, ask: Ask) -> None:
         hosts = list(ranks_by_host(group).values())
         own = next(number for number, ranks in enumerate(hosts) if group.rank in ranks)
         watches = hosts[own][0] == group.rank
@@ -127,15 +221,20 @@ class NextHost:
         self._group = group
         self._store = store
         self._heartbeat = heartbeat
-        self._own = HostHeartbeat(store, own, heartbeat)
-        self._candidates = [(hosts[host], HostHeartbeat(store, host, heartbeat)) for host in ring if watches]
+        self._own = HostHeartbeat(own, heartbeat)
+        self._candidates = [(hosts[host], HostHeartbeat(host, heartbeat)) for host in ring if watches]
+        self._ask = ask
         self._send_at = self._check_at = 0.0
         self.exists = len(hosts) > 1 and heartbeat > 0
         """False if the group has one host, or heartbeats are off: then no method is to be called."""
+        self.beats = self.exists and watches
+        """True if this rank sends heartbeats without being asked."""
 
     @property
     def due(self) -> float:
         """The time of the next `tick` (monotonic seconds)."""
+        if not self.beats:
+            return float("inf")
         return min(self._send_at, self._check_at) if self._candidates else self._send_at
 
     @property
@@ -144,13 +243,13 @@ class NextHost:
         return self._heartbeat / 5
 
     def send(self) -> None:
-        """Send one heartbeat. The first is due before the ranks compute, since a host that never sent one is not
-        watched. Raises RendezvousError."""
-        self._own.send()
+        """Send one heartbeat. The first of a host is due before the ranks compute, since a host that never sent one is
+        not watched. Raises RendezvousError."""
+        self._store.add(self._own.key, 1)
 
     def tick(self, now: float) -> PeerLost | None:
         """Run the tasks that are due at `now`. Returns the error if the next host is lost. Raises RendezvousError."""
-        if now >= self._send_at:
+        if self.beats and now >= self._send_at:
             self._send_at = now + self.interval
             self.send()
         if self._candidates and now >= self._check_at:
@@ -164,12 +263,19 @@ class NextHost:
             self._candidates[0][1].restart()
 
     def _check(self, ranks: list[int], heartbeat: HostHeartbeat) -> PeerLost | None:
-        reason = heartbeat.silence()
-        if reason is None:
+        began = time.monotonic()
+        beats = self._store.peek(heartbeat.key)
+        silence = heartbeat.silence(beats, began, time.monotonic())
+        reason, to_ask = heartbeat.loss(silence), heartbeat.to_ask(silence)
+        if reason is None and not to_ask:
             return None
-        lost = [rank for rank in ranks if not has_closed(self._store, rank)]
-        if not lost:
+        closed = have_closed(self._store, ranks)
+        left = [rank for rank in ranks if rank not in closed]
+        if not left:
             del self._candidates[0]
             return None
-        names = ", ".join(map(self._group.describe, lost))
-        return PeerLost(f"rank {self._group.rank} lost {names}: {reason}", rank=self._group.rank, peer=lost[0])
+        if reason is None:
+            self._ask(left)
+            return None
+        names = self._group.describe_all(left)
+        return PeerLost(f"rank {self._group.rank} lost {names}: {reason}", rank=self._group.rank, peer=left[0])

@@ -35,7 +35,7 @@ EXPLAIN_SECONDS: Final = 0.3
 _MOST_QUESTIONS: Final = 64
 """Number of unanswered questions that a rank still answers; older ones are dropped."""
 
-log = logging.getLogger("ronde")
+log = logging.getLogger("ronde.stall")
 
 
 class Answer(NamedTuple):

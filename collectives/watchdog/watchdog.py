@@ -2,11 +2,11 @@
 
 It has up to two threads:
 
-    process guard    ten times a second checks the next process of the host. It asks the kernel alone, so a store that
-                     hangs does not blind it.
-    listener         waits for wakeups in the store (an abort, a question). At least once a second it looks for calls of
-                     this rank that do not advance. In a group of several hosts it sends heartbeats for this host, and
-                     watches the next one.
+    process guard    ten times a second checks the next process of the host, and the launcher's. It asks the kernel
+                     alone, so a store that hangs does not blind it.
+    listener         waits for wakeups in the store (an abort, a question), by one request for all the time. At least
+                     once a second it looks for calls of this rank that do not advance. In a group of several hosts that
+                     of the first rank of a host sends heartbeats for this host, and watches the next one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 from collectives.execution import CallPosition, CallPositions
 from collectives.failure import AbortSignal, find_mismatch
-from collectives.watchdog.liveness import NextHost, NextProcess
+from collectives.watchdog.liveness import LauncherProcess, NextHost, NextProcess
 from collectives.watchdog.stall_report import StallReporter
 from transports.base import Group
 from transports.errors import RendezvousError, RondeError
@@ -35,16 +35,23 @@ STORE_SECONDS: Final = 1.0
 """Time for the store to answer. A store that does not answer says nothing about peers."""
 _LONGEST_GAP: Final = 3 * LISTEN_SECONDS
 """Time between two looks after which the watchdog did not run itself, so that nothing is known of the time between."""
+_SLICE_SECONDS: Final = 0.1
+"""Time after which a listener whose rank has failed looks whether it is to end. The store may be out of reach then."""
 _END_SECONDS: Final = LISTEN_SECONDS + STORE_SECONDS
 """Time for the threads to end; one of them may be in a call of the store."""
 
 
 class _Progress:
-    """Time in one call and at one step of it, and the number of stall reports that were due."""
+    """Time in one call and at one step of it.
+
+    compare_after  time in the call after which it is compared with calls of other ranks
+    reports        number of stall reports that were due
+    """
 
     def __init__(self) -> None:
         self.call = Steady(_LONGEST_GAP)
         self.step = Steady(_LONGEST_GAP)
+        self.compare_after = STUCK_SECONDS
         self.reports = 0
 
 
@@ -60,9 +67,11 @@ class Watchdog:
         self._group = group
         self._abort_signal = abort_signal
         self._positions = positions
-        self._store = group.store.prefixed("watch").with_timeout(STORE_SECONDS)
+        self._group_store = group.store.with_timeout(STORE_SECONDS)
+        self._store = self._group_store.prefixed("watch")
         self._next_process = NextProcess(group, self._store)
-        self._next_host = NextHost(group, self._store, heartbeat)
+        self._launcher = LauncherProcess(group)
+        self._next_host = NextHost(group, self._store, heartbeat, abort_signal.notify)
         self._stalls = StallReporter(group, self._store, abort_signal, positions, stall)
         abort_signal.explain_timeouts(self._stalls.explain_timeout)
         self._progress: dict[tuple[object, int, int], _Progress] = {}
@@ -78,11 +87,11 @@ class Watchdog:
             return
         self._stalls.main_thread = threading.get_ident()
         try:
-            if self._next_host.exists:
+            if self._next_host.beats:
                 self._next_host.send()
-            if self._next_process.exists:
+            if self._next_process.exists or self._launcher.exists:
                 self._run("process guard", self._guard)
-            self._run("listener", self._listen)
+            self._run("listener", self._listen_and_stop)
         except BaseException:
             self.close()
             raise
@@ -109,6 +118,7 @@ class Watchdog:
         """In a forked child, which has no threads: stop watching, and do not publish a close."""
         self._threads.clear()
         self._next_process.close()
+        self._launcher.close()
 
     def _run(self, name: str, body: Callable[[], None]) -> None:
         thread = threading.Thread(target=body, name=f"ronde {name} of rank {self._group.rank}", daemon=True)
@@ -118,12 +128,18 @@ class Watchdog:
     # ---- the process guard
 
     def _guard(self) -> None:
-        with contextlib.closing(self._next_process):
+        with contextlib.closing(self._next_process), contextlib.closing(self._launcher):
             while (
-                self._next_process.exists and not self._ended.wait(GUARD_SECONDS) and self._abort_signal.failure is None
+                (self._next_process.exists or self._launcher.exists)
+                and not self._ended.wait(GUARD_SECONDS)
+                and self._abort_signal.failure is None
             ):
+                orphaned = self._launcher.check()
+                if orphaned is not None:
+                    self._abort_signal.raise_abort(orphaned)
+                    break
                 try:
-                    lost = self._next_process.check()
+                    lost = self._next_process.check() if self._next_process.exists else None
                 except RendezvousError:  # the process has ended, but perhaps it closed before: calls will tell
                     continue
                 if lost is not None:
@@ -131,12 +147,19 @@ class Watchdog:
 
     # ---- the listener
 
+    def _listen_and_stop(self) -> None:
+        try:
+            self._listen()
+        finally:
+            self._abort_signal.stop_waiting()
+
     def _listen(self) -> None:
         while not self._ended.is_set() and self._abort_signal.failure is None:
             try:
                 if self._abort_signal.wait(self._sleep_seconds()):
                     self._abort_signal.poll()
                     self._stalls.answer()
+                    self._beat()
                 self._tick(time.monotonic())
             except RendezvousError:  # a store that cannot be reached is not a lost peer
                 self._next_host.restart()
@@ -144,13 +167,24 @@ class Watchdog:
         failure = self._abort_signal.failure
         if failure is not None:  # the other ranks may not know it yet, if no call of this rank has raised it
             self._abort_signal.resolve(failure)
-        while self._next_host.exists and not self._ended.wait(self._next_host.interval):  # this rank may yet shrink
-            with contextlib.suppress(RendezvousError):
-                self._next_host.send()
+        beat_at = 0.0
+        while self._next_host.exists and not self._ended.is_set():  # this rank may yet shrink
+            try:
+                woken = self._abort_signal.wait(min(self._next_host.interval, _SLICE_SECONDS))
+                if woken or (self._next_host.beats and time.monotonic() >= beat_at):
+                    beat_at = time.monotonic() + self._next_host.interval
+                    self._beat()
+            except RendezvousError:
+                self._ended.wait(self._next_host.interval)
+
+    def _beat(self) -> None:
+        """Send a heartbeat: another rank may have asked for it, or it is time. Raises RendezvousError."""
+        if self._next_host.exists and not self._ended.is_set():
+            self._next_host.send()
 
     def _sleep_seconds(self) -> float:
         """Time until there is something to do."""
-        due = min(self._look_at, self._stalls.due, self._next_host.due if self._next_host.exists else float("inf"))
+        due = min(self._look_at, self._stalls.due, self._next_host.due)
         return min(max(0.0, due - time.monotonic()), LISTEN_SECONDS)
 
     def _tick(self, now: float) -> None:
@@ -168,9 +202,11 @@ class Watchdog:
         self._progress = {call: self._progress.get(call) or _Progress() for call in here}
         for call, progress in self._progress.items():
             position, caller = here[call], here[call].caller
-            if progress.call.seen(call, now) >= STUCK_SECONDS and position.number:
+            stuck = progress.call.seen(call, now)
+            if stuck >= progress.compare_after and position.number:
+                progress.compare_after = 2 * stuck  # a rank that comes later compares its own call then
                 recent = caller.recent()
-                self._abort_with(find_mismatch(self._group.store, caller.key, caller.ranks, caller.rank, recent))
+                self._abort_with(find_mismatch(self._group_store, caller.key, caller.ranks, caller.rank, recent))
             if self._stalls.consider(position, progress.step.seen(position.step, now), progress.reports, now):
                 progress.reports += 1
 

@@ -34,7 +34,16 @@ from frontends.horovod.basics import (
 )
 from frontends.horovod.compression import Cast, Compressor, NoneCompressor
 from frontends.horovod.elastic import ObjectState, VariablesState, recovering
-from frontends.horovod.errors import HorovodInternalError, as_horovod
+from frontends.horovod.errors import HorovodInternalError, UnsupportedOpError, as_horovod
+from frontends.horovod.feedback import (
+    AnyCompression,
+    ErrorFeedback,
+    LossyCompressions,
+    is_lossy,
+    names_of,
+    number_of,
+    numbered,
+)
 from frontends.horovod.handles import Handle, Handles, poll, synchronize
 from frontends.horovod.names import alone_in, communicator_of, full_name, reset_numbers, root_in
 from frontends.horovod.objects import allgather_object, broadcast_object
@@ -50,22 +59,27 @@ from frontends.horovod.ops import (
     predivided,
     scale_options,
 )
+from frontends.horovod.run import run
 from frontends.horovod.splits import divided, rows_for
 
 __all__ = [
     "Adasum",
+    "AnyCompression",
     "Average",
     "Cast",
     "Compressor",
+    "ErrorFeedback",
     "Handle",
     "Handles",
     "HorovodInternalError",
+    "LossyCompressions",
     "Max",
     "Min",
     "NoneCompressor",
     "ObjectState",
     "Product",
     "Sum",
+    "UnsupportedOpError",
     "VariablesState",
     "allgather_object",
     "alone_in",
@@ -87,13 +101,17 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "is_lossy",
     "join",
     "local_rank",
     "local_size",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
+    "names_of",
     "nccl_built",
+    "number_of",
+    "numbered",
     "poll",
     "predivided",
     "rank",
@@ -102,6 +120,7 @@ __all__ = [
     "rocm_built",
     "root_in",
     "rows_for",
+    "run",
     "scale_options",
     "shutdown",
     "size",

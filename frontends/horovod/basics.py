@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,6 +48,9 @@ def start(
     with as_horovod(), contextlib.ExitStack() as resources:
         collectives.init(process_sets=sets, **find(resources))
         atexit.register(resources.pop_all().close)
+    path = os.environ.get("HOROVOD_TIMELINE", "")
+    if path not in ("", "DYNAMIC") and not collectives.world().config.timeline:  # `ronde run` makes a setting of it
+        start_timeline(path, os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"))
 
 
 def init(
@@ -64,7 +68,8 @@ def init(
 
 
 def join(device: int = -1) -> int:
-    """Announce that this rank has no more data. Until all ranks have joined, it contributes zeros to their allreduces.
+    """Announce that this rank has no more data. Until all ranks have joined, it contributes zeros to their allreduces,
+    and takes part in their barriers.
 
     Returns the last rank that joined. `device` is accepted for Horovod's sake and ignored.
     """
@@ -89,9 +94,15 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write a trace for chrome://tracing or Perfetto to a file, one per rank. `mark_cycles` is ignored: there are no
-    cycles."""
-    collectives.start_timeline(file_path)
+    """Write a trace for chrome://tracing or Perfetto, with Horovod's names of events, to exactly this file, on rank 0.
+
+    mark_cycles   mark the moments at which batches of operations begin: CYCLE_START
+
+    A timeline that is being written ends. Raises NotInitializedError before `init`, OSError on rank 0 if the file
+    cannot be written.
+    """
+    collectives.stop_timeline()
+    collectives.start_timeline(file_path, "horovod-cycles" if mark_cycles else "horovod")
 
 
 def stop_timeline() -> None:

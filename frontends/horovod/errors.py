@@ -12,6 +12,10 @@ class HorovodInternalError(RuntimeError):
     """An operation failed, because the ranks disagreed or a rank was lost. Its cause is the runtime's own error."""
 
 
+class UnsupportedOpError(HorovodInternalError, ValueError):
+    """An operation does not support the reduction operator. Horovod raises HorovodInternalError for it."""
+
+
 @contextlib.contextmanager
 def as_horovod() -> Iterator[None]:
     """Convert the runtime's errors to HorovodInternalError."""

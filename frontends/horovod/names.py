@@ -54,7 +54,7 @@ def communicator_of(process_set: ProcessSet) -> Communicator:
 def alone_in(process_set: ProcessSet) -> bool:
     """True if this rank has no other rank to combine with: it is the only member, or not a member.
 
-    Raises RuntimeError before `init`, ValueError for a process set that was not added.
+    Raises NotInitializedError before `init`, ValueError for a process set that was not added.
     """
     return rank() not in (process_set.ranks or ()) or process_set.communicator.size == 1
 

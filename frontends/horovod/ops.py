@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from collectives import Op
+from collectives import OpName
+from frontends.horovod.errors import UnsupportedOpError
 
 Average: Final = "average"
 Sum: Final = "sum"
@@ -14,7 +15,7 @@ Max: Final = "max"
 Product: Final = "prod"
 
 
-def choose_op(op: Op | None, average: bool | None = None) -> Op:
+def choose_op(op: OpName | None, average: bool | None = None) -> OpName:
     """Return `op`, or the operator that the deprecated `average` means; Average if neither is given.
 
     Raises ValueError if both are given or `op` is unknown.
@@ -30,10 +31,10 @@ def choose_op(op: Op | None, average: bool | None = None) -> Op:
     return op
 
 
-def check_linear(op: Op, operation: str) -> None:
-    """Raise ValueError unless `op` is Average or Sum, the only operators that `operation` supports."""
+def check_linear(op: OpName, operation: str) -> None:
+    """Raise UnsupportedOpError unless `op` is Average or Sum, the only operators that `operation` supports."""
     if op not in (Average, Sum):
-        raise ValueError(f"op={op!r}: {operation} takes Average and Sum only")
+        raise UnsupportedOpError(f"op={op!r}: {operation} takes Average and Sum only")
 
 
 def scale_options(prescale: float, postscale: float) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def scale_options(prescale: float, postscale: float) -> dict[str, Any]:
     }
 
 
-def predivided(op: Op, factor: float) -> tuple[float, float]:
+def predivided(op: OpName, factor: float) -> tuple[float, float]:
     """Return the factors before and after the reduction for Horovod's `gradient_predivide_factor`.
 
     Raises ValueError if the factor is not 1 and `op` is not Average.

@@ -1,6 +1,6 @@
 """Ronde for JAX: collectives on trees of arrays, eager and within jit, grad and scan.
 
-    import frontends.jax as hvd
+    import ronde.jax as hvd
 
     hvd.init()
     params = hvd.broadcast_parameters(params)
@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "jax":
         raise
-    raise ModuleNotFoundError("frontends.jax needs jax: pip install 'ronde[jax]'", name="jax") from None
+    raise ModuleNotFoundError("ronde.jax needs jax: pip install 'ronde[jax]'", name="jax") from None
 
 from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
 from frontends.horovod import (

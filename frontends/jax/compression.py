@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from frontends.horovod import Cast, Compressor, NoneCompressor
+from frontends.horovod import AnyCompression, Cast, Compressor, ErrorFeedback, LossyCompressions, NoneCompressor
 
-__all__ = ["Compression", "Compressor"]
+__all__ = ["AnyCompression", "Compression", "Compressor", "ErrorFeedback"]
 
 
 class _Cast(Cast):
@@ -34,7 +34,7 @@ class BF16Compressor(_Cast):
     dtype = jnp.bfloat16
 
 
-class Compression:
+class Compression(LossyCompressions):
     """Values for the argument `compression`."""
 
     none = NoneCompressor

@@ -8,16 +8,17 @@ jax.errors.JaxRuntimeError with the text of Ronde's error; call `settle` to cont
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from collectives import Op, ProcessSet, global_process_set
+from collectives import OpName, ProcessSet, global_process_set
 from collectives.arrays import check_op
-from frontends.horovod import check_linear, choose_op, communicator_of, root_in
-from frontends.jax.compression import Compression, Compressor
+from frontends.horovod import check_linear, choose_op, communicator_of, is_lossy, number_of, root_in
+from frontends.jax.compression import AnyCompression, Compression
 from frontends.jax.primitive import bind, settle
 from frontends.jax.requests import Request
 
@@ -28,12 +29,12 @@ _PARTS: Final = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 
 def allreduce(
     x: Any,
-    op: Op | None = None,
+    op: OpName | None = None,
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompression = Compression.none,
 ) -> Any:
     """Reduce the arrays of `x` over the ranks of a process set, element by element; bit-identical on all ranks.
 
@@ -41,7 +42,8 @@ def allreduce(
     op                                 Average by default, Sum, Adasum, Min, Max, Product
     name                               name by which ranks match the call; numbered by default
     prescale_factor, postscale_factor  factors of the arrays before and of the results after the reduction
-    compression                        Compression.none, .fp16, .bf16: type in which floats travel
+    compression                        Compression.none, .fp16, .bf16: type in which floats travel; or an object that
+                                       Compression.int8, .topk or .powersgd has made
 
     Differentiable for Sum and Average: the gradient is reduced in the same way. Raises TypeError or ValueError for a
     bad argument; JaxRuntimeError on every rank if they disagree about types, shapes or op, or a rank is lost.
@@ -54,12 +56,12 @@ def allreduce(
 
 def grouped_allreduce(
     tensors: Sequence[Any],
-    op: Op | None = None,
+    op: OpName | None = None,
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompression = Compression.none,
 ) -> list[Any]:
     """`allreduce` of a sequence; returns a list."""
     return allreduce(list(tensors), op, name, prescale_factor, postscale_factor, process_set, compression)  # type: ignore[no-any-return]
@@ -102,12 +104,12 @@ def broadcast(x: Any, root_rank: int, name: str | None = None, process_set: Proc
 
 def reduce_scatter(
     x: Any,
-    op: Op | None = None,
+    op: OpName | None = None,
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompression = Compression.none,
 ) -> Any:
     """Reduce arrays over the ranks and return this rank's rows; lower ranks get the larger parts. Average and Sum only.
 
@@ -129,8 +131,7 @@ def alltoall(
     """Send parts of the arrays, cut along the first dimension, to all ranks; return the received parts in rank order.
 
     splits   splits[i][j] rows go from rank i to rank j: the whole table, the same on all ranks, because the result's
-    shape
-             must be known when a function is traced. Equal parts by default
+             shape must be known when a function is traced. Equal parts by default
 
     The gradient is the alltoall back. Raises ValueError for arrays that cannot be divided.
     """
@@ -167,7 +168,12 @@ def _request(kind: str, process_set: ProcessSet, name: str | None, **details: An
     return Request(kind, comm.size, comm.rank, ranks, name, **details)
 
 
-def _reduced(request: Request, arrays: list[jax.Array], compression: type[Compressor]) -> list[jax.Array]:
+def _reduced(request: Request, arrays: list[jax.Array], compression: AnyCompression) -> list[jax.Array]:
+    if request.kind == "allreduce" and is_lossy(compression):
+        compression.check(request.op, request.prescale, request.postscale)
+        for array in arrays:
+            check_op(request.op, np.dtype(array.dtype))
+        return bind(replace(request, feedback=number_of(compression)), *arrays) if arrays else []
     packed = [compression.compress(array) for array in arrays]
     for array, _ in packed:
         check_op(request.op, np.dtype(array.dtype))

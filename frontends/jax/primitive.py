@@ -212,8 +212,8 @@ def _average(request: Request) -> Request:
 
 
 def _unnamed(request: Request) -> Request:
-    """Return the request of a derivative: without the name, which belongs to the operation itself."""
-    return replace(request, name=None)
+    """Return the request of a derivative: without name and compression, which belong to the operation itself."""
+    return replace(request, name=None, feedback=None)
 
 
 ad.primitive_jvps[COLLECTIVE] = _differentiate

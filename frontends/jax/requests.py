@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from collectives import Communicator, Op, ProcessSet, Work, world
-from frontends.horovod import full_name, scale_options
+from collectives import Communicator, OpName, ProcessSet, Work, world
+from frontends.horovod import full_name, names_of, numbered, scale_options
 
 Array = np.ndarray[Any, Any]
 
@@ -28,6 +28,7 @@ class Request:
     op, prescale, postscale   of reductions
     root      of broadcasts, as a rank of the process set
     rows      allgather: number of rows of each rank; None if all have as many as this rank
+    feedback  allreduce: number of a lossy compression; None without one
     table     alltoall: table[i][j] rows go from i to j; None for equal parts
     """
 
@@ -36,11 +37,12 @@ class Request:
     rank: int
     ranks: tuple[int, ...] | None = None
     name: str | None = None
-    op: Op = "sum"
+    op: OpName = "sum"
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = 0
     rows: tuple[int, ...] | None = None
+    feedback: int | None = None
     table: tuple[tuple[int, ...], ...] | None = None
 
     def result(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -84,6 +86,10 @@ def _begin(
     factors = scale_options(request.prescale, request.postscale)
     if request.kind == "barrier":
         yield comm.barrier_async(name=name)
+    elif request.feedback is not None:
+        names = names_of(request.name, len(sources))
+        yield numbered(request.feedback).begin(comm, sources, targets, request.op, name, names)
+        return
     elif request.kind == "allreduce" and len(sources) > 1:
         yield comm.grouped_allreduce_async(sources, request.op, out=targets, name=name, **factors)
     for index, (x, out) in enumerate(zip(sources, targets, strict=True)):

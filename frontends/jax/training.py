@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from collectives import Op, ProcessSet, global_process_set
-from frontends.jax.compression import Compression, Compressor
+from collectives import OpName, ProcessSet, global_process_set
+from frontends.jax.compression import AnyCompression, Compression
 from frontends.jax.ops import allreduce, broadcast
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
 
 def distributed(
     optimizer: optax.GradientTransformation,
-    op: Op | None = None,
-    compression: type[Compressor] = Compression.none,
+    op: OpName | None = None,
+    compression: AnyCompression = Compression.none,
     process_set: ProcessSet = global_process_set,
     backward_passes_per_step: int = 1,
     prescale_factor: float = 1.0,
@@ -46,7 +46,8 @@ def distributed(
     `optimizer`.
 
     op                         Average by default; Sum, Adasum
-    compression                type in which gradients travel: Compression.none, .fp16, .bf16
+    compression                type in which gradients travel: Compression.none, .fp16, .bf16; with loss and a memory of
+                               its own: Compression.int8(), .topk(0.01), .powersgd(2)
     backward_passes_per_step   number of this rank's gradients that are averaged before they are combined and a step is
                                taken (optax.MultiSteps); `update` returns zeros before that
 

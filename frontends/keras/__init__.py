@@ -1,4 +1,4 @@
-"""Horovod's API for Keras 3, on any Keras backend: `import frontends.keras as hvd`, and `model.fit` trains on all
+"""Horovod's API for Keras 3, on any Keras backend: `import ronde.keras as hvd`, and `model.fit` trains on all
 ranks.
 
 Names, signatures, defaults and semantics are those of `horovod.keras` and `horovod.tensorflow.keras` 0.28;
@@ -11,10 +11,14 @@ from __future__ import annotations
 
 try:
     import keras as _keras  # noqa: F401
+
+    from frontends.keras import library as _library  # noqa: F401
 except ModuleNotFoundError as error:
     _absent = (error.name or "").partition(".")[0]
     if _absent == "keras":
-        text = "frontends.keras needs keras: pip install 'ronde[keras]'"
+        text = "ronde.keras needs keras: pip install 'ronde[keras]'"
+    elif _absent == "tf_keras":
+        text = "TF_USE_LEGACY_KERAS is set, and tf-keras is not installed: pip install 'ronde[tf-keras]'"
     elif _absent in ("tensorflow", "torch", "jax"):
         text = f"Keras is to run on {_absent}, which is not installed: pip install 'ronde[{_absent}]'"
     else:

@@ -6,16 +6,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import keras
 import numpy as np
 
 from collectives import ProcessSet, global_process_set
 from frontends.horovod import Min, as_horovod, full_name, rank, size
 from frontends.keras.backends import chosen
+from frontends.keras.library import Callback, ModelCheckpoint, library, optimizer_variables
 from frontends.keras.values import allreduce, broadcast_variables
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class BroadcastGlobalVariablesCallback(Callback):  # type: ignore[misc]
     """Broadcasts model and optimizer of `root_rank` to all ranks: weights, slots, iterations and learning rate.
 
     The broadcast happens when training begins, or after the first batch if some rank's model is not built before. Seeds
@@ -60,15 +60,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def _broadcast(self) -> None:
         model = self.model
-        optimizer = model.optimizer
-        if not optimizer.built:
-            optimizer.build(model.trainable_variables)
+        slots = optimizer_variables(model.optimizer, model.trainable_variables)
         variables = [variable for variable in model.weights if id(variable) not in self._local]
-        broadcast_variables([*variables, *optimizer.variables], self.root_rank, self._process_set)
+        broadcast_variables([*variables, *slots], self.root_rank, self._process_set)
         self._done = True
 
 
-class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class MetricAverageCallback(Callback):  # type: ignore[misc]
     """Averages the epoch's metrics over the ranks.
 
     Callbacks after it in the list (ReduceLROnPlateau, TensorBoard, ModelCheckpoint, EarlyStopping) then see the same
@@ -91,7 +89,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         logs.update(zip(names, mean.tolist(), strict=True))
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class LearningRateScheduleCallback(Callback):  # type: ignore[misc]
     """Sets the learning rate to initial_lr * multiplier(epoch) for start_epoch <= epoch < end_epoch.
 
     initial_lr            the learning rate to multiply
@@ -100,8 +98,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     end_epoch             first epoch after the schedule; None for no end
     staircase             True: set the rate once per epoch. False: before every batch, with a fractional epoch
     momentum_correction   scale the optimizer's velocity with the learning rate (Goyal et al., "Accurate, Large
-    Minibatch
-                          SGD", 2017, section 3), if the optimizer has a velocity
+                          Minibatch SGD", 2017, section 3), if the optimizer has a velocity
     steps_per_epoch       batches per epoch, if `fit` does not know them; needed with staircase=False
 
     Raises ValueError without initial_lr, or if the steps per epoch are unknown.
@@ -177,9 +174,10 @@ def _velocities(optimizer: Any) -> list[Any]:
     the next step has the same result.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not inner.built or not getattr(inner, "momentum", 0):
+    built = getattr(inner, "built", getattr(inner, "_built", False))
+    if not built or not isinstance(getattr(inner, "momentum", 0), float) or not inner.momentum:
         return []
-    return list(inner.momentums if isinstance(inner, keras.optimizers.SGD) else getattr(inner, "_momentums", []))
+    return list(inner.momentums if isinstance(inner, library.optimizers.SGD) else getattr(inner, "_momentums", []))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -216,7 +214,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             sys.stdout.write(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.\n")
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+class BestModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
     """Saves the model on rank 0 whenever `monitor` improves.
 
     filepath   file to write; the other arguments are those of keras.callbacks.ModelCheckpoint

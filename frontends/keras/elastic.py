@@ -10,6 +10,7 @@ import numpy as np
 
 from frontends.horovod import ObjectState, VariablesState, recovering
 from frontends.keras.backends import chosen
+from frontends.keras.library import Callback, optimizer_variables
 from frontends.keras.values import broadcast_variables
 
 __all__ = [
@@ -33,13 +34,13 @@ class KerasState(VariablesState):
     def __init__(self, model: Any, optimizer: Any = None, **values: Any) -> None:
         self.model = model
         self.optimizer = model.optimizer if optimizer is None else optimizer
-        if model.built and self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(model.trainable_variables)
         super().__init__(**values)
 
     def variables(self) -> list[Any]:
         """Return the variables of the model and of the optimizer."""
-        return [*self.model.variables, *(() if self.optimizer is None else self.optimizer.variables)]
+        if self.optimizer is None or not self.model.built:
+            return list(self.model.variables)
+        return [*self.model.variables, *optimizer_variables(self.optimizer, self.model.trainable_variables)]
 
     def read(self, variables: Sequence[Any]) -> list[Any]:
         """Return copies of the variables' values."""
@@ -55,7 +56,7 @@ class KerasState(VariablesState):
         self.model.train_function = self.model.test_function = self.model.predict_function = None
 
 
-class _StateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class _StateCallback(Callback):  # type: ignore[misc]
     def __init__(self, state: ObjectState) -> None:
         super().__init__()
         self.state = state

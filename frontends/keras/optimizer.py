@@ -15,23 +15,24 @@ from typing import Any, TypeAlias
 
 import keras
 
-from collectives import Op, ProcessSet, global_process_set
-from frontends.horovod import Average, Sum, alone_in, predivided
+from collectives import OpName, ProcessSet, global_process_set
+from frontends.horovod import Average, Sum, alone_in, is_lossy, predivided
 from frontends.keras.backends import Backend, ReductionOptions, chosen
-from frontends.keras.compression import Compression, Compressor
+from frontends.keras.compression import AnyCompression, Compression, ErrorFeedback
+from frontends.keras.library import LEGACY, OPTIMIZERS, library
 
 Groups: TypeAlias = int | Sequence[Sequence[Any]] | None
 
 
 def DistributedOptimizer(
-    optimizer: keras.optimizers.Optimizer,
+    optimizer: Any,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompression = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: Op = Average,
+    op: OpName = Average,
     num_groups: int = 0,
     groups: Groups = None,
     backward_passes_per_step: int = 1,
@@ -43,7 +44,8 @@ def DistributedOptimizer(
 
     name                          name of its operations, by default made of class and shapes. Needed only if several
                                   optimizers work at the same time on variables of the same shapes
-    compression                   Compression.none, .fp16, .bf16, or any Compressor; applies to dense gradients
+    compression                   Compression.none, .fp16, .bf16, any Compressor, or with loss and a memory of its own
+                                  Compression.int8(), .topk(0.01), .powersgd(2); applies to dense gradients
     sparse_as_dense               make TensorFlow's IndexedSlices dense before they are combined
     gradient_predivide_factor     Average divides by it before the sum and by size / it after
     op                            Average or Sum
@@ -58,11 +60,14 @@ def DistributedOptimizer(
 
     Raises TypeError for an object that is not a Keras optimizer, ValueError for bad options.
     """
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"optimizer: must be a Keras optimizer, not {type(optimizer).__name__}")
+    if not isinstance(optimizer, OPTIMIZERS):
+        kinds = "tf-keras optimizer, because TF_USE_LEGACY_KERAS is set" if LEGACY else "Keras optimizer"
+        raise TypeError(f"optimizer: must be a {kinds}, not {type(optimizer).__name__}")
     if op not in (Average, Sum):
         raise ValueError(f"op={op!r}: must be Average or Sum")
     before, after = predivided(op, gradient_predivide_factor)
+    if is_lossy(compression):
+        compression.check(op, gradient_predivide_factor, 1.0)
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be 1 or more")
     if num_groups:
@@ -70,14 +75,8 @@ def DistributedOptimizer(
     for title, given in (("num_groups", num_groups), ("groups", groups)):
         if isinstance(given, int) and given < 0:
             raise ValueError(f"{title}={given}: must be 0 or more")
-    scales_loss = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    fresh = _copy(optimizer)
-    if keras.config.dtype_policy().name == "mixed_float16" and not scales_loss:
-        fresh, scales_loss = keras.optimizers.LossScaleOptimizer(fresh), True
-    if scales_loss and backward_passes_per_step > 1:
-        raise ValueError("backward_passes_per_step: cannot be more than 1 with a LossScaleOptimizer")
     settings = _Settings(
-        name=name or f"Distributed{type(fresh).__name__}",
+        name=name or f"Distributed{type(optimizer).__name__}",
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         op=op,
@@ -89,18 +88,26 @@ def DistributedOptimizer(
         scales_local=scale_local_gradients,
         named=name is not None,
     )
+    if LEGACY:
+        return _distribute_tf_keras(optimizer, settings)
+    scales_loss = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    fresh = _copy(optimizer)
+    if keras.config.dtype_policy().name == "mixed_float16" and not scales_loss:
+        fresh, scales_loss = keras.optimizers.LossScaleOptimizer(fresh), True
+    if scales_loss and backward_passes_per_step > 1:
+        raise ValueError("backward_passes_per_step: cannot be more than 1 with a LossScaleOptimizer")
     return distribute(fresh, settings)
 
 
 def PartialDistributedOptimizer(
-    optimizer: keras.optimizers.Optimizer,
+    optimizer: Any,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompression = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: Op = Average,
+    op: OpName = Average,
     num_groups: int = 0,
     groups: Groups = None,
     backward_passes_per_step: int = 1,
@@ -129,7 +136,7 @@ def PartialDistributedOptimizer(
         process_set,
         scale_local_gradients,
     )
-    layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers or ())
+    layers = [local_layers] if isinstance(local_layers, library.layers.Layer) else list(local_layers or ())
     for layer in layers:
         if not layer.built:
             raise ValueError(f"local_layers: {layer.name} has no variables yet; build the model before")
@@ -143,9 +150,9 @@ class _Settings:
     """Options of a DistributedOptimizer, and the combination of gradients that follows from them."""
 
     name: str
-    compression: type[Compressor]
+    compression: AnyCompression
     sparse_as_dense: bool
-    op: Op
+    op: OpName
     prescale: float
     postscale: float
     passes: int
@@ -161,6 +168,7 @@ class _Settings:
         result = list(gradients)
         if alone_in(self.process_set):
             return result
+        lossy = self.compression if isinstance(self.compression, ErrorFeedback) else None
         chosen, contexts, tensors = [], [], []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
@@ -170,16 +178,19 @@ class _Settings:
                 continue
             tensor, context = (gradient if not self.sparse_as_dense else backend.dense(gradient)), None
             if not isinstance(tensor, backend.SPARSE):
-                tensor, context = self.compression.compress(backend.dense(tensor))
+                tensor = backend.dense(tensor)
+                if lossy is None:
+                    tensor, context = self.compression.compress(tensor)
             chosen.append(index)
             contexts.append(context)
             tensors.append(tensor)
         if not tensors:
             return result
-        options = ReductionOptions(self._label(variables), self.op, self.prescale, self.postscale, self.process_set)
+        label = self._label(variables)
+        options = ReductionOptions(label, self.op, self.prescale, self.postscale, self.process_set, lossy)
         for index, context, tensor in zip(chosen, contexts, backend.combine(tensors, options), strict=True):
-            sparse = isinstance(tensor, backend.SPARSE)
-            result[index] = tensor if sparse else self.compression.decompress(tensor, context)
+            whole = lossy is not None or isinstance(tensor, backend.SPARSE)
+            result[index] = tensor if whole else self.compression.decompress(tensor, context)
         return result
 
     def _label(self, variables: Sequence[Any]) -> str:
@@ -192,6 +203,17 @@ class _Settings:
             return self.name
         shapes = [(tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype)) for variable in variables]
         return f"{self.name}.{zlib.crc32(repr(shapes).encode()):08x}"
+
+
+def _distribute_tf_keras(optimizer: Any, settings: _Settings) -> Any:
+    from frontends.keras.tf_keras_optimizer import distribute
+
+    backend = chosen()
+
+    def combine(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        return settings.combine(backend, gradients, variables)
+
+    return distribute(optimizer, combine, settings.local, settings.passes, settings.share != 1.0)
 
 
 def distribute(optimizer: Any, settings: _Settings) -> Any:

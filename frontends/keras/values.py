@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import keras
 import numpy as np
 
-from collectives import Op, ProcessSet, global_process_set
+from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import (
     Average,
     as_horovod,
@@ -16,10 +16,12 @@ from frontends.horovod import (
     choose_op,
     communicator_of,
     full_name,
+    is_lossy,
+    names_of,
     root_in,
     scale_options,
 )
-from frontends.keras.compression import Compression, Compressor
+from frontends.keras.compression import AnyCompression, Compression
 
 
 def _array(tensor: Any) -> Any:
@@ -32,8 +34,8 @@ def allreduce(
     average: bool | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    op: Op | None = None,
-    compression: type[Compressor] = Compression.none,
+    op: OpName | None = None,
+    compression: AnyCompression = Compression.none,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Reduce a value over the ranks and return a tensor of Keras's backend.
@@ -46,6 +48,14 @@ def allreduce(
     """
     chosen = choose_op(op, average)
     comm = communicator_of(process_set)
+    if is_lossy(compression):
+        compression.check(chosen, prescale_factor, postscale_factor)
+        source = _array(keras.ops.convert_to_tensor(value))
+        target = np.empty_like(source)
+        with as_horovod():
+            label = full_name(comm, "compressed", name)
+            compression.begin(comm, [source], [target], chosen, label, names_of(name, 1)).wait()
+        return keras.ops.convert_to_tensor(target)
     small, ctx = compression.compress(keras.ops.convert_to_tensor(value))
     with as_horovod():
         scales = scale_options(prescale_factor, postscale_factor)
@@ -73,7 +83,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
 
 
 def reducescatter(
-    value: Any, name: str | None = None, op: Op = Average, process_set: ProcessSet = global_process_set
+    value: Any, name: str | None = None, op: OpName = Average, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Reduce a value over the ranks and return this rank's rows of the result. Average and Sum only. Raises as
     `allreduce`."""

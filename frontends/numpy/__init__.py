@@ -1,6 +1,6 @@
 """Ronde for hand-written training loops with NumPy, or scikit-learn's `partial_fit`.
 
-    import frontends.numpy as hvd
+    import ronde.numpy as hvd
 
     hvd.init()
     X, y = hvd.shard(X, y)                      # this rank's rows

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives import Op, ProcessSet, Work, global_process_set
+from collectives import OpName, ProcessSet, Work, global_process_set
 from collectives.compression import Compressor, State
 from frontends.horovod import Average, Sum, as_horovod, choose_op, communicator_of
 from frontends.numpy.ops import as_array, as_leaf, writable
@@ -33,7 +33,7 @@ class GradientAverager:
 
     def __init__(
         self,
-        op: Op | None = None,
+        op: OpName | None = None,
         *,
         name: str = "gradients",
         in_place: bool = False,

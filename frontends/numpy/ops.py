@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives import Op, ProcessSet, global_process_set
+from collectives import OpName, ProcessSet, global_process_set
 from collectives.compression import Compressor
 from frontends.horovod import (
     Average,
@@ -23,7 +23,7 @@ from frontends.numpy.trees import Array, leaves, rebuilt
 
 def allreduce(
     tree: Any,
-    op: Op | None = None,
+    op: OpName | None = None,
     *,
     in_place: bool = False,
     prescale_factor: float = 1.0,
@@ -112,7 +112,7 @@ def average_metrics(
     return {name: sum(row[name] * part for row, part in rows if part) / total for name in mine}
 
 
-def as_array(leaf: Any, op: Op) -> Array:
+def as_array(leaf: Any, op: OpName) -> Array:
     """Return the array of a leaf. Numbers to be averaged become floats."""
     array = np.asarray(leaf)
     return array.astype(np.float64) if op == Average and _is_number(leaf) and array.dtype.kind in "iub" else array

@@ -27,9 +27,8 @@ def shard(
     datasets    arrays (also of pandas and SciPy), lists and other sequences of samples, and dicts and tuples of them
     shuffle     permute the rows first; the order depends on seed and epoch only, so it is the same on all ranks
     remainder   treatment of rows that cannot be divided equally: "pad" repeats rows from the beginning, "drop" omits
-    rows;
-                all ranks then have the same number. "uneven" gives some ranks one row more; use it for evaluation, not
-                for steps that wait for each other
+                rows; all ranks then have the same number. "uneven" gives some ranks one row more; use it for
+                evaluation, not for steps that wait for each other
 
     Rank r gets rows r, r + size, ... of that order, so the n-th batches of all ranks together are the n-th batch of a
     single process. Nothing is sent. Returns one part for one dataset, a tuple of parts for several. Raises ValueError

@@ -1,4 +1,4 @@
-"""Horovod's API for TensorFlow: `import frontends.tensorflow as hvd`, and a Horovod script runs unchanged.
+"""Horovod's API for TensorFlow: `import ronde.tensorflow as hvd`, and a Horovod script runs unchanged.
 
     ops, functions, tape, optimizer   Horovod's functions on tensors: eager, in tf.function, in graphs of tf.compat.v1
       nodes                           one collective as a node of a graph, and its gradient
@@ -11,7 +11,7 @@ the differences. frontends.keras is built on this room, which reaches it through
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     import tensorflow as _tensorflow  # noqa: F401
@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
     if error.name != "tensorflow":
         raise
     raise ModuleNotFoundError(
-        "frontends.tensorflow needs tensorflow: pip install 'ronde[tensorflow]'", name="tensorflow"
+        "ronde.tensorflow needs tensorflow: pip install 'ronde[tensorflow]'", name="tensorflow"
     ) from None
 
 from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -55,6 +55,7 @@ from frontends.horovod import (
     stop_timeline,
 )
 from frontends.tensorflow import elastic
+from frontends.tensorflow.aggregation import Aggregation as Aggregation
 from frontends.tensorflow.compression import Compression
 from frontends.tensorflow.functions import (
     allgather_object,
@@ -64,6 +65,7 @@ from frontends.tensorflow.functions import (
     broadcast_variables,
 )
 from frontends.tensorflow.hooks import BroadcastGlobalVariablesHook
+from frontends.tensorflow.keras_bridge import keras_frontend
 from frontends.tensorflow.ops import (
     allgather,
     allreduce,
@@ -84,6 +86,9 @@ from frontends.tensorflow.ops import (
 )
 from frontends.tensorflow.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from frontends.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+
+if TYPE_CHECKING:
+    from frontends.tensorflow.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
     "Adasum",
@@ -152,7 +157,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import SyncBatchNormalization at its first use: it is a Keras layer, and Keras loads its backend."""
+    """Import SyncBatchNormalization and `callbacks` at their first use: Keras loads its backend with them."""
+    if name == "callbacks":
+        return keras_frontend().callbacks
     if name == "SyncBatchNormalization":
         from frontends.tensorflow.sync_batch_norm import SyncBatchNormalization
 

@@ -13,9 +13,21 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collectives import Communicator, Op, ProcessSet, Work
-from frontends.horovod import Average, full_name, reset_numbers, root_in, rows_for, scale_options
+from collectives import Communicator, OpName, ProcessSet, Work, world
+from frontends.horovod import (
+    Average,
+    full_name,
+    names_of,
+    numbered,
+    reset_numbers,
+    root_in,
+    rows_for,
+    scale_options,
+)
 from frontends.tensorflow.kernel import Begin, Execution, register
+
+UNKNOWN_SET: Final = -3
+"""Horovod's HOROVOD_PROCESS_SET_ERROR_UNKNOWN_SET, the answer for a process_set_id that no process set has."""
 
 Start = Callable[[], Work[Any]]
 Finish = Callable[[list[Any]], None]
@@ -28,16 +40,20 @@ class Call(NamedTuple):
     name    the name by which ranks match the call; None: numbered at each execution; "": the name of the node
     ranks   members of the process set; None for the world
     root    a rank of the world
+    number  the process_set_id of a question about a process set; of an allreduce the number of its lossy compression
+    memory  the tensors' name in the memory of that
     shapes  shapes of the tensors, if all of them are known when the graph is built
     """
 
     kind: str
     name: str | None = None
     ranks: tuple[int, ...] | None = None
-    op: Op = Average
+    op: OpName = Average
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = 0
+    number: int = 0
+    memory: str = ""
     shapes: tuple[tuple[int, ...], ...] | None = None
 
     @property
@@ -133,6 +149,14 @@ def _allreduce(call: Call, execution: Execution) -> tuple[list[Start], Finish]:
     return [lambda: comm.grouped_allreduce_async(sources, call.op, out=targets, name=name, **call.scales)], _nothing
 
 
+def _compressed(call: Call, execution: Execution) -> tuple[list[Start], Finish]:
+    comm, feedback = call.communicator, numbered(call.number)
+    pairs = execution.pairs(call.shapes)
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    label, names = full_name(comm, "compressed", call.name), names_of(call.memory, len(pairs))
+    return [lambda: feedback.begin(comm, sources, targets, call.op, label, names)], _nothing
+
+
 def _allgather(call: Call, execution: Execution) -> tuple[list[Start], Finish]:
     comm = call.communicator
     arrays, name = execution.inputs(), full_name(comm, "allgather", call.name)
@@ -208,19 +232,36 @@ def _known(find: Callable[[Call], int]) -> Callable[[Call, Execution], tuple[lis
     return begin
 
 
+def _size_of(call: Call) -> int:
+    comm = world()
+    if not call.number:
+        return comm.size
+    found = comm.process_sets.get(call.number)
+    return UNKNOWN_SET if found is None else len(found[0])
+
+
+def _included_in(call: Call) -> int:
+    comm = world()
+    if not call.number:
+        return 1
+    found = comm.process_sets.get(call.number)
+    return UNKNOWN_SET if found is None else int(comm.rank in found[0])
+
+
 _KINDS: Final = {
     "allreduce": _allreduce,
     "allgather": _allgather,
+    "compressed": _compressed,
     "broadcast": _broadcast,
     "alltoall": _alltoall,
     "reducescatter": _reducescatter,
     "barrier": _barrier,
     "join": _join,
     "rank": _known(lambda call: call.communicator.rank),
-    "size": _known(lambda call: len(call.process_set.ranks or ())),
+    "size": _known(_size_of),
     "local_rank": _known(lambda call: call.communicator.local_rank),
     "local_size": _known(lambda call: call.communicator.local_size),
-    "included": _known(lambda call: bool(call.process_set.included())),
+    "included": _known(_included_in),
 }
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from frontends.horovod import Cast, Compressor, NoneCompressor
+from frontends.horovod import AnyCompression, Cast, Compressor, ErrorFeedback, LossyCompressions, NoneCompressor
 
-__all__ = ["Compression", "Compressor"]
+__all__ = ["AnyCompression", "Compression", "Compressor", "ErrorFeedback"]
 
 
 class _Cast(Cast):
@@ -33,7 +33,7 @@ class BF16Compressor(_Cast):
     dtype = tf.bfloat16
 
 
-class Compression:
+class Compression(LossyCompressions):
     """Values for the argument `compression`."""
 
     none = NoneCompressor

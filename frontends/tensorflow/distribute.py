@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives import Op, ProcessSet, global_process_set
+from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import Average, Sum
-from frontends.tensorflow.compression import Compression, Compressor
+from frontends.tensorflow.compression import AnyCompression, Compression
 from frontends.tensorflow.ops import grouped_allreduce
 
 
@@ -28,14 +28,15 @@ class RondeCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
                   averaged is averaged in either case
     compression   compression of the data between ranks
 
-    `reduce` and `batch_reduce` raise HorovodInternalError in eager mode and tf.errors.InternalError in a function, if
-    the ranks disagree or one is lost. `broadcast` copies a tensor of the process to its devices.
+    `reduce` and `batch_reduce` raise HorovodInternalError in eager mode, and in a function
+    tf.errors.FailedPreconditionError if the ranks disagree, UnknownError if one is lost. `broadcast` copies a tensor of
+    the process to its devices.
     """
 
     def __init__(
         self,
-        op: Op = Average,
-        compression: type[Compressor] = Compression.none,
+        op: OpName = Average,
+        compression: AnyCompression = Compression.none,
         process_set: ProcessSet = global_process_set,
     ) -> None:
         if op not in (Average, Sum):

@@ -21,8 +21,7 @@ class TensorFlowState(VariablesState):
 
     variables  None for all global variables of the graph
     session    session of the variables' graph of `tf.compat.v1`; None in eager mode. Create the state before the graph
-    is
-               finalised, because it adds operations
+               is finalised, because it adds operations
     """
 
     def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **values: Any) -> None:

@@ -20,6 +20,6 @@ def distributed_optimizer(kind: str, optimizer: Any, **options: Any) -> Any:
 
     kind   DistributedOptimizer or PartialDistributedOptimizer
     """
-    if not isinstance(optimizer, import_module("keras").optimizers.Optimizer):
+    if not hasattr(optimizer, "apply_gradients"):
         raise TypeError(f"optimizer: must be of tf.compat.v1.train or of Keras, not {type(optimizer).__name__}")
     return getattr(keras_frontend(), kind)(optimizer, **options)

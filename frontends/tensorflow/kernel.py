@@ -28,8 +28,8 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute
 from tensorflow.python.framework import op_def_library
 
-from frontends.horovod import HorovodInternalError
 from frontends.tensorflow.done import Done, movable
+from frontends.tensorflow.errors import eager, status_of
 
 Begin = Callable[["Execution"], None]
 
@@ -42,7 +42,6 @@ DTYPES: Final = {
 }
 _NUMBERS: Final = {dtype: number for number, dtype in DTYPES.items()}
 _INVALID_ARGUMENT: Final = 3
-_INTERNAL: Final = 13  # others, such as ABORTED, make a MonitoredSession start over
 _WRITE: Final = 0x200
 
 
@@ -201,9 +200,9 @@ class Execution:
         """Complete the execution, with an error or without. TensorFlow continues in its own threads."""
         if error is not None:
             self.error = error
-            bad = isinstance(error, (TypeError, ValueError))
-            text = str(error) if bad or isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
-            _set_status(self._status, _INVALID_ARGUMENT if bad else _INTERNAL, text.replace("\0", "").encode())
+            plain = isinstance(error, (TypeError, ValueError, RuntimeError))
+            text = str(error) if plain else f"{type(error).__name__}: {error}"
+            _set_status(self._status, status_of(error), text.replace("\0", "").encode())
             _fail(self._context, self._status)
         for tensor in self._tensors:
             _delete_tensor(tensor)
@@ -326,7 +325,7 @@ def apply(
     kinds   types of its results
     name    name of the node
 
-    Raises, in eager mode, the ValueError or TypeError of the start function, otherwise HorovodInternalError.
+    Raises, in eager mode, an exception of `errors.eager`.
     """
     with tf.device("/cpu:0"):
         return _apply("RondeStatefulCall" if stateful else "RondeCall", what, tensors, kinds, name)
@@ -340,14 +339,10 @@ def _apply(kind: str, what: str, tensors: Sequence[tf.Tensor], kinds: Sequence[t
         _latest.execution = None
         try:
             results = list(execute.execute(kind.encode(), len(kinds), inputs, attributes, context, name))
-        except (tf.errors.InvalidArgumentError, tf.errors.InternalError) as error:
+        except (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError, tf.errors.UnknownError) as error:
             execution: Execution | None = _latest.execution
             cause = error if execution is None else execution.error or error
-            if isinstance(cause, (TypeError, ValueError)):
-                raise cause from None
-            if isinstance(cause, tf.errors.InvalidArgumentError):
-                raise ValueError(cause.message) from cause
-            raise HorovodInternalError(str(cause)) from cause
+            raise eager(cause) from cause
     else:
         unknown = []
         if kind == "RondeCall":

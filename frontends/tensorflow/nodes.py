@@ -50,7 +50,7 @@ def run(call: Call, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType] | No
         name,
         stateful=call.kind in _STATEFUL,
     )
-    if call.kind in ("allreduce", "broadcast") and _in_graph():
+    if call.kind in ("allreduce", "broadcast", "compressed") and _in_graph():
         for tensor, result in zip(tensors, results, strict=True):
             result.set_shape(tensor.shape)
     return results
@@ -92,6 +92,10 @@ def _through_allreduce(call: Call, _: Any, results: list[Any], gradients: Sequen
     return run(call, _dense(gradients, results))
 
 
+def _through_compressed(call: Call, _: Any, results: list[Any], gradients: Sequence[Any]) -> list[Any]:
+    return run(call._replace(kind="allreduce"), _dense(gradients, results))
+
+
 def _through_allgather(call: Call, tensors: list[Any], results: list[Any], gradients: Sequence[Any]) -> list[Any]:
     reduced = run(call._replace(kind="allreduce", op=Average), _dense(gradients, results))
     rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
@@ -127,6 +131,7 @@ def _through_reducescatter(call: Call, tensors: list[Any], results: list[Any], g
 
 _BACK: Final = {
     "allreduce": _through_allreduce,
+    "compressed": _through_compressed,
     "allgather": _through_allgather,
     "broadcast": _through_broadcast,
     "alltoall": _through_alltoall,

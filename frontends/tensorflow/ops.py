@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from collectives import Op, ProcessSet, global_process_set, world
-from frontends.horovod import Average, Sum, check_linear, choose_op
+from collectives import OpName, ProcessSet, global_process_set
+from frontends.horovod import Average, Sum, check_linear, choose_op, is_lossy, number_of
 from frontends.tensorflow.calls import Call, ranks_of
-from frontends.tensorflow.compression import Compression, Compressor
+from frontends.tensorflow.compression import AnyCompression, Compression
 from frontends.tensorflow.nodes import run
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,8 +32,8 @@ def allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
-    op: Op | None = None,
+    compression: AnyCompression = Compression.none,
+    op: OpName | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
@@ -44,15 +44,17 @@ def allreduce(
 
     op                                 Average by default, Sum, Adasum, Min, Max, Product
     prescale_factor, postscale_factor  factors of the tensor before and of the result after the reduction
-    compression                        Compression.none, .fp16, .bf16
+    compression                        Compression.none, .fp16, .bf16, or an object that Compression.int8, .topk or
+                                       .powersgd has made: for dense tensors, and not for gradients of the result
     average                            deprecated: True means op=Average, False op=Sum
     ignore_name_scope                  use `name` in a graph without the current name scope
     device_dense, device_sparse        accepted for Horovod's sake and ignored
 
-    IndexedSlices, which may have different numbers of rows, are reduced by an allgather of values and indices: Average
-    and Sum only. Raises ValueError or TypeError for a bad argument; HorovodInternalError on every rank if they disagree
-    about type, shape or op, or a rank is lost. A running graph raises tf.errors.InvalidArgumentError and InternalError
-    with the same texts instead. After a disagreement the ranks can continue with other operations.
+    IndexedSlices, which may have different numbers of rows, are reduced by an allgather of values and indices: Average,
+    which makes floats of integers, and Sum; others raise NotImplementedError. Raises ValueError or TypeError for a bad
+    argument; HorovodInternalError on every rank if they disagree about type, shape or op, or a rank is lost. These are
+    also the classes that a running graph raises: tf.errors.InvalidArgumentError, FailedPreconditionError (ranks that
+    disagree) and UnknownError. After a disagreement the ranks can continue with other operations.
     """
     chosen = choose_op(op, average)
     if isinstance(tensor, tf.IndexedSlices):
@@ -68,8 +70,8 @@ def grouped_allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
-    op: Op | None = None,
+    compression: AnyCompression = Compression.none,
+    op: OpName | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -78,9 +80,16 @@ def grouped_allreduce(
 ) -> list[Any]:
     """allreduce of several tensors as one operation; IndexedSlices among them are reduced one by one."""
     chosen = choose_op(op, average)
+    lossy = compression if is_lossy(compression) else None
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     results: list[Any] = list(tensors)
-    if dense:
+    if dense and lossy is not None:
+        lossy.check(chosen, prescale_factor, postscale_factor)
+        call = Call("compressed", name, ranks_of(process_set), chosen, number=number_of(lossy), memory=name or "")
+        reduced = _scoped(call, [tf.convert_to_tensor(tensors[index]) for index in dense], ignore_name_scope)
+        for index, tensor in zip(dense, reduced, strict=True):
+            results[index] = tensor
+    elif dense:
         compressed = [compression.compress(tf.convert_to_tensor(tensors[index])) for index in dense]
         call = Call("allreduce", name, ranks_of(process_set), chosen, prescale_factor, postscale_factor)
         reduced = _scoped(call, [small for small, _ in compressed], ignore_name_scope)
@@ -90,28 +99,30 @@ def grouped_allreduce(
         if isinstance(tensor, tf.IndexedSlices):
             label = None if name is None else f"{name}.{index}"
             factor = prescale_factor * postscale_factor
-            results[index] = _sparse(tensor, chosen, factor, compression, label, process_set, ignore_name_scope)
+            cast = Compression.none if lossy is not None else compression
+            results[index] = _sparse(tensor, chosen, factor, cast, label, process_set, ignore_name_scope)
     return results
 
 
 def _sparse(
     slices: tf.IndexedSlices,
-    op: Op,
+    op: OpName,
     factor: float,
-    compression: type[Compressor],
+    compression: AnyCompression,
     name: str | None,
     process_set: ProcessSet,
     ignore_name_scope: bool,
 ) -> tf.IndexedSlices:
     if op not in (Average, Sum):
-        raise ValueError(f"op={op!r}: IndexedSlices can be combined by Average and Sum only; make them dense")
+        raise NotImplementedError(f"op={op!r}: IndexedSlices can be combined by Average and Sum only; make them dense")
     small, ctx = compression.compress(slices.values)
     values, indices = grouped_allgather([small, slices.indices], name, ignore_name_scope, process_set)
     values = compression.decompress(values, ctx)
     if op == Average:
-        factor /= process_set.size() or 1
+        values = tf.truediv(values, tf.cast(process_set.size() or 1, values.dtype))
     if factor != 1.0:
-        values = values * tf.cast(factor, values.dtype)
+        wide = values if values.dtype.is_floating or values.dtype.is_complex else tf.cast(values, tf.float64)
+        values = tf.cast(wide * tf.cast(factor, wide.dtype), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
@@ -183,8 +194,8 @@ def alltoall(
     """Send parts of `tensor`, cut along the first dimension, to all ranks; return the received parts in rank order.
 
     splits   rows for each rank, by default equal parts. If given, the result is a pair: the tensor, and the number of
-    rows
-             received from each rank, an int32 tensor. Splits that do not fit raise ValueError
+             rows received from each rank, an int32 tensor. Splits that do not fit raise a ValueError that is also
+             tf.errors.InvalidArgumentError
     """
     given = [tf.convert_to_tensor(tensor)]
     if splits is not None:
@@ -200,8 +211,8 @@ def alltoall(
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
-    compression: type[Compressor] = Compression.none,
-    op: Op = Average,
+    compression: AnyCompression = Compression.none,
+    op: OpName = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
@@ -218,8 +229,8 @@ def reducescatter(
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
-    compression: type[Compressor] = Compression.none,
-    op: Op = Average,
+    compression: AnyCompression = Compression.none,
+    op: OpName = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -262,14 +273,15 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 
 @no_autograph
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The size of a process set, read when the graph runs. Raises ValueError for a set that was not added."""
-    return run(Call("size", name, _ranks_by(process_set_id)), [], [tf.int32])[0]
+    """The size of a process set, read when the graph runs; UNKNOWN_SET for a number that no set has."""
+    return run(Call("size", name, number=int(process_set_id)), [], [tf.int32])[0]
 
 
 @no_autograph
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 on the ranks of a process set, 0 on others. Raises ValueError for a set that was not added."""
-    return run(Call("included", name, _ranks_by(process_set_id)), [], [tf.int32])[0]
+    """1 on the ranks of a process set, 0 on others, read when the graph runs; UNKNOWN_SET for a number that no set
+    has."""
+    return run(Call("included", name, number=int(process_set_id)), [], [tf.int32])[0]
 
 
 @no_autograph
@@ -292,12 +304,3 @@ def _scoped(
         with tf.name_scope("/"):
             return run(call, tensors, kinds)
     return run(call, tensors, kinds)
-
-
-def _ranks_by(process_set_id: int) -> tuple[int, ...] | None:
-    if process_set_id == 0:
-        return None
-    if process_set_id not in world().process_sets:
-        known = [0, *world().process_sets]
-        raise ValueError(f"process_set_id={process_set_id!r}: must be that of a process set, one of {known}")
-    return world().process_sets[process_set_id][0]

@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives import Op, ProcessSet, global_process_set
+from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import Average
 from frontends.tensorflow.aggregation import Aggregation
-from frontends.tensorflow.compression import Compression, Compressor
+from frontends.tensorflow.compression import AnyCompression, Compression
 from frontends.tensorflow.keras_bridge import distributed_optimizer
 from frontends.tensorflow.ops import no_autograph
 from frontends.tensorflow.reducing import Groups, Reducer
@@ -70,10 +70,10 @@ def DistributedOptimizer(
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompression = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
-    op: Op = Average,
+    op: OpName = Average,
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
@@ -85,11 +85,12 @@ def DistributedOptimizer(
 
     optimizer                     of `tf.compat.v1.train`, eager or in a graph. For a Keras optimizer the result is
                                   frontends.keras.DistributedOptimizer with the same arguments
-    compression                   Compression.none, .fp16, .bf16, or any Compressor
+    compression                   Compression.none, .fp16, .bf16, any Compressor, or with loss and a memory of its own
+                                  Compression.int8(), .topk(0.01), .powersgd(2)
     sparse_as_dense               make IndexedSlices dense before they are combined
     backward_passes_per_step      number of passes whose gradients are summed (IndexedSlices as dense tensors) before
-    they
-                                  are combined and applied; other passes change neither variables nor the global step
+                                  they are combined and applied; other passes change neither variables nor the global
+                                  step
     average_aggregated_gradients  divide these sums by backward_passes_per_step
     op                            Average, Sum, Adasum (of the gradients), Min, Max, Product
     gradient_predivide_factor     Average divides by it before the sum and by size / it after

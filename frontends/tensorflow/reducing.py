@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from collectives import Op, ProcessSet
-from frontends.horovod import alone_in, divided, predivided
+from collectives import OpName, ProcessSet
+from frontends.horovod import alone_in, divided, is_lossy, predivided
 from frontends.tensorflow import ops
-from frontends.tensorflow.compression import Compressor
+from frontends.tensorflow.compression import AnyCompression
 
 Groups = int | Sequence[Sequence[Any]] | None
 
@@ -28,9 +28,9 @@ class Reducer:
     def __init__(
         self,
         name: str,
-        compression: type[Compressor],
+        compression: AnyCompression,
         sparse_as_dense: bool,
-        op: Op,
+        op: OpName,
         gradient_predivide_factor: float,
         num_groups: int,
         groups: Groups,
@@ -41,6 +41,8 @@ class Reducer:
         for bad groups.
         """
         self._factors = predivided(op, gradient_predivide_factor)
+        if is_lossy(compression):
+            compression.check(op, gradient_predivide_factor, 1.0)
         if num_groups:
             warnings.warn("num_groups: deprecated, use groups", DeprecationWarning, stacklevel=4)
             groups = num_groups if groups is None else groups

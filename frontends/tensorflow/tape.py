@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from collectives import Op, ProcessSet, global_process_set
+from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import Average
-from frontends.tensorflow.compression import Compression, Compressor
+from frontends.tensorflow.compression import AnyCompression, Compression
 from frontends.tensorflow.ops import no_autograph
 from frontends.tensorflow.reducing import Groups, Reducer
 
@@ -32,8 +32,7 @@ class _DistributedTape:
         """tf.GradientTape's gradients, combined over the ranks. Raises as allreduce.
 
         use_generic_names   match gradients by their positions in `sources`: for ranks whose variables have different
-        names, for
-                            example because only some of them have created another model before
+                            names, for example because only some of them have created another model before
         """
         gradients = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
         flat = self._reducer.reduce(tf.nest.flatten(gradients), tf.nest.flatten(sources), use_generic_names)
@@ -44,9 +43,9 @@ def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompression = Compression.none,
     sparse_as_dense: bool = False,
-    op: Op = Average,
+    op: OpName = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Groups = None,
@@ -55,7 +54,8 @@ def DistributedGradientTape(
 ) -> tf.GradientTape:
     """Return `gradtape` with a `gradient` that combines over the ranks, eager and in functions.
 
-    compression                Compression.none, .fp16, .bf16, or any Compressor
+    compression                Compression.none, .fp16, .bf16, any Compressor, or with loss and a memory of its own
+                               Compression.int8(), .topk(0.01), .powersgd(2): make it once, not for each tape
     sparse_as_dense            make IndexedSlices dense before they are combined
     op                         Average, Sum, Adasum, Min, Max, Product
     gradient_predivide_factor  Average divides by it before the sum and by size / it after
@@ -90,9 +90,9 @@ def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompression = Compression.none,
     sparse_as_dense: bool = False,
-    op: Op = Average,
+    op: OpName = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Groups = None,

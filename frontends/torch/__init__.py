@@ -1,4 +1,4 @@
-"""Horovod's API for PyTorch: `import frontends.torch as hvd`, and a Horovod script runs unchanged.
+"""Horovod's API for PyTorch: `import ronde.torch as hvd`, and a Horovod script runs unchanged.
 
 Names, signatures, defaults and semantics are those of `horovod.torch` 0.28; docs/migrating-from-horovod.md lists the
 differences. Beside Horovod's API this room has the torch.distributed backend "ronde" (distributed.py) and compression
@@ -13,7 +13,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise ModuleNotFoundError("frontends.torch needs torch: pip install 'ronde[torch]'", name="torch") from None
+    raise ModuleNotFoundError("ronde.torch needs torch: pip install 'ronde[torch]'", name="torch") from None
 
 from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
 from frontends.horovod import (

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from collectives import Op, ProcessSet, global_process_set
-from frontends.horovod import Average, Sum, choose_op, root_in, rows_for
+from collectives import OpName, ProcessSet, global_process_set
+from frontends.horovod import Average, ErrorFeedback, Sum, choose_op, is_lossy, names_of, root_in, rows_for
 from frontends.torch import ops
-from frontends.torch.compression import Compression, Compressor
+from frontends.torch.compression import AnyCompression, Compression
 
 
 class _Allreduce(torch.autograd.Function):  # type: ignore[misc]
@@ -43,6 +43,24 @@ class _GroupedAllreduce(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         return None, None, *_GroupedAllreduce.apply(None, ctx.how, *gradients)
+
+
+class _CompressedAllreduce(torch.autograd.Function):  # type: ignore[misc]
+    """With a lossy compression; the gradient is not compressed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, feedback: ErrorFeedback, op: OpName, process_set: ProcessSet, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.how = op, 1.0, 1.0, process_set
+        outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
+        names = names_of(name, len(tensors))
+        ops.compressed_async(tensors, outputs, op, name, names, feedback, process_set).synchronize()
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return None, None, None, None, *_GroupedAllreduce.apply(None, ctx.how, *gradients)
 
 
 class _Allgather(torch.autograd.Function):  # type: ignore[misc]
@@ -115,8 +133,8 @@ def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: Op | None = None,
+    compression: AnyCompression = Compression.none,
+    op: OpName | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -125,11 +143,14 @@ def allreduce(
 
     op            Average by default, Sum, Adasum, Min, Max, Product
     average       deprecated: True means op=Average, False op=Sum
-    compression   Compression.none, .fp16, .bf16
+    compression   Compression.none, .fp16, .bf16, or an object that Compression.int8, .topk or .powersgd has made
 
     Raises ValueError or TypeError for a bad argument; HorovodInternalError (a RuntimeError) on every rank if they
     disagree about type, shape or op, or a rank is lost.
     """
+    if is_lossy(compression):
+        factors = prescale_factor, postscale_factor
+        return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
     small, ctx = compression.compress(tensor)
     how = choose_op(op, average), prescale_factor, postscale_factor, process_set
     return compression.decompress(_Allreduce.apply(small, name, *how), ctx)
@@ -139,13 +160,17 @@ def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: Op | None = None,
+    compression: AnyCompression = Compression.none,
+    op: OpName | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """allreduce of several tensors as one operation."""
+    if is_lossy(compression):
+        chosen = choose_op(op, average)
+        compression.check(chosen, prescale_factor, postscale_factor)
+        return list(_CompressedAllreduce.apply(name, compression, chosen, process_set, *tensors))
     compressed = [compression.compress(tensor) for tensor in tensors]
     how = choose_op(op, average), prescale_factor, postscale_factor, process_set
     reduced = _GroupedAllreduce.apply(name, how, *(small for small, _ in compressed))
@@ -183,8 +208,7 @@ def alltoall(
     """Send parts of `tensor`, cut along the first dimension, to all ranks; return the received parts in rank order.
 
     splits   rows for each rank, equal parts by default. If given, the result is a pair: the tensor, and the number of
-    rows
-             received from each rank. Raises ValueError if they do not fit the tensor
+             rows received from each rank. Raises ValueError if they do not fit the tensor
     """
     result, received = _Alltoall.apply(tensor, splits, name, process_set)
     return result if splits is None else (result, received)
@@ -193,8 +217,8 @@ def alltoall(
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: Op = Average,
+    compression: AnyCompression = Compression.none,
+    op: OpName = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -207,8 +231,8 @@ def reducescatter(
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: Op = Average,
+    compression: AnyCompression = Compression.none,
+    op: OpName = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,

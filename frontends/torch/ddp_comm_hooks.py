@@ -1,7 +1,7 @@
 """A communication hook of DistributedDataParallel that averages gradients by one of Ronde's compressors.
 
-    from collectives.compression import PowerSGD
-    from frontends.torch.ddp_comm_hooks import CompressionState, compression_hook
+    from ronde.compression import PowerSGD
+    from ronde.torch.ddp_comm_hooks import CompressionState, compression_hook
 
     model.register_comm_hook(CompressionState(PowerSGD(2)), compression_hook)
 
@@ -26,8 +26,7 @@ class CompressionState:
     compressor      one of collectives.compression
     process_group   the group over which gradients are averaged, on the backend `ronde`; None for the default group
     memory          error feedback by parameter, different on each rank: the part of the gradients that was not sent
-    yet. It
-                    can be pickled into a checkpoint, and passed to the state of the same model after loading
+                    yet. It can be pickled into a checkpoint, and passed to the state of the same model after loading
 
     Parameters are identified by the order of their first gradients. It is the same on all ranks, and does not change
     when DistributedDataParallel rebuilds its buckets after the first step.
@@ -37,7 +36,7 @@ class CompressionState:
 
     def __init__(self, compressor: Compressor, process_group: Any = None, memory: State | None = None) -> None:
         if not isinstance(compressor, Compressor):
-            raise TypeError(f"compressor={compressor!r}: must be one of collectives.compression, such as TopK(0.01)")
+            raise TypeError(f"compressor={compressor!r}: must be one of ronde.compression, such as TopK(0.01)")
         group = dist.group.WORLD if process_group is None else process_group
         if not isinstance(group, ProcessGroup):
             raise TypeError(

@@ -15,10 +15,11 @@ from frontends.torch_backend import BACKEND
 class Described(dist.ProcessGroup):  # type: ignore[misc]
     """Base of ProcessGroup: a process group that is its own backend, for CPU and CUDA devices."""
 
-    supports_splitting = False
+    supports_splitting = True
     supports_coalescing = False
     supports_shrinking = False
     supports_time_estimate = False
+    options = None
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
         """`store` is torch's, in which the group met."""
@@ -43,6 +44,12 @@ class Described(dist.ProcessGroup):  # type: ignore[misc]
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         """False: torch allocates."""
         return False
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Nothing: ranks that are not in a new group do not take part in making it."""
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Nothing: the ranks have connected when the group was made."""
 
     def _set_group_name(self, name: str) -> None:
         self._name = name

@@ -1,7 +1,7 @@
 """The torch.distributed backend "ronde", for DistributedDataParallel, FSDP and every script that accepts a backend
 name.
 
-    import frontends.torch.distributed                    # not needed if Ronde is installed: torch then knows it
+    import ronde.torch.distributed                    # not needed if Ronde is installed: torch then knows it
     torch.distributed.init_process_group("ronde")         # under torchrun, `ronde run`, mp.spawn
 
 A process group is a communicator. The transport is Ronde's setting RONDE_TRANSPORT, `auto` by default. The ranks find
@@ -24,35 +24,43 @@ from typing import Any, Final, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions
 
-from collectives import Communicator, Config, connect
+from collectives import Communicator, Config, Status, connect
 from collectives import Work as Ours
 from collectives.compression import Compressor, State
 from frontends.horovod import rows_for
 from frontends.torch import streams
+from frontends.torch.calls import collective, recorded
 from frontends.torch.described import Described
 from frontends.torch.groups import (
     check_count,
     check_lists,
     check_shares,
+    combined,
     combining,
     distribute,
     distribute_each,
     flat,
     joined,
     put,
+    shown,
     single,
     sparse,
 )
+from frontends.torch.monitored import MonitoredBarrier
 from frontends.torch.stores import open_store
 from frontends.torch.tensors import as_array, writable_array
-from frontends.torch.works import Callbacks, Done, Finish, Work, eager, raise_for_torch
+from frontends.torch.works import Callbacks, Done, Finish, Work, eager, for_torch
 from frontends.torch_backend import announce
 from transports.errors import RondeError
 from transports.rendezvous import join
 
 _KEPT: Final = 64
 """Number of works of one number that a group keeps alive."""
+
+_UNSET: Final = dist.AllreduceOptions().timeout
+"""Timeout of calls that give none."""
 
 Calls: TypeAlias = Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
 """The arguments of one or more calls of one method."""
@@ -72,20 +80,23 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup
             communicator = connect(join(rank, size, meeting, secret=secret, deadline=deadline), config, deadline)
         except RondeError as error:
             raise dist.DistBackendError(str(error)) from error
-        return ProcessGroup(communicator, store, resources.pop_all())
+        return ProcessGroup(communicator, store, seconds, resources.pop_all())
 
 
 @eager
 class ProcessGroup(Described):
     """A communicator as a torch process group."""
 
-    def __init__(self, communicator: Communicator, store: Any, resources: contextlib.ExitStack) -> None:
-        """`resources` are closed after the communicator."""
+    def __init__(self, communicator: Communicator, store: Any, seconds: float, resources: contextlib.ExitStack) -> None:
+        """`seconds` is the communicator's timeout. `resources` are closed after the communicator."""
         super().__init__(communicator.rank, communicator.size, store)
         self.communicator = communicator
         self._resources = resources
+        self._seconds = seconds
         self._options: dict[str, float] = {}
         self._begun = 0
+        self._splits = 0
+        self._monitored = MonitoredBarrier(store, communicator.rank, communicator.size)
         self._group_callbacks = Callbacks()
         self._kept: deque[Work] = deque(maxlen=_KEPT)
 
@@ -97,19 +108,21 @@ class ProcessGroup(Described):
 
     # Collectives
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
-        """Reduce in position. Sparse COO tensors, also uncoalesced ones, are summed."""
-        opts = opts or dist.AllreduceOptions()
-        tensor = single(tensors)
+    @collective("all_reduce", dist.AllreduceOptions, "op", "timeout")
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> dist.Work:
+        """Reduce in position. Several tensors, of one shape, are also combined with each other, and all of them get the
+        result. Sparse COO tensors, also uncoalesced ones, are summed.
+        """
+        tensor, finish = combined(tensors, opts)
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo:
-            parts, finish = sparse(tensor, opts)
+            parts, finish = sparse(single(tensors), opts)
             return self._run("grouped_allgather", opts, [tensor], finish, parts)
         array = writable_array(tensor)
-        return self._run("allreduce", opts, [tensor], None, array, out=array, **combining(opts, [tensor]))
+        return self._run("allreduce", opts, list(tensors), finish, array, out=array, **combining(opts, [tensor]))
 
-    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+    @collective("all_reduce", dist.AllreduceCoalescedOptions)
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any) -> dist.Work:
         """Reduce several tensors in position, as one operation."""
-        opts = opts or dist.AllreduceCoalescedOptions()
         arrays = [writable_array(tensor) for tensor in tensors]
         return self._run("grouped_allreduce", opts, list(tensors), None, arrays, out=arrays, **combining(opts, tensors))
 
@@ -129,24 +142,27 @@ class ProcessGroup(Described):
         options = {"out": arrays, "state": state, "names": names}
         return self._begin(begin, [whole], None, [((arrays, "average"), options)], self._group_callbacks.position())
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
-        """Broadcast from opts.rootRank, in position."""
-        opts = opts or dist.BroadcastOptions()
-        tensor = single(tensors)
+    @collective("broadcast", dist.BroadcastOptions, "root", "timeout")
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> dist.Work:
+        """Broadcast from opts.rootRank, in position. All of several tensors get the values of number
+        opts.rootTensor.
+        """
+        tensor, finish = shown(tensors, opts)
         array = writable_array(tensor)
-        return self._run("broadcast", opts, [tensor], None, array, root=opts.rootRank, out=array)
+        return self._run("broadcast", opts, list(tensors), finish, array, root=opts.rootRank, out=array)
 
-    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+    @collective("reduce", dist.ReduceOptions, "root", "op", "timeout")
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> dist.Work:
         """Reduce in position on opts.rootRank."""
-        opts = opts or dist.ReduceOptions()
         tensor = single(tensors)
         array = writable_array(tensor)
         return self._run(
             "reduce", opts, [tensor], None, array, root=opts.rootRank, out=array, **combining(opts, [tensor])
         )
 
+    @collective("all_gather", AllgatherOptions, "timeout", tensors=2)
     def allgather(
-        self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any = None
+        self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any
     ) -> dist.Work:
         """Gather the tensors of all ranks into a list; sizes may differ."""
         outputs = list(single(output_tensors))
@@ -154,8 +170,9 @@ class ProcessGroup(Described):
         given = as_array(single(input_tensors)).reshape(-1)
         return self._run("allgather", opts, outputs, distribute(outputs), given)
 
+    @collective("all_gather", AllgatherOptions, tensors=2)
     def allgather_coalesced(
-        self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+        self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any
     ) -> dist.Work:
         """Gather lists of tensors, rank i's into the i-th list, as one operation."""
         check_lists(output_lists, len(inputs), self.size(), "output_lists")
@@ -163,14 +180,16 @@ class ProcessGroup(Described):
         outputs = [output for outputs in output_lists for output in outputs]
         return self._run("grouped_allgather", opts, outputs, distribute_each(zip(*output_lists, strict=True)), arrays)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
+    @collective("all_gather", AllgatherOptions, "timeout", tensors=2, listed=False)
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work:
         """Gather the tensors of all ranks into `output`, one after the other."""
         target = flat(output, "output")
         check_shares(output, input, self.size(), "output")
         return self._run("allgather", opts, [output], None, as_array(input).reshape(-1), out=target)
 
+    @collective("all_gather", AllgatherOptions, tensors=2)
     def all_gather_single_coalesced(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
     ) -> dist.Work:
         """Several all_gather_single as one operation."""
         for output, given in zip(outputs, inputs, strict=True):
@@ -179,11 +198,11 @@ class ProcessGroup(Described):
         finish = distribute_each([output] for output in outputs)
         return self._run("grouped_allgather", opts, list(outputs), finish, arrays)
 
+    @collective("reduce_scatter", dist.ReduceScatterOptions, "op", "timeout", tensors=2)
     def reduce_scatter(
-        self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any = None
+        self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any
     ) -> dist.Work:
         """Reduce the i-th tensors of all ranks' lists for rank i."""
-        opts = opts or dist.ReduceScatterOptions()
         output, inputs = single(output_tensors), list(single(input_tensors))
         check_count(inputs, self.size(), "input_tensors")
         given = joined(inputs)
@@ -191,18 +210,18 @@ class ProcessGroup(Described):
         finish = distribute([output])
         return self._run("reduce_scatter", opts, [output], finish, given, counts=counts, **combining(opts, inputs))
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
+    @collective("reduce_scatter", dist.ReduceScatterOptions, "op", "timeout", tensors=2, listed=False)
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work:
         """Reduce `input`, and give rank i the i-th share."""
-        opts = opts or dist.ReduceScatterOptions()
         check_shares(input, output, self.size(), "input")
         target, given = flat(output, "output"), as_array(input).reshape(-1)
         return self._run("reduce_scatter", opts, [output], None, given, out=target, **combining(opts, [input]))
 
+    @collective("reduce_scatter", dist.ReduceScatterOptions, tensors=2)
     def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
     ) -> dist.Work:
         """Several reduce_scatter_single."""
-        opts = opts or dist.ReduceScatterOptions()
         for output, given in zip(outputs, inputs, strict=True):
             check_shares(given, output, self.size(), "inputs")
         calls = [
@@ -211,8 +230,9 @@ class ProcessGroup(Described):
         ]
         return self._run_all("reduce_scatter", opts, list(outputs), None, calls)
 
+    @collective("all_to_all", dist.AllToAllOptions, "timeout", tensors=2)
     def alltoall(
-        self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], opts: Any = None
+        self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], opts: Any
     ) -> dist.Work:
         """Send the i-th tensor of the list to rank i; sizes may differ."""
         outputs, inputs = list(output_tensors), list(input_tensors)
@@ -222,13 +242,14 @@ class ProcessGroup(Described):
         splits = [tensor.numel() for tensor in inputs]
         return self._run("alltoall", opts, outputs, distribute(outputs), given, splits)
 
+    @collective("all_to_all", dist.AllToAllOptions, "timeout", tensors=2, listed=False)
     def all_to_all_single(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        output_split_sizes: Sequence[int] = (),
-        input_split_sizes: Sequence[int] = (),
-        opts: Any = None,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any,
     ) -> dist.Work:
         """Send rows of `input` to the ranks, and receive rows of `output` from them; equal parts without split
         sizes."""
@@ -237,11 +258,11 @@ class ProcessGroup(Described):
         target = writable_array(output, "output")
         return self._run("alltoall", opts, [output], None, as_array(input, "input"), going, out=target)
 
+    @collective("gather", dist.GatherOptions, "root", "timeout", tensors=2)
     def gather(
-        self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any = None
+        self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any
     ) -> dist.Work:
         """Gather the tensors of all ranks into a list on opts.rootRank."""
-        opts = opts or dist.GatherOptions()
         given = as_array(single(input_tensors)).reshape(-1)
         outputs: list[torch.Tensor] = []
         if opts.rootRank == self.communicator.rank:
@@ -249,11 +270,11 @@ class ProcessGroup(Described):
             check_count(outputs, self.size(), "output_tensors")
         return self._run("gather", opts, outputs, distribute(outputs), given, root=opts.rootRank)
 
+    @collective("scatter", dist.ScatterOptions, "root", "timeout", tensors=2)
     def scatter(
-        self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any = None
+        self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any
     ) -> dist.Work:
         """Receive the i-th tensor of opts.rootRank's list on rank i."""
-        opts = opts or dist.ScatterOptions()
         output = single(output_tensors)
         given, counts = None, None
         target = output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
@@ -266,27 +287,40 @@ class ProcessGroup(Described):
         options = {"root": opts.rootRank, "counts": counts, "out": flat(target, "output")}
         return self._run("scatter", opts, [output], finish, given, **options)
 
-    def barrier(self, opts: Any = None) -> dist.Work:
+    @collective("barrier", dist.BarrierOptions, "timeout", tensors=0)
+    def barrier(self, opts: Any) -> dist.Work:
         """Wait for all ranks."""
         return self._run("barrier", opts, [], None)
 
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks. Raises DistBackendError with the ranks that did not come in time, all of them or only
+        the first one. The group can be used afterwards.
+
+        torch.distributed.monitored_barrier accepts gloo alone; call this method.
+        """
+        self._monitored.wait(self._seconds if timeout is None else timeout.total_seconds(), wait_all_ranks)
+
     # Messages
 
+    @recorded("send")
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
         """Begin to send a tensor."""
         tensor = single(tensors)
         return self._begin(self.communicator.send_async, [tensor], None, [((as_array(tensor), dst), {"tag": tag})])
 
+    @recorded("recv")
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
         """Begin to receive a tensor."""
         tensor = single(tensors)
         calls: Calls = [((writable_array(tensor), src), {"tag": tag})]
         return self._begin(self.communicator.recv_async, [tensor], None, calls, source=src)
 
+    @recorded("recvAnySource")
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> dist.Work:
-        """Raises NotImplementedError: a receive is posted for one rank (transports/base.py) and cannot be withdrawn
-        from others."""
-        raise NotImplementedError("src=None: the ronde backend cannot receive from any rank; give the source's rank")
+        """Begin to receive a tensor from any rank; the Work's `_source_rank` then tells which one."""
+        tensor, status = single(tensors), Status()
+        calls: Calls = [((writable_array(tensor), None), {"tag": tag, "status": status})]
+        return self._begin(self.communicator.recv_async, [tensor], None, calls, source=status)
 
     # Names of before torch 2.13
 
@@ -300,7 +334,35 @@ class ProcessGroup(Described):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of operations that begin from now on."""
-        self._options = {"timeout": timeout.total_seconds()}
+        self._seconds = timeout.total_seconds()
+        self._options = {"timeout": self._seconds}
+
+    _set_default_timeout = set_timeout
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> ProcessGroup | None:
+        """Make a group of some ranks of this one; None on other ranks. All ranks of this group must call it, those of
+        one new group with the same ranks. `opts` and `device_types` are ignored.
+
+        Raises DistBackendError if the ranks cannot connect.
+        """
+        self._splits += 1
+        if self.rank() not in new_ranks:
+            return None
+        ranks = list(new_ranks)
+        name = group_name or f"{self.group_name}:split:{self._splits}:{'_'.join(map(str, ranks))}"
+        store = dist.PrefixStore(f"{name}/", self._store)
+        group = create(store, ranks.index(self.rank()), len(ranks), timeout or timedelta(seconds=self._seconds))
+        group._set_group_name(name)
+        group._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")
+        return group
 
     def shutdown(self) -> None:
         """Finish the operations in flight and close the group. Idempotent."""
@@ -308,7 +370,7 @@ class ProcessGroup(Described):
             with self._resources:
                 self.communicator.close()
         except RondeError as error:
-            raise_for_torch(error)
+            raise for_torch(error, self._seconds) from error
         finally:
             self._kept.clear()
             self._group_callbacks.close()
@@ -334,14 +396,17 @@ class ProcessGroup(Described):
     ) -> dist.Work:
         """Run one or more calls of a communicator method, synchronously or asynchronously as `opts` say."""
         position = self._group_callbacks.position()
-        if position or getattr(opts, "asyncOp", True):
-            return self._begin(getattr(self.communicator, f"{collective}_async"), results, finish, calls, position)
+        given = opts.timeout
+        options = self._options if given == _UNSET else {"timeout": given.total_seconds()}
+        if position or opts.asyncOp:
+            begin = getattr(self.communicator, f"{collective}_async")
+            return self._begin(begin, results, finish, calls, position, options=options)
         self._begun += 1
         method = getattr(self.communicator, collective)
         try:
-            values = [method(*args, **kwargs, **self._options) for args, kwargs in calls]
+            values = [method(*args, **kwargs, **options) for args, kwargs in calls]
         except RondeError as error:
-            raise_for_torch(error)
+            raise for_torch(error, options.get("timeout", self._seconds)) from error
         if finish is not None:
             finish(values)
             self._group_callbacks.keeper.keep(streams.mark(streams.devices_of(results)), values)
@@ -354,8 +419,11 @@ class ProcessGroup(Described):
         finish: Finish | None,
         calls: Calls,
         position: tuple[int, ...] = (),
-        source: int = -1,
+        source: int | Status = -1,
+        options: dict[str, float] | None = None,
     ) -> dist.Work:
+        options = self._options if options is None else options
+        seconds = options.get("timeout", self._seconds)
         if position:
             name = f"after {'.'.join(map(str, position))}"
             calls = [(args, {**kwargs, "name": f"{name} #{index}"}) for index, (args, kwargs) in enumerate(calls)]
@@ -363,10 +431,10 @@ class ProcessGroup(Described):
             self._begun += 1
             position = (self._begun,)
         try:
-            works = [begin(*args, **kwargs, **self._options) for args, kwargs in calls]
+            works = [begin(*args, **kwargs, **options) for args, kwargs in calls]
         except RondeError as error:
-            raise_for_torch(error)
-        work = Work(works, results, finish, self._group_callbacks, position, source)
+            raise for_torch(error, seconds) from error
+        work = Work(works, results, finish, self._group_callbacks, position, seconds, source)
         if sum(tensor.numel() for tensor in results) == 1:
             # DistributedDataParallel.join counts the ranks in the forward pass, drops the work, and asks its C++ part
             # for the result in the backward pass. That part has no methods once the Python object is gone.

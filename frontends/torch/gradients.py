@@ -29,12 +29,12 @@ from frontends.torch.tensors import as_array, plain_array
 Parameter: TypeAlias = torch.nn.Parameter
 
 GROUP_BYTES: Final = 24 << 20
-"""When gradients of a group are no fewer than that, the next one begins a new group."""
+"""Bytes of gradients at which a group is full, and the next one begins."""
 _HUGE: Final = 256 << 20
 _LINE: Final = 64
 """Bytes. Gradients begin at multiples of that."""
 
-log = logging.getLogger("ronde")
+log = logging.getLogger("ronde.torch")
 
 
 class Slot:
@@ -188,9 +188,9 @@ def lay_out(communicator: Communicator, groups: Sequence[Group], names: Mapping[
     label = f"{names[groups[0].parameters[0]]}.gradients"
     digest = zlib.crc32(repr(facts).encode())
     try:
-        said = np.array([digest, -digest], np.int64)
-        least, most = communicator.allreduce_async(said, "min", name=f"{label}.layout").wait()
-        if least != -most:
+        # A rank that has joined cannot take part in an allgather, so the others notice it.
+        digests = communicator.allgather_async(np.array([digest]), name=f"{label}.layout").wait()
+        if (digests != digest).any():
             log.warning("the parameters named %s and so on are not the same on all ranks", label)
             return True
         memory = {dtype: communicator.empty(size, dtype, name=f"{label}.{dtype.name}") for dtype, size in sizes.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -22,6 +23,16 @@ _OPS: Final = {
 }
 _LOGICAL_OPS: Final = {dist.ReduceOp.RedOpType.SUM: "bor", dist.ReduceOp.RedOpType.PRODUCT: "band"}
 """Of bool tensors: as in torch, where True + True is True."""
+_COMBINE: Final[dict[Any, Callable[..., torch.Tensor]]] = {
+    dist.ReduceOp.RedOpType.SUM: torch.add,
+    dist.ReduceOp.RedOpType.PRODUCT: torch.mul,
+    dist.ReduceOp.RedOpType.MIN: torch.minimum,
+    dist.ReduceOp.RedOpType.MAX: torch.maximum,
+    dist.ReduceOp.RedOpType.BAND: torch.bitwise_and,
+    dist.ReduceOp.RedOpType.BOR: torch.bitwise_or,
+    dist.ReduceOp.RedOpType.BXOR: torch.bitwise_xor,
+}
+"""For tensors of one rank."""
 
 
 def single(tensors: Sequence[Any]) -> Any:
@@ -38,6 +49,46 @@ def combining(opts: Any, tensors: Iterable[torch.Tensor]) -> dict[str, Any]:
     if kind == dist.ReduceOp.RedOpType.PREMUL_SUM:
         return {"op": "sum", "prescale": float(opts.reduceOp.factor)}
     return {"op": _OPS[kind]}
+
+
+def combined(tensors: Sequence[Any], opts: Any) -> tuple[Any, Callable[[list[Any]], None] | None]:
+    """Combine a rank's tensors in the first of them, for an allreduce of it; return that one, and a function that then
+    copies it into the others, None if there are none.
+    """
+    if len(tensors) == 1:
+        return tensors[0], None
+    combine = _COMBINE.get(opts.reduceOp.op)
+    if not tensors or combine is None:
+        allowed = ", ".join(kind.name for kind in _COMBINE)
+        raise ValueError(f"op={opts.reduceOp.op.name}: {len(tensors)} tensors; must be one, or op one of {allowed}")
+    _check_alike(tensors)
+    first, *others = tensors
+    with torch.no_grad():
+        first.copy_(functools.reduce(combine, tensors))
+    return first, functools.partial(_copy, first, others)
+
+
+def shown(tensors: Sequence[Any], opts: Any) -> tuple[Any, Callable[[list[Any]], None] | None]:
+    """Return the tensor of number opts.rootTensor, for a broadcast, and a function that then copies it into the others,
+    None if there are none.
+    """
+    if not 0 <= opts.rootTensor < len(tensors):
+        raise ValueError(f"rootTensor={opts.rootTensor}: must be the number of one of the {len(tensors)} tensors")
+    _check_alike(tensors)
+    root = tensors[opts.rootTensor]
+    others = [tensor for tensor in tensors if tensor is not root]
+    return root, functools.partial(_copy, root, others) if others else None
+
+
+def _check_alike(tensors: Sequence[torch.Tensor]) -> None:
+    kinds = [(list(tensor.shape), tensor.dtype) for tensor in tensors]
+    if any(kind != kinds[0] for kind in kinds):
+        raise ValueError(f"tensors: are of shapes and dtypes {kinds}; several must be alike")
+
+
+def _copy(source: torch.Tensor, targets: Sequence[torch.Tensor], _: list[Any]) -> None:
+    for target in targets:
+        target.detach().copy_(source.detach())
 
 
 def flat(tensor: torch.Tensor, name: str) -> Any:

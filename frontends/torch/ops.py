@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from collectives import Communicator, Op, ProcessSet, global_process_set
+from collectives import Communicator, OpName, ProcessSet, global_process_set
 from frontends.horovod import (
     Average,
+    ErrorFeedback,
     Handle,
     Handles,
     as_horovod,
@@ -47,7 +48,7 @@ def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: Op | None = None,
+    op: OpName | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -68,7 +69,7 @@ def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: Op | None = None,
+    op: OpName | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -81,7 +82,7 @@ def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: Op | None = None,
+    op: OpName | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -95,7 +96,7 @@ def allreduce_(
 def _allreduce(
     tensor: torch.Tensor,
     output: torch.Tensor,
-    op: Op,
+    op: OpName,
     name: str | None,
     prescale: float,
     postscale: float,
@@ -112,7 +113,7 @@ def grouped_allreduce_async(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    op: Op | None = None,
+    op: OpName | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -126,7 +127,7 @@ def grouped_allreduce_async_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    op: Op | None = None,
+    op: OpName | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -140,7 +141,7 @@ def grouped_allreduce_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    op: Op | None = None,
+    op: OpName | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -154,7 +155,7 @@ def grouped_allreduce_(
 def _grouped(
     tensors: Sequence[torch.Tensor],
     outputs: list[torch.Tensor],
-    op: Op,
+    op: OpName,
     name: str | None,
     prescale: float,
     postscale: float,
@@ -173,7 +174,7 @@ def _combine(
     comm: Communicator,
     sources: list[Any],
     targets: list[Any],
-    op: Op,
+    op: OpName,
     name: str | None,
     prescale: float,
     postscale: float,
@@ -188,7 +189,7 @@ def _combine(
 def combine_arrays_async(
     arrays: list[Any],
     name: str,
-    op: Op,
+    op: OpName,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -198,8 +199,29 @@ def combine_arrays_async(
     return _combine(comm, arrays, arrays, op, name, prescale_factor, postscale_factor, arrays)
 
 
+def compressed_async(
+    tensors: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    op: OpName,
+    label: str | None,
+    names: Sequence[str],
+    feedback: ErrorFeedback,
+    process_set: ProcessSet,
+) -> Handle:
+    """Begin to reduce tensors as one operation, with a lossy compression. Raises TypeError for tensors on a GPU.
+
+    names   of the tensors in the memory of the compression
+    """
+    comm = communicator_of(process_set)
+    targets = [writable_array(output) for output in outputs]
+    pairs = zip(tensors, outputs, targets, strict=True)
+    sources = [target if output is tensor else as_array(tensor) for tensor, output, target in pairs]
+    name = full_name(comm, "compressed", label)
+    return _start(lambda: feedback.begin(comm, sources, targets, op, name, names), lambda _: list(outputs))
+
+
 def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str | None, op: Op, process_set: ProcessSet = global_process_set
+    tensor: torch.Tensor, name: str | None, op: OpName, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
     """Begin to reduce a sparse COO tensor by an allgather of indices and values. Average and Sum only.
 
@@ -316,7 +338,7 @@ def alltoall_async(
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
-    op: Op = Average,
+    op: OpName = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -332,7 +354,7 @@ def reducescatter_async(
 def grouped_reducescatter_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
-    op: Op = Average,
+    op: OpName = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from collectives import Op, ProcessSet, global_process_set
-from frontends.horovod import Adasum, Average, predivided
+from collectives import OpName, ProcessSet, global_process_set
+from frontends.horovod import Adasum, Average, ErrorFeedback, is_lossy, predivided
 from frontends.torch.adasum import StepReduction
-from frontends.torch.compression import Compression, Compressor
+from frontends.torch.compression import AnyCompression, Compression
 from frontends.torch.gradients import Parameter
 from frontends.torch.reduction import GradientReduction
 
@@ -23,9 +23,9 @@ Named: TypeAlias = Iterable[tuple[str, Parameter]]
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Named | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: AnyCompression = Compression.none,
     backward_passes_per_step: int = 1,
-    op: Op = Average,
+    op: OpName = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[Parameter]] | None = None,
@@ -36,19 +36,19 @@ def DistributedOptimizer(
     """Make `step` use gradients combined over the ranks. State and parameter groups of `optimizer` are kept.
 
     named_parameters           usually model.named_parameters(): all parameters of the optimizer, with unique names
-    compression                Compression.none, .fp16, .bf16, or any Compressor
+    compression                Compression.none, .fp16, .bf16, any Compressor, or with loss and a memory of its own
+                               Compression.int8(), .topk(0.01), .powersgd(2)
     backward_passes_per_step   number of backward passes whose gradients are summed before they are combined; one more
                                before `step` raises AssertionError
     op                         Average, Sum, Min, Max, Product; Adasum combines the steps in place of the gradients
     gradient_predivide_factor  Average divides by it before the sum and by size / it after
     groups                     lists of parameters that travel together, or the number of such groups; parameters that
-    need
-                               no gradient are left out
+                               need no gradient are left out
     num_groups                 the same, as an int; deprecated
     sparse_as_dense            make sparse gradients dense before they are combined
     gradient_as_bucket_view    keep gradients in memory that all ranks map, if the transport has such memory, and reduce
-    them
-                               there. The next step overwrites them, so clone gradients to keep. Not with compression
+                               them there. The next step overwrites them, so clone gradients to keep. Not with
+                               compression
 
     Raises ValueError for bad names, groups or numbers.
     """
@@ -63,7 +63,10 @@ def DistributedOptimizer(
     distributed: Any = object.__new__(kind)
     # a scheduler of the plain optimizer has replaced its `step` by an attribute of the object
     distributed.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    if is_lossy(compression):
+        compression.check(op, gradient_predivide_factor, 1.0)
     if op == Adasum:
+        assert not isinstance(compression, ErrorFeedback)  # check would have raised
         distributed._attach(StepReduction(names, compression, backward_passes_per_step, process_set))
     else:
         distributed._attach(

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import torch
 
-from collectives import Communicator, Op, ProcessSet
-from frontends.horovod import Handle, alone_in, as_horovod, communicator_of
+from collectives import Communicator, OpName, ProcessSet
+from frontends.horovod import ErrorFeedback, Handle, alone_in, as_horovod, communicator_of
 from frontends.torch import ops
-from frontends.torch.compression import Compression, Compressor
+from frontends.torch.compression import AnyCompression, Compression, Compressor
 from frontends.torch.gradients import GROUP_BYTES, Group, Parameter, can_lie, given_groups, lay_out, own_groups
 from frontends.torch.passes import PassCounter
 
@@ -42,9 +42,9 @@ class GradientReduction:
         self,
         *,
         names: dict[Parameter, str],
-        compression: type[Compressor],
+        compression: AnyCompression,
         passes: int,
-        op: Op,
+        op: OpName,
         factors: tuple[float, float],
         groups: int | Sequence[Sequence[Parameter]] | None,
         sparse_as_dense: bool,
@@ -52,7 +52,10 @@ class GradientReduction:
         as_view: bool,
     ) -> None:
         self._names = {parameter: name for parameter, name in names.items() if parameter.requires_grad}
-        self._compression = compression
+        self._feedback = compression if isinstance(compression, ErrorFeedback) else None
+        self._compression: type[Compressor] = (
+            Compression.none if isinstance(compression, ErrorFeedback) else compression
+        )
         self._counter = PassCounter(self._names, passes)
         self._op = op
         self._factors = factors
@@ -93,7 +96,10 @@ class GradientReduction:
         """Reduce the gradients if `synchronize` is set, and let the plain optimizer step."""
         if synchronize:
             if self._combined:
-                text = "step() after synchronize(), without skip_synchronize(): the gradients are combined twice"
+                text = (
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(): the gradients are combined twice"
+                )
                 warnings.warn(text, stacklevel=4)
             self.synchronize()
         self._combined = False
@@ -124,8 +130,8 @@ class GradientReduction:
             self._group_of[parameter].take_early(parameter)
 
     def _start(self, parameters: Sequence[Parameter]) -> None:
-        if self._as_view and not self._begun:
-            self._allocate_slots()
+        if (self._as_view or self._feedback is not None) and not self._begun:
+            self._arrange()
         for parameter in parameters:
             self._begun.add(parameter)
             group = self._group_of.get(parameter)
@@ -147,19 +153,23 @@ class GradientReduction:
         frozen = {parameter for parameter in names if parameter not in self._names}
         return [[parameter for parameter in group if parameter not in frozen] for group in groups]
 
-    def _allocate_slots(self) -> None:
-        """Give memory in windows to the groups, unless they have it. Collective.
+    def _arrange(self) -> None:
+        """Make groups, and give memory in windows to them, unless that is done. Collective.
 
         All ranks call it when the first gradient of a step is complete; they have seen the same gradients be sparse.
         """
         comm = communicator_of(self._process_set)
-        if self._laid_out == (comm, len(self._sparse)) or not comm.maps:
+        if self._laid_out == (comm, len(self._sparse)) or not (comm.maps or self._feedback is not None):
             return
         given = given_groups(self._names, self._wanted)
         self._use(given)  # releases the memory of the old groups
         apart = self._sparse.union(self._group_of)
         free = {one: name for one, name in self._names.items() if one not in apart and can_lie(one)}
         own = own_groups(free, min(GROUP_BYTES, comm.config.fusion_bytes))
+        if self._feedback is not None:
+            self._laid_out = comm, len(self._sparse)
+            self._use([*given, *own])
+            return
         able = [group for group in given if all(map(can_lie, group.parameters))]
         with as_horovod():
             if lay_out(comm, [*able, *own], self._names):
@@ -167,11 +177,21 @@ class GradientReduction:
         self._use([*given, *(group for group in own if group.slots)])
 
     def _gradient(self, parameter: Parameter) -> torch.Tensor:
+        """Return the gradient to reduce; with `sparse_as_dense`, a dense copy of a sparse one."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         elif parameter.grad.is_sparse and self._sparse_as_dense:
-            parameter.grad = parameter.grad.to_dense()
+            return parameter.grad.to_dense()
         return parameter.grad
+
+    def _give_back(self, parameter: Parameter, reduced: torch.Tensor) -> None:
+        """Store a reduced gradient in a parameter that keeps its own tensor: as sparse as that is."""
+        own = parameter.grad
+        assert own is not None
+        if own.is_sparse:
+            parameter.grad = reduced.to_sparse(own.sparse_dim())
+        elif own is not reduced:
+            own.detach().copy_(reduced)
 
     def _reduce_one(self, parameter: Parameter) -> None:
         gradient, name = self._gradient(parameter), self._names[parameter]
@@ -184,19 +204,39 @@ class GradientReduction:
 
             self._pending.append(_Pending([parameter], replace))
             return
+        if self._feedback is not None:
+            self._compress([parameter], [gradient], name)
+            return
         small, ctx = self._compression.compress(gradient)
         handle = ops.allreduce_async_(small, None, name, self._op, *self._factors, self._process_set)
 
         def finish() -> None:
             handle.synchronize()
-            self._write_back(gradient, small, ctx)
+            self._give_back(parameter, self._compression.decompress(small, ctx))
 
         self._pending.append(_Pending([parameter], finish))
+
+    def _compress(self, parameters: Sequence[Parameter], gradients: Sequence[torch.Tensor], label: str) -> None:
+        """Reduce dense gradients with a lossy compression."""
+        assert self._feedback is not None
+        names = [self._names[parameter] for parameter in parameters]
+        handle = ops.compressed_async(gradients, gradients, self._op, label, names, self._feedback, self._process_set)
+        sparse = {parameter for parameter in parameters if parameter in self._sparse}
+
+        def finish() -> None:
+            for parameter, reduced in zip(parameters, handle.synchronize(), strict=True):
+                if parameter not in sparse:
+                    self._give_back(parameter, reduced)
+
+        self._pending.append(_Pending(parameters, finish))
 
     def _move_to_slot(self, group: Group, parameter: Parameter) -> None:
         """Move a gradient into the memory of its group."""
         gradient, slot = self._gradient(parameter), group.slots[parameter]
-        if not gradient.is_sparse:
+        if gradient is not parameter.grad:
+            slot.view().copy_(gradient)
+            group.outside.append(parameter)
+        elif not gradient.is_sparse:
             if not slot.take(parameter, gradient):
                 group.outside.append(parameter)
         elif group.given:
@@ -215,25 +255,27 @@ class GradientReduction:
     def _finish_group(self, group: Group, handle: Handle) -> None:
         handle.synchronize()
         for parameter in group.outside:
-            assert parameter.grad is not None
-            parameter.grad.detach().copy_(group.slots[parameter].view())
+            self._give_back(parameter, group.slots[parameter].view())
 
     def _reduce_without_slots(self, group: Group) -> None:
         parameters = group.parameters
         gradients = [self._gradient(parameter) for parameter in parameters]
-        if any(gradient.is_sparse for gradient in gradients):
-            raise ValueError(_SPARSE)
+        for index, gradient in enumerate(gradients):
+            if gradient.is_sparse and group.given:
+                raise ValueError(_SPARSE)
+            if gradient.is_sparse:  # it was dense or missing when the groups were made
+                self._reduce_one(parameters[index])
+                gradients[index] = torch.zeros_like(parameters[index])
+        if self._feedback is not None:
+            self._compress(parameters, gradients, group.name)
+            return
         compressed = [self._compression.compress(gradient) for gradient in gradients]
         smalls = [small for small, _ in compressed]
         handle = ops.grouped_allreduce_async_(smalls, None, group.name, self._op, *self._factors, self._process_set)
 
         def finish() -> None:
             handle.synchronize()
-            for gradient, (small, ctx) in zip(gradients, compressed, strict=True):
-                self._write_back(gradient, small, ctx)
+            for parameter, (small, ctx) in zip(parameters, compressed, strict=True):
+                self._give_back(parameter, self._compression.decompress(small, ctx))
 
         self._pending.append(_Pending(parameters, finish))
-
-    def _write_back(self, gradient: torch.Tensor, small: torch.Tensor, ctx: Any) -> None:
-        if small is not gradient:
-            gradient.copy_(self._compression.decompress(small, ctx))

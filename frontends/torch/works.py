@@ -16,11 +16,13 @@ import torch.distributed as dist
 import torch.futures
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
+from collectives import Status
 from collectives import Work as Ours
 from frontends.torch import streams
 from frontends.torch.native_futures import asked_by_native_code, native
+from frontends.torch_backend import BACKEND
 from transports import forking
-from transports.errors import DeadlineExceeded, ForkedError, RondeError
+from transports.errors import DeadlineExceeded, ForkedError
 
 Finish = Callable[[list[Any]], object]
 _SKIP: Final = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
@@ -138,6 +140,8 @@ class Work(dist.Work):  # type: ignore[misc]
     results    the tensors that `result` and the future return
     finish     called once with the operations' results when all of them have ended, to copy them into the tensors
     position   see Callbacks
+    seconds    the operations' timeout
+    source     rank that sends the message, or its status, which is filled; -1 for a collective
     """
 
     def __init__(
@@ -147,7 +151,8 @@ class Work(dist.Work):  # type: ignore[misc]
         finish: Finish | None,
         group_callbacks: Callbacks,
         position: tuple[int, ...],
-        source: int = -1,
+        seconds: float,
+        source: int | Status = -1,
     ) -> None:
         super().__init__()
         self._works = list(works)
@@ -157,10 +162,12 @@ class Work(dist.Work):  # type: ignore[misc]
         self._finish = finish
         self._group_callbacks = group_callbacks
         self._position = position
+        self._seconds = seconds
         self._source = source
         self._lock = threading.Lock()
         self._open = len(self._works)
         self._over = threading.Event()
+        self._before: list[Callable[[], object]] = []
         self._error: Exception | None = None
         self._future: Future | None = None
         self._plain_futures: list[torch.futures.Future[list[torch.Tensor]]] = []
@@ -181,12 +188,12 @@ class Work(dist.Work):  # type: ignore[misc]
             raise dist.DistBackendError(str(error)) from error
         except DeadlineExceeded as error:
             if not work.test():
-                raise dist.DistBackendError(str(error)) from error
+                raise for_torch(error, seconds if seconds > 0 else self._seconds) from error
         except Exception:  # noqa: BLE001, S110 - it is kept in _error, by the callback that is on its way
             pass
         self._over.wait()
         if self._error is not None:
-            raise dist.DistBackendError(str(self._error)) from self._error
+            raise for_torch(self._error, self._seconds) from self._error
         streams.follow(self._marks)
         return True
 
@@ -211,8 +218,8 @@ class Work(dist.Work):  # type: ignore[misc]
         return self._results
 
     def source_rank(self) -> int:
-        """Return the rank that sent the message, -1 for a collective."""
-        return self._source
+        """Return the rank that sent the message, -1 for a collective, and before a message of any rank has come."""
+        return self._source.source if isinstance(self._source, Status) else self._source
 
     _source_rank = source_rank
 
@@ -229,6 +236,14 @@ class Work(dist.Work):  # type: ignore[misc]
                 if self._over.is_set():
                     self._complete_future()  # it cannot have a callback yet
             return self._future
+
+    def before_it_is_over(self, call: Callable[[], object]) -> None:
+        """Call `call` when the operation has ended, before that shows; at once if it does already."""
+        with self._lock:
+            if not self._over.is_set():
+                self._before.append(call)
+                return
+        call()
 
     def _native_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         plain: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
@@ -257,6 +272,8 @@ class Work(dist.Work):  # type: ignore[misc]
         except Exception as error:  # noqa: BLE001 - the waiting caller gets every error
             self._error = error
         with self._lock:
+            for call in self._before:
+                call()
             self._over.set()
             if self._future is not None:
                 self._group_callbacks.submit(len(self._position) - 1, self._complete_future)
@@ -273,7 +290,7 @@ class Work(dist.Work):  # type: ignore[misc]
         if self._error is None:
             future.set_result(self._results)
         else:
-            future.set_exception(dist.DistBackendError(str(self._error)))
+            future.set_exception(for_torch(self._error, self._seconds))
 
 
 @eager
@@ -313,6 +330,9 @@ class Done(dist.Work):  # type: ignore[misc]
         return future
 
 
-def raise_for_torch(error: RondeError) -> None:
-    """Raise an error of the runtime as DistBackendError."""
-    raise dist.DistBackendError(str(error)) from error
+def for_torch(error: Exception, seconds: float) -> dist.DistBackendError:
+    """Return the error of an operation as torch's. One that took longer than its timeout of so many seconds also has
+    the words of torch's backends, which scripts may look for.
+    """
+    late = f"{BACKEND}: Timed out waiting {1000 * seconds:.0f}ms: " if isinstance(error, DeadlineExceeded) else ""
+    return dist.DistBackendError(f"{late}{error}")

@@ -18,7 +18,7 @@ from tests.chaos.process_bed import ProcessBed
 from tests.chaos.table import Tally, machine, write
 
 NO_NETWORKS = 2
-"""How tests.netns ends where there can be no network namespaces."""
+"""The exit code of tests.netns where there can be no network namespaces."""
 
 
 def main(arguments: list[str]) -> int:

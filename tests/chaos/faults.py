@@ -61,7 +61,7 @@ def mentions(rank: int, text: str) -> bool:
 
 
 def lost(said: Said, victim: Victim) -> bool:
-    """It is the victim that was lost, and the text says which rank, which process, and in which collective and step (or
+    """The victim was lost, and the text says which rank, which process, and in which collective and step (or
     message) it was missed."""
     return (
         said.peer == victim.rank
@@ -82,8 +82,8 @@ def lost_or_told(said: Said, victim: Victim) -> bool:
 
 
 def broken_link(said: Said, victim: Victim) -> bool:
-    """It is one of the two ends of what was broken, and the text speaks of the victim's. Which of the two it is nobody
-    can know: one says that it has sent, the other that nothing came."""
+    """The text names the victim, and the peer is one of the two ends of the broken link. No rank can know which of the
+    two is at fault: one has sent, the other has received nothing."""
     return said.peer in (victim.rank, victim.link) and mentions(victim.rank, said.message)
 
 

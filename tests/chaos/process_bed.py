@@ -305,7 +305,7 @@ _SIGNALS: Final = {
     "interrupt": signal.SIGINT,
 }
 _HARMLESS: Final = ("late", "culprit")
-"""What may be wrong though the survivors are fit for the next case."""
+"""Defects after which the survivors can still take the next case."""
 _DEAD: Final = ("kill", "exit", "close")
 """Faults after which the process is no more."""
 _WAKING: Final = ("stop", "freeze")

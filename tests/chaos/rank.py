@@ -131,7 +131,7 @@ class Sign(Order):
     """An order for which a rank waits while it carries out another one."""
 
     def obey(self, seat: Seat) -> None:
-        """It came late, and nobody waits."""
+        """A rank came late, and no other waits for it."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ MIB: Final = 1 << 20
 WARM_UP: Final = 0.25
 """The part of the time, at the beginning, that does not count: caches fill, the allocator finds its size."""
 TOLERANCES: Final[Mapping[str, float]] = {"memory": 8 * MIB, "descriptors": 1.0, "threads": 1.0, "segments": 0.5}
-"""How much the line through the samples may rise from the end of the warm-up to the end. What leaks, even a little in
+"""The greatest rise of the line through the samples from the end of the warm-up to the end. A leak, even a small one in
 each world, rises by far more in half an hour; the allocator and the moment of the sample make up for the rest."""
 
 

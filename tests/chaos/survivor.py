@@ -16,9 +16,9 @@ from tests.chaos.case import Case
 from tests.chaos.faults import Said
 
 SHRINK_SECONDS: Final = 5.0
-"""What survivors get to come together."""
+"""Seconds in which the survivors must meet."""
 CALLS_AFTER: Final = 3
-"""What the survivors compute, besides who they are."""
+"""The number of collectives of the survivors, besides the exchange of their identities."""
 
 
 class UserError(Exception):

@@ -156,14 +156,14 @@ def machine() -> str:
     )
 
 
-def write(path: Path, text: str, name: str) -> None:
-    """Put `text` between the markers of that name in a file. Raises ValueError if they are not there."""
+def write(path: Path, text: str, name: str, *, fence: str = "```\n") -> None:
+    """Put `text` between the markers of that name in a file, in a fence. Raises ValueError if they are not there."""
     begin, end = markers(name)
     before, found, rest = path.read_text("utf-8").partition(begin)
     _, ended, after = rest.partition(end)
     if not found or not ended:
         raise ValueError(f"{path}: must hold the lines {begin} and {end}, between which the table goes")
-    path.write_text(f"{before}{begin}\n\n```\n{text}\n```\n\n{end}{after}", "utf-8")
+    path.write_text(f"{before}{begin}\n\n{fence}{text}\n{fence}\n{end}{after}", "utf-8")
 
 
 def markers(name: str) -> tuple[str, str]:

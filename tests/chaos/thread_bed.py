@@ -53,6 +53,9 @@ class MortalStore(Store):
     def get(self, key: str, deadline: float) -> bytes:
         return self._living().get(key, deadline)
 
+    def set_default(self, key: str, value: bytes) -> bytes:
+        return self._living().set_default(key, value)
+
     def add(self, key: str, amount: int) -> int:
         return self._living().add(key, amount)
 
@@ -93,7 +96,7 @@ class Strike:
         return True
 
     def now(self, operation: Operation) -> None:
-        """It strikes."""
+        """Cause the fault."""
         self.first, self.at = operation, time.monotonic()
 
 

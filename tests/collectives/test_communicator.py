@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
+import pickle
 import re
 import sys
 import threading
@@ -26,6 +28,7 @@ from collectives import (
     TransportError,
     functions,
 )
+from collectives.arrays import ALIASES
 from tests.collectives.launch.launcher import ronde as ronde_command
 from tests.worlds import World, Worlds, world_of
 
@@ -68,7 +71,7 @@ BAD_CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("allreduce", {"x": np.zeros(2, [("a", "f4")])}, TypeError, r"x: dtype .* cannot be communicated"),
     ("allreduce", {"x": np.zeros(2, ">f4")}, TypeError, r"x: dtype dtype\('>f4'\) is not in native byte order.*astype"),
     ("allreduce", {"x": X, "op": ["sum"]}, ValueError, r"op=\['sum'\]: must be one of sum"),
-    ("allreduce", {"x": X, "op": "mean"}, ValueError, r"op='mean': must be one of sum, average, prod"),
+    ("allreduce", {"x": X, "op": "median"}, ValueError, r"op='median': must be one of sum, average, prod"),
     ("allreduce", {"x": X, "op": "band"}, TypeError, r"op='band': not defined for float32; it allows sum, average"),
     ("allreduce", {"x": X > 0, "op": "sum"}, TypeError, r"op='sum': not defined for bool; it allows min, max, band"),
     ("allreduce", {"x": X * 1j, "op": "max"}, TypeError, r"op='max': not defined for complex64"),
@@ -437,12 +440,25 @@ def test_local_and_cross_ranks() -> None:
         assert ronde.world() is world
         assert ronde.allreduce(3) == 3
         assert ronde.allgather_object("x") == ["x"]
-        with pytest.raises(RuntimeError, match="there is a world communicator already"):
-            ronde.init()
+        assert ronde.init() is world
+        assert ronde.init(transport="local", config={"timeout": 1800}, rank=0) is world
+        with pytest.raises(
+            RuntimeError, match=r"differs: timeout=5.0 \(the world has 1800.0\), size=2 \(the world has 1\)"
+        ):
+            ronde.init(config={"timeout": 5.0}, size=2)
+        with pytest.raises(RuntimeError, match=r"ProcessSet\(\[1\]\) \(the world does not have it: use"):
+            ronde.init(process_sets=[[0], [1]])
+        with pytest.raises(RuntimeError, match=r"differs: tcp=.*spin_us=0.*the world has .*spin_us"):
+            ronde.init(config={"tcp": {"spin_us": 0}})
+        for attempt in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(
+                TypeError, match=r"Communicator.* cannot be pickled or copied: it belongs to this process"
+            ):
+                attempt(world)
     finally:
         ronde.shutdown()
     assert not ronde.is_initialized()
-    with pytest.raises(RuntimeError, match=r"call collectives.init\(\) first"):
+    with pytest.raises(RuntimeError, match=r"call ronde.init\(\) first"):
         ronde.rank()
     ronde.shutdown()
 
@@ -555,13 +571,13 @@ def test_a_method_documents_its_arguments(name: str) -> None:
 
 
 def test_only_collectives_that_are_begun_take_a_name() -> None:
-    messages = {"send_async", "recv_async", "sendrecv_async", "join_async"}
+    messages = {"send_async", "recv_async", "sendrecv_async", "send_object_async", "recv_object_async", "join_async"}
     named = {name for name, method in METHODS.items() if "name" in inspect.signature(method).parameters}
     assert named == {name for name in METHODS if name.endswith("_async")} - messages | {"empty"}
 
 
 def test_the_ops_are_those_of_the_type() -> None:
-    assert set(get_args(ronde.Op)) == set(ronde.OPS)
+    assert set(get_args(ronde.OpName)) == {*ronde.OPS, *ALIASES}
 
 
 @pytest.mark.proof
@@ -572,3 +588,25 @@ def test_thousands_of_mixed_collectives_leave_nothing_behind(transport: str, cal
     done = ronde_command("run", "-np", "2", "--transport", transport, sys.executable, str(script), str(calls))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(b"%d calls" % calls) == 2
+
+
+def test_ops_have_the_names_of_other_libraries_too(worlds: Worlds) -> None:
+    """Also where some ranks use one name and some another."""
+
+    def body(comm: Communicator) -> None:
+        x = np.arange(4.0) + comm.rank
+        expected = np.arange(4.0) + 1
+        for op in ("avg", "mean"):
+            np.testing.assert_array_equal(comm.allreduce(x, op), expected)
+            np.testing.assert_array_equal(comm.grouped_allreduce([x], op)[0], expected)
+        np.testing.assert_array_equal(comm.reduce_scatter(np.ones(3) * comm.rank, op="mean"), [1.0])
+        mixed = ("avg", "mean", "average")[comm.rank]
+        np.testing.assert_array_equal(comm.allreduce(x, mixed), expected)  # type: ignore[arg-type]
+        named = comm.allreduce_async(x, mixed, name="x")  # type: ignore[call-overload]
+        np.testing.assert_array_equal(named.wait(), expected)
+        with pytest.raises(ValueError, match="op='average': is not for scan"):
+            comm.scan(x, "mean")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"op=\['mean'\]: must be one of sum, "):
+            comm.allreduce(x, ["mean"])  # type: ignore[arg-type]
+
+    worlds.get("local", 3).run(body)

@@ -18,7 +18,7 @@ def load(directory: Path, environment: dict[str, str] | None = None, arguments: 
 
 def test_default_file_environment_argument_in_this_order(tmp_path: Path) -> None:
     config = load(tmp_path)
-    assert (config.transport, config.timeout, config.sources) == ("auto", 300.0, {})
+    assert (config.transport, config.timeout, config.sources) == ("auto", 1800.0, {})
     (tmp_path / "ronde.toml").write_text('transport = "tcp"\ntimeout = 60\nreproducible = true\n')
     config = load(tmp_path, {"RONDE_TIMEOUT": "50", "RONDE_TRANSPORT": "shm"}, {"transport": "local"})
     assert (config.transport, config.timeout, config.reproducible) == ("local", 50.0, True)
@@ -36,7 +36,7 @@ def test_pyproject_and_a_file_by_name(tmp_path: Path) -> None:
     named.write_text("timeout = 8\n")
     assert load(tmp_path, {"RONDE_CONFIG": str(named)}).timeout == 8
     (tmp_path / "pyproject.toml").write_text("this is not TOML")
-    assert load(tmp_path).timeout == 300
+    assert load(tmp_path).timeout == 1800
 
 
 def test_options_of_transports_and_of_those_inside_them(tmp_path: Path) -> None:

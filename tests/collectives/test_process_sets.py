@@ -114,7 +114,7 @@ def test_without_a_world_nothing_is_known() -> None:
         assert process_set.ranks == ranks
         assert process_set.process_set_id is None
         assert process_set.size() is process_set.rank() is process_set.included() is None
-        with pytest.raises(ValueError, match="no process set of this world"):
+        with pytest.raises(ValueError, match="there is no world"):
             process_set.communicator  # noqa: B018
 
 

@@ -359,3 +359,44 @@ def with_xla() -> None:
     model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)], **QUIET)
     assert not model.jit_compile
     hvd.shutdown()
+
+
+def with_loss() -> None:
+    """Compressions with a memory: training ends where it does without, and all ranks have the same weights."""
+    hvd = horovod()
+    import keras
+
+    rank, size = hvd.rank(), hvd.size()
+    random = np.random.default_rng(3)
+    x = random.normal(size=(96, 40)).astype(np.float32)
+    y = np.tanh(np.roll(x, 1, 1))
+    losses = {}
+    ways = {"int8": {}, "topk": {"ratio": 0.2}, "powersgd": {"rank": 4}}
+    for name, arguments in {"none": {}, **ways}.items():
+        compression = getattr(hvd.Compression, name)
+        if name != "none":
+            compression = compression(**arguments)
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(40, activation="tanh"), keras.layers.Dense(40)]
+        model = keras.Sequential([keras.Input((40,)), *layers])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), compression=compression)
+        model.compile(optimizer, "mse")
+        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        model.fit(x[rank::size], y[rank::size], epochs=12, callbacks=[callback], verbose=0, batch_size=16)
+        assert identical(hvd, model), name
+        losses[name] = float(np.mean((np.asarray(model.predict(x, verbose=0)) - y) ** 2))
+        if name != "none":
+            assert len(compression.memory.memories) == 4, "one memory for each gradient"
+    assert all(abs(losses[name] - losses["none"]) < 0.1 * losses["none"] for name in ways), losses
+    assert len(set(losses.values())) == 4, "the gradients were compressed"
+    value = np.linspace(-1, 1, 2000, dtype=np.float32)
+    found = hvd.allreduce(value * (1 + rank), name="value", compression=hvd.Compression.int8())
+    np.testing.assert_allclose(found, value * (size + 1) / 2, atol=0.03)
+    raises(ValueError, "gradient_predivide_factor", optimizer_with, hvd, gradient_predivide_factor=2.0)
+    hvd.shutdown()
+
+
+def optimizer_with(hvd: Any, **options: Any) -> Any:
+    import keras
+
+    return hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), compression=hvd.Compression.int8(), **options)

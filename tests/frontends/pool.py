@@ -301,8 +301,8 @@ class Framework:
 
 
 def framework(name: str) -> Framework:
-    """torch, jax, numpy (with scikit-learn), tensorflow (with Keras on it); or keras-jax and keras-torch, which have no
-    other framework."""
+    """torch, jax, numpy (with scikit-learn), tensorflow (with Keras on it), tf-keras; or keras-jax and keras-torch,
+    which have no other framework."""
     if name == "numpy":
         return Framework("frontends.numpy", "sklearn.datasets", "sklearn.linear_model", "sklearn.model_selection")
     if name == "torch":
@@ -310,6 +310,8 @@ def framework(name: str) -> Framework:
     if name == "jax":
         return Framework("frontends.jax", "optax")
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+    if name == "tf-keras":
+        return Framework("frontends.keras", KERAS_BACKEND="tensorflow", TF_USE_LEGACY_KERAS="1", **quiet)
     if name == "tensorflow":
         return Framework("tests.frontends.keras_alone", "frontends.tensorflow", KERAS_BACKEND=name, **quiet)
     return Framework("tests.frontends.keras_alone", KERAS_BACKEND=name.removeprefix("keras-"), **quiet)

@@ -157,7 +157,7 @@ def test_a_program_of_another_world_tells_so(pool: Pools) -> None:
 
 def test_without_jax_the_error_names_the_extra() -> None:
     done = python("-c", "import sys; sys.modules['jax'] = None; import frontends.jax")
-    assert "ModuleNotFoundError: frontends.jax needs jax: pip install 'ronde[jax]'" in done.stderr
+    assert "ModuleNotFoundError: ronde.jax needs jax: pip install 'ronde[jax]'" in done.stderr
 
 
 def test_importing_it_imports_no_other_framework() -> None:

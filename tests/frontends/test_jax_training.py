@@ -141,3 +141,39 @@ def test_the_example(pool: Pools, size: int, options: list[str]) -> None:
     assert "epoch 8: loss" in text
     assert float(found[1]) > 92
     assert int(found[2]) == size
+
+
+def compressed(rank: int, size: int) -> None:
+    """Compressions with loss and a memory, in a compiled step."""
+    x = np.random.default_rng(3).normal(size=(96, 40)).astype(np.float32)
+    y = np.tanh(np.roll(x, 1, 1))
+    first = {"one": jnp.eye(40) * 0.1, "two": jnp.eye(40) * 0.1}
+
+    def error(parameters: Any, x: Any, y: Any) -> Any:
+        return jnp.mean((jnp.tanh(x @ parameters["one"]) @ parameters["two"] - y) ** 2)
+
+    found = {}
+    ways = (hvd.Compression.int8(), hvd.Compression.topk(0.2), hvd.Compression.powersgd(8))
+    for compression in (hvd.Compression.none, *ways):
+        optimizer = hvd.distributed(optax.sgd(2.0), compression=compression)
+        parameters, state = first, optimizer.init(first)
+
+        @hvd.jit
+        def step(parameters: Any, state: Any, optimizer: Any = optimizer) -> Any:
+            gradients = jax.grad(error)(parameters, x[rank::size], y[rank::size])
+            updates, state = optimizer.update(gradients, state)
+            return optax.apply_updates(parameters, updates), state
+
+        for _ in range(60):
+            parameters, state = step(parameters, state)
+        every = hvd.allgather_object(np.asarray(parameters["one"]).tobytes())
+        assert every[0] == every[-1]
+        found[str(compression)] = float(error(parameters, x, y))
+        if compression in ways:
+            assert len(compression.memory.memories) == 2
+    plain, *others = found.values()
+    assert all(loss != plain and abs(loss - plain) < 0.3 * plain for loss in others), found
+
+
+def test_compressions_with_a_memory(pool: Pools) -> None:
+    pool(2).run(in_world, compressed)

@@ -51,6 +51,10 @@ def test_values_and_bad_arguments(pool: Pool) -> None:
     pool.run(keras_ranks.values, ranks=2, transport="tcp")
 
 
+def test_compressions_with_a_memory(pool: Pool) -> None:
+    pool.run(keras_ranks.with_loss, ranks=2)
+
+
 def test_special_gradients(pool: Pool) -> None:
     pool.run(keras_ranks.special_gradients, ranks=2)
 

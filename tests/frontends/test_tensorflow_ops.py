@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import tempfile
 import threading
 from collections.abc import Callable
@@ -113,6 +114,14 @@ def all_operations(rank: int, size: int) -> None:
     dense = sum(np.pad(np.ones((peer + 1, 2), np.float32), ((0, size + 1 - peer), (0, 0))) for peer in range(size))
     for found in in_both_modes(lambda: tf.convert_to_tensor(hvd.allreduce(slices, op=hvd.Sum))):
         same(found, dense)
+    integers = tf.IndexedSlices(tf.fill([1, 1], 1 + 2 * rank), [0], [1, 1])
+    for mean in in_both_modes(lambda: hvd.allreduce(integers).values):
+        assert mean.dtype == tf.float64
+        np.testing.assert_allclose(mean[:, 0], np.arange(1, 2 * size, 2) / size, rtol=1e-15)
+    for scaled in in_both_modes(lambda: hvd.allreduce(integers, op=hvd.Sum, postscale_factor=0.5).values):
+        same(scaled, np.arange(size, dtype=np.int32)[:, None])
+    for total in in_both_modes(lambda: hvd.allreduce([1.0 + rank, 2.0], op=hvd.Sum)):
+        same(total, np.array([size * (size + 1) / 2, 2 * size], np.float32))
     found, other = hvd.grouped_allreduce([slices, tf.ones(2)])
     np.testing.assert_allclose(tf.convert_to_tensor(found), dense / size, rtol=1e-6)
     same(other, np.ones(2, np.float32))
@@ -202,7 +211,8 @@ def mistakes(rank: int, size: int) -> None:
     disagreeing = tf.zeros([2 + rank])
     for kind, function in (
         (hvd.HorovodInternalError, hvd.allreduce),
-        (tf.errors.InternalError, tf.function(hvd.allreduce)),
+        (tf.errors.FailedPreconditionError, hvd.allreduce),
+        (tf.errors.FailedPreconditionError, tf.function(hvd.allreduce)),
     ):
         text = raised(kind, function, disagreeing)
         assert "do not fit together" in text
@@ -210,11 +220,14 @@ def mistakes(rank: int, size: int) -> None:
     with pytest.raises(hvd.HorovodInternalError) as told:
         hvd.allreduce(disagreeing)
     assert isinstance(told.value.__cause__, MismatchError)
+    again = pickle.loads(pickle.dumps(told.value))
+    assert (type(again), str(again)) == (type(told.value), str(told.value))
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         node = hvd.broadcast(tf.zeros([1], tf.int32 if rank else tf.int64), 0, name="other_types")
-        assert "rank 0: broadcast(int64" in raised(tf.errors.InternalError, session.run, node)
+        assert "rank 0: broadcast(int64" in raised(tf.errors.FailedPreconditionError, session.run, node)
     bad = [rank - 7] * size
-    assert f"splits={bad}" in raised(ValueError, hvd.alltoall, tf.zeros([4]), bad)
+    for kind in (ValueError, tf.errors.InvalidArgumentError):
+        assert f"splits={bad}" in raised(kind, hvd.alltoall, tf.zeros([4]), bad)
     graph = tf.function(lambda: hvd.alltoall(tf.zeros([4]), bad))
     assert f"splits={bad}" in raised(tf.errors.InvalidArgumentError, graph)
     assert "share equally" in raised(ValueError, hvd.alltoall, tf.zeros([size + 1]))
@@ -222,9 +235,12 @@ def mistakes(rank: int, size: int) -> None:
     assert "root_rank=9" in raised(ValueError, hvd.broadcast, tf.zeros(1), 9)
     assert "op='mean'" in raised(ValueError, lambda: hvd.allreduce(tf.zeros(1), op="mean"))
     assert "string" in raised(TypeError, hvd.allreduce, tf.constant("text"))
-    assert "make them dense" in raised(
-        ValueError, lambda: hvd.allreduce(tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0])), op=hvd.Max)
-    )
+    slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]))
+    for op in (hvd.Max, hvd.Adasum):
+        for function in (hvd.allreduce, tf.function(hvd.allreduce)):
+            assert "make them dense" in raised(NotImplementedError, lambda f=function, op=op: f(slices, op=op))
+    for kind in (hvd.HorovodInternalError, ValueError):
+        assert "Average and Sum only" in raised(kind, lambda: hvd.reducescatter(tf.zeros([size]), op=hvd.Adasum))
     assert "eager" in raised(RuntimeError, hvd.broadcast_global_variables, 0)
     same(hvd.allreduce(tf.ones(2), op=hvd.Sum), np.full(2, size, np.float32))  # and all goes on
 
@@ -257,6 +273,20 @@ def test_shapes_known_before_and_not(pool: Pools) -> None:
     pool(2).run(in_world, shapes)
 
 
+def find_callbacks() -> str:
+    return str(hvd.callbacks.MetricAverageCallback.__mro__)
+
+
+def test_callbacks_are_an_attribute(pool: Pools) -> None:
+    assert "keras" in pool(1).run(find_callbacks)[0]
+
+
+def test_an_operation_needs_a_world() -> None:
+    for kind in (hvd.HorovodInternalError, tf.errors.FailedPreconditionError):
+        assert "no world" in raised(kind, hvd.rank_op)
+    assert "no world" in raised(tf.errors.FailedPreconditionError, tf.function(hvd.allreduce), tf.ones(1))
+
+
 def test_errors_keep_their_text(pool: Pools) -> None:
     pool(2).run(in_world, mistakes)
 
@@ -280,8 +310,10 @@ def sets(rank: int, size: int) -> None:
     else:
         assert "not in it" in raised(ValueError, lambda: hvd.allreduce(tf.zeros(1), process_set=pair))
     assert int(hvd.size_op(pair.process_set_id)) == 2
-    assert bool(hvd.process_set_included_op(pair.process_set_id)) == pair.included()
-    assert "process_set_id=7" in raised(ValueError, hvd.size_op, 7)
+    assert int(hvd.process_set_included_op(pair.process_set_id)) == int(pair.included())
+    assert str(pair) == f"ProcessSet(process_set_id={pair.process_set_id}, ranks=[0, {size - 1}], mpi_comm=None)"
+    for op in (hvd.size_op, hvd.process_set_included_op):
+        assert [int(one) for one in in_both_modes(lambda op=op: op(7))] == [-3] * 3, "Horovod's ...ERROR_UNKNOWN_SET"
     with tf.Graph().as_default(), tf.name_scope("scope"):
         for ignore, prefix in ((False, "scope/"), (True, "")):
             named = hvd.allreduce(tf.zeros(1), name=f"named_{ignore}", ignore_name_scope=ignore)
@@ -380,4 +412,4 @@ print({name.split(".")[0] for name in set(sys.modules) - before} & {"torch", "ja
     assert done.stdout.strip() == "set()", done.stdout + done.stderr
     without = "import sys; sys.modules['tensorflow'] = None; import frontends.tensorflow"
     done = python("-c", without)
-    assert "ModuleNotFoundError: frontends.tensorflow needs tensorflow: pip install 'ronde[tensorflow]'" in done.stderr
+    assert "ModuleNotFoundError: ronde.tensorflow needs tensorflow: pip install 'ronde[tensorflow]'" in done.stderr

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ronde[torch]'")
 
 import torch.distributed as dist  # noqa: E402
+from torch.distributed.distributed_c10d import AllgatherOptions  # noqa: E402
 
 from collectives import Communicator  # noqa: E402
 from frontends.torch import ops  # noqa: E402
@@ -81,9 +82,20 @@ def test_horovods_operations(transport: str, size: int) -> None:
     on_ranks(horovod, transport, size)
 
 
+OPTIONS = {
+    "allreduce": dist.AllreduceOptions,
+    "broadcast": dist.BroadcastOptions,
+    "reduce_scatter": dist.ReduceScatterOptions,
+    "reduce_scatter_single": dist.ReduceScatterOptions,
+    "alltoall": dist.AllToAllOptions,
+    "gather": dist.GatherOptions,
+    "scatter": dist.ScatterOptions,
+}
+
+
 def process_group(comm: Communicator) -> ProcessGroup:
     """The backend's group over a communicator that somebody else closes."""
-    return ProcessGroup(comm, None, contextlib.ExitStack())
+    return ProcessGroup(comm, None, 60.0, contextlib.ExitStack())
 
 
 def collectives_of_the_backend(asynchronous: bool, comm: Communicator, cuda: Cuda, some: Gpus) -> None:
@@ -93,7 +105,10 @@ def collectives_of_the_backend(asynchronous: bool, comm: Communicator, cuda: Cud
         return cuda.tensor(torch.full(shape, float(value)))
 
     def done(method: str, *args: Any, root: int = 0) -> None:
-        opts = SimpleNamespace(asyncOp=asynchronous, reduceOp=dist.AllreduceOptions().reduceOp, rootRank=root)
+        opts = OPTIONS.get(method, AllgatherOptions)()
+        opts.asyncOp = asynchronous
+        if root:
+            opts.rootRank = root
         getattr(group, method)(*args, opts=opts).wait()
 
     def same(tensor: Any, values: Any) -> None:

@@ -172,7 +172,8 @@ def by_hand(rank: int, size: int) -> None:
     with pytest.raises(AssertionError, match="backward_passes_per_step"):
         torch.nn.functional.mse_loss(net(x[1][rank::size]), y[1][rank::size]).backward()
     optimizer.synchronize()
-    with pytest.warns(UserWarning, match="skip_synchronize"):
+    text = r"optimizer.step\(\) called without optimizer.skip_synchronize\(\) context after optimizer.synchronize\(\)"
+    with pytest.warns(UserWarning, match=text):
         optimizer.step()
     optimizer.set_backward_passes_per_step(2)
     optimizer.zero_grad()
@@ -241,6 +242,8 @@ def test_a_rank_outside_of_the_process_set_steps_by_itself(pool: Pools) -> None:
 
 
 def test_an_optimizer_needs_a_world() -> None:
+    with pytest.raises(ValueError, match="no world"):  # Horovod's; it is a RuntimeError too
+        hvd.rank()
     with pytest.raises(RuntimeError, match="no world"):
         hvd.DistributedOptimizer(torch.optim.SGD(Plain().parameters(), lr=0.1))
 
@@ -371,6 +374,40 @@ def sometimes_sparse(rank: int, size: int) -> None:
 
 def test_gradients_that_turn_out_to_be_sparse(pool: Pools) -> None:
     pool(2).run(in_world, sometimes_sparse)
+
+
+def sparse_on_their_way_dense(rank: int, size: int) -> None:
+    """Alone, in a group, in a group with memory, and compressed."""
+    for options in (
+        {"gradient_as_bucket_view": False},
+        {"groups": 1},
+        {},
+        {"groups": 1, "compression": hvd.Compression.fp16},
+    ):
+        net = Sparse()
+        hvd.broadcast_parameters(net.state_dict(), 0)
+        weight = net.embedding.weight
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters(), sparse_as_dense=True, **options)
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.full((2, 6), 0.1 + rank)).sum().backward()
+            optimizer.synchronize()
+            assert weight.grad.is_sparse
+            assert weight.grad.sparse_dim() == 1
+            assert weight.grad.coalesce().indices()[0].tolist() == [1, 11]
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        assert len(set(map(str, hvd.allgather_object(weight.tolist())))) == 1
+    net = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam(net.parameters())
+    optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters(), sparse_as_dense=True)
+    net(torch.tensor([rank])).sum().backward()
+    optimizer.step()
+
+
+def test_sparse_as_dense_gives_sparse_gradients_back(pool: Pools) -> None:
+    pool(2).run(in_world, sparse_on_their_way_dense)
 
 
 def unlike(rank: int, size: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from collectives import OPS, Communicator
+from collectives import OPS, Communicator, Op, Status
 from collectives.algorithms import algorithms
 from collectives.arrays.ops import ADASUM, UFUNCS, allowed_ops
 
@@ -94,6 +94,30 @@ def reductions(comm: Communicator, cupy: Any) -> None:
             begin = sum(rows[: comm.rank])
             mine = comm.reduce_scatter(x, op, counts=rows)
             same(host(mine), expected[begin : begin + rows[comm.rank]], op)
+
+
+def prefixes_and_own_ops(comm: Communicator, cupy: Any) -> None:
+    """scan, exscan, and ops of the user's: they are combined in the host's memory, and come back to the GPU."""
+    larger = Op(np.maximum)
+    left = Op(lambda a, b: a, commutative=False, name="left")
+    for dtype in (np.dtype("float32"), np.dtype("int64"), np.dtype(ml_dtypes.bfloat16)):
+        parts = [values((5, 2), dtype, rank) for rank in range(comm.size)]
+        x = cupy.asarray(parts[comm.rank])
+        same(host(comm.scan(x)), combined("sum", parts[: comm.rank + 1]))
+        before = comm.exscan(x, "max")
+        assert (before is None) is (comm.rank == 0)
+        if before is not None:
+            same(host(before), combined("max", parts[: comm.rank]))
+        y = comm.allreduce(x, larger)
+        assert isinstance(y, cupy.ndarray)
+        same(host(y), combined("max", parts))
+        same(host(comm.scan(x, left)), parts[0])
+        got = comm.reduce(x, left)
+        assert got is None or (host(got) == parts[0]).all()
+        same(host(comm.allreduce_async(x, larger, name=f"own {dtype}").wait()), combined("max", parts))
+        same(host(x), parts[comm.rank])
+        assert comm.scan(x, out=x) is x
+        same(host(x), combined("sum", parts[: comm.rank + 1]))
 
 
 def factors(comm: Communicator, cupy: Any) -> None:
@@ -272,3 +296,8 @@ def messages(comm: Communicator, cupy: Any) -> None:
     comm.send_async(host(x), right)
     comm.recv(y, left)
     same(host(y), np.arange(12, dtype=np.int16).reshape(3, 4) + np.int16(left))
+    sending, status = comm.send_async(x, right, tag=3), Status()
+    assert comm.recv(out, tag=3, status=status) is out
+    sending.wait()
+    assert (status.source, status.count) == (left, 12)
+    same(host(out), host(y))

@@ -352,4 +352,4 @@ ALLOWED = frozenset(
     for kind, sizes in {"int": "8 16 32 64", "uint": "8 16 32 64", "float": "16 32 64", "complex": "64 128"}.items()
     for bits in sizes.split()
 ) | {"bool", "bfloat16"}
-"""What CuPy has kernels for."""
+"""The dtypes for which CuPy has kernels."""

@@ -31,6 +31,12 @@ def test_reductions(transport: str, nccl: bool, size: int) -> None:
 
 
 @every_way
+def test_prefixes_and_own_ops(transport: str, nccl: bool, size: int) -> None:
+    with gpus() as some, some.world(size, transport) as world:
+        some.run(world, bodies.prefixes_and_own_ops)
+
+
+@every_way
 def test_factors(transport: str, nccl: bool, size: int) -> None:
     with gpus() as some, some.world(size, transport) as world:
         some.run(world, bodies.factors)
@@ -184,7 +190,7 @@ def test_bad_arguments_are_found_before_anything_is_sent(transport: str, nccl: b
     def body(comm: Communicator, cupy: Any) -> None:
         x = cupy.asarray(np.ones(6, np.float32))
         bad: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
-            ("allreduce", (x, "mean"), {}, ValueError, "op='mean': must be one of"),
+            ("allreduce", (x, "median"), {}, ValueError, "op='median': must be one of"),
             ("allreduce", (x, "band"), {}, TypeError, "op='band': not defined for float32"),
             ("allreduce", (x,), {"out": np.empty(6, np.float32)}, TypeError, "out: is not on a GPU, as x is"),
             ("allreduce", (x,), {"out": x[:5]}, ValueError, r"out: has shape \(5,\), must have \(6,\)"),

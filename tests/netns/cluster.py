@@ -10,8 +10,8 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,10 +26,10 @@ HostKey {folder}/host_key
 AuthorizedKeysFile {folder}/user_key.pub
 StrictModes no
 UsePAM no
-PasswordAuthentication no
+PasswordAuthentication yes
 PermitRootLogin prohibit-password
 PidFile none
-LogLevel ERROR
+LogLevel DEBUG1
 """
 _CLIENT = """
 IdentityFile {folder}/user_key
@@ -38,6 +38,11 @@ UserKnownHostsFile {folder}/known_hosts
 GlobalKnownHostsFile none
 """
 BOUND = 90.0
+"""Seconds after which a test fails; normal runs take far less."""
+NOTICE = 15.0
+"""Seconds within which what is wrong with a host must be said, on a machine that is not loaded."""
+LOADED = 3.0
+"""Factor for a machine that has other things to do."""
 
 
 def obstacle() -> str | None:
@@ -46,11 +51,20 @@ def obstacle() -> str | None:
     return f"needs {', '.join(missing)} (openssh-server, openssh-client)" if missing else None
 
 
+@contextlib.contextmanager
+def in_time() -> Iterator[None]:
+    """The body must take no longer than NOTICE."""
+    begun = time.monotonic()
+    yield
+    took = time.monotonic() - begun
+    assert took < NOTICE * (LOADED if os.getloadavg()[0] > os.cpu_count() else 1.0), f"it took {took:.1f} s"
+
+
 class Cluster:
     """A network whose hosts run sshd. A context.
 
     hosts   their names
-    folder  keys and configurations, which are /etc/ssh on every host
+    folder  keys and configurations, which are /etc/ssh on every host, and the logs of sshd
     """
 
     def __init__(self, hosts: Sequence[str], *, ipv6: bool = False) -> None:
@@ -73,6 +87,8 @@ class Cluster:
                 host.run("mount -t tmpfs ronde /run")
                 host.run("mkdir -m 755 /run/sshd")
                 self._servers[host.name] = resources.enter_context(self._serve(host))
+            for host in self.hosts.values():
+                _wait_for_sshd(host)
             self._resources = resources.pop_all()
         return self
 
@@ -124,22 +140,27 @@ class Cluster:
             out, err = process.communicate(timeout=BOUND)
             return process.returncode, out.decode(), err.decode()
 
+    def log(self, host: str) -> Path:
+        """The log of a host's sshd."""
+        return self.folder / f"sshd-{host}.log"
+
     def processes(self, word: str) -> list[int]:
         """Processes on any host whose command line has `word`."""
-        spaces = {os.stat(f"/proc/{host.holder.pid}/ns/net").st_ino for host in self.hosts.values()}
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                words = (folder / "cmdline").read_bytes().decode(errors="replace")
-                if word in words and os.stat(folder / "ns/net").st_ino in spaces:
-                    found.append(int(folder.name))
-        return found
+        return [pid for pid, process in self.network.processes().items() if word in "\0".join(process.words)]
 
     @contextlib.contextmanager
     def _serve(self, host: Host) -> Iterator[subprocess.Popen[bytes]]:
-        command = host.command(SSHD, "-D", "-e", "-f", "/etc/ssh/sshd_config")
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=sys.stderr) as server:
+        command = host.command(SSHD, "-D", "-E", str(self.log(host.name)), "-f", "/etc/ssh/sshd_config")
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL) as server:
             try:
                 yield server
             finally:
                 server.kill()
+
+
+def _wait_for_sshd(host: Host) -> None:
+    """Wait until it listens: no event announces it. It is not asked, since it would complain of who says nothing."""
+    until = time.monotonic() + BOUND
+    while not host.run("ss -Hltn sport = :22"):
+        assert time.monotonic() < until, f"no sshd on {host.name}"
+        time.sleep(0.02)

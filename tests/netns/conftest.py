@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.netns import cluster
 from tests.netns.cases import FAR, NEAR, PAIR, TRIO
+from tests.netns.cluster import Cluster
 from tests.netns.network import obstacle
 from tests.netns.site import Site
 
@@ -38,3 +40,25 @@ def duo6() -> Iterator[Site]:
     """Two hosts with one rank each that have no IPv4."""
     with Site((NEAR, FAR), ipv6=True) as site:
         yield site
+
+
+@pytest.fixture(scope="package")
+def ssh_trio() -> Iterator[Cluster]:
+    """Three hosts with sshd."""
+    with ssh_hosts("alpha", "beta", "gamma") as made:
+        yield made
+
+
+@pytest.fixture(scope="package")
+def ssh_duo6() -> Iterator[Cluster]:
+    """Two hosts with sshd that have no IPv4."""
+    with ssh_hosts("alpha", "beta", ipv6=True) as made:
+        yield made
+
+
+def ssh_hosts(*names: str, ipv6: bool = False) -> Cluster:
+    """Hosts with sshd. Skips the test where there can be none."""
+    reason = cluster.obstacle()
+    if reason is not None:
+        pytest.skip(reason)
+    return Cluster(names, ipv6=ipv6)

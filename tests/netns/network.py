@@ -23,6 +23,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeVar
 
@@ -55,6 +56,7 @@ _DROP_NEW = (
 """Drop the frame if it is IPv4 (the type at 12), TCP (the protocol at 23), not to port 22 (at 36), and of the flags (at
 47) SYN is set and ACK is not."""
 
+_MTU = 1500
 _MOST_SEGMENTS = 65535
 """What the network card may be given to cut at a time: the system's own."""
 
@@ -152,6 +154,15 @@ class Host:
         return result  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
+class Process:
+    """A process on a host: the name of its program, and the words of its command line."""
+
+    host: str
+    name: str
+    words: Sequence[str]
+
+
 class Network:
     """Hosts that reach each other through a switch. A context: everything is gone after it.
 
@@ -196,7 +207,32 @@ class Network:
         host.run(f"ip addr add {address} dev {interface}{' nodad' if ':' in address else ''}")
         host.run(f"ip link set {interface} up")
 
+    def unplug(self, host: Host, interface: str) -> None:
+        """Take an interface away from a host."""
+        host.run(f"ip link del {interface}")
+
+    def processes(self) -> dict[int, Process]:
+        """The processes on all hosts but those that hold them."""
+        spaces = {os.stat(f"/proc/{host.holder.pid}/ns/net").st_ino: name for name, host in self.hosts.items()}
+        holders = {host.holder.pid for host in self.hosts.values()}
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended
+                host = spaces.get(os.stat(folder / "ns/net").st_ino)
+                words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+                if host is not None and int(folder.name) not in holders:
+                    found[int(folder.name)] = Process(host, (folder / "comm").read_text().strip(), words)
+        return found
+
     # Faults. Each lasts until `heal`.
+
+    @contextlib.contextmanager
+    def healed(self) -> Iterator[None]:
+        """Undo all faults at the end."""
+        try:
+            yield
+        finally:
+            self.heal()
 
     def drop(self, host: str, direction: Direction = "both") -> None:
         """Lose all frames to a host, from it, or both."""
@@ -229,6 +265,10 @@ class Network:
         self._switch.run(f"tc qdisc add dev {CABLE}-{host} {limit}")
         self.hosts[host].run(f"tc qdisc add dev {CABLE} {limit}")
 
+    def narrow(self, host: str, mtu: int) -> None:
+        """Let a host's interface send packets of at most `mtu` bytes."""
+        self.hosts[host].run(f"ip link set {CABLE} mtu {mtu}")
+
     def take_down(self, host: str) -> None:
         """Switch off a host's interface, on the host."""
         self.hosts[host].run(f"ip link set {CABLE} down")
@@ -242,7 +282,7 @@ class Network:
             if "tbf" in self._switch.run(f"tc qdisc show dev {port}"):
                 self._switch.run(f"tc qdisc del dev {port} root")
                 host.run(f"tc qdisc del dev {CABLE} root")
-            host.run(f"ip link set {CABLE} up gso_max_segs {_MOST_SEGMENTS}")
+            host.run(f"ip link set {CABLE} up mtu {_MTU} gso_max_segs {_MOST_SEGMENTS}")
 
     def bytes_from(self, host: str) -> int:
         """Bytes that have come from a host on its cable, in frames of its link layer."""

@@ -94,7 +94,7 @@ class Slurm:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=self._environment(),
+            env=self.environment,
         ) as process:
             try:
                 yield process
@@ -109,16 +109,12 @@ class Slurm:
 
     def processes(self, *words: str) -> list[int]:
         """Processes on any node whose command line ends in these words; without words all."""
-        spaces = {os.stat(f"/proc/{host.holder.pid}/ns/net").st_ino for host in self.network.hosts.values()}
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-                said = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-                if os.stat(folder / "ns/net").st_ino in spaces and said[len(said) - len(words) :] == list(words):
-                    found.append(int(folder.name))
-        return found
+        found = self.network.processes().items()
+        return [pid for pid, process in found if process.words[len(process.words) - len(words) :] == list(words)]
 
-    def _environment(self) -> Mapping[str, str]:
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables with which Slurm's commands find this cluster."""
         return environment({"SLURM_CONF": f"{self._folder}/slurm.conf", "PYTHONPATH": str(_ROOT)})
 
     def _start(self, node: str, *command: str) -> None:
@@ -126,7 +122,7 @@ class Slurm:
         with open(self._folder / f"{command[0]}-{node}.err", "wb") as err:
             self._processes.append(
                 subprocess.Popen(
-                    host.command(*command), stdin=subprocess.DEVNULL, stdout=err, stderr=err, env=self._environment()
+                    host.command(*command), stdin=subprocess.DEVNULL, stdout=err, stderr=err, env=self.environment
                 )
             )
 
@@ -138,11 +134,9 @@ class Slurm:
             time.sleep(0.2)
 
     def _kill(self) -> None:
-        holders = {host.holder.pid for host in self.network.hosts.values()}
         for pid in self.processes():
-            if pid not in holders:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for process in self._processes:
             process.kill()
             process.wait()

@@ -75,12 +75,10 @@ def problems(findings: Findings) -> list[str]:
 
 
 def test_a_sound_network(trio: Network) -> None:
-    for name in NAMES:
-        trio.slow(name, RATE, QUEUE)
-    try:
+    with trio.healed():
+        for name in NAMES:
+            trio.slow(name, RATE, QUEUE)
         findings = examined(trio, rates=True)
-    finally:
-        trio.heal()
     assert problems(findings) == []
     assert [(host.address, host.interface) for host in findings.hosts] == [
         (host.address, CABLE) for host in trio.hosts.values()
@@ -93,12 +91,10 @@ def test_a_sound_network(trio: Network) -> None:
 
 
 def test_a_firewall_for_one_direction(trio: Network) -> None:
-    trio.drop_new("beta")
     begun = time.monotonic()
-    try:
+    with trio.healed():
+        trio.drop_new("beta")
         findings = examined(trio)
-    finally:
-        trio.heal()
     (problem,) = problems(findings)
     assert problem.startswith("host beta: no connection to it works, those from it do: no answer from 10.77.0.2 (eth0)")
     assert "a firewall drops the connections" in problem
@@ -106,32 +102,26 @@ def test_a_firewall_for_one_direction(trio: Network) -> None:
 
 
 def test_a_host_that_is_cut_off(trio: Network) -> None:
-    trio.drop("gamma")
-    try:
+    with trio.healed():
+        trio.drop("gamma")
         findings = examined(trio)
-    finally:
-        trio.heal()
     (problem,) = problems(findings)
     assert problem.startswith("host gamma: nothing passes to it or from it: ")
 
 
 def test_a_host_whose_interface_is_down(trio: Network) -> None:
-    trio.take_down("gamma")
-    try:
+    with trio.healed():
+        trio.take_down("gamma")
         findings = examined(trio)
-    finally:
-        trio.heal()
     (problem,) = problems(findings)
     assert problem.startswith("host gamma: interface='' (automatic): no address of this machine leads to ")
 
 
 def test_large_packets_that_are_lost(trio: Network) -> None:
-    trio.drop_large("alpha", 1450 + 14)
     begun = time.monotonic()
-    try:
+    with trio.healed():
+        trio.drop_large("alpha", 1450 + 14)
         findings = examined(trio)
-    finally:
-        trio.heal()
     (problem,) = problems(findings)
     assert problem.startswith("host alpha: packets of 1450 bytes do not arrive at 10.77.0.")
     assert "those of 1420 do" in problem
@@ -140,11 +130,9 @@ def test_large_packets_that_are_lost(trio: Network) -> None:
 
 
 def test_interfaces_with_different_mtus_work(trio: Network) -> None:
-    trio.hosts["beta"].run(f"ip link set {CABLE} mtu 1400")
-    try:
+    with trio.healed():
+        trio.narrow("beta", 1400)
         findings = examined(trio)
-    finally:
-        trio.hosts["beta"].run(f"ip link set {CABLE} mtu 1500")
     assert problems(findings) == []
     assert cluster_report.warnings(findings) == [
         "the interfaces have different MTUs: alpha 1500, beta 1400, gamma 1500"
@@ -155,22 +143,18 @@ def test_interfaces_with_different_mtus_work(trio: Network) -> None:
 
 
 def test_lost_packets_are_no_sign_of_a_smaller_mtu(trio: Network) -> None:
-    trio.drop_some("beta", 0.01)
-    try:
+    with trio.healed():
+        trio.drop_some("beta", 0.01)
         findings = examined(trio)
-    finally:
-        trio.heal()
     assert problems(findings) == []
     assert {link.packet for link in findings.links} == {1500}
 
 
 def test_a_slow_link(trio: Network) -> None:
-    for name, rate in zip(NAMES, (RATE, RATE, "5mbit"), strict=True):
-        trio.slow(name, rate, QUEUE)
-    try:
+    with trio.healed():
+        for name, rate in zip(NAMES, (RATE, RATE, "5mbit"), strict=True):
+            trio.slow(name, rate, QUEUE)
         findings = examined(trio, rates=True)
-    finally:
-        trio.heal()
     (problem,) = problems(findings)
     assert problem.startswith("host gamma: slow, ")
 

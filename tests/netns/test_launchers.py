@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
-import socket
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from tests.netns import cluster
 from tests.netns.cluster import Cluster
 from tests.netns.network import Host, Network
-from tests.transports.launchers.real import BOUND, RANK, Ended, Launched, environment, mpi_command
+from tests.transports.launchers.real import RANK, Ended, Launched, environment, mpi_command
 
 pytestmark = pytest.mark.long
 
@@ -70,6 +66,13 @@ def pair() -> Iterator[Network]:
         yield network
 
 
+@pytest.fixture(scope="module")
+def pair6() -> Iterator[Network]:
+    """Hosts that have no IPv4."""
+    with Network(["alpha1", "alpha2"], ipv6=True) as network:
+        yield network
+
+
 def hosts_of(network: Network) -> list[Host]:
     return [network.hosts[name] for name in ("alpha1", "alpha2")]
 
@@ -93,8 +96,8 @@ def by_hand(rank: int) -> dict[str, str]:
     return {"RONDE_RANK": str(rank), "RONDE_SIZE": "4", "RONDE_STORE": "tcp://alpha1:7077", **SECRET}
 
 
-def master(rank: int) -> dict[str, str]:
-    return {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "alpha1", "MASTER_PORT": "29500", **SECRET}
+def master(rank: int, size: int = 4) -> dict[str, str]:
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "alpha1", "MASTER_PORT": "29500", **SECRET}
 
 
 @pytest.mark.parametrize("variables", [slurm, by_hand, master])
@@ -102,6 +105,23 @@ def test_two_hosts_with_two_ranks(pair: Network, variables: object) -> None:
     assert callable(variables)
     ranks = [start(hosts_of(pair)[rank // 2], [sys.executable, "-c", PROGRAM], variables(rank)) for rank in range(4)]
     check(ranks, 2, 2)
+
+
+@pytest.mark.parametrize("variables", [slurm, by_hand, master])
+def test_ipv6_alone(pair6: Network, variables: object) -> None:
+    assert callable(variables)
+    ranks = [start(hosts_of(pair6)[rank // 2], [sys.executable, "-c", PROGRAM], variables(rank)) for rank in range(4)]
+    check(ranks, 2, 2)
+
+
+def test_a_dead_interface_is_not_chosen(pair: Network) -> None:
+    """All hosts have the address of a bridge that leads nowhere, as container engines make it."""
+    with contextlib.ExitStack() as plugged:
+        for host in hosts_of(pair):
+            pair.plug(host, "bridge0", "172.17.0.1/16", connected=False)
+            plugged.callback(pair.unplug, host, "bridge0")
+        ranks = [start(hosts_of(pair)[rank], [sys.executable, "-c", PROGRAM], master(rank, 2)) for rank in range(2)]
+        check(ranks, 2, 1)
 
 
 def test_pods_of_an_indexed_job(pair: Network) -> None:
@@ -131,34 +151,9 @@ def test_torchrun(pair: Network) -> None:
     check(nodes, 2, 2)
 
 
-@pytest.fixture(scope="module")
-def ssh_pair() -> Iterator[Cluster]:
-    """Two hosts with sshd."""
-    reason = cluster.obstacle()
-    if reason is not None:
-        pytest.skip(reason)
-    with Cluster(["alpha1", "alpha2"]) as made:
-        for host in made.hosts.values():
-            host.within(functools.partial(wait_for_sshd, host.address))
-        yield made
-
-
-def wait_for_sshd(address: str) -> None:
-    """Connect until it listens: no event announces it."""
-    deadline = time.monotonic() + BOUND
-    while True:
-        try:
-            socket.create_connection((address, 22), BOUND).close()
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        else:
-            return
-
-
 @pytest.mark.parametrize("kind", ["mpich", "openmpi"])
-def test_mpiexec_over_ssh(ssh_pair: Cluster, kind: str) -> None:
-    hosts = "alpha1:2,alpha2:2"
+def test_mpiexec_over_ssh(ssh_trio: Cluster, kind: str) -> None:
+    hosts = "alpha:2,beta:2"
     options = ["-hosts", hosts] if kind == "mpich" else ["--host", hosts, "-x", "PYTHONPATH"]
     command = mpi_command(kind, 4, *options)
-    check([start(ssh_pair.hosts["alpha1"], [*command, sys.executable, "-c", PROGRAM], {})], 2, 2)
+    check([start(ssh_trio.hosts["alpha"], [*command, sys.executable, "-c", PROGRAM], {})], 2, 2)

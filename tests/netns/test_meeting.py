@@ -59,7 +59,11 @@ def test_a_world_over_nodes(network: Network) -> None:
 
 def test_a_node_is_cut_off(network: Network) -> None:
     options = ["--host-timeout", "4", "--grace", "1", "--set", "heartbeat=2", sys.executable, "-c", ENDLESS]
-    with launch(network, "alpha", 0, *options) as first, launch(network, "beta", 1, *options) as second:
+    with (
+        network.healed(),
+        launch(network, "alpha", 0, *options) as first,
+        launch(network, "beta", 1, *options) as second,
+    ):
         try:
             for process in (first, second):
                 assert process.stdout is not None
@@ -68,7 +72,6 @@ def test_a_node_is_cut_off(network: Network) -> None:
             _, err = first.communicate(timeout=BOUND)
             _, other = second.communicate(timeout=BOUND)  # still cut off
         finally:
-            network.heal()
             for process in (first, second):
                 process.kill()
     assert (first.returncode, second.returncode) == (255, 255)

@@ -62,7 +62,7 @@ def test_waiting_for_room_ends_when_a_stranger_leaves(monkeypatch: pytest.Monkey
 
 
 def test_a_member_that_was_cut_in_the_middle_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was away while it was challenged and hung up on: when it comes back it finds both."""
+    """A client was away while the server challenged it and hung up: it finds both afterwards."""
     monkeypatch.setattr(handshake, "CROWDED_SECONDS", 0.05)
     with ranks(2, Options(handshake_timeout=0.05)) as (a, b):
         going = b.isend(0, 1, memoryview(b"abc"))

@@ -12,7 +12,7 @@ import pytest
 from tests.security.certificates import Files
 from tests.security.test_tls import link, recv
 from transports import auth, errors, matching, packed, store
-from transports.rendezvous import server, wire
+from transports.rendezvous import book, server, wire
 from transports.shm import board, exposing
 from transports.tcp import Options, frames, handshake, listener
 
@@ -55,7 +55,7 @@ def test_the_limits_are_those_in_the_table() -> None:
     proof = auth.HELLO_BYTES + auth.PROOF_BYTES
     assert f"{proof + frames.HEADER.size} to a rank, {proof} to the store" in row("bytes taken from who has not")
     assert f"| {listener.MAX_REFUSALS_LOGGED} for" in row("refusals that are logged")
-    stored = f"{store.MAX_KEY_BYTES} bytes, {store.MAX_VALUE_BYTES >> 20} MiB, {server.MAX_STORED >> 20} MiB"
+    stored = f"{store.MAX_KEY_BYTES} bytes, {store.MAX_VALUE_BYTES >> 20} MiB, {book.MAX_STORED >> 20} MiB"
     assert stored in row("a key, a value, all values of the store")
     assert f"1 MiB and {wire.MAX_FRAME - (1 << 20)} bytes" in row("a frame to or from the store")
     cause = row("the cause of an abort")

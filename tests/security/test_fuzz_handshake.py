@@ -169,7 +169,7 @@ def dial(listener: socket.socket) -> RondeError | socket.socket:
 
 
 Answer = list[bytes] | tuple[int, int] | None
-"""What a server says: these pieces, or the true challenge with a byte changed (which, how), or the true challenge."""
+"""A server answers with these pieces, the true challenge with a byte changed (index, change), or the true challenge."""
 
 
 def answered(answer: Answer) -> RondeError | socket.socket:

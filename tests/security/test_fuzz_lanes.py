@@ -43,7 +43,7 @@ from transports.tcp.frames import (
 from transports.tcp.outgoing import Outgoing
 
 LIMIT = 1 << 12
-"""What may be parked."""
+"""The bytes that may be parked."""
 
 causes = st.one_of(
     st.builds(lambda text: to_wire(AbortedError(text, rank=1, peer=0)), st.text(max_size=40)),
@@ -101,7 +101,7 @@ def test_a_cause_is_one_of_the_errors_or_cannot_be_read(payload: bytes) -> None:
 def beside(pieces: list[bytes], *, incoming: bool) -> Iterator[tuple[TcpTransport, socket.socket]]:
     """Rank 0 of two, with a lane from or to rank 1, at whose end somebody says these pieces and hangs up."""
     group = groups(2)[0]
-    group.store.prefixed("tcp").set("addr/1", pack(("127.0.0.1", 1)))
+    group.store.prefixed("tcp").put_row("addresses", 1, 2, pack(("127.0.0.1", 1)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         far = socket.create_connection(listener.getsockname(), timeout=20)
         near, _ = listener.accept()
@@ -203,7 +203,7 @@ def test_invalid_bytes_are_the_loss_of_their_sender() -> None:
 
 @pytest.mark.parametrize("length", [LIMIT + 1, 2**40, 2**64 - 1])
 def test_a_frame_without_end_is_not_believed(length: int) -> None:
-    """It does not fit its receive, and nobody makes room for it: a mismatch, without a byte of it being read."""
+    """A message does not fit its receive: a mismatch, without a byte of it being read or room made for it."""
     with beside([header(1, 0, DATA, length)], incoming=True) as (transport, _):
         with pytest.raises(MismatchError, match=f"{length} bytes, .* came; 5 bytes, .* expected"):
             transport.irecv(1, 1, memoryview(bytearray(5))).wait(soon())
@@ -228,7 +228,11 @@ tables = st.one_of(values, rows, st.lists(rows, max_size=3))
 @given(st.integers(0, 1), st.binary(max_size=60) | tables.map(pack) | faulty(tables.map(pack)))
 def test_the_table_of_addresses_holds_anything(rank: int, said: bytes) -> None:
     group = groups(2)[rank]
-    group.store.prefixed("tcp").set("addr/1" if rank == 0 else "table", said)
+    store = group.store.prefixed("tcp")
+    if rank == 0:
+        store.put_row("addresses", 1, 2, said)
+    else:
+        store.set("addresses", said)
     try:
         table = exchange(group, ("127.0.0.1", 1), time.monotonic())
     except RendezvousError:

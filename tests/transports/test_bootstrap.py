@@ -16,6 +16,7 @@ import pytest
 
 from transports.base import Group, Member
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError
+from transports.packed import pack
 from transports.rendezvous import bootstrap
 from transports.rendezvous.bootstrap import (
     join,
@@ -26,7 +27,7 @@ from transports.rendezvous.bootstrap import (
 from transports.rendezvous.file import FileStore
 from transports.rendezvous.memory import MemoryStore
 from transports.rendezvous.tcp import TcpStore, TcpStoreServer
-from transports.store import Store
+from transports.store import Store, pack_table
 
 SECRET = b"a secret of some length"
 
@@ -154,7 +155,7 @@ def test_members_stand_in_the_order_of_ranks(store: Store, monkeypatch: pytest.M
         for rank in (2, 0, 3, 1):
             monkeypatch.setattr(bootstrap, "this_member", functools.partial(members.__getitem__, rank))
             outcomes.append(pool.submit(join, rank, 4, store, deadline=soon()))
-            store.get(f"generation-0/join/member/{rank}", soon())
+            store.get(f"generation-0/members/row/{rank}", soon())
         assert all(outcome.result(30).members == tuple(members) for outcome in outcomes)
 
 
@@ -168,7 +169,7 @@ def test_world_of_one(store: Store) -> None:
 def test_generations_and_the_meeting_keep_to_themselves(store: Store) -> None:
     first = join(0, 1, store, generation=0, deadline=soon())
     second = join(0, 1, store, generation=1, deadline=soon())
-    for key in ("verdict", "founder", "key"):
+    for key in ("members", "key"):
         first.store.set(key, b"first")
         with pytest.raises(DeadlineExceeded):
             second.store.get(key, 0.0)
@@ -191,33 +192,6 @@ def test_ranks_meet_in_a_directory(tmp_path: Path) -> None:
         assert [group.rank for group in meet(stores)] == list(range(8))
 
 
-class Counting(MemoryStore):
-    """Counts calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def set(self, key: str, value: bytes) -> None:
-        self.calls += 1
-        super().set(key, value)
-
-    def get(self, key: str, deadline: float) -> bytes:
-        self.calls += 1
-        return super().get(key, deadline)
-
-    def add(self, key: str, amount: int) -> int:
-        self.calls += 1
-        return super().add(key, amount)
-
-
-def test_meeting_costs_few_calls() -> None:
-    size = 40
-    with contextlib.closing(Counting()) as store:
-        meet([store] * size)
-        assert store.calls == 5 * size + size + 2
-
-
 def test_all_missing_ranks_are_named(store: Store) -> None:
     with pytest.raises(
         DeadlineExceeded, match=r"^ranks 0-2, 4, 5 of 6 did not come within \S+ s \(rank 3 \("
@@ -230,7 +204,7 @@ def test_all_missing_ranks_are_named(store: Store) -> None:
     ("patience", "text"), [(-1.0, "0"), (0.0625, "0.062"), (2.5, "2.5"), (30.0, "30"), (1800.0, "1800")]
 )
 def test_time_that_was_given_is_told(store: Store, patience: float, text: str) -> None:
-    meeting = bootstrap._Meeting(bootstrap._Entry(0, 2, this_member()), store, 0.0)
+    meeting = bootstrap.Meeting(0, 2, this_member(), store, 0.0)
     meeting._deadline = meeting._begun + patience
     assert f" within {text} s" in str(meeting._overdue())
 
@@ -239,7 +213,7 @@ def test_whoever_gives_up_first_speaks_for_all(store: Store) -> None:
     with ThreadPoolExecutor(2) as pool:
         patient = {rank: pool.submit(join, rank, 4, store, deadline=soon(60)) for rank in (0, 3)}
         for rank in patient:
-            store.get(f"generation-0/join/member/{rank}", soon())
+            store.get(f"generation-0/members/row/{rank}", soon())
         text = r"^rank 2 of 4 did not come within \S+ s \(rank 1 \("
         with pytest.raises(DeadlineExceeded, match=text):
             join(1, 4, store, deadline=soon(0.05))
@@ -256,7 +230,7 @@ def test_two_processes_of_one_rank_both_learn_of_each_other(store: Store, monkey
     monkeypatch.setattr(bootstrap, "this_member", lambda: Member("h", "node1", 11))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(join, 2, 4, store, deadline=soon(60))
-        store.get("generation-0/join/founder", soon())
+        store.get("generation-0/members/row/2", soon())
         monkeypatch.setattr(bootstrap, "this_member", lambda: Member("h", "node2", 22))
         text = r"two processes say they are rank 2 of 4: node1, pid 11; and node2, pid 22"
         with pytest.raises(RendezvousError, match=text):
@@ -266,15 +240,15 @@ def test_two_processes_of_one_rank_both_learn_of_each_other(store: Store, monkey
 
 
 def test_duplicate_that_comes_late_does_not_disturb_the_group(store: Store) -> None:
-    verdict = meet([store] * 2) and store.get("generation-0/join/verdict", soon())
+    table = meet([store] * 2) and store.get("generation-0/members", soon())
     with pytest.raises(RendezvousError, match="two processes say they are rank 1 of 2"):
         join(1, 2, store, deadline=soon())
-    assert store.get("generation-0/join/verdict", soon()) == verdict
+    assert store.get("generation-0/members", soon()) == table
 
 
-def test_duplicate_of_a_rank_that_died_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "GRACE_SECONDS", 0.02)
-    store.add("generation-0/join/seat/1", 1)
+def test_duplicate_of_a_rank_that_died_at_once(store: Store) -> None:
+    store.set("generation-0/members/size", b"2")
+    store.add("generation-0/members/taken/1", 1)
     with pytest.raises(RendezvousError, match="rank 1 of 2: one that did not say who it is; and "):
         join(1, 2, store, deadline=soon())
 
@@ -285,7 +259,7 @@ def test_sizes_that_differ_are_refused_on_both_sides(
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(join, *founder, store, deadline=soon(60))
-        store.get("generation-0/join/founder", soon())
+        store.get("generation-0/members/row/0", soon())
         text = rf"^the size differs: rank 0 \(.*\) says {founder[1]}, rank {other[0]} \(.*\) says {other[1]}$"
         with pytest.raises(RendezvousError, match=text):
             join(*other, store, deadline=soon(60))
@@ -293,39 +267,27 @@ def test_sizes_that_differ_are_refused_on_both_sides(
             first.result(30)
 
 
-def test_seat_taken_with_another_size_does_not_complete_the_group(store: Store) -> None:
-    store.add("generation-0/join/seated", 1)
-    store.set("generation-0/join/founder", bootstrap._Entry(0, 2, this_member()).pack())
-    with pytest.raises(DeadlineExceeded, match="rank 0 of 2 did not come"):
-        join(1, 2, store, deadline=soon(0.05))
-
-
 def test_all_came_but_the_last_died_before_it_said_so(store: Store) -> None:
     for rank in (0, 2):
-        store.set(f"generation-0/join/member/{rank}", bootstrap._Entry(rank, 3, this_member()).pack())
-    store.set("generation-0/join/founder", store.get("generation-0/join/member/0", soon()))
-    store.add("generation-0/join/seated", 1)
+        store.put_row("generation-0/members", rank, 3, pack(bootstrap._row(this_member())))
+    store.add("generation-0/members/count", -1)
     with pytest.raises(DeadlineExceeded, match="all 3 ranks came, but the last did not announce the group within"):
         join(1, 3, store, deadline=soon(0.02))
 
 
-def test_decision_that_was_begun_and_never_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "GRACE_SECONDS", 0.02)
-    store.add("generation-0/join/decided", 1)
-    with pytest.raises(DeadlineExceeded, match="rank 1 of 2 did not come"):
-        join(0, 2, store, deadline=soon(0.02))
-
-
 @pytest.mark.parametrize("junk", [b"", b"\xc1", b"\x05", b"\x93\x01\x02\x03", b"\x81\xa7members\x92\x01\x02"])
 def test_junk_in_the_store_is_an_error(store: Store, junk: bytes) -> None:
-    for key in ("founder", "verdict"):
-        scoped = store.prefixed(key)
-        scoped.add("generation-0/join/seated", 1)
-        scoped.add("generation-0/join/decided", 1)
-        scoped.set("generation-0/join/founder", bootstrap._Entry(0, 2, this_member()).pack())
-        scoped.set(f"generation-0/join/{key}", junk)
+    for value in (junk, pack_table([junk, junk])):
+        scoped = store.prefixed(f"with {value.hex()}")
+        scoped.set("generation-0/members", value)
         with pytest.raises(RendezvousError, match="the store holds something"):
             join(1, 2, scoped, deadline=soon())
+
+
+def test_table_of_another_size_is_an_error(store: Store) -> None:
+    store.set("generation-0/members", pack_table([pack(bootstrap._row(this_member()))] * 3))
+    with pytest.raises(RendezvousError, match="the store holds something else where the table of ranks should be"):
+        join(1, 2, store, deadline=soon())
 
 
 def test_store_that_goes_away_ends_the_meeting() -> None:
@@ -335,7 +297,8 @@ def test_store_that_goes_away_ends_the_meeting() -> None:
         ThreadPoolExecutor(1) as pool,
     ):
         meeting = pool.submit(join, 0, 2, store, deadline=soon(60))
-        store.get("generation-0/join/founder", soon())
+        while store.rows("generation-0/members") == []:
+            time.sleep(0.001)
         server.close()
         with pytest.raises(RendezvousError, match=server.url):
             meeting.result(30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import sys
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -82,3 +83,41 @@ def test_a_connection_whose_peer_answers_is_not_stuck(connection: tuple[socket.s
     stuck, unheard = health.look(near, 100.0)
     assert stuck == 0
     assert unheard < 10
+
+
+class Statistics:
+    """A socket with the given TCP_INFO."""
+
+    def __init__(self, repetitions: int, pause: float, sent: float, answer: float) -> None:
+        """Seconds between repetitions, since data was sent, and since an answer came."""
+        self._info = struct.pack(
+            "8B13I",
+            1,
+            0,
+            repetitions,
+            *[0] * 5,
+            int(pause * 1e6),
+            *[0] * 8,
+            int(sent * 1e3),
+            0,
+            99999,
+            int(answer * 1e3),
+        )
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        return self._info[:size]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the layout of TCP_INFO is Linux's")
+@pytest.mark.parametrize(
+    ("pause", "sent", "answer", "stuck"),
+    [(3.2, 2.0, 2.0, False), (3.2, 2.0, 2.1, True), (0.2, 1.0, 0.5, True), (3.2, 3.0, 2.9, False)],
+    ids=["answered", "unanswered", "a repetition that could not be sent", "answered late"],
+)
+def test_a_connection_whose_repetitions_are_answered_is_not_stuck(
+    pause: float, sent: float, answer: float, stuck: bool
+) -> None:
+    """Its peer has no room: pauses between repetitions grow beyond any limit."""
+    health, info = LinkHealth(), Statistics(3, pause, sent, answer)
+    seconds = [health.look(cast(socket.socket, info), now)[0] for now in (10.0, 12.0)]
+    assert (seconds[1] > 2) == stuck

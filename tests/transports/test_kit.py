@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.transports.groups import soon
+from transports.anysource import AnyRequest, Arrival, Claim
 from transports.base import Group, Request, Transport
 from transports.errors import AbortedError, DeadlineExceeded, PeerLost, RondeError
 from transports.local import LocalTransport
@@ -222,6 +223,76 @@ class Reopens(Wrapper):
         return Done() if self.inner._closed else super().isend(peer, tag, view, check)
 
 
+class Prefers(LocalTransport):
+    """Takes frames of one rank before those of any other."""
+
+    name = "broken"
+    first = 1
+
+    def irecv_any(
+        self,
+        sources: frozenset[int],
+        tags: range,
+        view: memoryview | None,
+        check: int | None = None,
+        claim: Claim | None = None,
+    ) -> AnyRequest:
+        for source in sorted(sources, key=lambda source: abs(source - self.first)):
+            if self.probe(frozenset((source,)), tags, 0.0) is not None:
+                sources = frozenset((source,))
+                break
+        return super().irecv_any(sources, tags, view, check, claim)
+
+
+class PrefersHigh(Prefers):
+    first = 99
+
+
+class TakesNewest(LocalTransport):
+    """Takes the frame with the highest tag that has arrived, not the oldest."""
+
+    name = "broken"
+
+    def irecv_any(
+        self,
+        sources: frozenset[int],
+        tags: range,
+        view: memoryview | None,
+        check: int | None = None,
+        claim: Claim | None = None,
+    ) -> AnyRequest:
+        found = [tag for tag in tags[:2000] if self.probe(sources, range(tag, tag + 1), 0.0) is not None]
+        return super().irecv_any(sources, range(found[-1], found[-1] + 1) if found else tags, view, check, claim)
+
+
+class WaitsForOne(LocalTransport):
+    """Receives from the lowest rank alone."""
+
+    name = "broken"
+
+    def irecv_any(
+        self,
+        sources: frozenset[int],
+        tags: range,
+        view: memoryview | None,
+        check: int | None = None,
+        claim: Claim | None = None,
+    ) -> AnyRequest:
+        return super().irecv_any(frozenset((min(sources),)), tags, view, check, claim)
+
+
+class TakesProbed(LocalTransport):
+    """A probe takes the frame."""
+
+    name = "broken"
+
+    def probe(self, sources: frozenset[int], tags: range, deadline: float) -> Arrival | None:
+        found = super().probe(sources, tags, deadline)
+        if found is not None:
+            super().irecv_any(frozenset((found.source,)), range(found.tag, found.tag + 1), None)
+        return found
+
+
 class Unnamed(Wrapper):
     """Its errors name nobody."""
 
@@ -256,6 +327,12 @@ def broken(
         (AcceptsAnything, "bad_arguments_are_refused"),
         (Reopens, "a_closed_transport_refuses_calls"),
         (Unnamed, "a_rank_that_does_not_open_is_named"),
+        (Prefers, "no_peer_is_starved"),
+        (PrefersHigh, "no_peer_is_starved"),
+        (TakesNewest, "no_peer_is_starved"),
+        (TakesNewest, "a_receive_from_any_source_takes_the_first_match"),
+        (WaitsForOne, "a_receive_from_any_source_takes_the_first_match"),
+        (TakesProbed, "a_probe_tells_of_a_frame_and_leaves_it"),
     ],
 )
 def test_a_broken_promise_is_found(make: Callable[[Group], Transport], check: str) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import defaultdict, deque
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from transports import matching
+from transports.anysource import Arrival, Claim
 from transports.errors import MismatchError
-from transports.matching import InboundMessage, MatchQueue, Receive
+from transports.matching import AnyReceive, InboundMessage, MatchQueue, Receive
 
 PAYLOAD = b"sixteen bytes...."
 
@@ -197,3 +201,207 @@ def test_any_interleaving_is_first_in_first_out_per_peer_and_tag(events: list[tu
             assert buffer == sent[key].popleft()
         assert not any(receive.done for receive, _ in posted[key])
     assert queue.unexpected_bytes == 4 * sum(map(len, sent.values()))
+
+
+# ---- receives from any source
+
+
+def post_any(
+    queue: MatchQueue,
+    sources: tuple[int, ...] = (0, 1, 2),
+    tags: range = range(10),
+    *,
+    check: int | None = None,
+    claim: Claim | None = None,
+) -> AnyReceive:
+    receive = AnyReceive(frozenset(sources), tags, None, check, claim)
+    queue.add_any(receive)
+    return receive
+
+
+def test_a_receive_from_any_source_takes_the_oldest_frame_that_it_matches() -> None:
+    queue = MatchQueue(0)
+    for peer, tag in ((1, 5), (2, 3), (1, 3), (2, 5)):
+        arrive(queue, bytes([peer, tag]), peer=peer, tag=tag, check=peer)
+    taken = [
+        post_any(queue, *wanted)
+        for wanted in (((2,), range(10)), ((0, 1, 2), range(5, 6)), ((0, 1, 2), range(10)), ((1, 2), range(10)))
+    ]
+    assert [receive.arrival for receive in taken] == [
+        Arrival(2, 3, 2, 2),
+        Arrival(1, 5, 1, 2),
+        Arrival(1, 3, 1, 2),
+        Arrival(2, 5, 2, 2),
+    ]
+    assert [bytes(receive.view) for receive in taken] == [b"\x02\x03", b"\x01\x05", b"\x01\x03", b"\x02\x05"]
+    assert queue.unexpected_bytes == queue.unexpected_frames == 0
+
+
+def test_an_arriving_frame_is_received_into_memory_of_its_length() -> None:
+    queue = MatchQueue(0)
+    receive = post_any(queue)
+    inbound = queue.arrive(2, 7, 9, len(PAYLOAD))
+    assert receive.arrival == Arrival(2, 7, 9, len(PAYLOAD))
+    assert inbound.view is receive.view
+    inbound.view[:] = PAYLOAD
+    assert not receive.done
+    inbound.finish()
+    assert receive.done
+    early = queue.arrive(1, 7, 9, len(PAYLOAD))
+    late = post_any(queue)
+    assert late.view is early.view  # a kept frame is not copied
+    early.view[:] = PAYLOAD
+    early.finish()
+    assert bytes(late.view) == PAYLOAD
+
+
+def test_a_borrowed_payload_is_copied_for_a_receive_from_any_source() -> None:
+    queue, payload = MatchQueue(0), bytearray(PAYLOAD)
+    inbound = queue.arrive(1, 5, 0, len(payload), memoryview(payload))
+    inbound.finish()
+    receive = post_any(queue)
+    payload[:] = bytes(len(payload))
+    assert bytes(receive.view) == PAYLOAD
+    assert not inbound.borrowed
+
+
+def test_one_of_the_receives_that_share_a_claim_takes_a_frame() -> None:
+    claim, queues = Claim(), [MatchQueue(0), MatchQueue(0)]
+    first, second = (post_any(queue, claim=claim) for queue in queues)
+    arrive(queues[1], PAYLOAD)
+    arrive(queues[0], PAYLOAD)
+    assert second.done
+    assert first.arrival is None
+    assert queues[0].unexpected_frames == 1
+    assert post_any(queues[0], claim=claim).arrival is None
+    assert queues[0].withdraw(first)
+    assert not queues[1].withdraw(second)
+
+
+def test_a_receive_that_was_withdrawn_takes_nothing() -> None:
+    queue = MatchQueue(0)
+    receive, other = post_any(queue), post_any(queue)
+    assert queue.withdraw(receive)
+    assert queue.withdraw(receive)
+    arrive(queue, PAYLOAD)
+    assert other.done
+    assert receive.arrival is None
+
+
+def test_a_frame_that_does_not_fit_a_receive_from_any_source_fails_it_alone() -> None:
+    queue = MatchQueue(3)
+    for early in (False, True):
+        if early:
+            arrive(queue, PAYLOAD, check=2)
+        receive = post_any(queue, check=1)
+        if not early:
+            arrive(queue, PAYLOAD, check=2)
+        assert isinstance(receive.error, MismatchError)
+        assert receive.error.peer == 1
+        assert receive.arrival == Arrival(1, 5, 2, len(PAYLOAD))
+    assert queue.unexpected_frames == 0
+
+
+def test_a_probe_finds_held_frames_too() -> None:
+    queue, everyone = MatchQueue(0), frozenset(range(3))
+    assert queue.oldest(everyone, range(10)) is None
+    queue.hold(2, 5, 0, 1 << 40)
+    assert queue.oldest(everyone, range(10)) == Arrival(2, 5, 0, 1 << 40)
+    arrive(queue, PAYLOAD, tag=6)
+    assert queue.oldest(everyone, range(10)) == Arrival(1, 6, 0, len(PAYLOAD))
+    assert queue.oldest(frozenset({2}), range(10)) == Arrival(2, 5, 0, 1 << 40)
+    assert queue.oldest(everyone, range(7, 10)) is None
+    assert not queue.takes(2, 5, 0, 1 << 40, max_unexpected=10)
+    post_any(queue, (2,))
+    assert queue.takes(2, 5, 0, 1 << 40, max_unexpected=10)
+    queue.arrive(2, 5, 0, 4)
+    assert queue.oldest(frozenset({2}), range(10)) is None
+
+
+def test_how_long_a_frame_has_waited() -> None:
+    queue, everyone = MatchQueue(0), frozenset(range(3))
+    arrive(queue, PAYLOAD, tag=1)
+    assert queue.since(everyone, range(2, 10)) == math.inf
+    assert queue.since(everyone, range(10)) == 0  # it came before the first question
+    before = time.monotonic()
+    arrive(queue, PAYLOAD, tag=2)
+    queue.hold(2, 3, 0, 10)
+    queue.hold(2, 3, 0, 10)
+    assert before <= queue.since(everyone, range(2, 3)) <= queue.since(everyone, range(3, 4)) <= time.monotonic()
+
+
+def test_held_frames_are_served_in_the_order_in_which_they_were_held() -> None:
+    queue = MatchQueue(0)
+    for peer in (2, 1, 2, 0):
+        queue.hold(peer, 5, 0, 10)
+    assert list(queue.held) == [2, 1, 0]
+    queue.arrive(2, 5, 0, 10)
+    queue.hold(2, 5, 0, 10)
+    assert list(queue.held) == [1, 0, 2]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["post", "any", "arrive", "borrow", "withdraw"]),
+        st.integers(0, 1),
+        st.integers(0, 2),
+        st.booleans(),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_any_interleaving_is_matched_as_in_mpi(steps: list[tuple[str, int, int, bool, bool]]) -> None:
+    """The model: a list of frames and a list of receives, each searched from the beginning."""
+    queue = MatchQueue(0)
+    frames: list[tuple[int, int, bytes]] = []
+    posted: list[tuple[frozenset[int], range, Receive]] = []
+    expected: list[tuple[Receive, bytes]] = []
+
+    def fits(sources: frozenset[int], tags: range, peer: int, tag: int) -> bool:
+        return peer in sources and tag in tags
+
+    for number, (event, peer, tag, every_peer, every_tag) in enumerate(steps):
+        payload = number.to_bytes(4)
+        if event == "withdraw":
+            pending = [entry for entry in posted if isinstance(entry[2], AnyReceive)]
+            if pending:
+                assert queue.withdraw(pending[0][2])  # type: ignore[arg-type]
+                posted.remove(pending[0])
+        elif event in ("post", "any"):
+            sources = frozenset((0, 1)) if event == "any" and every_peer else frozenset((peer,))
+            tags = range(3) if event == "any" and every_tag else range(tag, tag + 1)
+            found = next((frame for frame in frames if fits(sources, tags, *frame[:2])), None)
+            receive: Receive
+            if event == "any":
+                receive = post_any(queue, tuple(sources), tags)
+            else:
+                receive = post(queue, 4, peer=peer, tag=tag)[0]
+            if found is None:
+                posted.append((sources, tags, receive))
+            else:
+                frames.remove(found)
+                expected.append((receive, found[2]))
+        else:
+            if event == "borrow":
+                queue.arrive(peer, tag, 0, 4, memoryview(payload)).finish()
+            else:
+                arrive(queue, payload, peer=peer, tag=tag)
+            taker = next((entry for entry in posted if fits(*entry[:2], peer, tag)), None)
+            if taker is None:
+                frames.append((peer, tag, payload))
+            else:
+                posted.remove(taker)
+                expected.append((taker[2], payload))
+        assert not any(receive.done for _, _, receive in posted)
+        assert queue.unexpected_frames == len(frames)
+        for key in product((0, 1), range(3)):
+            awaited = any(fits(*entry[:2], *key) for entry in posted)
+            assert queue.awaits(*key) == awaited
+            assert queue.knows(*key) == (awaited or any(frame[:2] == key for frame in frames))
+    for receive, payload in expected:
+        assert receive.done
+        assert receive.error is None
+        assert bytes(receive.view) == payload

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -17,8 +19,9 @@ from transports.errors import DeadlineExceeded, RendezvousError
 from transports.rendezvous import file as file_module
 from transports.rendezvous.file import FileStore
 from transports.rendezvous.memory import MemoryStore
+from transports.rendezvous.proxy import proxy_of
 from transports.rendezvous.tcp import TcpStore, TcpStoreServer
-from transports.store import MAX_KEY_BYTES, MAX_VALUE_BYTES, Store
+from transports.store import MAX_KEY_BYTES, MAX_VALUE_BYTES, Store, pack_table, read_rows, read_table
 
 Opener = Callable[[], Store]
 
@@ -29,7 +32,7 @@ def server() -> Iterator[TcpStoreServer]:
         yield server
 
 
-@pytest.fixture(params=["memory", "file", "file without flock", "tcp", "prefix"])
+@pytest.fixture(params=["memory", "file", "file without flock", "tcp", "proxy", "prefix"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opener]:
     """Opens the store under test; called again, opens it as another rank does."""
     with contextlib.ExitStack() as opened:
@@ -39,6 +42,12 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         elif request.param == "tcp":
             server = opened.enter_context(TcpStoreServer("127.0.0.1", secret=SECRET))
             yield lambda: opened.enter_context(contextlib.closing(TcpStore(*server.address, SECRET)))
+        elif request.param == "proxy":  # two hosts with a proxy each, one of which asks the other
+            server = opened.enter_context(TcpStoreServer("127.0.0.1", secret=SECRET))
+            first = opened.enter_context(proxy_of(server.url, SECRET, below=3, deadline=soon()))
+            second = opened.enter_context(proxy_of(first.url, SECRET, below=1, deadline=soon()))
+            turns = itertools.cycle([first, second])
+            yield lambda: opened.enter_context(contextlib.closing(TcpStore(*next(turns).address, SECRET)))
         else:
             if request.param == "file without flock":
                 monkeypatch.setattr(file_module, "fcntl", None)
@@ -138,6 +147,111 @@ def test_delete(opener: Opener) -> None:
     assert one.add("counter", 1) == 1
 
 
+def test_the_first_default_stays(opener: Opener) -> None:
+    stores = [opener() for _ in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        for key in ("a", "b", "c"):
+            answers = [pool.submit(store.set_default, key, b"%d" % rank) for rank, store in enumerate(stores)]
+            (answer,) = {future.result(30) for future in answers}
+            assert answer in [b"%d" % rank for rank in range(6)]
+            assert stores[0].set_default(key, b"late") == stores[1].get(key, soon()) == answer
+    stores[0].set("empty", b"")
+    assert stores[1].set_default("empty", b"late") == b""
+
+
+def test_table_has_a_value_when_all_rows_are_there(opener: Opener) -> None:
+    stores = [opener() for _ in range(5)]
+    rows = [b"", b"a", bytes(range(256)), b"same", b"same"]
+    assert stores[0].rows("table") == []
+    stores[3].put_row("table", 3, 5, rows[3])
+    assert stores[0].rows("table") == [None, None, None, rows[3], None]
+    assert stores[0].peek("table") is None
+    with ThreadPoolExecutor(5) as pool:
+        others = [
+            pool.submit(stores[place].gather, "table", place, 5, rows[place], soon())
+            for place in range(5)
+            if place != 3
+        ]
+        assert [other.result(30) for other in others] == [rows] * 4
+    assert read_table(stores[3].get("table", soon())) == rows
+    assert stores[3].rows("table") == rows
+
+
+def test_table_refuses_a_second_row_and_another_size(opener: Opener) -> None:
+    one, other = opener(), opener()
+    one.put_row("table", 0, 2, b"first")
+    with pytest.raises(ValueError, match=r"place=0: is taken in table '.*table'"):
+        other.put_row("table", 0, 2, b"second")
+    for size in (1, 3):
+        with pytest.raises(ValueError, match=f"size={size}: table '.*table' has 2 places"):
+            other.put_row("table", size - 1, size, b"second")
+    assert other.rows("table") == [b"first", None]
+    other.put_row("table", 1, 2, b"last")
+    assert read_table(one.get("table", soon())) == [b"first", b"last"]
+
+
+def test_table_that_got_another_value_before_keeps_it(opener: Opener) -> None:
+    one, other = opener(), opener()
+    one.put_row("table", 0, 2, b"first")
+    assert other.set_default("table", b"too late") == b"too late"
+    with pytest.raises(ValueError, match="no table"):
+        one.gather("table", 1, 2, b"last", soon())
+    assert other.get("table", soon()) == b"too late"
+
+
+@pytest.mark.parametrize(
+    ("place", "size", "row"), [(-1, 2, b""), (2, 2, b""), (0, 0, b""), (0, 1 << 21, b""), (0, 1, bytes((1 << 16) + 1))]
+)
+def test_bad_rows_are_refused(store: Store, place: int, size: int, row: bytes) -> None:
+    with pytest.raises(ValueError, match=r"place=|size=|row of 65537 bytes"):
+        store.put_row("table", place, size, row)
+    assert store.rows("table") == []
+
+
+def test_peek_all(opener: Opener) -> None:
+    one, other = opener(), opener()
+    one.set("a", b"1")
+    one.add("b", 2)
+    assert other.peek_all(["a", "b", "c"]) == [b"1", b"2", None]
+    assert other.peek_all([]) == []
+
+
+@pytest.mark.parametrize("keys", [("key",), ("other", "key"), ("key", "other", "third")])
+def test_awaited_values_are_waited_for_in_slices(opener: Opener, keys: tuple[str, ...]) -> None:
+    one, other = opener(), opener()
+    with contextlib.closing(one.awaited(*keys)) as awaited:
+        for _ in range(3):
+            assert awaited.wait(time.monotonic() + 0.01) is None
+        for value in (b"value", b"again"):
+            other.set("key", value)
+            assert awaited.wait(soon()) == (keys.index("key"), value)
+            other.delete("key")
+            assert awaited.wait(time.monotonic() + 0.01) is None
+        if len(keys) > 1:
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(awaited.wait, soon())
+                assert not wait([waiting], 0.02).done
+                other.set("other", b"at last")
+                assert waiting.result(30) == (keys.index("other"), b"at last")
+    awaited = one.awaited("never")
+    assert awaited.wait(time.monotonic() + 0.01) is None
+    awaited.close()
+    other.set("key", b"last")
+    assert one.peek("key") == b"last"
+
+
+@pytest.mark.parametrize("junk", [b"", b"\xc1", b"\xc1junk", pack_table([b"a"])[:-1], b"\xc1" + zlib.compress(b"\x05")])
+def test_junk_is_no_table(junk: bytes) -> None:
+    with pytest.raises(ValueError, match="table"):
+        read_table(junk)
+
+
+def test_table_that_lacks_rows_is_not_complete() -> None:
+    with pytest.raises(ValueError, match="lacks rows"):
+        read_table(pack_table([b"a", None]))
+    assert read_rows(pack_table([b"a", None])) == [b"a", None]
+
+
 def test_prefixes_do_not_see_each_other(store: Store) -> None:
     a, b = store.prefixed("a"), store.prefixed("b")
     store.set("key", b"outer")
@@ -158,6 +272,8 @@ def test_bad_keys_are_refused(store: Store, key: str) -> None:
         lambda: store.get(key, soon()),
         lambda: store.add(key, 1),
         lambda: store.delete(key),
+        lambda: store.set_default(key, b""),
+        lambda: store.put_row(key, 0, 1, b""),
     ]
     if type(store).__name__ == "PrefixStore" and not key:
         calls = [lambda: store.prefixed(key)]

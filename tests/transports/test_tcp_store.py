@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from tests.transports.stores import SECRET, soon
 from transports.auth import CHALLENGE_BYTES, Client
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError
+from transports.packed import pack
+from transports.rendezvous import book as book_module
 from transports.rendezvous import server as server_module
 from transports.rendezvous import wire
 from transports.rendezvous.tcp import TcpStore, TcpStoreServer
@@ -173,7 +175,7 @@ def test_client_that_cannot_prove_the_secret_is_cut(server: TcpStoreServer, clie
     with connect(server) as liar:
         liar.sendall(Client(SECRET, wire.PURPOSE).hello)
         receive(liar, CHALLENGE_BYTES)
-        liar.sendall(bytes(32) + wire.encode(["set", "key", b"stolen"]))
+        liar.sendall(bytes(32) + wire.encode([7, "set", "key", b"stolen"]))
         assert is_cut(liar)
     with pytest.raises(DeadlineExceeded):
         client.get("key", 0.0)
@@ -192,9 +194,9 @@ def test_an_empty_secret_serves_clients_with_an_empty_secret() -> None:
 
 def test_replayed_connection_is_refused(server: TcpStoreServer, client: TcpStore) -> None:
     with connect(server) as good:
-        recorded = handshake(good) + wire.encode(["add", "counter", 1])
-        good.sendall(wire.encode(["add", "counter", 1]))
-        assert answer_on(good) == ["ok", 1]
+        recorded = handshake(good) + wire.encode([7, "add", "counter", 1])
+        good.sendall(wire.encode([7, "add", "counter", 1]))
+        assert answer_on(good) == [7, "ok", 1]
     with connect(server) as replay:
         replay.sendall(recorded)
         assert is_cut(replay)
@@ -287,15 +289,21 @@ BAD_FRAMES = {
     "extension": wire.HEADER.pack(3) + b"\xd4\x05\x00",
     "deep": wire.HEADER.pack(3000) + b"\x91" * 3000,
     "long array": wire.HEADER.pack(5) + b"\xdd\xff\xff\xff\xff",
-    "unknown": wire.encode(["steal", "key", None]),
-    "no text": wire.encode(["set", b"key", b"value"]),
-    "no bytes": wire.encode(["set", "key", "value"]),
-    "empty key": wire.encode(["set", "", b"value"]),
-    "long key": wire.encode(["set", "k" * 513, b"value"]),
-    "negative seconds": wire.encode(["get", "key", -1.0]),
-    "endless seconds": wire.encode(["get", "key", math.inf]),
-    "no seconds": wire.encode(["get", "key", math.nan]),
-    "two words": wire.encode(["get", "key"]),
+    "unknown": wire.encode([7, "steal", "key", None]),
+    "no text": wire.encode([7, "set", b"key", b"value"]),
+    "no bytes": wire.encode([7, "set", "key", "value"]),
+    "empty key": wire.encode([7, "set", "", b"value"]),
+    "long key": wire.encode([7, "set", "k" * 513, b"value"]),
+    "negative seconds": wire.encode([7, "get", "key", -1.0]),
+    "endless seconds": wire.encode([7, "get", "key", math.inf]),
+    "no seconds": wire.encode([7, "get", "key", math.nan]),
+    "without a number": wire.encode(["get", "key", 1.0]),
+    "no keys": wire.encode([7, "any", "key", pack([[], 1.0])]),
+    "many keys": wire.encode([7, "any", "key", pack([["key"] * 17, 1.0])]),
+    "no rows": wire.encode([7, "put", "key", pack([2, []])]),
+    "a row twice": wire.encode([7, "put", "key", pack([2, [[0, b""], [0, b""]]])]),
+    "a row nowhere": wire.encode([7, "put", "key", pack([2, [[2, b""]]])]),
+    "two words": wire.encode([7, "get", "key"]),
 }
 
 
@@ -318,19 +326,40 @@ def test_no_frame_does_worse_than_a_value_error(body: bytes) -> None:
     assert isinstance(message, list)
 
 
-def test_talking_while_an_answer_is_due_is_cut(server: TcpStoreServer, client: TcpStore) -> None:
+def test_requests_of_one_connection_are_answered_by_number(server: TcpStoreServer, client: TcpStore) -> None:
     with connect(server) as eager:
         handshake(eager)
-        eager.sendall(wire.encode(["get", "never", 60.0]) + wire.encode(["get", "never", 60.0]))
-        assert is_cut(eager)
-    client.set("never", b"value")
+        requests = [
+            [1, "get", "late", 60.0],
+            [2, "get", "later", 60.0],
+            [3, "add", "counter", 5],
+            [4, "get", "no", 0.0],
+        ]
+        eager.sendall(b"".join(map(wire.encode, requests)))
+        assert answer_on(eager) == [3, "ok", 5]
+        assert answer_on(eager) == [4, "late", None]
+        client.set("later", b"second")
+        assert answer_on(eager) == [2, "ok", b"second"]
+        client.set("late", b"first")
+        assert answer_on(eager) == [1, "ok", b"first"]
+
+
+def test_client_that_waits_for_too_much_is_cut(
+    server: TcpStoreServer, client: TcpStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(book_module, "MOST_WAITS", 3)
+    with connect(server) as greedy:
+        handshake(greedy)
+        greedy.sendall(b"".join(wire.encode([number, "get", f"never {number}", 60.0]) for number in range(4)))
+        assert is_cut(greedy)
+    client.set("never 1", b"value")
 
 
 def test_client_that_leaves_while_it_waits_is_forgotten(server: TcpStoreServer, client: TcpStore) -> None:
     for _ in range(3):
         with connect(server) as fickle:
             handshake(fickle)
-            fickle.sendall(wire.encode(["get", "key", 60.0]))
+            fickle.sendall(wire.encode([7, "get", "key", 60.0]))
     client.set("key", b"value")
     assert client.get("key", soon()) == b"value"
 
@@ -343,16 +372,16 @@ def test_client_that_does_not_read_delays_no_other_client(server: TcpStoreServer
         slow.settimeout(30)
         slow.connect(server.address)
         handshake(slow)
-        slow.sendall(wire.encode(["get", "large", 0.0]))
+        slow.sendall(wire.encode([7, "get", "large", 0.0]))
         for _ in range(10):
             client.add("counter", 1)
-        assert answer_on(slow) == ["ok", large]
-        slow.sendall(wire.encode(["add", "counter", 1]))
-        assert answer_on(slow) == ["ok", 11]
+        assert answer_on(slow) == [7, "ok", large]
+        slow.sendall(wire.encode([7, "add", "counter", 1]))
+        assert answer_on(slow) == [7, "ok", 11]
 
 
 def test_store_that_is_full_says_so(server: TcpStoreServer, client: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "MAX_STORED", 100)
+    monkeypatch.setattr(book_module, "MAX_STORED", 100)
     client.set("key", bytes(60))
     for call in (lambda: client.set("other", bytes(60)), lambda: client.add("c" * 60, 1)):
         with pytest.raises(RendezvousError, match="holds at most 100 bytes"):
@@ -446,9 +475,11 @@ def fake_server(answer: bytes, *, prove: bool = True) -> tuple[socket.socket, Ca
         (b"", "closed by the other end"),
         (b"\0\0\0\x10abc", "closed by the other end"),
         (b"\xff\xff\xff\xff", "4294967295 bytes"),
-        (wire.encode(["ok", "text"]), "no answer"),
-        (wire.encode(["ok"]), "no answer"),
-        (wire.encode(["maybe", None]), "no answer"),
+        (wire.encode([0, "ok", "text"]), "no answer"),
+        (wire.encode([0, "ok"]), "no answer"),
+        (wire.encode([0, "maybe", None]), "no answer"),
+        (wire.encode([1, "ok", b"of another request"]), "no answer"),
+        (wire.encode(["ok", b"without a number", None]), "failed to answer"),
         (wire.HEADER.pack(1) + b"\xc1", "failed to answer"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any, assert_type
 import numpy as np
 from numpy.typing import NDArray
 
-import collectives as ronde
+import ronde
 
 Floats = NDArray[np.float32]
 
@@ -22,7 +22,7 @@ class Tensor:
         return 1, 0
 
 
-def array_functions(x: Floats, out: Floats, comm: ronde.Communicator, op: ronde.Op) -> None:
+def array_functions(x: Floats, out: Floats, comm: ronde.Communicator, op: ronde.OpName) -> None:
     assert_type(ronde.allreduce(x), Floats)
     assert_type(comm.allreduce(x, op, out=out, prescale=0.5, algorithm="ring", timeout=3), Floats)
     assert_type(comm.allreduce_async(x, "max", name="loss"), ronde.Work[Floats])
@@ -40,6 +40,17 @@ def array_functions(x: Floats, out: Floats, comm: ronde.Communicator, op: ronde.
     assert_type(comm.sendrecv(x, 1), Floats)
     assert_type(comm.recv(out, 0, tag=3), Floats)
     comm.send_async(x, 1, tag=3).wait()
+    status = ronde.Status()
+    assert_type(comm.recv(out, tag=None, status=status), Floats)
+    assert_type(comm.recv(src=1), NDArray[Any])
+    assert_type(comm.recv_async(tag=2).wait(), NDArray[Any])
+    assert_type(ronde.probe(1, tag=None).count, int)
+    assert_type(comm.iprobe(), ronde.Status | None)
+    larger = ronde.Op(np.maximum, commutative=True)
+    assert_type(comm.allreduce(x, larger), Floats)
+    assert_type(comm.scan(x, "max", out=x), Floats)
+    assert_type(ronde.exscan(x), Floats | None)
+    assert_type(comm.exscan_async(x, larger, name="offsets").wait(), Floats | None)
 
 
 def roots_alone_get_results(x: Floats, comm: ronde.Communicator) -> float:

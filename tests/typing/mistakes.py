@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-import collectives as ronde
+import ronde
 
 comm = ronde.init()
 x = np.ones(4, np.float32)
 
-comm.allreduce(x, "mean")  # mistake
+comm.allreduce(x, "median")  # mistake
 ronde.broadcast(x, root="0")  # mistake
 ronde.allreduce(x, prescael=0.5)  # mistake
 comm.allreduce(x, name="layer1.weight")  # mistake

@@ -31,7 +31,7 @@ def run(*command: str) -> str:
 @cache
 def mypy() -> list[tuple[str, int]]:
     """The file and line of every error, with a user's strict settings."""
-    scripts = [str(HERE / name) for name in ("correct.py", "mistakes.py")]
+    scripts = [str(HERE / name) for name in ("correct.py", "face.py", "mistakes.py")]
     options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={os.devnull}", "--output=json"]
     lines = run("mypy", *options, *scripts).splitlines()
     found: list[dict[str, Any]] = [json.loads(line) for line in lines if line.startswith("{")]

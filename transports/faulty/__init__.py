@@ -2,6 +2,8 @@
 
 In tests:  FaultyTransport(inner, [Rule("drop", "send", peer=1, nth=3)])
 By name:   transport "faulty" with settings inner="tcp", rules=("drop send peer=1 nth=3",); see `rules` for the words.
+
+Rules for receives hit those from one rank; receives from any source are those of the inner transport.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ __all__ = ["FaultyTransport", "Operation", "Options", "Rule", "create", "parse_r
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """inner          the transport that is wrapped
-    inner_options  its settings, each "setting=value"
+    """Settings of the transport `faulty`. Raises ConfigError for a bad value.
+
+    inner          name of the transport that is wrapped
+    inner_options  settings of the transport `inner`, each "setting=value"
     rules          the faults, each in the notation of `rules`; none: no faults
     seed           seed of the random numbers, together with the rank
     """

@@ -3,7 +3,8 @@
 `families` is the table of launchers, by precedence. Each gives `ways` to meet: in a store that a launcher serves or the
 user names (`given`), at an address that all know (`address`), or through values that the launcher carries from rank 0
 to the others (`keyvalue`, with `pmi`, `pmix`, `torch_store` and `horovod_store`). Where rank 0 serves the store itself
-(`serving`), the others look for it (`dialing`). `ronde` is the environment that our own launchers set.
+(`serving`), the others look for it (`dialing`). `starter` is the launcher's process on this host. `ronde` is the
+environment that our own launchers set.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from transports.launchers.hosts import expand
 from transports.launchers.launch import Launch, check_not_taken, meet, take
 from transports.launchers.ronde import Job, job_from_environment, job_to_environment
 from transports.launchers.secret import given_secret
+from transports.launchers.starter import Starter, find_starter
 from transports.launchers.ways import History
 
 __all__ = [
@@ -20,10 +22,12 @@ __all__ = [
     "History",
     "Job",
     "Launch",
+    "Starter",
     "check_not_taken",
     "describe",
     "expand",
     "find",
+    "find_starter",
     "given_secret",
     "job_from_environment",
     "job_to_environment",

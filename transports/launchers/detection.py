@@ -20,12 +20,12 @@ def find(env: Env) -> Launch | None:
     variables of all others are ignored: they are inherited from an outer launcher. Raises ConfigError naming the
     variable that is bad or missing.
     """
-    family = _family(env)
+    family = family_of(env)
     return None if family is None else family.read(env, family)
 
 
 def describe(env: Env) -> dict[str, Any]:
-    """What `find` finds and how the ranks would meet, in JSON's types; for people. Never a secret.
+    """The result of `find` and the way in which the ranks would meet, in JSON's types; for people. Never a secret.
 
     problem  why `init` would fail; None if nothing says so
     """
@@ -48,7 +48,8 @@ def describe(env: Env) -> dict[str, Any]:
     return found
 
 
-def _family(env: Env) -> Family | None:
+def family_of(env: Env) -> Family | None:
+    """The family that started this process; None if there is none. Raises ConfigError for a bad RONDE_LAUNCHER."""
     wanted = env.get(VARIABLE, "auto")
     if wanted == "none":
         return None

@@ -42,6 +42,7 @@ class Family:
     signs  the variables by which it is recognised
     says   True if it started the process that has these variables
     read   the launch. Raises ConfigError
+    stays  True if its process on a host ends after the ranks there, unless it is killed
     """
 
     name: str
@@ -49,6 +50,7 @@ class Family:
     signs: str
     says: Callable[[Env], bool]
     read: Callable[[Env, Family], Launch]
+    stays: Callable[[Env], bool] = lambda env: False
 
 
 # ---- Launchers that say rank and size in one variable each
@@ -89,6 +91,10 @@ def _numbered(
 
 def _has(*names: str) -> Callable[[Env], bool]:
     return lambda env: all(name in env for name in names)
+
+
+def _always(env: Env) -> bool:
+    return True
 
 
 def _joined(*names: str) -> Callable[[Env], str]:
@@ -271,6 +277,7 @@ FAMILIES: Final = (
             local_size="LOCAL_WORLD_SIZE",
             others=("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"),
         ),
+        stays=_has("TORCHELASTIC_RUN_ID"),
     ),
     Family(
         "openmpi",
@@ -285,6 +292,7 @@ FAMILIES: Final = (
             local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
             others=("PMIX_NAMESPACE", "PMIX_RANK"),
         ),
+        stays=_always,
     ),
     Family(
         "mvapich",
@@ -300,6 +308,7 @@ FAMILIES: Final = (
             mark=pmi.connection_id,
             others=(pmi.FD, pmi.PORT, pmi.ID),
         ),
+        stays=_always,
     ),
     Family(
         "pals",
@@ -314,6 +323,7 @@ FAMILIES: Final = (
             local_size="PALS_LOCAL_SIZE",
             others=("PALS_APID", pmi.FD),
         ),
+        stays=_always,
     ),
     Family(
         "mpich",
@@ -329,6 +339,7 @@ FAMILIES: Final = (
             mark=pmi.connection_id,
             others=(pmi.FD, pmi.PORT, pmi.ID),
         ),
+        stays=_always,
     ),
     Family(
         "flux",
@@ -343,6 +354,7 @@ FAMILIES: Final = (
             hosts="FLUX_JOB_NNODES",
             others=("FLUX_JOB_ID", pmi.FD),
         ),
+        stays=_always,
     ),
     Family(
         "jsm",
@@ -357,6 +369,7 @@ FAMILIES: Final = (
             local_size="JSM_NAMESPACE_LOCAL_SIZE",
             others=("LSB_JOBID", "PMIX_NAMESPACE"),
         ),
+        stays=_always,
     ),
     Family(
         "mpich-port",
@@ -364,6 +377,7 @@ FAMILIES: Final = (
         "PMI_PORT, PMI_ID",
         _has(pmi.PORT, pmi.ID),
         _read_pmi_port,
+        stays=_always,
     ),
     Family(
         "horovod",
@@ -378,6 +392,7 @@ FAMILIES: Final = (
             local_size="HOROVOD_LOCAL_SIZE",
             others=("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
         ),
+        stays=_always,
     ),
     Family(
         "slurm",
@@ -392,6 +407,7 @@ FAMILIES: Final = (
             hosts="SLURM_STEP_NUM_NODES",
             others=("SLURM_STEP_ID", "SLURM_STEP_NODELIST"),
         ),
+        stays=_always,
     ),
     Family(
         "kubeflow",

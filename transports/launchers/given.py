@@ -12,7 +12,7 @@ from transports.launchers.dialing import dial
 from transports.launchers.serving import serve
 from transports.launchers.variables import Env
 from transports.launchers.ways import Meeting, Way
-from transports.rendezvous import STORE_PURPOSE, decide, open_store, parse_url
+from transports.rendezvous import STORE_PURPOSE, open_store, parse_url
 from transports.store import Store
 
 
@@ -62,7 +62,7 @@ class GivenByHand(Way):
         meeting.resources.callback(store.close)
         store = store.prefixed(f"job-{hashlib.sha256(meeting.job.encode()).hexdigest()[:16]}")
         if secret is None:
-            secret = decide(store, "secret", new_secret(), meeting.deadline)
+            secret = store.set_default("secret", new_secret())
         return store, secret
 
     def _at_address(self, secret: bytes, meeting: Meeting) -> Store:

@@ -81,7 +81,7 @@ _KEY: Final = "ronde"
 
 
 def _offer(meeting: Meeting) -> bytes:
-    """What rank 0 publishes: where its store is, or why it has none."""
+    """The text that rank 0 publishes: the address of its store, or the reason for which it has none."""
     secret = new_secret()
     try:
         server = serve([0], secret, meeting)

@@ -1,4 +1,4 @@
-"""What a launcher says to a process: which rank of how many it is, and how the ranks can meet."""
+"""The launch of a process: its rank, the number of ranks, and the ways in which the ranks can meet."""
 
 from __future__ import annotations
 

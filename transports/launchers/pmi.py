@@ -48,7 +48,7 @@ def is_slurms(env: Env) -> bool:
 
 
 def lacking(env: Env) -> str | None:
-    """Why this process has no PMI-1 connection; None if it has one."""
+    """The reason for which this process has no PMI-1 connection; None if it has one."""
     if FD in env:
         descriptor = integer(env, FD, 0, None, "")
         try:
@@ -63,7 +63,7 @@ def lacking(env: Env) -> str | None:
 
 
 def connection_id(env: Env) -> str:
-    """What tells the PMI-1 connection of this process from any other."""
+    """An identifier of the PMI-1 connection of this process, unlike any other."""
     if FD in env:
         with contextlib.suppress(OSError):
             found = os.fstat(integer(env, FD, 0, None, ""))

@@ -39,7 +39,7 @@ _END_SECONDS: Final = 5.0
 
 
 def lacking(env: Env) -> str | None:
-    """Why this process cannot use PMIx; None if it can."""
+    """The reason for which this process cannot use PMIx; None if it can."""
     if NAMESPACE not in env or RANK not in env:
         return f"{NAMESPACE}, {RANK}: are not set, so the launcher does not speak PMIx"
     if find_library(env) is None:

@@ -78,7 +78,7 @@ class Client:
         self._call("PMIx_Fence", None, ctypes.c_size_t(0), ctypes.byref(collect), ctypes.c_size_t(1))
 
     def get(self, key: bytes) -> bytes:
-        """What rank 0 has put."""
+        """The value that rank 0 has put."""
         owner = Proc(self._me.nspace, 0)
         found = ctypes.POINTER(Value)()
         self._call("PMIx_Get", ctypes.byref(owner), key, None, ctypes.c_size_t(0), ctypes.byref(found))

@@ -16,7 +16,7 @@ HOW: Final = (
     f"{VARIABLE} or {FILE_VARIABLE}: is needed, the same for all ranks; `python -c 'import secrets; "
     "print(secrets.token_hex(32))'` makes one (an empty one means no authentication)"
 )
-"""What to do without a secret, for errors."""
+"""The ways to set a secret, for errors."""
 _LONGEST: Final = 4096
 
 

@@ -12,7 +12,7 @@ from transports.tls import Tls
 
 @dataclass
 class History:
-    """What a process remembers of its meetings, for the next ones.
+    """The earlier meetings of a process, as the next ones need them.
 
     number     how many there were; the same on all ranks
     published  the addresses of rank 0's host and the secret that rank 0 has published in the first; None before
@@ -46,7 +46,7 @@ class Meeting:
 
     @property
     def purpose(self) -> bytes:
-        """What a store for this meeting is for, see TcpStoreServer: that of another job or meeting is refused."""
+        """The purpose of a store for this meeting, see TcpStoreServer: that of another job or meeting is refused."""
         return f"store of {self.job}, meeting {self.history.number}".encode()
 
 
@@ -55,11 +55,11 @@ class Way(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """How the ranks meet, in a few words. Never a secret."""
+        """The way in which the ranks meet, in a few words. Never a secret."""
 
     @abstractmethod
     def missing(self) -> str | None:
-        """What is needed and missing; None if the way can be used. No network."""
+        """The requirement that is missing; None if the way can be used. No network."""
 
     @abstractmethod
     def open(self, meeting: Meeting) -> tuple[Store, bytes]:

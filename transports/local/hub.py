@@ -15,11 +15,13 @@ from transports.matching import MatchQueue
 
 
 class Present(Protocol):
-    """A rank that has joined the hub. `news` is a condition of the hub's lock."""
+    """A rank that has joined the hub. `news` is a condition of the hub's lock; `probes` counts its waits for frames
+    without a posted receive."""
 
     news: threading.Condition
     life: Lifecycle
     match_queue: MatchQueue
+    probes: int
 
 
 class Hub:

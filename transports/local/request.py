@@ -7,9 +7,10 @@ from abc import abstractmethod
 from threading import Condition
 from typing import Protocol
 
+from transports.anysource import AnyRequest, Arrival
 from transports.base import Group, Request
 from transports.errors import DeadlineExceeded
-from transports.matching import InboundMessage, Receive
+from transports.matching import AnyReceive, InboundMessage, Receive
 
 
 class Host(Protocol):
@@ -21,6 +22,12 @@ class Host(Protocol):
 
     def check_peer(self, peer: int) -> None:
         """Raises if a wait for `peer` cannot end well."""
+
+    def check_sources(self, sources: frozenset[int]) -> None:
+        """Raises if a wait for any of `sources` cannot end well."""
+
+    def withdraw(self, receive: AnyReceive) -> bool:
+        """Take a receive from any source back; False if it has matched a frame."""
 
     def pause(self, deadline: float) -> bool:
         """Wait for news; False if the deadline has passed."""
@@ -74,3 +81,39 @@ class Receiving(LocalRequest):
         if self._receive.error is not None:
             raise copy.copy(self._receive.error)
         return self._receive.done
+
+
+class ReceivingAny(AnyRequest):
+    """A receive from any source. `alone`: it fails if all its sources close."""
+
+    def __init__(self, transport: Host, receive: AnyReceive, alone: bool) -> None:
+        self._transport = transport
+        self._receive = receive
+        self._alone = alone
+
+    @property
+    def arrival(self) -> Arrival | None:
+        return self._receive.arrival
+
+    @property
+    def view(self) -> memoryview:
+        return self._receive.view
+
+    def withdraw(self) -> bool:
+        return self._transport.withdraw(self._receive)
+
+    def test(self) -> bool:
+        receive = self._receive
+        with self._transport.news:
+            if receive.error is not None:
+                raise copy.copy(receive.error)
+            if receive.done:
+                return True
+            self._transport.check_sources(receive.sources if self._alone else frozenset())
+            return False
+
+    def wait(self, deadline: float) -> None:
+        with self._transport.news:
+            while not self.test():
+                if not self._transport.pause(deadline):
+                    raise DeadlineExceeded(self._receive.overdue(self._transport.group), rank=self._transport.rank)

@@ -7,19 +7,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from transports.anysource import AnyRequest, AnySource, Arrival, Claim, check_any
 from transports.base import Group, Request, Transport, check_arguments, check_view, has_ended
 from transports.errors import ConfigError, DeadlineExceeded, MismatchError, PeerLost, RondeError, from_wire, to_wire
 from transports.lifecycle import Lifecycle
 from transports.local.hub import Hub, meet
-from transports.local.request import Receiving, Sending
+from transports.local.request import Receiving, ReceivingAny, Sending
 from transports.local.window import Exposure, LocalWindow
-from transports.matching import MatchQueue
+from transports.matching import AnyReceive, MatchQueue
 from transports.onesided import OneSided, Window
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """eager_bytes: frames of up to this many bytes are buffered, and so their sends complete at once; 0: none is."""
+    """Settings of the transport `local`. Raises ConfigError for a bad value.
+
+    eager_bytes  frames of up to this many bytes are buffered, so that their sends complete at once; 0 buffers none
+    """
 
     eager_bytes: int = 0
 
@@ -28,7 +32,7 @@ class Options:
             raise ConfigError(f"eager_bytes={self.eager_bytes!r}: must be 0 or more bytes")
 
 
-class LocalTransport(Transport, OneSided):
+class LocalTransport(Transport, OneSided, AnySource):
     """A rank that is a thread. See the module."""
 
     name = "local"
@@ -40,6 +44,7 @@ class LocalTransport(Transport, OneSided):
         self.news = threading.Condition(lock)
         self._eager_bytes = (options or Options()).eager_bytes
         self.match_queue = MatchQueue(self.rank)
+        self.probes = 0
         self._hub: Hub | None = None
         self.windows: set[LocalWindow] = set()
         self._window_keys: set[str] = set()
@@ -91,10 +96,11 @@ class LocalTransport(Transport, OneSided):
             inbound.finish()
             if receiver is None:
                 pass  # a wait for the send raises, since the peer has closed
-            elif not inbound.borrowed:
-                receiver.news.notify_all()
-            elif len(view) <= self._eager_bytes and self._eager_bytes:
-                inbound.keep()
+            else:
+                if not inbound.borrowed or receiver.probes:
+                    receiver.news.notify_all()
+                if inbound.borrowed and len(view) <= self._eager_bytes and self._eager_bytes:
+                    inbound.keep()
             return Sending(self, peer, tag, inbound)
 
     def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
@@ -108,6 +114,53 @@ class LocalTransport(Transport, OneSided):
             if receive.done and peer in hub.present:
                 hub.present[peer].news.notify_all()
             return Receiving(self, peer, tag, receive)
+
+    def irecv_any(
+        self,
+        sources: frozenset[int],
+        tags: range,
+        view: memoryview | None,
+        check: int | None = None,
+        claim: Claim | None = None,
+    ) -> AnyRequest:
+        check_any(self, sources, tags, view, check)
+        hub = self.hub
+        with hub.lock:
+            if self.life.refusal is not None:
+                raise self.life.refused()
+            receive = AnyReceive(sources, tags, view, check, claim)
+            self.match_queue.add_any(receive)
+            if receive.done and receive.peer in hub.present:
+                hub.present[receive.peer].news.notify_all()
+            return ReceivingAny(self, receive, claim is None)
+
+    def probe(self, sources: frozenset[int], tags: range, deadline: float) -> Arrival | None:
+        check_any(self, sources, tags, None, None)
+        with self.hub.lock:
+            if self.life.refusal is not None:
+                raise self.life.refused()
+            self.probes += 1
+            try:
+                while True:
+                    arrival = self.match_queue.oldest(sources, tags)
+                    if arrival is not None or not self.reachable(sources) or not self.pause(deadline):
+                        return arrival
+                    self.life.check()
+            finally:
+                self.probes -= 1
+
+    def since(self, sources: frozenset[int], tags: range) -> float:
+        with self.hub.lock:
+            return self.match_queue.since(sources, tags)
+
+    def reachable(self, sources: frozenset[int]) -> bool:
+        alone = True
+        for peer in sources:
+            if peer != self.rank:
+                if peer in self.hub.present:
+                    return True
+                alone = False
+        return alone
 
     def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
         if not requests:
@@ -215,6 +268,18 @@ class LocalTransport(Transport, OneSided):
             )
             self.abort(cause)
             self.life.check()
+
+    def check_sources(self, sources: frozenset[int]) -> None:
+        """Raises if a wait for any of `sources` cannot end well: the first failure, or PeerLost, which becomes that."""
+        self.life.check()
+        if not self.reachable(sources):
+            self.abort(self.life.all_left(sources))
+            self.life.check()
+
+    def withdraw(self, receive: AnyReceive) -> bool:
+        """Take a receive from any source back; False if it has matched a frame."""
+        with self.hub.lock:
+            return self.match_queue.withdraw(receive)
 
     def _unclaimed(self, hub: Hub) -> list[int]:
         """The peers that have yet to receive from a buffer of this rank."""

@@ -32,8 +32,10 @@ _DEVICE_FILES: Final = ("/dev/nvidia[0-9]*", "/dev/dxg")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """host          the transport for data in host memory
-    host_options  its settings, each "setting=value"
+    """Settings of the transport `nccl`. Raises ConfigError for a bad value.
+
+    host          name of the transport for data in host memory
+    host_options  settings of the transport `host`, each "setting=value"
     """
 
     host: str = "auto"

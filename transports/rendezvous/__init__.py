@@ -1,8 +1,9 @@
 """Rendezvous: ranks find each other before they have a transport.
 
-`memory`, `file` and `tcp` (with `server`, `sockets` and `wire`) implement the contract of `transports.store`.
-`bootstrap` lets the ranks of a job meet in a store. `once` (one decision for all ranks), `causes` (the cause of an
-abort) and `attentive` (a store that obeys an abort) build on any store.
+`memory`, `file` and `tcp` implement the contract of `transports.store`. The server of `tcp` is `server` (with `sockets`
+and `wire`). Behind its connections is `book`, the dictionary, or, in a `proxy` of another server, `forwarder`.
+`bootstrap` lets the ranks of a job meet in a store. `causes` (the cause of an abort) and `attentive` (a store that
+obeys an abort) build on any store.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transports.rendezvous.bootstrap import (
 )
 from transports.rendezvous.causes import Causes
 from transports.rendezvous.memory import MemoryStore
-from transports.rendezvous.once import decide, decided
+from transports.rendezvous.proxy import proxy_of
 from transports.rendezvous.server import TcpStoreServer
 from transports.rendezvous.tcp import TcpStore
 from transports.rendezvous.wire import PURPOSE as STORE_PURPOSE
@@ -34,13 +35,12 @@ __all__ = [
     "MemoryStore",
     "TcpStore",
     "TcpStoreServer",
-    "decide",
-    "decided",
     "format_url",
     "join",
     "next_meeting",
     "open_store",
     "parse_url",
+    "proxy_of",
     "this_member",
     "world_of_one",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from transports.errors import DeadlineExceeded, RondeError
-from transports.store import Store
+from transports.errors import RondeError
+from transports.store import Awaited, Store
 
 SLICE_SECONDS: Final = 0.05
 
@@ -27,16 +28,30 @@ class AttentiveStore(Store):
         self._inner.set(key, value)
 
     def get(self, key: str, deadline: float) -> bytes:
-        while (failure := self.failure) is not None:
-            try:
-                return self._inner.get(key, min(deadline, time.monotonic() + SLICE_SECONDS))
-            except DeadlineExceeded:
+        with contextlib.closing(self._inner.awaited(key)) as awaited:
+            while (failure := self.failure) is not None and (now := time.monotonic()) < deadline:
+                found = awaited.wait(min(deadline, now + SLICE_SECONDS))
+                if found is not None:
+                    return found[1]
                 cause = failure()
                 if cause is not None:
-                    raise copy.copy(cause) from None
-                if time.monotonic() >= deadline:
-                    raise
+                    raise copy.copy(cause)
         return self._inner.get(key, deadline)
+
+    def awaited(self, *keys: str) -> Awaited:
+        return self._inner.awaited(*keys)
+
+    def peek_all(self, keys: Sequence[str]) -> list[bytes | None]:
+        return self._inner.peek_all(keys)
+
+    def set_default(self, key: str, value: bytes) -> bytes:
+        return self._inner.set_default(key, value)
+
+    def put_row(self, table: str, place: int, size: int, row: bytes) -> None:
+        self._inner.put_row(table, place, size, row)
+
+    def rows(self, table: str) -> list[bytes | None]:
+        return self._inner.rows(table)
 
     def add(self, key: str, amount: int) -> int:
         return self._inner.add(key, amount)

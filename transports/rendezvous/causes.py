@@ -8,7 +8,7 @@ cause here.
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import ClassVar, Final
 
 from transports.errors import DeadlineExceeded, RendezvousError, RondeError, from_wire, to_wire
 from transports.packed import pack, unpack
@@ -22,31 +22,31 @@ also have cut off the store."""
 class Causes:
     """The first cause of a group's abort."""
 
+    KEY: ClassVar[str] = "cause/first"
+    """The key of the group's store that has it."""
+
     def __init__(self, store: Store) -> None:
-        self._store = store.prefixed("cause").with_timeout(_REACH_SECONDS)
+        self._store = store.with_timeout(_REACH_SECONDS)
         self._out_of_reach = False
 
     def publish(self, cause: RondeError) -> bool:
         """Publish `cause`; True if it is the first. False if another cause was published before, or the store cannot be
-        reached or holds other data under the key."""
+        reached."""
         if self._out_of_reach:
             return False
         try:
-            if self._store.add("tellers", 1) == 1:
-                self._store.set("first", pack(to_wire(cause)))
-                return True
+            own = pack(to_wire(cause))
+            return self._store.set_default(self.KEY, own) == own
         except RendezvousError:
             self._out_of_reach = True
-        except ValueError:
             return False
-        return False
 
     def fetch(self, patience: float) -> RondeError | None:
         """The published cause, waited for `patience` seconds; None if there is none or the store cannot be reached."""
         if self._out_of_reach:
             return None
         try:
-            fields = unpack(self._store.get("first", time.monotonic() + patience))
+            fields = unpack(self._store.get(self.KEY, time.monotonic() + patience))
             return from_wire(fields) if isinstance(fields, dict) else None
         except (DeadlineExceeded, ValueError):
             return None

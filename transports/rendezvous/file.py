@@ -53,6 +53,15 @@ class FileStore(Store):
         with self._mapped(), self._locked():
             self._write(self._path(key), value)
 
+    def set_default(self, key: str, value: bytes) -> bytes:
+        check_item(key, value)
+        path = self._path(key)
+        with self._mapped(), self._locked():
+            found = self._read(path)
+            if found is None:
+                self._write(path, value)
+            return value if found is None else found
+
     def get(self, key: str, deadline: float) -> bytes:
         check_item(key)
         path = self._path(key)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 from transports.errors import DeadlineExceeded, RendezvousError
 from transports.forking import register
-from transports.store import Store, check_item, counted
+from transports.store import Awaited, Store, check_item, counted
 
 
 class MemoryStore(Store):
@@ -33,17 +34,38 @@ class MemoryStore(Store):
             self._values[key] = bytes(value)
             self._changed.notify_all()
 
+    def set_default(self, key: str, value: bytes) -> bytes:
+        check_item(key, value)
+        with self._changed:
+            self._check_open()
+            if key not in self._values:
+                self._values[key] = bytes(value)
+                self._changed.notify_all()
+            return self._values[key]
+
     def get(self, key: str, deadline: float) -> bytes:
         check_item(key)
+        found = self.await_any([key], deadline)
+        if found is None:
+            raise DeadlineExceeded(f"key {key!r} was not set in time (store in memory)")
+        return found[1]
+
+    def awaited(self, *keys: str) -> Awaited:
+        for key in keys:
+            check_item(key)
+        return _Awaited(self, keys)
+
+    def await_any(self, keys: Sequence[str], deadline: float) -> tuple[int, bytes] | None:
+        """The position and the value of one of `keys`, waited for until `deadline`; None if none has a value then."""
         with self._changed:
             while True:
                 self._check_open()
-                value = self._values.get(key)
-                if value is not None:
-                    return value
+                for position, key in enumerate(keys):
+                    if key in self._values:
+                        return position, self._values[key]
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise DeadlineExceeded(f"key {key!r} was not set in time (store in memory)")
+                    return None
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
 
     def add(self, key: str, amount: int) -> int:
@@ -70,3 +92,14 @@ class MemoryStore(Store):
     def _check_open(self) -> None:
         if self._closed:
             raise RendezvousError("the store in memory was closed")
+
+
+class _Awaited(Awaited):
+    """Waits for the event, without slices."""
+
+    def __init__(self, store: MemoryStore, keys: Sequence[str]) -> None:
+        super().__init__(store, keys)
+        self._memory = store
+
+    def wait(self, until: float) -> tuple[int, bytes] | None:
+        return self._memory.await_any(self._keys, until)

@@ -8,8 +8,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Hashable, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -18,8 +17,9 @@ from transports.descriptors import allow_many
 from transports.errors import ConfigError, ConnectError, RendezvousError
 from transports.forking import register
 from transports.rendezvous import sockets
-from transports.rendezvous.wire import HEADER, LONGEST_GET, MAX_FRAME, PURPOSE, decode, encode, format_url
-from transports.store import check_item, counted
+from transports.rendezvous.book import Answer, Book, Desk
+from transports.rendezvous.forwarder import Forwarder
+from transports.rendezvous.wire import HEADER, MAX_FRAME, PURPOSE, decode, encode, format_url
 from transports.tls import REFUSAL, Tls, pending, suspicion
 
 HANDSHAKE_SECONDS: Final = 5.0
@@ -30,25 +30,16 @@ CROWDED_SECONDS: Final = 1.0
 """Seconds to authenticate while the number of unauthenticated connections is at its limit."""
 RETRY_SECONDS: Final = 0.5
 """Seconds to the next attempt to accept after the system lacked descriptors or memory."""
-MAX_STORED: Final = 1 << 28
 BACKLOG: Final = 1024
 PIECE: Final = 1 << 16
 
-
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    key: str
-    until: float
-
-
-_Life = Generator[int | _Wait, bytes | None, None]
+_Life = Generator[int, bytes, None]
 
 
 class _Connection:
-    """The state of a connection. Its generator `life` yields its next need: a number of bytes to read, or a key to wait
-    for."""
+    """The state of a connection. Its generator `life` yields its next need: a number of bytes to read."""
 
-    __slots__ = ("begun", "deadline", "inbox", "life", "need", "open", "outbox", "sock", "waits_for")
+    __slots__ = ("begun", "deadline", "inbox", "life", "need", "open", "outbox", "sock")
 
     def __init__(self, sock: socket.socket, begun: float) -> None:
         self.sock = sock
@@ -56,9 +47,8 @@ class _Connection:
         self.deadline = begun + HANDSHAKE_SECONDS
         self.life: _Life
         self.need = 0
-        self.waits_for: str | None = None
         self.inbox = bytearray()
-        self.outbox = memoryview(b"")
+        self.outbox = bytearray()
         self.open = True
 
 
@@ -70,6 +60,8 @@ class TcpStoreServer:
     secret   the job's secret. b"" serves every client that can connect, for trusted networks only; hence no default
     tls      certificates, if clients must use TLS
     purpose  what the store is for, where several may be found at an address: clients for another purpose are refused
+    upstream an authenticated connection to another server, for which this one is a proxy, and the number of ranks that
+             use the proxy. It owns the connection from `start` on, and ends with it
 
     The server closes a connection that does not authenticate within 5 s (1 s with 128 unauthenticated connections),
     that breaks the protocol or exceeds a limit. Other connections are not affected. All values together are limited to
@@ -86,6 +78,7 @@ class TcpStoreServer:
         secret: bytes,
         tls: Tls | None = None,
         purpose: bytes = PURPOSE,
+        upstream: tuple[socket.socket, int] | None = None,
     ) -> None:
         if not 0 <= port < 65536:
             raise ConfigError(f"port={port!r}: must be 0 (any) to 65535")
@@ -93,6 +86,7 @@ class TcpStoreServer:
         self._purpose = purpose
         self._secret = check_secret(secret)
         self._tls = tls
+        self._upstream = upstream
         self._thread: threading.Thread | None = None
         self._addresses: list[tuple[str, int]] = []
         self._wakeup: socket.socket | None = None
@@ -112,7 +106,7 @@ class TcpStoreServer:
             listeners = [opened.enter_context(sockets.listen(*wanted, BACKLOG)) for wanted in self._wanted]
             wakeup, wakeup_end = map(opened.enter_context, socket.socketpair())
             selector = opened.enter_context(selectors.DefaultSelector())
-            loop = _Loop(selector, listeners, wakeup_end, self._secret, self._tls, self._purpose)
+            loop = _Loop(selector, listeners, wakeup_end, self._secret, self._tls, self._purpose, self._upstream)
             thread = threading.Thread(target=loop.run, name="ronde-store", daemon=True)
             thread.start()
             opened.pop_all()
@@ -175,6 +169,7 @@ class _Loop:
         secret: bytes,
         tls: Tls | None,
         purpose: bytes,
+        upstream: tuple[socket.socket, int] | None,
     ) -> None:
         self.unused = threading.Event()
         """Set while no authenticated client is connected."""
@@ -187,21 +182,35 @@ class _Loop:
         self._purpose = purpose
         self._connections: set[_Connection] = set()
         self._unauthenticated: dict[_Connection, None] = {}  # oldest first
-        self._values: dict[str, bytes] = {}
-        self._stored = 0
-        self._waiting: dict[str, set[_Connection]] = {}
+        self._desk: Desk = Book(self._reply)
+        self._upstream: _Connection | None = None
+        self._over = False
+        if upstream is not None:
+            sock, below = upstream
+            self._upstream = up = _Connection(sock, time.monotonic())
+            self._desk = forwarder = Forwarder(self._reply, lambda request: self._send(up, encode(request)), below)
+            up.life = _answers(forwarder)
         self._accepts_again = 0.0
         self._wake = math.inf
+        self._broken: list[_Connection] = []
 
     def run(self) -> None:
         try:
             self._selector.register(self._wakeup_end, selectors.EVENT_READ)
             self._listen()
-            while self._turn():
+            if self._upstream is not None:
+                self._upstream.sock.setblocking(False)
+                self._selector.register(self._upstream.sock, selectors.EVENT_READ, self._upstream)
+                self._step(self._upstream, None)
+            while self._turn() and not self._over:
                 self._expire(time.monotonic())
+                while self._broken:
+                    self._cut(self._broken.pop())
         finally:
             for connection in list(self._connections):
                 self._cut(connection)
+            if self._upstream is not None:
+                sockets.end(self._upstream.sock)
             self._selector.close()
             for listener in self._listeners:
                 listener.close()
@@ -213,10 +222,13 @@ class _Loop:
         self._selector.close()
         for sock in [*self._listeners, self._wakeup_end, *(connection.sock for connection in self._connections)]:
             sock.close()
+        if self._upstream is not None:
+            self._upstream.sock.close()
 
     def _turn(self) -> bool:
         """Handle the ready sockets; False once the server is being closed."""
-        timeout = None if self._wake == math.inf else max(0.0, self._wake - time.monotonic())
+        wake = min(self._wake, self._desk.due)
+        timeout = None if wake == math.inf else max(0.0, wake - time.monotonic())
         for key, events in self._selector.select(timeout):
             if key.fileobj is self._wakeup_end:
                 return False
@@ -225,7 +237,7 @@ class _Loop:
             elif key.data.open:
                 if events & selectors.EVENT_WRITE:
                     self._flush(key.data)
-                else:
+                if events & selectors.EVENT_READ and key.data.open:
                     self._read(key.data)
                 while key.data.open and not key.data.outbox and pending(key.data.sock):
                     self._read(key.data)
@@ -285,28 +297,32 @@ class _Loop:
         self._wake = min(self._wake, when)
 
     def _expire(self, now: float) -> None:
-        """Answer the gets and close the connections whose deadline has passed. `_wake` is the first deadline or
+        """Do what is due, and close the connections whose deadline has passed. `_wake` is the first deadline or
         earlier: a deadline that no longer applies stays in it."""
+        if now >= self._desk.due:
+            self._desk.tick(now)
         if now < self._wake:
             return
         for connection in [c for c in self._connections if c.deadline <= now]:
-            if connection.waits_for is None:
-                self._cut(connection)
-            else:
-                self._awaken(connection, None)
+            self._cut(connection)
         if self._accepts_again <= now:
             self._resume()
         self._wake = min((c.deadline for c in self._connections), default=math.inf)
         self._remind(self._accepts_again or math.inf)
 
     def _cut(self, connection: _Connection) -> None:
+        if not connection.open:
+            return
         connection.open = False
+        if connection is self._upstream:
+            self._over = True
+            return
         connection.life.close()
         self._selector.unregister(connection.sock)
         sockets.end(connection.sock)
         self._connections.discard(connection)
         self._unauthenticated.pop(connection, None)
-        self._forget_wait(connection)
+        self._desk.forget(connection)
         if len(self._connections) == len(self._unauthenticated):
             self.unused.set()
         self._resume()
@@ -318,7 +334,7 @@ class _Loop:
             return
         except OSError:
             data = b""
-        if not data or connection.waits_for is not None:  # closed, or a request before the last one was answered
+        if not data:
             self._cut(connection)
             return
         connection.inbox += data
@@ -335,105 +351,67 @@ class _Loop:
         except OSError:
             self._cut(connection)
             return
-        connection.outbox = connection.outbox[sent:]
+        del connection.outbox[:sent]
         if not connection.outbox:
             self._selector.modify(connection.sock, selectors.EVENT_READ, connection)
 
     def _send(self, connection: _Connection, data: bytes) -> None:
-        """Send data of a connection's generator. The connection is not read until all of it is sent."""
-        try:
-            sent = connection.sock.send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        if sent < len(data):
-            connection.outbox = memoryview(data)[sent:]
-            self._selector.modify(connection.sock, selectors.EVENT_WRITE, connection)
+        """Send data. The connection is not read until all of it is sent. Raises OSError."""
+        sent = 0
+        if not connection.outbox:
+            with contextlib.suppress(BlockingIOError, InterruptedError):
+                sent = connection.sock.send(data)
+            if sent < len(data):  # the server above may wait for this proxy to read
+                reads = selectors.EVENT_READ if connection is self._upstream else 0
+                self._selector.modify(connection.sock, selectors.EVENT_WRITE | reads, connection)
+        connection.outbox += data[sent:]
 
     def _step(self, connection: _Connection, given: bytes | None) -> None:
         """Resume a connection's generator with the data that it needed. Close the connection if it fails."""
         try:
-            wish = connection.life.send(given)
+            connection.need = next(connection.life) if given is None else connection.life.send(given)
         except (OSError, ValueError, ConnectError):
             self._cut(connection)
-            return
-        if isinstance(wish, int):
-            connection.need = wish
-        else:
-            connection.waits_for, connection.deadline = wish.key, wish.until
-            self._waiting.setdefault(wish.key, set()).add(connection)
-            self._remind(wish.until)
 
-    def _awaken(self, connection: _Connection, value: bytes | None) -> None:
-        self._forget_wait(connection)
-        self._step(connection, value)
-
-    def _forget_wait(self, connection: _Connection) -> None:
-        if connection.waits_for is not None:
-            waiting = self._waiting[connection.waits_for]
-            waiting.discard(connection)
-            if not waiting:
-                del self._waiting[connection.waits_for]
-            connection.waits_for, connection.deadline = None, math.inf
+    def _reply(self, client: Hashable, number: int, answer: Answer) -> None:
+        """Answer a request of a client, which may have another request in its generator just now."""
+        assert isinstance(client, _Connection)
+        if client.open:
+            try:
+                self._send(client, encode([number, *answer]))
+            except OSError:
+                self._broken.append(client)
 
     # Requests
 
     def _serve(self, connection: _Connection) -> _Life:
         """The protocol of a connection: handshake, then requests until the connection ends."""
-        hello = (yield HELLO_BYTES) or b""
+        hello = yield HELLO_BYTES
         if suspicion(hello):
             self._send(connection, REFUSAL)
         purpose = self._purpose if self._tls is None else self._tls.bind(connection.sock, self._purpose)
         proof = Server(self._secret, purpose)
         self._send(connection, proof.challenge(hello))
-        proof.verify((yield PROOF_BYTES) or b"")
+        proof.verify((yield PROOF_BYTES))
         del self._unauthenticated[connection]
         self.unused.clear()
         connection.deadline = math.inf
         self._resume()
         while True:
-            (length,) = HEADER.unpack((yield HEADER.size) or b"")
-            if not 0 < length <= MAX_FRAME:
-                raise ValueError(f"a frame of {length} bytes")
-            match decode((yield length) or b""):
-                case ["get", str(key), float(seconds)] if 0 <= seconds <= LONGEST_GET:
-                    value = self._values.get(key)
-                    if value is None and seconds > 0:
-                        value = yield _Wait(key, time.monotonic() + seconds)
-                    answer: list[object] = ["late", None] if value is None else ["ok", value]
-                case ["set", str(key), bytes(value)]:
-                    answer = self._put(key, value)
-                case ["add", str(key), int(amount)]:
-                    answer = self._add(key, amount)
-                case ["delete", str(key), None]:
-                    answer = ["ok", self._delete(key)]
-                case _:
-                    raise ValueError("no request")
-            self._send(connection, encode(answer))
+            number, *request = decode((yield from _frame()))
+            self._desk.ask(connection, number, request, time.monotonic())
 
-    def _add(self, key: str, amount: int) -> list[object]:
-        try:
-            total = counted(key, self._values.get(key), amount)
-        except ValueError as error:
-            return ["bad", str(error)]
-        kept = self._put(key, b"%d" % total)
-        return ["ok", total] if kept[0] == "ok" else kept
 
-    def _put(self, key: str, value: bytes) -> list[object]:
-        check_item(key, value)
-        grown = self._stored + len(value) - len(self._values.get(key, b""))
-        if key not in self._values:
-            grown += len(key.encode())
-        if grown > MAX_STORED:
-            return ["full", f"key {key!r} with {len(value)} bytes does not fit: it holds at most {MAX_STORED} bytes"]
-        self._stored = grown
-        self._values[key] = value
-        for connection in list(self._waiting.get(key, ())):
-            self._awaken(connection, value)
-        return ["ok", None]
+def _answers(forwarder: Forwarder) -> _Life:
+    """The protocol of the connection to the server above."""
+    while True:
+        number, *answer = decode((yield from _frame()))
+        forwarder.answered(number, answer)
 
-    def _delete(self, key: str) -> bool:
-        value = self._values.pop(key, None)
-        if value is None:
-            return False
-        self._stored -= len(value) + len(key.encode())
-        return True
+
+def _frame() -> Generator[int, bytes, bytes]:
+    """The body of a frame. Raises ValueError if it is too long."""
+    (length,) = HEADER.unpack((yield HEADER.size))
+    if not 0 < length <= MAX_FRAME:
+        raise ValueError(f"a frame of {length} bytes")
+    return (yield length)

@@ -8,16 +8,18 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from transports.auth import CHALLENGE_BYTES, Client, check_secret
 from transports.errors import ConnectError, DeadlineExceeded, RendezvousError
 from transports.forking import register
 from transports.interfaces import outward_address
+from transports.packed import pack, unpack
 from transports.rendezvous import sockets
 from transports.rendezvous.server import TcpStoreServer
 from transports.rendezvous.wire import HEADER, LONGEST_GET, MAX_FRAME, PURPOSE, decode, encode, format_url
-from transports.store import Store, check_item
+from transports.store import Awaited, Store, check_item, check_row, read_rows
 from transports.tls import Tls, explain, suspicion
 
 __all__ = ["TcpStore", "TcpStoreServer"]
@@ -26,6 +28,8 @@ ATTEMPT_SECONDS: Final = 10.0
 SHORTEST_ATTEMPT: Final = 1.0
 ANSWER_SECONDS: Final = 15.0
 """Seconds to wait for an answer of the server, beyond the deadline of a `get`. `with_timeout` replaces them."""
+_MOST_KEYS: Final = 1 << 12
+"""Maximum number of keys of one request."""
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.5
 
@@ -105,6 +109,38 @@ class TcpStore(Store):
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"key {key!r} was not set in time (store at {self.url})")
 
+    def awaited(self, *keys: str) -> Awaited:
+        for key in keys:
+            check_item(key)
+        return _Awaited(self, keys)
+
+    def peek_all(self, keys: Sequence[str]) -> list[bytes | None]:
+        for key in keys:
+            check_item(key)
+        values: list[bytes | None] = []
+        for first in range(0, len(keys), _MOST_KEYS):
+            asked = list(keys[first : first + _MOST_KEYS])
+            found = self._list("peek", asked[0], pack(asked), len(asked))
+            values += [value if isinstance(value, bytes) else None for value in found]
+        return values
+
+    def set_default(self, key: str, value: bytes) -> bytes:
+        check_item(key, value)
+        return self._bytes("default", key, bytes(value))
+
+    def put_row(self, table: str, place: int, size: int, row: bytes) -> None:
+        check_row(table, place, size, row)
+        (refusal,) = self._list("put", table, pack([size, [[place, bytes(row)]]]), 1)
+        if refusal is not None:
+            raise ValueError(refusal)
+
+    def rows(self, table: str) -> list[bytes | None]:
+        check_item(table)
+        try:
+            return read_rows(self._bytes("rows", table))
+        except ValueError as error:
+            raise self._no_answer() from error
+
     def add(self, key: str, amount: int) -> int:
         check_item(key)
         if not -(2**63) <= amount < 2**63:
@@ -130,11 +166,35 @@ class TcpStore(Store):
     def local_address(self) -> str | None:
         return self._local_address
 
+    def link(self, deadline: float) -> socket.socket:
+        """An authenticated connection for a caller that speaks the protocol itself, and closes it. Raises
+        RendezvousError if there is none by `deadline`."""
+        return self._connect(deadline)
+
     def with_timeout(self, seconds: float) -> Store:
         limited = copy.copy(self)  # it shares the connections
         limited._patience = seconds
         limited._connect_deadline = 0.0
         return limited
+
+    def _bytes(self, op: str, key: str, argument: object = None) -> bytes:
+        """The result of a request whose result is bytes."""
+        result = self._ask(op, key, argument)
+        assert isinstance(result, bytes)
+        return result
+
+    def _list(self, op: str, key: str, argument: bytes, count: int) -> list[object]:
+        """The result of a request whose result is a packed list of `count` values."""
+        try:
+            values = unpack(self._bytes(op, key, argument))
+        except ValueError as error:
+            raise self._no_answer() from error
+        if not isinstance(values, list) or len(values) != count:
+            raise self._no_answer()
+        return values
+
+    def _no_answer(self) -> RendezvousError:
+        return RendezvousError(f"the store at {self.url} failed to answer: it sent something that is no answer")
 
     def _ask(self, op: str, key: str, argument: object = None, *, deadline: float | None = None) -> object:
         """Send a request and return its result; None for a `get` that timed out. Only a `get` has a `deadline`."""
@@ -160,13 +220,15 @@ class TcpStore(Store):
 
     def _exchange(self, link: socket.socket, request: list[object], deadline: float) -> list[object]:
         link.settimeout(_left(deadline))
-        link.sendall(encode(request))
+        link.sendall(encode([0, *request]))
         (length,) = HEADER.unpack(_receive(link, HEADER.size, deadline))
         if length > MAX_FRAME:
             raise ValueError(f"it sent a frame of {length} bytes, at most {MAX_FRAME} are allowed")
-        answer = decode(_receive(link, length, deadline))
-        match (request[0], *answer):
-            case ("set", "ok", None) | ("get", "ok", bytes()) | ("get", "late", None):
+        number, *answer = decode(_receive(link, length, deadline))
+        match (request[0], *answer) if number == 0 else ():
+            case ("set", "ok", None) | ("get", "late", None):
+                return answer
+            case ("get" | "default" | "rows" | "peek" | "put", "ok", bytes()):
                 return answer
             case ("add", "ok", int()) | ("delete", "ok", bool()) | (_, "bad" | "full", str()):
                 return answer
@@ -239,6 +301,77 @@ class TcpStore(Store):
 
     def _closed_error(self) -> RendezvousError:
         return RendezvousError(f"the client of the store at {self.url} was closed")
+
+
+class _Awaited(Awaited):
+    """One request, which the server answers when a key is set, however often `wait` is called before."""
+
+    def __init__(self, store: TcpStore, keys: Sequence[str]) -> None:
+        super().__init__(store, keys)
+        self._client = store
+        self._link: socket.socket | None = None
+        self._inbox = bytearray()
+
+    def wait(self, until: float) -> tuple[int, bytes] | None:
+        while True:
+            link = self._link or self._ask(until)
+            try:
+                answer = self._answer(link, until)
+            except TimeoutError:
+                return None
+            except (OSError, ValueError) as error:
+                raise self._failed(error) from error
+            self._client._give(link, True)
+            self._link = None
+            match answer:
+                case ["ok", [int(position), bytes(value)]] if 0 <= position < len(self._keys):
+                    return position, value
+                case ["late", None]:  # after LONGEST_GET
+                    continue
+            raise self._failed(ValueError("it sent something that is no answer"))
+
+    def close(self) -> None:
+        link, self._link = self._link, None
+        self._inbox.clear()
+        if link is not None:
+            self._client._give(link, False)
+
+    def _ask(self, until: float) -> socket.socket:
+        client = self._client
+        self._link = link = client._take(min(until, client._connect_deadline))
+        try:
+            link.settimeout(client._patience)
+            link.sendall(encode([0, "any", self._keys[0], pack([list(self._keys), LONGEST_GET])]))
+        except OSError as error:
+            raise self._failed(error) from error
+        return link
+
+    def _answer(self, link: socket.socket, until: float) -> list[object]:
+        """The answer. Raises TimeoutError if it has not come; what has come of it stays in the inbox."""
+        inbox = self._inbox
+        while True:
+            need = HEADER.size
+            if len(inbox) >= HEADER.size:
+                (length,) = HEADER.unpack_from(inbox)
+                if length > MAX_FRAME:
+                    raise ValueError(f"it sent a frame of {length} bytes, at most {MAX_FRAME} are allowed")
+                need += length
+                if len(inbox) == need:
+                    number, *answer = decode(bytes(inbox[HEADER.size :]))
+                    inbox.clear()
+                    if number != 0:
+                        raise ValueError("it sent something that is no answer")
+                    return answer
+            link.settimeout(_left(until))
+            got = link.recv(need - len(inbox))
+            if not got:
+                raise ConnectionResetError("the connection was closed by the other end")
+            inbox += got
+
+    def _failed(self, error: Exception) -> RendezvousError:
+        self.close()
+        self._client._check_open()
+        return RendezvousError(f"the store at {self._client.url} failed to answer: {error}")
 
 
 def _left(deadline: float) -> float:

@@ -1,11 +1,16 @@
 """Wire format of the TCP store: frames, their limits, and the address as a URL.
 
-Both ends of a connection prove that they know the job's secret (`transports.auth`). Then the client sends requests, and
-the server answers each before the next:
+Both ends of a connection prove that they know the job's secret (`transports.auth`). Then the client sends requests. It
+may send several before the first is answered; an answer has the number of its request:
 
     frame     4 bytes length (big-endian), then a msgpack array
-    request   ["set", key, bytes]  ["get", key, seconds]  ["add", key, integer]  ["delete", key, nil]
-    answer    ["ok", result]  ["late", nil]  ["bad", text]  ["full", text]
+    request   [number, "set", key, bytes]       [number, "get", key, seconds]      [number, "add", key, integer]
+              [number, "default", key, bytes]   [number, "any", a key, bytes]      [number, "delete", key, nil]
+              [number, "put", table, bytes]     [number, "peek", a key, bytes]     [number, "rows", table, nil]
+    answer    [number, "ok", result]  [number, "late", nil]  [number, "bad", text]  [number, "full", text]
+
+The bytes of "any", "peek" and "put" are msgpack, too: [keys, seconds]; the keys; [size, [place, row] of each row]. The
+result of "any" is [position of the key, value], that of "put" has nil or the reason of a refusal for each row.
 
 The server answers a `get` when the key is set or its seconds have passed, so clients do not poll.
 """
@@ -14,7 +19,7 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import Final
+from typing import Any, Final
 
 import msgpack
 
@@ -35,19 +40,20 @@ def encode(message: list[object]) -> bytes:
     return HEADER.pack(len(body)) + bytes(body)
 
 
-def decode(body: bytes) -> list[object]:
-    """The message in a frame's body. Raises ValueError for anything but a short array of plain values."""
-    message = msgpack.unpackb(
+def decode(body: bytes) -> list[Any]:
+    """The message in a frame's body: a number, a text, and at most two more plain values. Raises ValueError."""
+    message: Any = msgpack.unpackb(
         body,
         max_str_len=MAX_TEXT,
         max_bin_len=MAX_VALUE_BYTES,
-        max_array_len=3,
+        max_array_len=4,
         max_map_len=0,
         max_ext_len=0,
     )
-    if not isinstance(message, list):
-        raise ValueError("a frame must hold an array")
-    return message
+    match message:
+        case [int(), str(), *_]:
+            return list(message)
+    raise ValueError("a frame must hold an array of a number and a text")
 
 
 def format_url(host: str, port: int) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
+from transports.anysource import AnyRequest, AnySource, Arrival, Claim, check_any
 from transports.base import Group, LinkCost, Request, Transport, check_arguments, check_view
 from transports.cores import Cores
 from transports.errors import (
@@ -18,7 +20,7 @@ from transports.errors import (
 )
 from transports.lifecycle import Lifecycle
 from transports.liveness import Identity, Watch
-from transports.matching import MatchQueue
+from transports.matching import AnyReceive, MatchQueue
 from transports.onesided import OneSided, Window
 from transports.shm.board import CLOSED, Board
 from transports.shm.doorbell import Doorbell
@@ -27,17 +29,19 @@ from transports.shm.exposing import Exposures
 from transports.shm.fence import barrier
 from transports.shm.loop import Awaited, Loop
 from transports.shm.options import AUTOMATIC_SPIN, Options
-from transports.shm.requests import AnyOf, Receiving, Sending, Sent
+from transports.shm.requests import AnyOf, Probe, Receiving, ReceivingAny, Sending, Sent
 from transports.shm.ring import Arrive, Arriving, Incoming, Outgoing
 from transports.shm.window import ShmWindow
 
 _SPIN: Final = 40e-6
+_MOST_WATCHED: Final = 64
+"""Number of peers whose processes a rank watches: the next ones, so that each process is watched by some rank."""
 _DATA: Final = 0
 _OFFER: Final = 1
 _SENT: Final = Sent()
 
 
-class ShmTransport(Transport, OneSided):
+class ShmTransport(Transport, OneSided, AnySource):
     """Bytes between the ranks of one host. See the module, `transports.base` and `transports.onesided`.
 
     It is also the engine of its loop and the host of its requests and windows: those calls come with the lock held.
@@ -124,6 +128,56 @@ class ShmTransport(Transport, OneSided):
                 self.driver.interrupt()
         return Receiving(self, receive)
 
+    def irecv_any(
+        self,
+        sources: frozenset[int],
+        tags: range,
+        view: memoryview | None,
+        check: int | None = None,
+        claim: Claim | None = None,
+    ) -> AnyRequest:
+        check_any(self, sources, tags, view, check)
+        receive = AnyReceive(sources, tags, view, check, claim)
+        with self._lock:
+            if self._life.refusal is not None:
+                raise self._life.refused()
+            self._match_queue.add_any(receive)
+            if self._holding:
+                self._holding = False
+                self.driver.interrupt()
+        return ReceivingAny(self, receive, claim is None)
+
+    def probe(self, sources: frozenset[int], tags: range, deadline: float) -> Arrival | None:
+        check_any(self, sources, tags, None, None)
+        probe = Probe(self, sources, tags)
+        with self._lock:
+            self.check_sound()
+            if self._life.refusal is not None:
+                raise self._life.refused()
+            if not probe.done:
+                self.loop.glance(probe)
+        if probe.arrival is None and deadline > time.monotonic():
+            self.driver.wait(probe, deadline)
+        if probe.arrival is None:
+            with self._lock:
+                self.check_sound()
+        return probe.arrival
+
+    def since(self, sources: frozenset[int], tags: range) -> float:
+        with self._lock:
+            return self._match_queue.since(sources, tags)
+
+    def reachable(self, sources: frozenset[int]) -> bool:
+        with self._lock:
+            others = []
+            for peer in sources:
+                if peer != self.rank:
+                    if not self.departed(peer):
+                        return True
+                    others.append(peer)
+            barrier()
+            return not others or any(peer in self._incoming and not self._incoming[peer].empty for peer in others)
+
     def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
         awaited = AnyOf(requests)
         return awaited.ended if self.driver.wait(awaited, deadline) else []
@@ -184,7 +238,9 @@ class ShmTransport(Transport, OneSided):
         moved = False
         peer = self.rank
         try:
-            for peer, incoming in self._incoming.items():  # noqa: B007
+            held = self._match_queue.held
+            for peer in dict.fromkeys([*held, *self._incoming]) if held else self._incoming:
+                incoming = self._incoming[peer]
                 if not incoming.empty and incoming.drain():
                     moved = True
         except TransportError as error:
@@ -227,6 +283,19 @@ class ShmTransport(Transport, OneSided):
             text = f"{self.group.describe(peer)} closed its transport while rank {self.rank} was waiting for it"
             self.abort(PeerLost(text, rank=self.rank, peer=peer))
             self.check_sound()
+
+    def check_sources(self, sources: frozenset[int], awaited: Awaited) -> None:
+        self.check_sound()
+        if not self.reachable(sources) and not awaited.done:
+            self.abort(self._life.all_left(sources))
+            self.check_sound()
+
+    def withdraw(self, receive: AnyReceive) -> bool:
+        with self._lock:
+            return self._match_queue.withdraw(receive)
+
+    def oldest(self, sources: frozenset[int], tags: range) -> Arrival | None:
+        return self._match_queue.oldest(sources, tags)
 
     def bells_of(self, ranks: Sequence[int]) -> list[Doorbell]:
         board = self._board
@@ -289,7 +358,8 @@ class ShmTransport(Transport, OneSided):
         with self._lock:
             self.check_sound()
             self._watch = Watch()
-            for peer in self._incoming:
+            for distance in range(1, min(self.size, _MOST_WATCHED + 1)):
+                peer = (self.rank + distance) % self.size
                 self._watch.add(peer, board.process_of(peer))
             self._life.opened()
 
@@ -311,6 +381,7 @@ class ShmTransport(Transport, OneSided):
             except MismatchError as error:
                 self.abort(error)
             self._holding = True
+            match_queue.hold(peer, tag, check, length)
             return None
 
         return arrive
@@ -319,6 +390,8 @@ class ShmTransport(Transport, OneSided):
         """Release all buffers, and wake all waiting threads."""
         if not self._life.fail(cause):
             return
+        for window in self.windows:
+            window.stop()
         for incoming in self._incoming.values():
             incoming.forget()
         for outgoing in self._outgoing.values():

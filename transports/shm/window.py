@@ -14,10 +14,12 @@ import copy
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+import numpy as np
+
 from transports.base import MAX_CHECK
 from transports.cores import Cores
 from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
-from transports.onesided import Memory, Window
+from transports.onesided import ASKED, CHECKS, EPOCH, KEPT, Controls, Memory, Window
 from transports.shm import remote, requests
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import WEAKLY_ORDERED, barrier
@@ -30,19 +32,22 @@ _BEHIND: Final = 17 * 64
 fifth slower when source and target have nearly the same offset in their pages (4K aliasing)."""
 _GLANCES: Final = 200
 """Number of reads of an epoch, some 30 ns each, before a wait does anything else."""
+_SPINS: Final = 1000
+"""The same for compiled code, some 20 to 40 ns each."""
 _YIELDS: Final = 10
 """Number of yields after these reads, before a wait drives the transport, which takes several times as long. The
 awaited rank may need the core."""
 
-# Indices of 64-bit words in a rank's control.
-_EPOCH: Final = 0
+# Indices of 64-bit words in a rank's control, besides those of `onesided`.
 _ATTACHED: Final = 1
 _EXPOSED: Final = 2
-_ASKED: Final = 8
-_CHECKS: Final = 16
-_KEPT: Final = 8
 
-_NEVER: Final = 1 << 64
+# Indices of 64-bit words in a rank's notes, which no other rank can write.
+_STOPPED: Final = 0
+_PUBLISHED: Final = 1
+
+_LAST: Final = (1 << 64) - 1
+"""No epoch is greater."""
 
 
 class Host(requests.Host, Protocol):
@@ -78,13 +83,13 @@ class ShmWindow(Window):
         self._glances = range(_GLANCES if host.spins else 0)
         self._yields = range(0 if host.cores.shares_process else _YIELDS)
         self._leave_core = host.cores.leave
-        self._published = 0
         memory = segment.memory
         starts = [_parts_offset(len(ranks)) + _BEHIND + index * _stride(nbytes) for index in range(len(ranks))]
         self._views = [memory[start : start + nbytes] for start in starts]
         controls = [index * _CONTROL_BYTES for index in range(len(ranks))]
         self._controls = [memory[at : at + _CONTROL_BYTES].cast("Q") for at in controls]
         self._own = self._controls[self.index]
+        self._notes = memoryview(bytearray(16)).cast("Q")
 
     @staticmethod
     def segment_bytes(count: int, nbytes: int) -> int:
@@ -99,26 +104,26 @@ class ShmWindow(Window):
         return self._views[index]
 
     def publish(self, epoch: int, check: int = 0) -> None:
-        if epoch <= self._published or not 0 <= check <= MAX_CHECK:
+        if epoch <= self._notes[_PUBLISHED] or not 0 <= check <= MAX_CHECK:
             self._refuse(epoch, check)
-        own, slot = self._own, _CHECKS + 2 * (epoch % _KEPT)
+        own, slot = self._own, CHECKS + 2 * (epoch % KEPT)
         own[slot] = epoch
         if WEAKLY_ORDERED:
             barrier()
         own[slot + 1] = check
         if WEAKLY_ORDERED:
             barrier()
-        own[_EPOCH] = self._published = epoch
-        if own[_ASKED]:
+        own[EPOCH] = self._notes[_PUBLISHED] = epoch
+        if own[ASKED]:
             self._wake()
 
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
-        if self._controls[index][_EPOCH] < epoch and not self._poll(index, epoch):
+        if self._controls[index][EPOCH] < epoch and not self._poll(index, epoch):
             self._wait_long(index, epoch, deadline)
         if WEAKLY_ORDERED:
             barrier()
         if check is not None:
-            control, slot = self._controls[index], _CHECKS + 2 * (epoch % _KEPT)
+            control, slot = self._controls[index], CHECKS + 2 * (epoch % KEPT)
             # The publisher writes a slot's epoch first: a check that was read before the epoch belongs to that epoch.
             if control[slot + 1] != check or WEAKLY_ORDERED or control[slot] != epoch:
                 self._compare(index, epoch, check)
@@ -155,7 +160,8 @@ class ShmWindow(Window):
                 return
             self.closed = True
             self._host.windows.discard(self)
-            self._published = _NEVER
+            self.stop()
+            self._notes[_PUBLISHED] = _LAST
             nothing = memoryview(bytearray(_CONTROL_BYTES)).cast("Q")
             self._own, self._controls = nothing, [nothing] * len(self.ranks)
             self._bells.clear()
@@ -166,7 +172,26 @@ class ShmWindow(Window):
             self.segment.close()
             self._host.driver.interrupt()
 
+    @property
+    def controls(self) -> Controls | None:
+        if self.closed:
+            raise self._closed_error()
+        memory = np.frombuffer(self.segment.memory, np.uint8)
+        start, notes = remote.address(memory), remote.address(self._notes)
+        return Controls(
+            tuple(start + index * _CONTROL_BYTES for index in range(len(self.ranks))),
+            notes + 8 * _STOPPED,
+            notes + 8 * _PUBLISHED,
+            _SPINS if self._host.spins else 0,
+            self._wake,
+            (memory, self._notes),
+        )
+
     # For the transport and for waits.
+
+    def stop(self) -> None:
+        """Tell compiled code that no epoch is to be published any more."""
+        self._notes[_STOPPED] = 1
 
     def attach(self) -> None:
         """Publish that this rank has mapped the memory."""
@@ -179,12 +204,12 @@ class ShmWindow(Window):
 
     def reached(self, index: int, epoch: int) -> bool:
         """True if the epoch of a position is at least `epoch`."""
-        return self._controls[index][_EPOCH] >= epoch
+        return self._controls[index][EPOCH] >= epoch
 
     def request_wakeup(self, index: int) -> None:
         """Ask the rank at position `index` to ring when its epoch rises."""
         if not self.closed:
-            self._controls[index][_ASKED] = 1
+            self._controls[index][ASKED] = 1
 
     def check(self, index: int, awaited: _EpochReached) -> None:
         """Raise if an awaited epoch will never be reached."""
@@ -196,11 +221,11 @@ class ShmWindow(Window):
     def _poll(self, index: int, epoch: int) -> bool:
         control = self._controls[index]
         for _ in self._glances:
-            if control[_EPOCH] >= epoch:
+            if control[EPOCH] >= epoch:
                 return True
         for _ in self._yields:
             self._leave_core()
-            if control[_EPOCH] >= epoch:
+            if control[EPOCH] >= epoch:
                 return True
         return False
 
@@ -209,21 +234,21 @@ class ShmWindow(Window):
             rank, peer = self._host.rank, self.ranks[index]
             raise DeadlineExceeded(
                 f"rank {rank} waited too long for {self._host.group.describe(peer)} to reach epoch {epoch} of a "
-                f"window; it is at {self._controls[index][_EPOCH]}",
+                f"window; it is at {self._controls[index][EPOCH]}",
                 rank=rank,
                 peer=peer,
             )
 
     def _compare(self, index: int, epoch: int, check: int) -> None:
-        control, slot = self._controls[index], _CHECKS + 2 * (epoch % _KEPT)
+        control, slot = self._controls[index], CHECKS + 2 * (epoch % KEPT)
         # The publisher writes a slot's epoch first: if that is still `epoch`, the check belongs to it.
-        newest, found = control[_EPOCH], control[slot + 1]
+        newest, found = control[EPOCH], control[slot + 1]
         if WEAKLY_ORDERED:
             barrier()
         found_epoch = control[slot]
         if found_epoch == epoch and found == check:
             return
-        if found_epoch > epoch or (found_epoch < epoch and newest - epoch >= _KEPT):  # the check is no longer kept
+        if found_epoch > epoch or (found_epoch < epoch and newest - epoch >= KEPT):  # the check is no longer kept
             return
         rank, peer = self._host.rank, self.ranks[index]
         published = f"check {found:#010x}" if found_epoch == epoch else "nothing"
@@ -235,7 +260,7 @@ class ShmWindow(Window):
         )
 
     def _wake(self) -> None:
-        self._own[_ASKED] = 0
+        self._own[ASKED] = 0
         self._ring()
 
     def _ring(self) -> None:
@@ -248,7 +273,7 @@ class ShmWindow(Window):
             raise self._closed_error()
         if not 0 <= check <= MAX_CHECK:
             raise ValueError(f"check={check!r}: must be 0 to 2**32 - 1")
-        raise ValueError(f"epoch={epoch!r}: must be greater than {self._published}, the epoch published before")
+        raise ValueError(f"epoch={epoch!r}: must be greater than {self._notes[_PUBLISHED]}, the epoch published before")
 
     def _closed_error(self) -> RondeError:
         return copy.copy(self._host.failure) or ClosedError("the window was closed", rank=self._host.rank)

@@ -24,37 +24,18 @@ def own_address(group: Group, interface: str) -> str:
 def exchange(group: Group, address: Address, deadline: float) -> list[Address]:
     """Publish this rank's address and return the addresses of all ranks. Collective.
 
-    Rank 0 gathers them into one value, so that a group of n ranks reads the store about 2n times instead of n * n.
-    Raises DeadlineExceeded naming the ranks that are missing; RendezvousError.
+    Costs two calls of the store. Raises DeadlineExceeded naming the ranks that are missing; RendezvousError.
     """
     store = group.store.prefixed("tcp")
-    store.set(f"addr/{group.rank}", pack(address))
     try:
-        if group.rank == 0:
-            table = [_address(_read(store.get(f"addr/{rank}", deadline))) for rank in range(group.size)]
-            store.set("table", pack(table))
-        else:
-            table = _table(_read(store.get("table", deadline)), group.size)
+        rows = store.gather("addresses", group.rank, group.size, pack(address), deadline)
+        return [_address(unpack(row)) for row in rows]
     except DeadlineExceeded as error:
-        missing = [rank for rank in range(group.size) if store.peek(f"addr/{rank}") is None]
-        absent = ", ".join(map(group.describe, missing)) or f"{group.describe(0)}, which gathers the addresses,"
-        raise DeadlineExceeded(
-            f"{absent} did not open the TCP transport in time", rank=group.rank, peer=missing[0] if missing else 0
-        ) from error
-    return table
-
-
-def _read(data: bytes) -> object:
-    try:
-        return unpack(data)
+        missing = [rank for rank, row in enumerate(store.rows("addresses")) if row is None] or [0]
+        text = f"{group.describe_all(missing)} did not open the TCP transport in time"
+        raise DeadlineExceeded(text, rank=group.rank, peer=missing[0]) from error
     except ValueError as error:
         raise RendezvousError(f"the store holds invalid data in place of ranks' addresses: {error}") from error
-
-
-def _table(rows: object, size: int) -> list[Address]:
-    if isinstance(rows, list) and len(rows) == size:
-        return [_address(row) for row in rows]
-    raise RendezvousError("the store holds invalid data in place of the addresses of all ranks")
 
 
 def _address(row: object) -> Address:

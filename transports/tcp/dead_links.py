@@ -1,9 +1,10 @@
 """Dead-link detection: finds hosts that have fallen silent, from TCP's statistics of the connections (Linux only).
 
 The source is TCP_INFO (tcp(7), struct tcp_info). A connection is stuck while data, or a probe of a closed receive
-window, is sent again and again without an answer. That alone proves little: the pauses between repetitions grow, and
-packets may be lost by chance. So a host is lost when a connection to it has been stuck for the limit, and no connection
-to the host has had an answer or data for as long. If other connections to the host go on well, the stuck one gets
+window, is sent again and again without an answer. (The count of repetitions is no proof: a receiver without room
+answers each one and acknowledges nothing.) That alone proves little: the pauses between repetitions grow, and packets
+may be lost by chance. So a host is lost when a connection to it has been stuck for the limit, and no connection to the
+host has had an answer or data for as long. If other connections to the host go on well, the stuck one gets
 LONE_LINK_FACTOR times the limit: then only this connection is blocked (by a firewall, or large packets do not pass).
 """
 
@@ -37,8 +38,10 @@ class LinkHealth:
         if _TCP_INFO is None:
             return 0.0, math.inf
         info = _INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO.size))
-        repetitions, probes, data_ms, answer_ms = info[2], info[3], info[19], info[20]
-        if not repetitions and not probes:
+        repetitions, probes, pause_us, sent_ms, data_ms, answer_ms = (info[at] for at in (2, 3, 8, 17, 19, 20))
+        # The answer is newer than the last repetition, and the next one is not due yet.
+        answered = answer_ms <= sent_ms and answer_ms * 1000 <= pause_us
+        if not probes and (not repetitions or answered):
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = now - _FIRST_REPETITION

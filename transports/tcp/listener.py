@@ -14,7 +14,7 @@ from transports.tcp.loop import READ, Loop
 from transports.tcp.options import Options
 from transports.tls import Tls
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ronde.tcp")
 
 MAX_UNAUTHENTICATED: Final = 128
 MAX_REFUSALS_LOGGED: Final = 100

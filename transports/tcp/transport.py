@@ -13,12 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from transports.anysource import AnyRequest, AnySource, Arrival, Claim, check_any
 from transports.base import Group, Request, Transport, check_arguments, check_view
 from transports.cores import Cores
 from transports.descriptors import allow_many
 from transports.errors import DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.lifecycle import Lifecycle
-from transports.matching import InboundMessage, MatchQueue
+from transports.matching import AnyReceive, InboundMessage, MatchQueue
 from transports.tcp import dead_links
 from transports.tcp.addresses import exchange, own_address
 from transports.tcp.at_once import AtOnce
@@ -31,7 +32,7 @@ from transports.tcp.loop import Loop
 from transports.tcp.options import Options, connections_to, spin_seconds
 from transports.tcp.outgoing import Outgoing
 from transports.tcp.reassembly import Reassembly
-from transports.tcp.requests import AnyOf, GoodbyesAnswered, Receiving, Send
+from transports.tcp.requests import AnyOf, GoodbyesAnswered, Probe, Receiving, ReceivingAny, Send
 from transports.tcp.striping import Striping
 
 _GRACE: Final = 0.25
@@ -42,7 +43,7 @@ time in which ranks agree on a cause, the sum must stay below the second within 
 _ABSENT: Final = 0.1  # seconds to wait for a peer before this rank connects to it
 
 
-class TcpTransport(Transport):
+class TcpTransport(Transport, AnySource):
     """Bytes between ranks over TCP. See the module and `transports.base.Transport`.
 
     It is also the `Host` of its lanes, the `Seeker` of new ones and the `AcceptedOwner` of its listener: these call it
@@ -158,6 +159,53 @@ class TcpTransport(Transport):
                 self._resume()
         return request
 
+    def irecv_any(
+        self,
+        sources: frozenset[int],
+        tags: range,
+        view: memoryview | None,
+        check: int | None = None,
+        claim: Claim | None = None,
+    ) -> AnyRequest:
+        check_any(self, sources, tags, view, check)
+        request = ReceivingAny(self, sources, tags, view, check, claim)
+        with self._lock:
+            if self._life.refusal is not None:
+                raise self._life.refused()
+            self._match_queue.add_any(request.receive)
+            if self._holding:
+                self._resume()
+        return request
+
+    def probe(self, sources: frozenset[int], tags: range, deadline: float) -> Arrival | None:
+        check_any(self, sources, tags, None, None)
+        probe = Probe(self, sources, tags)
+        with self._lock:
+            if self._life.refusal is not None:
+                raise self._life.refused()
+            if not probe.done:
+                self._loop.glance(probe)
+        if probe.arrival is None and deadline > time.monotonic():
+            self._driver.wait(probe, deadline)
+        if probe.arrival is None:
+            with self._lock:
+                self._life.check()
+        return probe.arrival
+
+    def since(self, sources: frozenset[int], tags: range) -> float:
+        with self._lock:
+            return self._match_queue.since(sources, tags)
+
+    def reachable(self, sources: frozenset[int]) -> bool:
+        with self._lock:
+            alone = True
+            for peer in sources:
+                if peer != self.rank:
+                    if peer not in self._departed or peer in self._incoming:
+                        return True
+                    alone = False
+            return alone
+
     def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int = 0) -> None:
         check_arguments(self, peer, tag, check)
         check_view(view, writable=True)
@@ -200,12 +248,13 @@ class TcpTransport(Transport):
     def sending(self, peer: int, tag: int, nbytes: int) -> Send:
         return Send(self, peer, tag, nbytes)
 
-    def wait(self, request: Send | Receiving, deadline: float) -> None:
+    def wait(self, request: Send | Receiving | ReceivingAny, deadline: float) -> None:
         """Wait for a request of this transport."""
         if not self._driver.wait(request, deadline):
-            raise DeadlineExceeded(self._overdue(request), rank=self.rank, peer=request.peer)
+            peer = None if isinstance(request, ReceivingAny) else request.peer
+            raise DeadlineExceeded(self._overdue(request), rank=self.rank, peer=peer)
 
-    def test(self, request: Send | Receiving) -> bool:
+    def test(self, request: Send | Receiving | ReceivingAny) -> bool:
         """Make progress on a request of this transport without waiting."""
         with self._lock:
             if not request.done:
@@ -232,6 +281,28 @@ class TcpTransport(Transport):
             self._fail(PeerLost(text, rank=self.rank, peer=peer))
             self._life.check()
 
+    def check_sources(self, sources: frozenset[int]) -> None:
+        """Raises if a receive from any of `sources` cannot be completed. The raised error becomes the transport's first
+        failure if there was none."""
+        self._life.check()
+        if not self.reachable(sources):
+            self._fail(self._life.all_left(sources))
+            self._life.check()
+
+    def withdraw(self, receive: AnyReceive) -> bool:
+        """Take a receive from any source back; False if it has matched a frame."""
+        with self._lock:
+            return self._match_queue.withdraw(receive)
+
+    def oldest(self, sources: frozenset[int], tags: range) -> Arrival | None:
+        """The envelope of the frame that a receive from any of `sources` would take now."""
+        return self._match_queue.oldest(sources, tags)
+
+    @property
+    def lanes_from(self) -> list[Incoming]:
+        """The lanes from all peers."""
+        return list(self._incoming.values())
+
     # Called by lanes, handshakes and the listener.
 
     def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
@@ -246,6 +317,7 @@ class TcpTransport(Transport):
         except MismatchError as error:
             self._fail(error)
         self._holding = True
+        match_queue.hold(peer, tag, check, length)
         self._loop.hurry(self._early_arrivals.due)
         return None
 
@@ -300,8 +372,9 @@ class TcpTransport(Transport):
 
     def _resume(self) -> None:
         self._holding = False
-        for lane in list(self._incoming.values()):
-            lane.resume()
+        for peer in list(self._match_queue.held):
+            if peer in self._incoming:
+                self._incoming[peer].resume()
         self._driver.interrupt()
 
     def _depart(self, peer: int) -> None:
@@ -394,14 +467,19 @@ class TcpTransport(Transport):
     def _seek(self, now: float) -> None:
         """Connect to awaited peers that do not connect: this is the only way to detect that one is unreachable."""
         known = {self.rank, *self._incoming, *self._outgoing, *self._departed}
-        self._absent = {
-            peer: self._absent.get(peer, now) for peer in self._match_queue.waiting_for() if peer not in known
-        }
+        awaited = set(self._match_queue.waiting_for())
+        for sources in self._match_queue.any_sources:
+            left = sources - self._departed - {self.rank}
+            if len(left) == 1:
+                awaited |= left
+        self._absent = {peer: self._absent.get(peer, now) for peer in sorted(awaited) if peer not in known}
         for peer, since in self._absent.items():
             if now - since >= _ABSENT:
                 self._connect(peer)
 
-    def _overdue(self, request: Send | Receiving) -> str:
+    def _overdue(self, request: Send | Receiving | ReceivingAny) -> str:
+        if isinstance(request, ReceivingAny):
+            return request.receive.overdue(self.group)
         with self._lock:
             name, peer = self.group.describe(request.peer), request.peer
             if isinstance(request, Send):

@@ -2,7 +2,8 @@
 
     report = check_transport(lambda group: MyTransport(group))
 
-Each check tries one promise: order, matching, sizes, deadlines, aborts, closing, errors that name ranks, leaks.
+Each check tries one promise: order, matching, receives from any source, sizes, deadlines, aborts, closing, errors that
+name ranks, leaks.
 `exercise` runs the checks that one rank can run in a process of its own; `run_threads` and `run_processes` run ranks
 with a time limit and return their tracebacks; `Leaks` finds threads, descriptors, files and processes that are left.
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from transports.base import Group, Transport
-from transports.testing import endings, exchanges, frames, windows
+from transports.testing import endings, exchanges, frames, sources, windows
 from transports.testing.bench import Bench
 from transports.testing.kit import Check, ConformanceError, Outcome, Report, try_checks
 from transports.testing.leaks import LeakError, Leaks
@@ -33,7 +34,7 @@ __all__ = [
     "run_threads",
 ]
 
-CHECKS: Final[tuple[Check, ...]] = frames.CHECKS + exchanges.CHECKS + endings.CHECKS + windows.CHECKS
+CHECKS: Final[tuple[Check, ...]] = frames.CHECKS + exchanges.CHECKS + sources.CHECKS + endings.CHECKS + windows.CHECKS
 
 
 def check_transport(

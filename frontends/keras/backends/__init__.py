@@ -16,20 +16,22 @@ from typing import Any, Protocol, cast
 
 import keras
 
-from collectives import Op, ProcessSet
+from collectives import OpName, ProcessSet
+from frontends.horovod import ErrorFeedback
 
 NAMES = ("tensorflow", "jax", "torch")
 
 
 @dataclass(frozen=True)
 class ReductionOptions:
-    """Arguments of the allreduce of a step's gradients."""
+    """Arguments of the allreduce of a step's gradients. `lossy` compresses dense ones; None leaves them as they are."""
 
     name: str
-    op: Op
+    op: OpName
     prescale: float
     postscale: float
     process_set: ProcessSet
+    lossy: ErrorFeedback | None = None
 
 
 class Backend(Protocol):

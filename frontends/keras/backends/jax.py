@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import keras
 
 from frontends.horovod import init
-from frontends.jax import grouped_allreduce
+from frontends.jax import Compression, grouped_allreduce
 from frontends.keras.backends import ReductionOptions
 
 __all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "step_if", "sync_variables"]
@@ -21,9 +21,9 @@ FAILURES: tuple[type[Exception], ...] = (jax.errors.JaxRuntimeError,)
 
 def combine(tensors: list[Any], options: ReductionOptions) -> list[Any]:
     """Allreduce all tensors by one call out of the compiled step."""
-    return grouped_allreduce(
-        tensors, options.op, options.name, options.prescale, options.postscale, options.process_set
-    )
+    scales = options.prescale, options.postscale
+    how = options.lossy or Compression.none
+    return grouped_allreduce(tensors, options.op, options.name, *scales, options.process_set, how)
 
 
 def dense(gradient: Any) -> Any:

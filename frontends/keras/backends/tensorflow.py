@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from frontends.keras.backends import ReductionOptions
-from frontends.tensorflow import grouped_allreduce, init
+from frontends.tensorflow import Aggregation, Compression, grouped_allreduce, init
 
 __all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "step_if", "sync_variables"]
 
@@ -27,12 +27,18 @@ def combine(tensors: list[Any], options: ReductionOptions) -> list[Any]:
         )
     return grouped_allreduce(
         tensors,
+        compression=options.lossy or Compression.none,
         op=options.op,
         prescale_factor=options.prescale,
         postscale_factor=options.postscale,
         process_set=options.process_set,
         name=options.name,
     )
+
+
+def passes_of(passes: int, average: bool) -> Aggregation:
+    """Return sums of gradients over several passes, for tf-keras."""
+    return Aggregation(passes, average)
 
 
 def dense(gradient: Any) -> Any:

@@ -9,7 +9,7 @@ import keras
 import torch
 
 from frontends.keras.backends import ReductionOptions
-from frontends.torch import grouped_allreduce_async_, init
+from frontends.torch import grouped_allreduce, grouped_allreduce_async_, init
 
 __all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "step_if", "sync_variables"]
 
@@ -21,6 +21,9 @@ FAILURES: tuple[type[Exception], ...] = ()
 def combine(tensors: list[Any], options: ReductionOptions) -> list[Any]:
     """Allreduce all tensors in place."""
     with torch.no_grad():
+        if options.lossy is not None:
+            how = options.lossy, options.op, 1.0, 1.0, options.process_set
+            return grouped_allreduce(tensors, None, options.name, *how)
         handle = grouped_allreduce_async_(
             tensors, None, options.name, options.op, options.prescale, options.postscale, options.process_set
         )

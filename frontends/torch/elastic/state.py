@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from frontends.horovod import ObjectState, allgather_object, recovering
+from frontends.horovod import ObjectState, broadcast_object, recovering
 from frontends.torch.elastic.sampler import ElasticSampler
 from frontends.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
@@ -52,17 +52,14 @@ class TorchState(ObjectState):
             value.load_state_dict(copy.deepcopy(state))
 
     def sync(self) -> None:
-        """Broadcast all values and states of rank 0 to all ranks; samplers merge the processed indices of all ranks.
-        Collective."""
+        """Broadcast all values and states of rank 0 to all ranks. Collective."""
         for _, value in self._objects():
             if isinstance(value, torch.nn.Module):
                 broadcast_parameters(value.state_dict(), 0)
             elif isinstance(value, torch.optim.Optimizer):
                 broadcast_optimizer_state(value, 0)
             elif isinstance(value, ElasticSampler):
-                for state in allgather_object(value.state_dict()):
-                    value.record_indices(set(state["processed_indices"]))
-                value.reset()
+                value.load_state_dict(broadcast_object(value.state_dict()))
         super().sync()
 
     def _objects(self) -> list[tuple[str, Any]]:

@@ -21,7 +21,7 @@ from collectives.schedule.steps import Geometry, Step
 from collectives.schedule.topology import Fold, rounds
 
 ALL = [found for collective in SPECS for found in algorithms(collective).values()]
-IN_PLACE = ("allreduce", "reduce", "broadcast", "allgather", "gather")
+IN_PLACE = ("allreduce", "reduce", "broadcast", "allgather", "gather", "scan")
 LONG = os.environ.get("RONDE_PROOF") == "long"
 SIZES: list[Sequence[int]] = [[*range(1, 33), 47, 63, 64]]
 """The sizes of each test case."""
@@ -100,6 +100,7 @@ def test_algorithms_have_their_public_names() -> None:
     assert {collective: set(algorithms(collective)) for collective in SPECS} == {
         "allreduce": {
             "ring",
+            "circulant",
             "recursive_doubling",
             "halving_doubling",
             "tree",
@@ -111,11 +112,22 @@ def test_algorithms_have_their_public_names() -> None:
         },
         "reduce": {"binomial", "chain", "halving_gather", "hierarchical", "direct", "direct_segmented"},
         "broadcast": {"binomial", "chain", "binary_tree", "scatter_allgather", "hierarchical", "direct", "single_copy"},
-        "allgather": {"ring", "bruck", "recursive_doubling", "hierarchical", "direct", "windowed", "single_copy"},
-        "reduce_scatter": {"ring", "halving", "pairwise", "direct", "windowed", "single_copy"},
+        "allgather": {
+            "ring",
+            "circulant",
+            "bruck",
+            "recursive_doubling",
+            "hierarchical",
+            "direct",
+            "windowed",
+            "single_copy",
+        },
+        "reduce_scatter": {"ring", "circulant", "halving", "pairwise", "direct", "windowed", "single_copy"},
         "gather": {"binomial", "linear", "direct"},
         "scatter": {"binomial", "linear", "direct"},
         "alltoall": {"pairwise", "bruck", "linear", "direct", "windowed", "single_copy"},
+        "scan": {"chain", "doubling"},
+        "exscan": {"chain", "doubling"},
         "barrier": {"dissemination", "direct"},
     }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from collectives.launch.supervisor import MOST_AT_ONCE
 from tests.collectives.launch.fake_ssh import install
 from tests.collectives.launch.launcher import BOUND, Running, Watch, ronde, running
 
@@ -73,6 +74,16 @@ def test_a_login_that_is_refused_by_its_shell(tmp_path: Path) -> None:
 def test_a_host_that_does_not_answer(tmp_path: Path) -> None:
     code, err = attempt(tmp_path, "-H", "h1,h2", "--start-timeout", "6", before="[ $host = h2 ] && sleep 1000")
     assert (code, err) == (1, "ronde run: host h2: was not reached within 6 s\n")
+
+
+def test_how_many_hosts_are_reached_at_once(tmp_path: Path) -> None:
+    """Those beyond the limit are not begun with while none of the others has answered, and are named as well."""
+    hosts = [f"h{number}" for number in range(MOST_AT_ONCE + 3)]
+    code, err = attempt(tmp_path, "-H", ",".join(hosts), "--start-timeout", "8", before="exec sleep 60")
+    assert code == 1
+    assert {path.stem for path in tmp_path.glob("*.ssh")} == set(hosts[:MOST_AT_ONCE])
+    assert f"{len(hosts)} hosts" in err
+    assert f"host {hosts[-1]}: was not reached within 8 s" in err
 
 
 def test_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

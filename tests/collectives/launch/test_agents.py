@@ -62,6 +62,7 @@ def test_environment_on_another_host(tmp_path: Path) -> None:
     value = 'it\'s "quoted" $HOME `x` !y\nand a line'
     extra = {"BASH_FUNC_f%%": "() {  true\n}", "LANG_OF": "x", "ODD": value, "RONDE_STALL": "7"}
     options = ["-H", "h1", "--no-prefix", "-x", "ODD", "-x", "GIVEN=a=b c", "--set", "timeout=11"]
+    options += ["-x", "with.dots=1.5", "-x", f"with space={value}", "-x", "BASH_FUNC_g%%=() {  true\n}"]
     script = "import json, os; print(json.dumps(dict(os.environ)))"
     variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)} | extra
     done = ronde("run", *options, sys.executable, "-c", script, extra=variables)
@@ -69,6 +70,7 @@ def test_environment_on_another_host(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert (found["ODD"], found["GIVEN"]) == (value, "a=b c")
     assert (found["RONDE_TIMEOUT"], found["RONDE_STALL"]) == ("11", "7")
+    assert (found["with.dots"], found["with space"], found["BASH_FUNC_g%%"]) == ("1.5", value, "() {  true\n}")
     assert (found["HOME"], found["OF_LOGIN"]) == ("/", "h1")
     assert not {"LANG_OF", "BASH_FUNC_f%%"} & set(found)
 
@@ -120,9 +122,42 @@ def test_a_world_over_agents_with_tls(tmp_path: Path) -> None:
     script = "import collectives as ronde; w = ronde.init(); print(int(w.allreduce(w.rank + 1.0)))"
     certificates = Authority(tmp_path).end().variables
     variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)} | certificates
-    options = ["-H", "h1,h2", "--transport", "tcp", "--no-prefix"]
+    options = ["-H", "h1,h2:2", "--transport", "tcp", "--no-prefix"]
     done = ronde("run", *options, sys.executable, "-c", script, extra=variables)
-    assert (done.returncode, done.stdout) == (0, b"3\n3\n"), done.stderr.decode()
+    assert (done.returncode, done.stdout) == (0, b"6\n6\n6\n"), done.stderr.decode()
+
+
+def test_several_ranks_of_another_host_ask_a_proxy_of_the_store(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "echo $OF_LOGIN $RONDE_STORE", "-H", "h1:2,h2:3,h3", "--no-prefix")
+    assert code == 0, err
+    stores = [line.split() for line in out]
+    assert [host for host, _ in stores] == ["h1"] * 2 + ["h2"] * 3 + ["h3"]
+    (store,) = {url for host, url in stores if host == "h1"}
+    (proxy,) = {url for host, url in stores if host == "h2"}
+    assert proxy != store
+    assert stores[-1] == ["h3", store], "a single rank asks the store itself"
+
+
+def test_ranks_behind_proxies_lose_one_and_go_on(tmp_path: Path) -> None:
+    script = """
+import os, signal
+import collectives as ronde
+world = ronde.init()
+assert world.allreduce(1) == 6
+if world.rank == 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    while True:
+        world.allreduce(1)
+except ronde.PeerLost as error:
+    assert error.peer == 3, error
+world = world.shrink()
+print(world.allreduce(1))
+"""
+    variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    options = ["-H", "h1:2,h2:4", "--no-prefix", "--keep-going"]
+    done = ronde("run", *options, sys.executable, "-c", script, extra=variables)
+    assert (done.returncode, done.stdout) == (0, b"5\n" * 5), done.stderr.decode()
 
 
 # How a job ends

@@ -30,12 +30,14 @@ def test_a_sound_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert found["problems"] == found["warnings"] == []
     assert found["versions"]["ronde"] == collectives.__version__
-    assert set(found["versions"]) == {"ronde", "python", "numpy", "msgpack", "ml_dtypes"}
+    assert set(found["versions"]) == {"ronde", "python", "numpy", "msgpack", "ml_dtypes", "numba"}
+    assert set(found["frameworks"]) == {"torch", "tensorflow", "keras", "jax"}
+    assert {"CUDA", "NCCL", "cupy", "driver"} <= set(found["gpu"])
     assert set(found["transports"]) == set(registry.names())
     assert found["transports"]["local"] is None
     assert found["machine"]["usable_cores"] >= 1
     assert any("127.0.0.1" in addresses for addresses in found["interfaces"].values())
-    assert {"name": "timeout", "value": 300.0, "source": "default"} in found["settings"]
+    assert {"name": "timeout", "value": 1800.0, "source": "default"} in found["settings"]
 
 
 def test_every_setting_says_where_it_came_from(
@@ -73,7 +75,16 @@ def test_it_reads_well(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     monkeypatch.setenv("RONDE_TIMOUT", "3")
     assert cli.main(["doctor"]) == 0
     said = capsys.readouterr().out
-    for heading in ("versions", "machine", "interfaces", "transports", "settings"):
+    for heading in (
+        "versions",
+        "frameworks",
+        "software for GPUs",
+        "machine",
+        "interfaces",
+        "transports",
+        "compiled interpreter",
+        "settings",
+    ):
         assert f"{heading}\n  " in said
     assert "\nwarning: RONDE_TIMOUT is set but means nothing to Ronde\n" in said
 

@@ -21,6 +21,7 @@ def test_variables_with_a_counterpart() -> None:
     found = horovod_settings.translated(given)
     assert found == {
         "RONDE_TIMELINE": "/t.json",
+        "RONDE_TIMELINE_STYLE": "horovod",
         "RONDE_FUSION_BYTES": "1048576",
         "RONDE_STALL": "20",
         "RONDE_TIMEOUT": "60",
@@ -38,7 +39,16 @@ def test_variables_with_a_counterpart() -> None:
         ({"HOROVOD_STALL_CHECK_DISABLE": "0"}, {}),
         ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"}, {}),
         ({"HOROVOD_GLOO_IFACE": "eth0", "RONDE_TCP_INTERFACE": "eth1"}, {}),
+        ({"HOROVOD_LOG_LEVEL": "TRACE"}, {"RONDE_LOG_LEVEL": "debug"}),
+        ({"HOROVOD_LOG_LEVEL": "fatal"}, {"RONDE_LOG_LEVEL": "error"}),
+        ({"HOROVOD_LOG_LEVEL": "loud"}, {}),
         ({"HOROVOD_TIMELINE": ""}, {}),
+        ({"HOROVOD_TIMELINE": "DYNAMIC"}, {}),
+        ({"HOROVOD_TIMELINE": "t", "RONDE_TIMELINE": "u"}, {}),
+        (
+            {"HOROVOD_TIMELINE": "t", "HOROVOD_TIMELINE_MARK_CYCLES": "1"},
+            {"RONDE_TIMELINE": "t", "RONDE_TIMELINE_STYLE": "horovod-cycles"},
+        ),
     ],
 )
 def test_special_values(given: dict[str, str], found: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import socket
 import time
 from collections.abc import Iterator
 
@@ -134,3 +135,19 @@ def test_silence_means_nothing_until_the_link_is_watched() -> None:
         while links.a.closed is None:
             links.turn(links.a)
         assert links.a.silent
+
+
+def test_events_that_come_with_the_end_of_the_link_do_nothing() -> None:
+    """One select reports that the other end has closed and that it takes more; the first event closes the link."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, selectors.DefaultSelector() as selector:
+        link = Link(selector, (os.dup(ours.fileno()), os.dup(ours.fileno())), list, 60.0)
+        while not selector.get_map() or len(selector.get_map()) < 2:  # until it waits to write
+            link.send("input", b"x" * (1 << 16))
+        theirs.recv(1 << 20)
+        theirs.shutdown(socket.SHUT_WR)
+        events = [key.data for key, _ in selector.select(5.0)]
+        assert len(events) == 2
+        for event in sorted(events, key=lambda event: event.__name__):  # _read before _write
+            event()
+        assert link.closed == "the connection has ended"

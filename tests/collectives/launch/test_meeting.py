@@ -155,7 +155,7 @@ def test_a_node_that_dies_ends_the_others(victim: int, number: signal.Signals) -
             assert watch.all_ended(within=BOUND)
             assert time.monotonic() - begun < BOUND / 5
             assert launchers[victim].finish()[0] == (130 if number == signal.SIGINT else -number)
-    assert code == 255
+    assert code == 255, err.decode()
     assert (
         "ronde: node 0 was lost: " if victim == 0 else f"ronde: host {socket.gethostname()} was lost: "
     ) in err.decode()

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,19 @@ def test_prefixes_are_aligned() -> None:
     code, out, _ = run(11, "echo x")
     assert code == 0
     assert sorted(out) == sorted(f"[rank {rank:2}] x" for rank in range(11))
+
+
+@pytest.mark.parametrize(("options", "prefix"), [([], r"\[rank 0\] "), (["--no-prefix"], "")])
+def test_lines_with_the_time_in_front(options: list[str], prefix: str) -> None:
+    before = datetime.now().replace(microsecond=0)
+    code, out, err = run(1, "echo one; echo two; echo three >&2", "--prefix-output-with-timestamp", *options)
+    assert code == 0
+    stamps = []
+    for line, word in zip([*out, *err.splitlines()], ["one", "two", "three"], strict=True):
+        match = re.fullmatch(rf"([-\d]+ [:\d]+\.\d\d\d) {prefix}{word}", line)
+        assert match, line
+        stamps.append(datetime.fromisoformat(match[1]))
+    assert before <= min(stamps) <= max(stamps) <= datetime.now()
 
 
 def test_output_bytes_pass_unchanged() -> None:

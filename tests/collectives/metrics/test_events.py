@@ -22,7 +22,8 @@ from collectives.launch import cli
 from collectives.launch.timeline import merge, read
 from collectives.metrics.events import Trace, now
 from collectives.metrics.recorder import rank_path
-from collectives.metrics.timeline import Event, Header, Timeline
+from collectives.metrics.timeline import Header, Timeline
+from collectives.metrics.trace_file import Event
 from collectives.operations.clock_sync import compare_clocks
 from collectives.planning.plan import Call
 from tests.collectives.launch.launcher import ronde

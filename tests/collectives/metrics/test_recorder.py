@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.metrics import Header, Meter, Recorder, Trace
+from collectives.metrics import Header, Meter, Recorder, Timeline, Trace
 from collectives.metrics.recorder import rank_path
 
 HEADER = Header(0, 1, "host", 1, 0, 0)
@@ -25,7 +25,7 @@ def test_attached_meters_record_until_they_are_detached_or_it_stops(tmp_path: Pa
     recorder.attach(before)
     recorder.attach(leaving)
     assert not before.trace.on
-    recorder.start(tmp_path / "t", HEADER)
+    recorder.start(lambda: Timeline(tmp_path / "t", HEADER))
     recorder.attach(during)
     for meter in (before, during, leaving):
         assert meter.trace.on
@@ -45,20 +45,20 @@ def test_attached_meters_record_until_they_are_detached_or_it_stops(tmp_path: Pa
 
 def test_one_timeline_at_a_time(tmp_path: Path) -> None:
     recorder = Recorder()
-    recorder.start(recorder.file(tmp_path / "t.json", 2), HEADER)
-    with pytest.raises(ValueError, match=r"path='other': a timeline is being written to .*t.rank2.json already"):
-        recorder.file("other", 2)
+    recorder.start(lambda: Timeline(recorder.file(tmp_path / "t.json"), HEADER))
+    with pytest.raises(ValueError, match=r"path='other': a timeline is being written to .*t.json already"):
+        recorder.file("other")
     recorder.stop()
-    assert recorder.file("other", 2) == Path("other.rank2")
+    assert recorder.file("other") == Path("other")
 
 
 def test_paths_that_are_none() -> None:
     with pytest.raises(TypeError):
-        Recorder().file(3, 0)  # type: ignore[arg-type]
+        Recorder().file(3)  # type: ignore[arg-type]
 
 
 def test_file_that_cannot_be_written_leaves_no_timeline(tmp_path: Path) -> None:
     recorder = Recorder()
     with pytest.raises(OSError, match="nowhere"):
-        recorder.start(tmp_path / "nowhere" / "t", HEADER)
-    recorder.file("other", 0)
+        recorder.start(lambda: Timeline(tmp_path / "nowhere" / "t", HEADER))
+    recorder.file("other")

@@ -10,13 +10,13 @@ import pytest
 from collectives.algorithms import algorithms
 from collectives.planning.cost_model import Model, predict
 from collectives.proof.all_ranks import ProofError
-from collectives.proof.simulate import simulate
+from collectives.proof.simulator import simulate
 from collectives.schedule.contracts import SPECS
 from collectives.schedule.program import Kind
 from collectives.schedule.steps import Geometry, inp, out, recv, send, settle
 
 ALL = [found for collective in SPECS for found in algorithms(collective).values()]
-MODEL = Model(alpha=25e-6, beta=0.8e-9, gamma=0.15e-9, copy=0.1e-9, inter_alpha=60e-6, inter_beta=1.6e-9)
+MODEL = Model(alpha=25e-6, beta=0.8e-9, gamma=0.15e-9, copy=0.1e-9, inter_alpha=60e-6, inter_beta=1.6e-9, alone=1.0)
 WIRE = replace(MODEL, gamma=0.0, copy=0.0)
 """25 us and 10 Gb/s, where computing costs nothing."""
 

@@ -177,7 +177,7 @@ def test_generations_are_counted_for_each_rank() -> None:
             meet(1, soon())  # it learns that the others have given up
         assert list(pool.map(meet, range(2), [soon()] * 2)) == [4, 4]
         early = pool.submit(meet, 0, soon())
-        store.get("generation-5/join/member/0", soon())
+        store.get("generation-5/members/row/0", soon())
         second = pool.submit(meet, 0, soon())
         for meeting in (early, second):
             with pytest.raises(RendezvousError, match="two processes say they are rank 0 of 2"):

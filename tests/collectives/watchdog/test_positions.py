@@ -12,8 +12,8 @@ import pytest
 from collectives import Communicator
 from collectives.execution import CallPosition
 from collectives.execution.binder import BoundPlan
-from collectives.execution.compiled import StepFunction, StepWriter
 from collectives.execution.executor import Executor
+from collectives.execution.step_functions import StepFunction, StepWriter
 from collectives.metrics.meter import Meter
 from collectives.planning.plan import Plan
 from tests.worlds import world_of
@@ -205,6 +205,29 @@ def test_message_has_a_position_while_it_is_awaited() -> None:
             (place,) = mine
             assert (place.number, place.peers, place.awaits) == (0, (1 - number,), 1 - number)
             assert place.text == f"a call to receive from rank {1 - number}"
+
+
+@pytest.mark.parametrize("call", ["recv", "probe"])
+def test_receive_from_any_rank_has_a_position_that_awaits_none(call: str) -> None:
+    def rank(comm: Communicator) -> list[CallPosition]:
+        waiter = threading.Thread(target=getattr(comm, call))
+        waiter.start()
+        ends = time.monotonic() + 20
+        while not (mine := positions(comm)) and time.monotonic() < ends:
+            time.sleep(0.01)
+        comm.barrier()
+        sending = comm.send_async(np.zeros(1), (comm.rank + 1) % 3)
+        waiter.join()
+        if call == "probe":
+            comm.recv()
+        sending.wait()
+        assert positions(comm) == []
+        return mine
+
+    doing = {"recv": "a call to receive from any rank", "probe": "a call to probe for a message from any rank"}[call]
+    with world_of("local", 3) as world:
+        for (place,) in world.run(rank):
+            assert (place.number, place.peers, place.awaits, place.text) == (0, (0, 1, 2), None, doing)
 
 
 def test_closed_communicator_is_not_asked() -> None:

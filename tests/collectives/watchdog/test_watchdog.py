@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collectives import Communicator, PeerLost
+from collectives import AbortedError, Communicator, PeerLost
+from collectives.failure import wake
 from collectives.watchdog import liveness
 from collectives.watchdog import watchdog as watch
 from collectives.watchdog.liveness import NextHost, NextProcess
@@ -28,7 +29,8 @@ from tests.processes import run_processes
 from tests.transports.groups import groups
 from tests.worlds import world_of
 from transports.errors import RendezvousError
-from transports.liveness import Watch
+from transports.launchers import Starter
+from transports.liveness import Identity, Watch
 from transports.rendezvous.memory import MemoryStore
 from transports.store import Store
 
@@ -85,6 +87,30 @@ def test_killed_process_is_lost_on_every_rank() -> None:
             if "in a call" in way:
                 assert "call 2, recursive_doubling: " in text or "call 2, " in text, (way, text)
                 assert f"rank {rank} waits " in text, (way, text)
+
+
+# ---- launchers that end
+
+
+@linux
+def test_ranks_whose_launcher_has_ended_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as launcher:
+        starter = Starter(Identity.of(launcher.pid), "mpiexec")
+        monkeypatch.setattr(liveness, "find_starter", lambda env: starter)
+        with world_of("local", 2) as world:
+            assert world.run(lambda comm: comm.allreduce(1)) == [2, 2]
+            launcher.communicate()
+            world.run(await_failure)
+            texts = world.run(aborted)
+    for text in texts:
+        assert re.search(rf"its launcher has ended on .+ \(mpiexec, process {launcher.pid}\)", text), text
+
+
+def aborted(comm: Communicator) -> str:
+    """The text of the AbortedError that a call raises."""
+    with pytest.raises(AbortedError) as caught:
+        comm.allreduce(np.zeros(4))
+    return str(caught.value)
 
 
 # ---- processes that are stopped
@@ -320,7 +346,7 @@ class Unreliable(MemoryStore):
 
 def host_of(rank: int, hosts: str, store: Store, heartbeat: float = 1.0) -> NextHost:
     group = dataclasses.replace(groups(len(hosts), list(hosts))[rank], store=store)
-    return NextHost(group, store, heartbeat)
+    return NextHost(group, store, heartbeat, lambda ranks: wake(store, ranks))
 
 
 class Clock:
@@ -336,6 +362,8 @@ class Clock:
         end = self.now + seconds
         while self.now < end:
             for host in hosts:
+                if host._store.delete(f"wakeup/{host._group.rank}"):
+                    host.send()
                 if host.due <= self.now and (found := host.tick(self.now)) is not None:
                     lost.append(found)
             self.now += 0.05

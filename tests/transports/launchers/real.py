@@ -22,7 +22,7 @@ BOUND: Final = 240.0
 END_SECONDS: Final = 15.0
 """Seconds within which ranks end once their launcher has; mostly they end before it."""
 ROOT: Final = Path(__file__).parents[3]
-_TITLES: Final = {"openmpi": "Open MPI|prterun|OpenRTE", "mpich": "HYDRA|MPICH"}
+_TITLES: Final = {"openmpi": "Open MPI|prterun|OpenRTE", "mpich": "HYDRA|MPICH", "intel": r"Intel\(R\) MPI"}
 
 RANK: Final = """
 import os, sys, time
@@ -64,8 +64,8 @@ def hello(size: int, meetings: int = 2) -> set[str]:
 
 @functools.cache
 def mpiexec(kind: str) -> str | None:
-    """The launcher of Open MPI or MPICH: one that RONDE_TEST_MPIEXEC names (several, separated by colons), or beside
-    this Python, or on the PATH."""
+    """The launcher of Open MPI, MPICH or Intel MPI: one that RONDE_TEST_MPIEXEC names (several, separated by colons),
+    or beside this Python, or on the PATH."""
     named = filter(None, os.environ.get("RONDE_TEST_MPIEXEC", "").split(os.pathsep))
     beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     for path in [*named, beside, shutil.which("mpiexec"), shutil.which("mpirun")]:
@@ -143,6 +143,25 @@ class Launched:
         with self._came:
             assert self._came.wait_for(lambda: len(matches()) >= count, BOUND), (self._lines, self._errors)
             return matches()
+
+    @property
+    def lines(self) -> list[str]:
+        """What was printed on stdout so far."""
+        return list(self._lines)
+
+    @property
+    def errors(self) -> list[str]:
+        """What was printed on stderr so far."""
+        return list(self._errors)
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the launcher's process group, as a terminal does at Ctrl-C."""
+        os.killpg(self._process.pid, signal.SIGINT)
+
+    @property
+    def pid(self) -> int:
+        """The launcher's process."""
+        return self._process.pid
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)

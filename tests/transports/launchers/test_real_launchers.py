@@ -1,4 +1,4 @@
-"""Programs under the real mpiexec of Open MPI and MPICH, and the real torchrun."""
+"""Programs under the real mpiexec of Open MPI, MPICH and Intel MPI, and the real torchrun."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.transports.launchers.real import HELLO, RANK, Launched, hello, launch
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
-MPI = [("mpich", []), ("mpich", ["-pmi-port"]), ("openmpi", [])]
+MPI = [("mpich", []), ("mpich", ["-pmi-port"]), ("openmpi", []), ("intel", [])]
 
 
 def mpi_id(value: object) -> str:
@@ -197,6 +197,18 @@ def free_port() -> int:
 def test_world_of_torchrun() -> None:
     ended = run([*TORCHRUN, "--nproc-per-node", "2"], HELLO, "slow")
     assert (ended.code, set(ended.lines) >= hello(2) | {"rank 0 ended last"}) == (0, True), ended
+
+
+@needs_torch
+def test_ranks_of_torchrun_end_when_it_is_killed() -> None:
+    """It does not end them: they notice."""
+    with launch([*TORCHRUN, "--nproc-per-node", "2"], WAITING) as launched:
+        launched.wait_for(r"rank (\d)", 2)
+        launched.kill(launched.pid)
+        ended = launched.finish()
+    assert not left(ended.pids)
+    assert "AbortedError" in ended.errors
+    assert f"process {launched.pid})" in ended.errors
 
 
 def nodes(commands: Sequence[list[str]], program: str) -> list[Launched]:

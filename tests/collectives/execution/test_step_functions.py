@@ -11,8 +11,8 @@ import pytest
 
 from collectives import Communicator
 from collectives.algorithms import algorithms
-from collectives.execution import compiled
-from collectives.execution.compiled import StepFunction, StepHook, StepWriter
+from collectives.execution import step_functions
+from collectives.execution.step_functions import StepFunction, StepHook, StepWriter
 from tests.worlds import world_of
 
 NOTHING = np.empty(0)
@@ -69,11 +69,11 @@ def test_a_traceback_shows_the_text_of_a_step() -> None:
 
 def test_the_text_of_steps_is_forgotten_with_them() -> None:
     before = set(linecache.cache)
-    for number in range(2 * compiled._REMEMBERED):
+    for number in range(2 * step_functions._REMEMBERED):
         writer = StepWriter()
         writer.step(f"{writer.name(NOTHING)}, {number}")
         writer.template()
-    assert len(set(linecache.cache) - before) <= compiled._REMEMBERED
+    assert len(set(linecache.cache) - before) <= step_functions._REMEMBERED
 
 
 def test_marks_are_behind_the_steps() -> None:
@@ -86,8 +86,15 @@ def test_marks_are_behind_the_steps() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("transport", ["local", "shm"])
-def test_every_algorithm_gives_the_same_timed_or_not_and_in_every_turn(transport: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("transport", "compiled"), [("local", ["off"]), ("shm", ["off"]), ("shm", ["on"]), ("shm", ["on", "off"])]
+)
+def test_every_algorithm_gives_the_same_timed_or_not_and_in_every_turn(
+    transport: str, compiled: list[str], size: int
+) -> None:
+    if "on" in compiled:
+        pytest.importorskip("numba", reason="the compiled interpreter needs Numba")
+    tables = set()
 
     def body(comm: Communicator) -> int:
         compared = 0
@@ -109,15 +116,19 @@ def test_every_algorithm_gives_the_same_timed_or_not_and_in_every_turn(transport
                 return 0
             if result is not None:
                 np.testing.assert_array_equal(result, expected(comm, collective, x))
-            plan = executor._recent[executor.calls % len(executor._recent)]
+            plan = executor._recent_plan(executor.calls)
             assert plan is not None
-            assert len(plan.bound[0].functions) == 1 or len(plan.program.instructions) > 32
+            if executor.table(plan) is not None:
+                tables.add((collective, name))
+            else:
+                assert len(plan.bound[0].functions) == 1 or len(plan.program.instructions) > 32
             plan.tally.next = 1 << 60 if number % 2 else 0
             x += 1
         return 1
 
-    with world_of(transport, size) as world:
+    with world_of(transport, size, compiled=compiled) as world:
         assert min(world.run(body)) > 40
+    assert (len(tables) >= 8) == ("on" in compiled)
 
 
 def expected(comm: Communicator, collective: str, x: Any) -> Any:

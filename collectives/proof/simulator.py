@@ -2,7 +2,9 @@
 
 A rank sends one message and receives one message at a time, both at once. A message of n bytes starts when both ends
 are ready, and occupies both for alpha + beta n seconds (the one-port model of Hockney 1994 and of Thakur, Rabenseifner
-and Gropp 2005). Combining and copying occupy the rank itself. A signal arrives after `signal` seconds.
+and Gropp 2005). A message between hosts arrives after inter_alpha + inter_beta n seconds, and occupies both ends for
+alpha + inter_beta n, so that the latency of one is hidden behind the bytes of the next (LogGP: Alexandrov et al. 1995).
+Combining and copying occupy the rank itself. A signal arrives after `signal` seconds.
 """
 
 from __future__ import annotations
@@ -197,12 +199,13 @@ class _Simulation:
             return
         alpha, beta = self.model.link(self.geometry, source.rank, target.rank)
         end = begin + alpha + beta * _length(sent.a)
-        source.out_free = target.in_free = end
+        free = end - max(0.0, alpha - self.model.alpha)
+        source.out_free = target.in_free = free
         self.activity.append(Activity(source.rank, Kind.SEND, sent.label, begin, end, target.rank))
-        for clock, request in ((source, sent.request), (target, received.request)):
-            clock.done[request] = end
+        for clock, request, done in ((source, sent.request, free), (target, received.request, end)):
+            clock.done[request] = done
             for waiting in self.blocked.pop((clock.rank, request, 0), ()):
-                self.at(end, waiting)
+                self.at(done, waiting)
 
 
 def _length(span: Span | None) -> int:

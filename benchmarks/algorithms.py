@@ -1,0 +1,122 @@
+"""Writes docs/algorithms.md: every algorithm with its idea, source, cost and a drawing, from the code that runs.
+
+python -m benchmarks.algorithms     # replace the page; a test fails while it is out of date
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Final
+
+from collectives.algorithms import Algorithm, algorithms
+from collectives.drawing import draw_text, picture_of
+from collectives.planning import Model, Rules, Selector
+from collectives.planning.select import Demand
+from collectives.schedule import SPECS, Geometry
+from transports.base import LinkCost
+
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "algorithms.md"
+HEAD: Final = """\
+# Algorithms
+
+<!-- written by python -m benchmarks.algorithms -->
+
+Each collective has several algorithms. An algorithm is data: the steps of every rank, which the prover checks, the
+simulator times, the executor runs, and `ronde draw` draws. This page is made from them.
+
+Ronde chooses by a cost model with the properties of the machine ([architecture.md](architecture.md)). To choose
+yourself, pass `algorithm="ring"` to a call, or write a rule table with `ronde tune`. `comm.plan(...)` and the log
+tell the choice.
+
+The drawings are of four ranks: `3 > 1` in the column of a rank means that it sends part 3 to rank 1, `3 < 1` that it
+reads part 3 in the memory of rank 1. `ronde draw allreduce --algorithm ring -np 8 -o ring.svg` makes others, also as
+pages that play.
+
+N stands for the bytes of a call, p for the number of ranks. *Rounds* are messages, or signals in shared memory, one
+after the other. *Bytes* are those that one rank sends, or copies out of the memory of others. Both are for eight
+ranks.
+
+## The choice
+
+Allreduce by size. `4 x 2` is four hosts of two ranks with links of 1 Gbit/s; the others are on one host, over TCP.
+
+"""
+_SIZES: Final = (4, 1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 24, 1 << 27)
+_NAMES: Final = ("4 B", "1 KiB", "16 KiB", "128 KiB", "1 MiB", "16 MiB", "128 MiB")
+_WORLDS: Final = {
+    "2 ranks": (0, 0),
+    "3 ranks": (0,) * 3,
+    "4 ranks": (0,) * 4,
+    "6 ranks": (0,) * 6,
+    "8 ranks": (0,) * 8,
+    "4 x 2": (0, 0, 1, 1, 2, 2, 3, 3),
+}
+
+
+def choices() -> list[str]:
+    """The table of chosen algorithms."""
+    lines = [f"| | {' | '.join(_NAMES)} |", f"|---|{'---|' * len(_NAMES)}"]
+    for name, hosts in _WORLDS.items():
+        selector = Selector(Model(), Rules(), "tcp")
+        if len(set(hosts)) > 1:
+            selector.use_link(LinkCost(1e-4, 8e-9))
+        geometry = Geometry(0, len(hosts), hosts=hosts)
+        row = [selector.choose(Demand("allreduce", geometry, size, size)).algorithm.name for size in _SIZES]
+        lines.append(f"| {name} | {' | '.join(row)} |")
+    return lines
+
+
+def section(found: Algorithm) -> list[str]:
+    """What there is to say about an algorithm."""
+    text = inspect.cleandoc(found.generate.__doc__ or "").split("\n\n")
+    paragraphs = [" ".join(part.split()) for part in text]
+    hosts = (0, 0, 0, 0, 1, 1, 1, 1) if found.multihost else ()
+    cost = found.cost(Geometry(0, 8, hosts=hosts))
+    size, drawn = (4, (0, 0, 1, 1)) if found.multihost else (4, ())
+    picture = draw_text(picture_of(found, size, hosts=drawn), 126).split("\n", 2)[2]
+    return [
+        f"### {found.name}",
+        "",
+        *[line for paragraph in paragraphs for line in (paragraph, "")],
+        f"Rounds {cost.rounds:g}, bytes {cost.sent + cost.read or cost.copied:.3g} N.{_properties(found)}",
+        "",
+        f"```text{picture}",
+        "```",
+        "",
+    ]
+
+
+def _properties(found: Algorithm) -> str:
+    """Properties that matter to a caller, as sentences."""
+    notes = {
+        "It works in segments.": found.segmented,
+        "It combines in the fixed order of `reproducible=True`.": found.tree_order,
+        "It needs ranks on several hosts.": found.multihost,
+        "It needs ranks that share memory.": found.onesided,
+        "It needs arrays in windows (`comm.empty`).": bool(found.windows),
+        "It needs blocks of equal size.": found.uniform,
+    }
+    return "".join(f" {note}" for note, holds in notes.items() if holds)
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [*choices(), ""]
+    for collective in SPECS:
+        if collective != "barrier":
+            lines += [f"## {collective}", ""]
+            for found in algorithms(collective).values():
+                lines += section(found)
+    return HEAD + "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""Program -> table: the rows that the compiled interpreter runs, and the steps that it leaves to Python.
+
+    COPY    [COPY, bytes, result, a]           addresses in the stage and in windows are known; those in the caller's
+    REDUCE  [REDUCE, elements, result, a, b]   arrays are offsets, and those in the stage move with the slot
+    SIGNAL  [SIGNAL, phase]
+    WAIT    [WAIT, phase, control words of the peer]
+
+One table serves all calls of a plan and all staging slots. A program with messages, with reads of exposed memory, or
+with a kernel that is not one C function has no table: it runs as functions of Python (step_functions.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from collectives.arrays import Array, Op, compiled_division, compiled_kernel, division_loop, inner_loop, kernel_loop
+from collectives.execution.binder import Binder, copy_kernel
+from collectives.execution.step_functions import StepFunction, StepHook
+from collectives.jit import (
+    ABSOLUTE,
+    SOURCE,
+    STAGED_SLOT,
+    TARGET,
+    CFunction,
+    Operand,
+    RunTable,
+    State,
+    TableWriter,
+    address,
+    bind,
+)
+from collectives.planning import Plan
+from collectives.schedule import Buf, Instruction, Kind, Span
+from transports.onesided import Controls
+
+_RELEASING_BYTES: Final = 1 << 15
+"""A table that moves more bytes lets other threads run Python meanwhile. To let go of the interpreter's lock and take
+it again takes a tenth of a microsecond, but milliseconds where another thread takes it."""
+_OCTETS: Final = np.dtype(np.uint8)
+
+
+class Table:
+    """A plan bound for the compiled interpreter.
+
+    run   run(source, target) begins a call of the plan; see collectives.jit.RunTable
+    """
+
+    def __init__(self, plan: Plan, run: RunTable, binder: Binder, controls: Controls, memory: list[Any]) -> None:
+        """`memory` is everything whose address is in the table."""
+        self.plan = plan
+        self.run = run
+        self._binder = binder
+        self._wake = controls.wake
+        self._memory = memory
+
+    def rest(self, first: int, *, left: bool) -> StepFunction:
+        """A function for the steps of the newest call from `first` on. `left`: the interpreter has left that one."""
+        run, steps = self.run, self.plan.program.instructions
+
+        def function(
+            source: Array,
+            target: Array,
+            epoch: int,
+            check: int,
+            deadline: float,
+            requests: list[Any],
+            hook: StepHook | None,
+        ) -> None:
+            at, is_left = first, left
+            while at < len(steps):
+                stop = len(steps) if hook is None else at + 1
+                answer = at if is_left else run(source, target, at, stop)
+                is_left = False
+                if answer is not None:
+                    self._do(answer, epoch, check, deadline)
+                    stop = answer + 1
+                at = stop
+                if hook is not None:
+                    hook()
+
+        return function
+
+    def _do(self, at: int, epoch: int, check: int, deadline: float) -> None:
+        """The step that the interpreter has left: a wait that takes longer, or whose check may differ; or the end of a
+        signal, which has been published, but for which a rank sleeps."""
+        step, binder = self.plan.program.instructions[at], self._binder
+        if step.kind is Kind.SIGNAL:
+            self._wake()
+            return
+        assert binder.window is not None
+        binder.counter.step = at
+        binder.window.wait(step.peer, epoch + step.phase, deadline, check if step.phase == 1 else None)
+
+
+def tabulate(plan: Plan, state: State, number: int, binder: Binder, scratch: Array) -> Table | None:
+    """The table of a plan; None if its program cannot have one.
+
+    number   of the table, greater than 0
+    scratch  flat, of the plan's dtype
+    """
+    program, controls = plan.program, state.controls
+    if controls is None or not program.phases or program.requests or plan.algorithm.single_copy:
+        return None
+    assert state.code is not None
+    rows = _Rows(plan, controls, binder, scratch, state.code.kernels)
+    if not all(rows.add(step) for step in program.instructions):
+        return None
+    releases = rows.writer.moved > _RELEASING_BYTES or not controls.spins
+    tally, alignment = address(plan.tally.words), plan.call.dtype.alignment
+    table = rows.writer.table(
+        state, number, plan.check, plan.staging_slots, plan.slot_stride, tally, alignment=alignment, releases=releases
+    )
+    return Table(plan, bind(state, table), binder, controls, [state, controls.memory, plan.tally.words, *rows.memory])
+
+
+class _Rows:
+    """Writes the rows of one plan.
+
+    memory   what they name by address
+    """
+
+    def __init__(
+        self, plan: Plan, controls: Controls, binder: Binder, scratch: Array, compiled: Mapping[str, int]
+    ) -> None:
+        """`compiled` has the addresses of the kernels that are not NumPy's."""
+        self.writer = TableWriter()
+        self.memory: list[Any] = [scratch]
+        self._plan = plan
+        self._dtype = plan.call.dtype
+        self._controls = controls
+        self._binder = binder
+        self._scratch = address(scratch)
+        self._compiled = compiled
+        self._kernel = None if plan.call.op is None else self._combination(plan.call.op)
+        self._starts: dict[tuple[Buf, int], int] = {}
+
+    def add(self, step: Instruction) -> bool:
+        """Write the row of an instruction. False if there is none for it."""
+        match step.kind:
+            case Kind.SIGNAL:
+                self.writer.signal(step.phase)
+            case Kind.WAIT:
+                self.writer.wait(step.phase, self._controls.addresses[step.peer])
+            case Kind.COPY:
+                return self._copy(step)
+            case Kind.REDUCE:
+                return self._reduce(step)
+            case _:
+                return False
+        return True
+
+    def _copy(self, step: Instruction) -> bool:
+        assert step.a is not None
+        assert step.dst is not None
+        if _overlap(step.a, step.dst):
+            return False
+        nbytes = (step.dst.stop - step.dst.start) * self._dtype.itemsize
+        result, a = self._operand(step.dst), self._operand(step.a)
+        loop = None if copy_kernel(self._plan, step) is None else inner_loop(np.bitwise_or, _OCTETS)
+        if loop is None:
+            self.writer.copy(nbytes, result, a)
+        else:  # x | x is x: see transports.copying.store_array
+            self.writer.reduce(nbytes, result, a, a, CFunction(*loop), 1)
+        return True
+
+    def _reduce(self, step: Instruction) -> bool:
+        a, b, result = step.a, step.b, step.dst
+        assert a is not None
+        assert b is not None
+        assert result is not None
+        if self._kernel is None or _overlap(a, result) or _overlap(b, result):
+            return False
+        operands = self._operand(result), self._operand(a), self._operand(b)
+        self.writer.reduce(result.stop - result.start, *operands, self._kernel, self._dtype.itemsize)
+        if self._plan.averages and step.phase:
+            division = self._division()
+            if division is None:
+                return False
+            kernel, number = division
+            self.memory.append(number)
+            self.writer.divide(kernel, address(number))
+        return True
+
+    def _combination(self, op: str | Op) -> CFunction | None:
+        """The C function that combines; None if there is none."""
+        function = self._compiled.get(compiled_kernel(op, self._dtype))
+        if function is not None:
+            return CFunction(function, 0)
+        loop = kernel_loop(op, self._dtype)
+        return None if loop is None else CFunction(*loop)
+
+    def _division(self) -> tuple[CFunction, Array] | None:
+        """The C function that divides by the number of ranks, and its second operand; None if there is none."""
+        size = len(self._binder.ranks)
+        name, number = compiled_division(self._dtype, size)
+        function = self._compiled.get(name)
+        if function is not None:
+            return CFunction(function, 0), number
+        found = division_loop(self._dtype, size)
+        return None if found is None else (CFunction(*found[0]), found[1])
+
+    def _operand(self, span: Span) -> Operand:
+        offset = span.start * self._dtype.itemsize
+        if span.buf is Buf.STAGE:
+            start = self._start(span, lambda first: self._binder.staged(first, self._plan, 0))
+            return Operand(STAGED_SLOT, start + offset)
+        if span.buf is Buf.SCRATCH:
+            return Operand(ABSOLUTE, self._scratch + offset)
+        if span.rank >= 0:
+            windows = self._plan.call.windows
+            start = self._start(span, lambda first: self._binder.peers(first, windows, self._dtype))
+            return Operand(ABSOLUTE, start + offset)
+        return Operand(SOURCE if span.buf is Buf.IN else TARGET, offset)
+
+    def _start(self, span: Span, memory_of: Callable[[Span], Array]) -> int:
+        """The address at which the buffer of a span begins; `memory_of` gives the memory of a span."""
+        buffer = span.buf, span.rank
+        start = self._starts.get(buffer)
+        if start is None:
+            memory = memory_of(Span(span.buf, 0, 1, span.rank))
+            self.memory.append(memory)
+            start = self._starts[buffer] = address(memory)
+        return start
+
+
+def _overlap(operand: Span, result: Span) -> bool:
+    """True if an operand overlaps the result without being the same memory: then the order of elements matters."""
+    same_buffer = operand.buf is result.buf and operand.rank == result.rank
+    return same_buffer and operand != result and operand.start < result.stop and result.start < operand.stop

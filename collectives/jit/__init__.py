@@ -1,0 +1,54 @@
+"""The compiled interpreter: one function in machine code that runs the steps of a table.
+
+Numba compiles it once for a machine; later processes load the machine code from the cache folder and do not import
+Numba. `interpreter` is the function, in Python; `layout` names the words that it works on; `atomics` are the few
+operations that Python cannot say; `kernels` combine 16-bit floats; `machine_code` compiles, keeps and loads all of it;
+`tables` writes what it reads. Nothing here knows plans or windows.
+"""
+
+from __future__ import annotations
+
+from collectives.jit.cache import cache_folder
+from collectives.jit.layout import (
+    ABSOLUTE,
+    CALLS,
+    KEPT_RECENT,
+    OBSERVED,
+    RECENT,
+    REFUSED,
+    SOURCE,
+    STAGED,
+    STAGED_SLOT,
+    TARGET,
+    UNFIT,
+)
+from collectives.jit.machine_code import MachineCode, RunTable, load, obstacle
+from collectives.jit.tables import ArrayKind, CFunction, Operand, State, TableWriter, address, bind, combining, fitting
+
+__all__ = [
+    "ABSOLUTE",
+    "CALLS",
+    "KEPT_RECENT",
+    "OBSERVED",
+    "RECENT",
+    "REFUSED",
+    "SOURCE",
+    "STAGED",
+    "STAGED_SLOT",
+    "TARGET",
+    "UNFIT",
+    "ArrayKind",
+    "CFunction",
+    "MachineCode",
+    "Operand",
+    "RunTable",
+    "State",
+    "TableWriter",
+    "address",
+    "bind",
+    "cache_folder",
+    "combining",
+    "fitting",
+    "load",
+    "obstacle",
+]

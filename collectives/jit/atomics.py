@@ -1,0 +1,161 @@
+"""Operations on memory that Python has no words for, as single instructions of LLVM.
+
+An acquire load is not reordered with what comes after it, a release store not with what comes before it: a rank that
+has loaded an epoch sees the data that were stored before the epoch. LLVM knows what that takes on each processor. Numba
+is needed to import this module.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+WORD = types.int64
+"""A word of 64 bits: a number, or an address."""
+_NOTHING = types.void
+_WORD_BITS = ir.IntType(64)
+_HAS_PAUSE = platform.machine().lower() in ("x86_64", "amd64")
+
+
+def _pointer(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, _WORD_BITS.as_pointer())
+
+
+def _stores(order: str) -> Callable[..., Any]:
+    def make(typing: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+            address, value = operands
+            builder.store_atomic(value, _pointer(builder, address), order, 8)
+            return context.get_dummy_value()
+
+        return _NOTHING(WORD, WORD), generate
+
+    return make
+
+
+@intrinsic
+def word(typing: Any, address: Any) -> Any:
+    """The word at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        return builder.load(_pointer(builder, operands[0]))
+
+    return WORD(WORD), generate
+
+
+@intrinsic
+def half_word(typing: Any, address: Any) -> Any:
+    """The 32 bits at an address: a C int."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        bits = ir.IntType(32)
+        return builder.sext(builder.load(builder.inttoptr(operands[0], bits.as_pointer())), _WORD_BITS)
+
+    return WORD(WORD), generate
+
+
+@intrinsic
+def put(typing: Any, address: Any, value: Any) -> Any:
+    """Store a word that only this process reads."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        builder.store(operands[1], _pointer(builder, operands[0]))
+        return context.get_dummy_value()
+
+    return _NOTHING(WORD, WORD), generate
+
+
+@intrinsic
+def load_acquire(typing: Any, address: Any) -> Any:
+    """A word that another rank writes, before everything that is read later."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        return builder.load_atomic(_pointer(builder, operands[0]), "acquire", 8)
+
+    return WORD(WORD), generate
+
+
+store_release = intrinsic(_stores("release"))
+"""Store a word after everything that was written before."""
+store_ordered = intrinsic(_stores("seq_cst"))
+"""The same, and before everything that is read later with `load_ordered`: a rank that stores its epoch and then looks
+whether a peer sleeps, and a peer that says so and then looks at the epoch, cannot both miss the other."""
+
+
+@intrinsic
+def load_ordered(typing: Any, address: Any) -> Any:
+    """A word, read after every earlier `store_ordered`."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        return builder.load_atomic(_pointer(builder, operands[0]), "seq_cst", 8)
+
+    return WORD(WORD), generate
+
+
+@intrinsic
+def pause(typing: Any) -> Any:
+    """Tell the processor that this is a loop that waits."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        if _HAS_PAUSE:
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), kind), [])
+        return context.get_dummy_value()
+
+    return _NOTHING(), generate
+
+
+@intrinsic
+def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
+    """Copy bytes between two places that do not overlap: the C library's memcpy."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        octet = ir.IntType(8).as_pointer()
+        target, source = (builder.inttoptr(operand, octet) for operand in operands[:2])
+        copy = builder.module.declare_intrinsic("llvm.memcpy", [octet, octet, _WORD_BITS])
+        builder.call(copy, [target, source, operands[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return _NOTHING(WORD, WORD, WORD), generate
+
+
+@intrinsic
+def call_kernel(
+    typing: Any, kernel: Any, a: Any, b: Any, result: Any, count: Any, stride: Any, b_stride: Any, data: Any
+) -> Any:
+    """Call a kernel of the form of NumPy's inner loops, void (char **, npy_intp *, npy_intp *, void *), on `count`
+    elements. `stride` is that of operand a and of the result."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        kernel, a, b, result, count, stride, b_stride, data = operands
+
+        def array(*words: Any) -> Any:
+            with builder.goto_entry_block():
+                place = builder.alloca(_WORD_BITS, ir.Constant(ir.IntType(32), len(words)))
+            for index, value in enumerate(words):
+                builder.store(value, builder.gep(place, [ir.Constant(ir.IntType(32), index)]))
+            return builder.ptrtoint(place, _WORD_BITS)
+
+        arguments = array(a, b, result), array(count), array(stride, b_stride, stride), data
+        kind = ir.FunctionType(ir.VoidType(), [_WORD_BITS] * 4)
+        builder.call(builder.inttoptr(kernel, kind.as_pointer()), arguments)
+        return context.get_dummy_value()
+
+    return _NOTHING(*[WORD] * 8), generate
+
+
+save_thread = types.ExternalFunction("PyEval_SaveThread", WORD())
+"""Release the interpreter's lock; returns what `restore_thread` wants."""
+restore_thread = types.ExternalFunction("PyEval_RestoreThread", _NOTHING(WORD))
+"""Take the interpreter's lock again."""
+new_int = types.ExternalFunction("PyLong_FromLongLong", WORD(WORD))
+"""A Python int."""
+int_value = types.ExternalFunction("PyLong_AsLongLong", WORD(WORD))
+"""The value of a Python int."""
+keep = types.ExternalFunction("Py_IncRef", _NOTHING(WORD))
+"""Count one reference more to an object."""

@@ -1,0 +1,250 @@
+"""The interpreter, as Numba compiles it. `layout` names the words that it works on.
+
+It does what execution/step_functions.py does for the same instructions, as long as nothing has to be decided: it never
+raises, sleeps or looks at a clock. Where a peer's epoch does not come soon, where its check differs, or where a peer
+has to be woken, it returns the number of the row. Python does that row, in its one way, and calls it again for the rows
+behind it. Numba is needed to import this module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+
+from collectives.jit import layout as at
+from collectives.jit.atomics import (
+    WORD,
+    call_kernel,
+    copy_bytes,
+    half_word,
+    int_value,
+    keep,
+    load_acquire,
+    load_ordered,
+    new_int,
+    pause,
+    put,
+    restore_thread,
+    save_thread,
+    store_ordered,
+    store_release,
+    word,
+)
+from transports.onesided import ASKED, CHECKS, EPOCH, KEPT
+
+_HEAD = object.__basicsize__
+"""Bytes of the head that all objects have. The second word of it is the type."""
+_compiled = numba.njit(error_model="numpy")
+
+
+@_compiled
+def field(record: int, index: int) -> int:
+    """A word of a table, a row or a state."""
+    return word(record + 8 * index)
+
+
+@_compiled
+def data_of(array: int) -> int:
+    """The address of an array's data."""
+    return word(array + _HEAD + at.ARRAY_DATA)
+
+
+@_compiled
+def operand(row: int, index: int, source: int, target: int, slot: int) -> int:
+    """The address of an operand."""
+    base, offset = field(row, index), field(row, index + 1)
+    if base == at.SOURCE:
+        return source + offset
+    if base == at.TARGET:
+        return target + offset
+    if base == at.STAGED_SLOT:
+        return slot + offset
+    return offset
+
+
+@_compiled
+def publish(state: int, epoch: int, check: int) -> bool:
+    """Do what Window.publish does; returns True if a peer sleeps and must be woken."""
+    own = field(state, at.OWN)
+    kept = own + 8 * (CHECKS + 2 * (epoch % KEPT))
+    put(field(state, at.PUBLISHED), epoch)
+    store_release(kept, epoch)
+    store_release(kept + 8, check)
+    store_ordered(own + 8 * EPOCH, epoch)
+    return load_ordered(own + 8 * ASKED) != 0
+
+
+@_compiled
+def reached(control: int, epoch: int, spins: int) -> bool:
+    """Spin until a rank has published `epoch`; False if that takes too long."""
+    while load_acquire(control + 8 * EPOCH) < epoch:
+        if spins <= 0:
+            return False
+        spins -= 1
+        pause()
+    return True
+
+
+@_compiled
+def agrees(control: int, epoch: int, check: int) -> bool:
+    """True if a rank has published `check` with `epoch`. The publisher writes a slot's epoch first: a check that was
+    read before the epoch belongs to that epoch."""
+    kept = control + 8 * (CHECKS + 2 * (epoch % KEPT))
+    return load_acquire(kept + 8) == check and load_acquire(kept) == epoch
+
+
+@_compiled
+def combine(row: int, source: int, target: int, slot: int) -> None:
+    """A REDUCE."""
+    a, b = operand(row, at.A, source, target, slot), operand(row, at.B, source, target, slot)
+    result, stride, count = operand(row, at.RESULT, source, target, slot), field(row, at.STRIDE), field(row, at.COUNT)
+    call_kernel(field(row, at.KERNEL), a, b, result, count, stride, stride, field(row, at.KERNEL_DATA))
+    division = field(row, at.DIVISION)
+    if division != 0:
+        data, divisor = field(row, at.DIVISION_DATA), field(row, at.DIVISOR)
+        call_kernel(division, result, divisor, result, count, stride, 0, data)
+
+
+@_compiled
+def interpret(table: int, state: int, source: int, target: int, first: int, stop: int) -> int:
+    """Run the rows from `first` to `stop` of the newest call. Returns the number of the row that is left to Python, or
+    DONE."""
+    number, staged = field(state, at.CALLS), field(state, at.STAGED) % field(table, at.SLOTS)
+    epoch = number * field(state, at.EPOCHS)
+    check = field(table, at.CHECK) ^ (number & 0xFFFFFFFF)
+    slot = staged % 2 * field(state, at.HALF) + staged // 2 * field(table, at.SLOT_STRIDE)
+    row = table + 8 * (at.HEAD_WORDS + first * at.ROW_WORDS)
+    for index in range(first, stop):
+        opcode = field(row, at.OPCODE)
+        if opcode == at.COPY:
+            result = operand(row, at.RESULT, source, target, slot)
+            copy_bytes(result, operand(row, at.A, source, target, slot), field(row, at.COUNT))
+        elif opcode == at.REDUCE:
+            combine(row, source, target, slot)
+        elif opcode == at.SIGNAL:
+            if publish(state, epoch + field(row, at.COUNT), check):
+                return index
+        else:
+            control, phase = field(row, at.CONTROL), field(row, at.COUNT)
+            if not reached(control, epoch + phase, field(state, at.SPINS)):
+                return index
+            if phase == 1 and not agrees(control, epoch + phase, check):
+                return index
+        row += 8 * at.ROW_WORDS
+    return at.DONE
+
+
+@_compiled
+def begin(table: int, state: int) -> int:
+    """Number and count a new call. Returns DONE, or why its rows must not run yet."""
+    if load_acquire(field(state, at.STOPPED)) != 0:
+        return at.REFUSED
+    number = field(state, at.CALLS) + 1
+    put(state + 8 * at.CALLS, number)
+    put(state + 8 * at.STAGED, field(state, at.STAGED) + 1)
+    put(state + 8 * (at.RECENT + number % at.KEPT_RECENT), field(table, at.NUMBER))
+    tally = field(table, at.TALLY)
+    calls = field(tally, at.TALLY_CALLS) + 1
+    put(tally + 8 * at.TALLY_CALLS, calls)
+    return at.OBSERVED if calls >= field(tally, at.TALLY_NEXT) else at.DONE
+
+
+@_compiled
+def run_table(owner: int, arguments: int, count: int) -> int:
+    """The function of a builtin method of Python whose object is the array with the table:
+
+    run(source, target)               begin a call, and run all rows
+    run(source, target, first, stop)  go on with the newest call
+
+    Both arrays are contiguous NumPy arrays. Returns None, or an int: the row that is left to Python, REFUSED, OBSERVED
+    or UNFIT.
+    """
+    table = data_of(owner)
+    state = field(table, at.STATE)
+    source, target = data_of(field(arguments, 0)), data_of(field(arguments, 1))
+    first, stop = 0, field(table, at.ROWS)
+    if count == 2:
+        answer = at.UNFIT if (source | target) & field(table, at.MISALIGNED) != 0 else begin(table, state)
+        if answer != at.DONE:
+            return new_int(answer)
+    else:
+        first, stop = int_value(field(arguments, 2)), int_value(field(arguments, 3))
+    if field(table, at.RELEASES) != 0:
+        thread = save_thread()
+        answer = interpret(table, state, source, target, first, stop)
+        restore_thread(thread)
+    else:
+        answer = interpret(table, state, source, target, first, stop)
+    if answer != at.DONE:
+        return new_int(answer)
+    none = field(state, at.NONE)
+    keep(none)
+    return none
+
+
+@_compiled
+def is_of_kind(kind: int, array: int) -> bool:
+    """True if an object is an array of a kind."""
+    fields, flags, dimensions = array + _HEAD, field(kind, at.FLAGS), field(kind, at.DIMENSIONS)
+    if word(fields - 8) != field(kind, at.TYPE):
+        return False
+    if (
+        word(fields + at.ARRAY_DTYPE) != field(kind, at.DTYPE)
+        or half_word(fields + at.ARRAY_FLAGS) & flags != flags
+        or half_word(fields + at.ARRAY_DIMENSIONS) != dimensions
+    ):
+        return False
+    lengths, same = word(fields + at.ARRAY_LENGTHS), 0
+    while same < dimensions and field(lengths, same) == field(kind, at.LENGTHS + same):
+        same += 1
+    return same == dimensions
+
+
+@_compiled
+def fits(owner: int, arguments: int, count: int) -> int:
+    """The function of a builtin method of Python whose object is the array with two kinds:
+
+    fits(x, out)   True if x is an array of the first kind, and out is x (in place), None, or of the second kind without
+                   overlapping x; else False
+    """
+    kinds, x, out = data_of(owner), field(arguments, 0), field(arguments, 1)
+    first = kinds + 8 * at.KIND
+    good = is_of_kind(first, x) and (x == out) == (field(kinds, at.IN_PLACE) != 0)
+    if good and x != out and out != field(kinds, at.NO_ARRAY):
+        second = kinds + 8 * field(kinds, at.RESULT_KIND)
+        good = is_of_kind(second, out)
+        if good:
+            start, result = data_of(x), data_of(out)
+            good = start + field(first, at.BYTES) <= result or result + field(second, at.BYTES) <= start
+    answer = field(kinds, at.TRUE) if good else field(kinds, at.FALSE)
+    keep(answer)
+    return answer
+
+
+@_compiled
+def combine_arrays(owner: int, arguments: int, count: int) -> int:
+    """The function of a builtin method of Python whose object is the array with the words of a kernel:
+
+    combine(a, b, out)   call the kernel on flat arrays; the length is that of `out`
+    """
+    words, out = data_of(owner), field(arguments, 2)
+    a, b, result = data_of(field(arguments, 0)), data_of(field(arguments, 1)), data_of(out)
+    elements, stride = word(word(out + _HEAD + at.ARRAY_LENGTHS)), field(words, at.ELEMENT)
+    if elements > field(words, at.UNRELEASED):
+        thread = save_thread()
+        call_kernel(field(words, at.FUNCTION), a, b, result, elements, stride, stride, 0)
+        restore_thread(thread)
+    else:
+        call_kernel(field(words, at.FUNCTION), a, b, result, elements, stride, stride, 0)
+    none = field(words, at.NOTHING)
+    keep(none)
+    return none
+
+
+METHODS = {"run_table": run_table, "fits": fits, "combine_arrays": combine_arrays}
+
+
+def entry(name: str) -> Any:
+    """One of the METHODS as a C function of three words."""
+    return numba.cfunc(WORD(WORD, WORD, WORD), error_model="numpy")(METHODS[name].py_func)

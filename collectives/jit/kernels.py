@@ -1,0 +1,146 @@
+"""Kernels for 16-bit floats, as Numba compiles them. They have the form of NumPy's inner loops.
+
+float16 is widened and rounded by the processor's instructions. A bfloat16 is the upper half of a float32. Both are
+computed in float32 and rounded once, to nearest, ties to even, as arrays/halves.py does it by NumPy's operations on
+whole vectors. A kernel is written once for each place that its result may have, so that LLVM knows whether a store may
+change what is loaded later, and uses vector instructions. Numba is needed to import this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from collectives.jit.atomics import WORD, word
+
+_compiled = numba.njit(error_model="numpy")
+_HALVES = types.CPointer(types.uint16)
+_SINGLES = types.CPointer(types.float32)
+
+
+def _bit_cast(source: Any, target: Any, kind: Any) -> Callable[..., Any]:
+    def make(typing: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+            return builder.bitcast(operands[0], kind)
+
+        return target(source), generate
+
+    return make
+
+
+bits_of = intrinsic(_bit_cast(types.float32, types.uint32, ir.IntType(32)))
+"""The bits of a float32."""
+of_bits = intrinsic(_bit_cast(types.uint32, types.float32, ir.FloatType()))
+"""The float32 with these bits."""
+
+
+@intrinsic
+def halves_at(typing: Any, address: Any) -> Any:
+    """A pointer to 16-bit words."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        return builder.inttoptr(operands[0], context.get_value_type(_HALVES))
+
+    return _HALVES(WORD), generate
+
+
+@intrinsic
+def singles_at(typing: Any, address: Any) -> Any:
+    """A pointer to float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        return builder.inttoptr(operands[0], context.get_value_type(_SINGLES))
+
+    return _SINGLES(WORD), generate
+
+
+@intrinsic
+def widen_float16(typing: Any, bits: Any) -> Any:
+    """The float32 that is equal to a float16."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        return builder.fpext(builder.bitcast(operands[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), generate
+
+
+@intrinsic
+def round_float16(typing: Any, number: Any) -> Any:
+    """The float16 that is nearest to a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(operands[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), generate
+
+
+@_compiled
+def widen_bfloat16(bits: Any) -> Any:
+    """The float32 that is equal to a bfloat16."""
+    return of_bits(np.uint32(bits) << np.uint32(16))
+
+
+@_compiled
+def round_bfloat16(number: Any) -> Any:
+    """The bfloat16 that is nearest to a float32."""
+    bits = bits_of(number)
+    upper = bits >> np.uint32(16)
+    rounded = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.uint16(upper | np.uint32(0x40)) if is_nan else np.uint16(rounded)
+
+
+def _sum(widen: Any, rounded: Any) -> Any:
+    """The kernel that adds."""
+
+    def add(pointers: int, lengths: int, strides: int, data: int) -> None:
+        first, second, result, count = word(pointers), word(pointers + 8), word(pointers + 16), word(lengths)
+        a, b = numba.carray(halves_at(first), count), numba.carray(halves_at(second), count)
+        out = numba.carray(halves_at(result), count)
+        if first == result:
+            for i in range(count):
+                out[i] = rounded(widen(out[i]) + widen(b[i]))
+        elif second == result:
+            for i in range(count):
+                out[i] = rounded(widen(a[i]) + widen(out[i]))
+        else:
+            for i in range(count):
+                out[i] = rounded(widen(a[i]) + widen(b[i]))
+
+    return add
+
+
+def _division(widen: Any, rounded: Any) -> Any:
+    """The kernel that divides by one number, a float32."""
+
+    def divide(pointers: int, lengths: int, strides: int, data: int) -> None:
+        first, result, count = word(pointers), word(pointers + 16), word(lengths)
+        a, out = numba.carray(halves_at(first), count), numba.carray(halves_at(result), count)
+        number = numba.carray(singles_at(word(pointers + 8)), 1)[0]
+        if first == result:
+            for i in range(count):
+                out[i] = rounded(widen(out[i]) / number)
+        else:
+            for i in range(count):
+                out[i] = rounded(widen(a[i]) / number)
+
+    return divide
+
+
+KERNELS: Final = {
+    "add_float16": _sum(widen_float16, round_float16),
+    "add_bfloat16": _sum(widen_bfloat16, round_bfloat16),
+    "divide_float16": _division(widen_float16, round_float16),
+    "divide_bfloat16": _division(widen_bfloat16, round_bfloat16),
+}
+
+
+def entry(name: str) -> Any:
+    """One of the KERNELS as a C function."""
+    return numba.cfunc(types.void(WORD, WORD, WORD, WORD), error_model="numpy")(KERNELS[name])

@@ -1,0 +1,146 @@
+"""The words of a table and of a state, 64 bits each: what Python writes and the compiled interpreter reads.
+
+A table is made for a plan. It has a head and a row for each instruction:
+
+    head   STATE CHECK ROWS ...
+    row 0  opcode, count, address of the result, of operand a, of operand b, ...
+    row 1  ...
+
+A state belongs to an executor: the numbers of its calls, and where its window is. It changes with every call.
+A kind describes arrays: type, dtype, shape, flags.
+An operand is a base and an offset: the base says whether the offset counts from the caller's source or target, from the
+staging slot of the call, or is an address as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Words of a state.
+CALLS: Final = 0
+"""Number of the newest call of the executor."""
+STAGED: Final = 1
+"""Number of calls that used the staging window."""
+EPOCHS: Final = 2
+"""Epochs of one call: call n has the epochs from n * EPOCHS on."""
+STOPPED: Final = 3
+"""Address of a word that is not 0 once the window cannot be used any more."""
+OWN: Final = 4
+"""Address of this rank's control words in the window (transports.onesided.Controls)."""
+SPINS: Final = 5
+"""Reads of an epoch before a wait is left to Python."""
+HALF: Final = 6
+"""Bytes from the first half of the staging window to the second one."""
+NONE: Final = 7
+"""Address of the object None, the answer of a call that is complete."""
+PUBLISHED: Final = 8
+"""Address of this rank's own note of its epoch."""
+RECENT: Final = 9
+"""Numbers of the tables of the last calls; 0 for a call without table. `KEPT_RECENT` words."""
+KEPT_RECENT: Final = 8
+STATE_WORDS: Final = RECENT + KEPT_RECENT
+
+# Words of a table's head.
+STATE: Final = 0
+"""Address of the executor's state."""
+ROWS: Final = 1
+CHECK: Final = 2
+SLOTS: Final = 3
+"""Calls of the plan use so many staging slots in rotation."""
+SLOT_STRIDE: Final = 4
+"""Bytes from one slot to the next of the same half."""
+NUMBER: Final = 5
+"""Number of the table."""
+RELEASES: Final = 6
+"""1 if other threads may run Python while the table runs: it moves much data."""
+TALLY: Final = 7
+"""Address of the plan's counters: TALLY_CALLS, TALLY_NEXT."""
+TALLY_CALLS: Final = 0
+TALLY_NEXT: Final = 1
+MISALIGNED: Final = 8
+"""The bits that an address must not have: kernels are for aligned elements."""
+HEAD_WORDS: Final = 9
+
+# Words of a row. A WAIT has its phase and the address of the awaited rank's control words instead of operands.
+OPCODE: Final = 0
+COUNT: Final = 1
+"""COPY: bytes. REDUCE: elements. SIGNAL and WAIT: phase."""
+RESULT: Final = 2
+A: Final = 4
+B: Final = 6
+"""Operands, two words each: base and offset."""
+KERNEL: Final = 8
+KERNEL_DATA: Final = 9
+"""Address of the kernel of a REDUCE, and of the data that it wants: the form of NumPy's inner loops."""
+STRIDE: Final = 10
+"""Bytes from one element to the next."""
+DIVISION: Final = 11
+DIVISION_DATA: Final = 12
+DIVISOR: Final = 13
+"""A REDUCE whose result is divided afterwards: a kernel that combines the result with one number, and the address of
+that; 0 for none."""
+CONTROL: Final = 2
+"""WAIT: address of the awaited rank's control words."""
+ROW_WORDS: Final = 14
+
+# Opcodes.
+COPY: Final = 0
+REDUCE: Final = 1
+SIGNAL: Final = 2
+WAIT: Final = 3
+
+# Bases.
+ABSOLUTE: Final = 0
+SOURCE: Final = 1
+TARGET: Final = 2
+STAGED_SLOT: Final = 3
+
+# Answers of the interpreter, besides the index of a row that it leaves to Python.
+DONE: Final = -1
+"""All rows have run. Python gets None instead."""
+REFUSED: Final = -2
+"""The window cannot be used any more: nothing was done."""
+OBSERVED: Final = -3
+"""The call is counted and is to be timed: no row has run."""
+UNFIT: Final = -4
+"""The arrays are not aligned: nothing was done."""
+
+# Words of a kernel that Python calls.
+FUNCTION: Final = 0
+ELEMENT: Final = 1
+"""Bytes of an element."""
+UNRELEASED: Final = 2
+"""The most elements that are combined without letting other threads run Python meanwhile."""
+NOTHING: Final = 3
+"""Address of None."""
+
+# Words of a pair of kinds of arrays, of an input and a result.
+NO_ARRAY: Final = 0
+TRUE: Final = 1
+FALSE: Final = 2
+"""Addresses of None, True and False."""
+IN_PLACE: Final = 3
+"""1 if the result is the input, else 0."""
+RESULT_KIND: Final = 4
+"""Number of the word where the kind of the result begins."""
+KIND: Final = 5
+"""The kind of the input."""
+
+# Words of a kind of arrays.
+TYPE: Final = 0
+"""Address of the type numpy.ndarray."""
+DTYPE: Final = 1
+"""Address of the dtype."""
+FLAGS: Final = 2
+"""Flags that the array must have (numpy/ndarraytypes.h)."""
+BYTES: Final = 3
+DIMENSIONS: Final = 4
+"""Number of dimensions; then the dimensions follow."""
+LENGTHS: Final = 5
+
+# Fields of NumPy's array objects: bytes behind the head that all objects have.
+ARRAY_DATA: Final = 0
+ARRAY_DIMENSIONS: Final = 8
+ARRAY_LENGTHS: Final = 16
+ARRAY_DTYPE: Final = 40
+ARRAY_FLAGS: Final = 48

@@ -1,0 +1,187 @@
+"""State and tables: the memory that Python writes for the interpreter, by the layout of `layout`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives.jit import layout
+from collectives.jit.machine_code import MachineCode, RunTable
+from transports.onesided import Controls
+
+
+class Operand(NamedTuple):
+    """Memory that a row works on: an address, or where it is within the arrays or the staging slot of a call."""
+
+    base: int
+    offset: int
+
+
+class ArrayKind(NamedTuple):
+    """What an array must be like."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class CFunction(NamedTuple):
+    """The addresses of a kernel and of its last argument; see layout.KERNEL."""
+
+    function: int
+    data: int
+
+
+_UNRELEASED: Final = 1 << 15
+"""The most bytes of a result that are combined without letting other threads run Python."""
+_C_CONTIGUOUS: Final = 0x1
+_CARRAY: Final = 0x1 | 0x100 | 0x400
+"""Flags of NumPy's arrays: contiguous; contiguous, aligned and writeable."""
+_NO_OPERAND: Final = Operand(0, 0)
+
+
+class State:
+    """The numbers that an executor shares with the interpreter.
+
+    code      the interpreter; None if the executor runs no tables
+    words     see `layout`
+    controls  the control words of the window; None if no table can be run
+    """
+
+    def __init__(self, code: MachineCode | None, epochs: int) -> None:
+        """`epochs` is layout.EPOCHS."""
+        self.code = code
+        self.controls: Controls | None = None
+        self.array = np.zeros(layout.STATE_WORDS, np.int64)
+        self.words = self.array.data
+        self.words[layout.EPOCHS] = epochs
+        self.words[layout.NONE] = id(None)
+
+    def use(self, controls: Controls | None, index: int, half: int) -> None:
+        """Run tables on the window of these control words; None: run none. `index` is this rank's position, `half` the
+        bytes of half the window."""
+        self.controls = controls if self.code is not None else None
+        if controls is not None:
+            self.words[layout.STOPPED] = controls.stopped
+            self.words[layout.PUBLISHED] = controls.published
+            self.words[layout.OWN] = controls.addresses[index]
+            self.words[layout.SPINS] = controls.spins
+            self.words[layout.HALF] = half
+
+
+class TableWriter:
+    """Writes the rows of one table.
+
+    moved  bytes that the rows copy or combine
+    """
+
+    def __init__(self) -> None:
+        self.moved = 0
+        self._rows: list[list[int]] = []
+
+    def copy(self, nbytes: int, result: Operand, a: Operand) -> None:
+        """Copy by memcpy."""
+        self._operate(layout.COPY, nbytes, result, a)
+        self.moved += nbytes
+
+    def reduce(self, count: int, result: Operand, a: Operand, b: Operand, kernel: CFunction, itemsize: int) -> None:
+        """Combine `count` elements of two operands by a kernel."""
+        row = self._operate(layout.REDUCE, count, result, a, b)
+        row[layout.KERNEL : layout.KERNEL_DATA + 1] = kernel
+        row[layout.STRIDE] = itemsize
+        self.moved += count * itemsize
+
+    def divide(self, kernel: CFunction, number: int) -> None:
+        """Combine the result of the last row with one number, whose address is given."""
+        self._rows[-1][layout.DIVISION : layout.DIVISOR + 1] = *kernel, number
+
+    def signal(self, phase: int) -> None:
+        """Publish a phase."""
+        self._operate(layout.SIGNAL, phase)
+
+    def wait(self, phase: int, control: int) -> None:
+        """Wait until the rank with these control words has published a phase."""
+        self._operate(layout.WAIT, phase)[layout.CONTROL] = control
+
+    def table(
+        self,
+        state: State,
+        number: int,
+        check: int,
+        slots: int,
+        slot_stride: int,
+        tally: int,
+        *,
+        alignment: int,
+        releases: bool,
+    ) -> NDArray[np.int64]:
+        """The table, for arrays whose addresses are multiples of `alignment`; for its words see `layout`."""
+        head = [0] * layout.HEAD_WORDS
+        head[layout.STATE] = address(state.array)
+        head[layout.ROWS] = len(self._rows)
+        head[layout.CHECK] = check
+        head[layout.SLOTS] = slots
+        head[layout.SLOT_STRIDE] = slot_stride
+        head[layout.NUMBER] = number
+        head[layout.RELEASES] = releases
+        head[layout.TALLY] = tally
+        head[layout.MISALIGNED] = alignment - 1
+        return np.array([*head, *(word for row in self._rows for word in row)], np.int64)
+
+    def _operate(
+        self, opcode: int, count: int, result: Operand = _NO_OPERAND, a: Operand = _NO_OPERAND, b: Operand = _NO_OPERAND
+    ) -> list[int]:
+        row = [0] * layout.ROW_WORDS
+        row[layout.OPCODE], row[layout.COUNT] = opcode, count
+        for at, operand in ((layout.RESULT, result), (layout.A, a), (layout.B, b)):
+            row[at : at + 2] = operand
+        self._rows.append(row)
+        return row
+
+
+def bind(state: State, table: NDArray[np.int64]) -> RunTable:
+    """The interpreter as a method of a table, which it keeps alive. The caller keeps the state, and all memory that the
+    table names."""
+    assert state.code is not None
+    return state.code.bind("run_table", table)
+
+
+def combining(code: MachineCode, name: str, itemsize: int) -> Callable[[Any, Any, Any], object] | None:
+    """A function (a, b, out) that calls one of the kernels by its name on flat, contiguous arrays of one dtype; None if
+    there is no such kernel."""
+    function = code.kernels.get(name)
+    if function is None:
+        return None
+    return code.bind("combine_arrays", np.array([function, itemsize, _UNRELEASED // itemsize, id(None)], np.int64))
+
+
+def fitting(code: MachineCode, x: NDArray[Any], result: ArrayKind, *, in_place: bool) -> Callable[[Any, Any], bool]:
+    """A function (x, out) that tells whether any objects are NumPy arrays that can be used as they are: of the type,
+    dtype and shape of `x`, contiguous; and `out` is x if `in_place`, otherwise None, or an array as `result` says that
+    does not overlap x. What is written to is aligned and writeable."""
+    words = [0] * layout.KIND
+    words[layout.NO_ARRAY], words[layout.TRUE], words[layout.FALSE] = id(None), id(True), id(False)
+    words[layout.IN_PLACE] = in_place
+    words += _kind(x.dtype, x.shape, _CARRAY if in_place else _C_CONTIGUOUS)
+    words[layout.RESULT_KIND] = len(words)
+    words += _kind(*result, _CARRAY)
+    return code.bind("fits", np.array(words, np.int64))
+
+
+def _kind(dtype: np.dtype[Any], shape: tuple[int, ...], flags: int) -> list[int]:
+    words = [0] * layout.LENGTHS
+    words[layout.TYPE] = id(np.ndarray)
+    words[layout.DTYPE] = id(dtype)
+    words[layout.FLAGS] = flags
+    words[layout.BYTES] = prod(shape) * dtype.itemsize
+    words[layout.DIMENSIONS] = len(shape)
+    return [*words, *shape]
+
+
+def address(memory: Any) -> int:
+    """The address of an array's first element, or of a buffer."""
+    found: int = np.asarray(memory).__array_interface__["data"][0]
+    return found

@@ -1,0 +1,65 @@
+"""The envelope of a message: who sent it, with which tag, and what it holds. The frame's check tells the dtype."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from collectives.arrays import can_be_sent
+
+OBJECT_CHECK: Final = zlib.crc32(b"a pickled object")
+"""The check of a message that holds a Python object."""
+
+
+@dataclass(slots=True)
+class Status:
+    """The envelope of a message. `probe` and `iprobe` return one; a receive fills the one that it is given.
+
+    source  the rank that sent the message; -1 as long as the status is not filled
+    tag     its tag; -1 as long as the status is not filled
+    dtype   the dtype of its elements; None for a Python object
+    count   the number of its elements; for an object the number of bytes of its pickle
+    nbytes  the number of its bytes
+    """
+
+    source: int = -1
+    tag: int = -1
+    dtype: np.dtype[Any] | None = None
+    count: int = 0
+    nbytes: int = 0
+
+    def fill(self, source: int, tag: int, dtype: np.dtype[Any] | None, nbytes: int) -> None:
+        """Describe a message of so many bytes."""
+        self.source, self.tag, self.dtype, self.nbytes = source, tag, dtype, nbytes
+        self.count = nbytes if dtype is None else nbytes // dtype.itemsize
+
+    def __str__(self) -> str:
+        held = f"an object of {self.nbytes} bytes" if self.dtype is None else f"{self.count} elements of {self.dtype}"
+        return f"a message from rank {self.source} with tag {self.tag}: {held}"
+
+
+@cache
+def check_of(dtype: np.dtype[Any]) -> int:
+    """The check of a message with elements of a dtype."""
+    return zlib.crc32(dtype.name.encode())
+
+
+@cache
+def _dtypes() -> dict[int, np.dtype[Any]]:
+    """Every dtype that can be sent, by the check of its messages."""
+    found = [np.dtype(code) for code in np.typecodes["All"] if code not in "SUVOMm"]
+    for name in dir(ml_dtypes):
+        kind = getattr(ml_dtypes, name)
+        if isinstance(kind, type) and issubclass(kind, np.generic):
+            found.append(np.dtype(kind))
+    return {check_of(dtype): dtype for dtype in found if can_be_sent(dtype)}
+
+
+def dtype_of(check: int) -> np.dtype[Any] | None:
+    """The dtype of a message with this check; None if it holds no array."""
+    return _dtypes().get(check)

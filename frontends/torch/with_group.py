@@ -1,0 +1,46 @@
+"""Run a script with torch's process group made before it begins.
+
+    torchrun --nproc-per-node 2 -m ronde.torch.with_group train.py --epochs 3
+    torchrun --nproc-per-node 2 -m ronde.torch.with_group -m package.module --epochs 3
+
+For scripts of libraries that accept only backends that they know, but use a process group that there is already, such
+as accelerate and transformers. A script that calls init_process_group itself fails: give it the backend's name.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+import frontends.torch.distributed  # noqa: F401 - where Ronde is not installed, this registers the backend
+from frontends.torch_backend import BACKEND
+
+
+def main(words: Sequence[str]) -> None:
+    """Make the default process group, and run a script or, after `-m`, a module with its arguments as the main program.
+
+    The group is destroyed at the end, or aborted if the script fails.
+    """
+    match words:
+        case ["-m", module, *rest]:
+            path, run = module, runpy.run_module
+        case [path, *rest] if not path.startswith("-"):
+            sys.path[0] = str(Path(path).resolve().parent)
+            run = runpy.run_path  # type: ignore[assignment]
+        case _:
+            sys.exit("usage: python -m ronde.torch.with_group SCRIPT [ARGUMENT...], or -m MODULE [ARGUMENT...]")
+    sys.argv = [path, *rest]
+    dist.init_process_group(BACKEND)
+    try:
+        run(path, run_name="__main__")
+    except BaseException as error:
+        if not (isinstance(error, SystemExit) and not error.code) and dist.is_initialized():
+            dist.group.WORLD.abort()
+        raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

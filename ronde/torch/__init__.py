@@ -1,0 +1,6 @@
+"""Horovod's API for PyTorch: `import ronde.torch as hvd`. The code is in frontends.torch."""
+
+from __future__ import annotations
+
+from frontends.torch import *  # noqa: F403
+from frontends.torch import __all__ as __all__

@@ -1,0 +1,224 @@
+"""The compiled interpreter, on tables and control words that a test writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives.arrays import inner_loop
+from collectives.jit import (
+    ABSOLUTE,
+    CALLS,
+    OBSERVED,
+    REFUSED,
+    SOURCE,
+    STAGED_SLOT,
+    TARGET,
+    UNFIT,
+    ArrayKind,
+    CFunction,
+    MachineCode,
+    Operand,
+    State,
+    TableWriter,
+    address,
+    bind,
+    fitting,
+    load,
+)
+from transports.onesided import ASKED, CHECKS, EPOCH, KEPT, Controls
+
+pytest.importorskip("numba", reason="the compiled interpreter needs Numba")
+
+EPOCHS = 1001
+CHECK = 0xABCDEF01
+FLOAT = np.dtype(np.float32)
+
+
+class Rig:
+    """A state with the control words of two ranks, and a table; this rank is number 0."""
+
+    def __init__(self, *, spins: int = 100, slots: int = 2, slot_stride: int = 0) -> None:
+        code = load()
+        assert isinstance(code, MachineCode), code
+        self.code = code
+        self.controls = np.zeros((2, 32), np.uint64)
+        self.notes = np.zeros(2, np.int64)
+        self.state = State(code, EPOCHS)
+        words = tuple(address(row) for row in self.controls)
+        notes = address(self.notes)
+        self.state.use(Controls(words, notes, notes + 8, spins, lambda: None, ()), 0, 4096)
+        self.tally = np.array([0, 1 << 60])
+        self.writer = TableWriter()
+        self.slots, self.slot_stride = slots, slot_stride
+        self.peer = words[1]
+
+    def bind(self, **options: Any) -> Any:
+        table = self.writer.table(
+            self.state,
+            7,
+            CHECK,
+            self.slots,
+            self.slot_stride,
+            address(self.tally),
+            **{"alignment": 4, "releases": False} | options,
+        )
+        return bind(self.state, table)
+
+    def publish(self, epoch: int, check: int) -> None:
+        """As rank 1."""
+        slot = CHECKS + 2 * (epoch % KEPT)
+        self.controls[1, slot : slot + 2] = epoch, check
+        self.controls[1, EPOCH] = epoch
+
+
+def kernel(ufunc: Any = np.add, dtype: Any = FLOAT) -> CFunction:
+    loop = inner_loop(ufunc, dtype)
+    assert loop is not None
+    return CFunction(*loop)
+
+
+@pytest.mark.parametrize("releases", [False, True])
+def test_a_call_from_beginning_to_end(releases: bool) -> None:
+    rig = Rig()
+    stage, theirs = np.zeros(4, np.float32), np.arange(4, dtype=np.float32)
+    writer = rig.writer
+    writer.copy(16, Operand(ABSOLUTE, address(stage)), Operand(SOURCE, 0))
+    writer.signal(1)
+    writer.wait(1, rig.peer)
+    writer.reduce(4, Operand(TARGET, 0), Operand(SOURCE, 0), Operand(ABSOLUTE, address(theirs)), kernel(), 4)
+    run = rig.bind(releases=releases)
+    x, out = np.full(4, 10, np.float32), np.zeros(4, np.float32)
+    for number in (1, 2, 3):
+        epoch, check = number * EPOCHS + 1, CHECK ^ number
+        rig.publish(epoch, check)
+        assert run(x, out) is None
+        assert stage.tolist() == x.tolist()
+        assert out.tolist() == (x + theirs).tolist()
+        assert rig.state.words[CALLS] == rig.tally[0] == number
+        slot = CHECKS + 2 * (epoch % KEPT)
+        assert rig.controls[0, [EPOCH, slot, slot + 1]].tolist() == [epoch, epoch, check]
+        assert rig.notes[1] == epoch
+        x += 1
+
+
+def test_what_it_leaves_to_python() -> None:
+    rig = Rig()
+    x = np.ones(1, np.float32)
+    rig.writer.signal(1)
+    rig.writer.wait(1, rig.peer)
+    rig.writer.copy(4, Operand(TARGET, 0), Operand(SOURCE, 0))
+    run, target = rig.bind(), np.zeros(1, np.float32)
+    assert run(x, target) == 1  # the peer has not come
+    assert target == 0
+    assert run(x, target, 2, 3) is None
+    assert target == 1
+    rig.publish(2 * EPOCHS + 1, CHECK ^ 3)
+    assert run(x, target) == 1  # its check differs
+    rig.publish(3 * EPOCHS + 2, CHECK ^ 3)
+    assert run(x, target) == 1  # it is ahead, and what it published with the awaited epoch is not there
+    rig.publish(4 * EPOCHS + 1, CHECK ^ 4)
+    rig.controls[0, ASKED] = 1
+    assert run(x, target) == 0  # a rank sleeps: it is published, and to be woken
+    assert rig.controls[0, EPOCH] == 4 * EPOCHS + 1
+    assert run(x, target, 1, 3) is None
+
+
+def test_calls_that_do_not_begin() -> None:
+    rig = Rig()
+    rig.writer.copy(4, Operand(TARGET, 0), Operand(SOURCE, 0))
+    run = rig.bind()
+    x, target = np.ones(1, np.float32), np.zeros(1, np.float32)
+    rig.tally[1] = 1
+    assert run(x, target) == OBSERVED
+    assert rig.state.words[CALLS] == 1
+    rig.tally[1] = 1 << 60
+    odd = np.frombuffer(b"\0" * 5, np.uint8)[1:].view(np.float32)
+    assert run(odd, target) == UNFIT
+    rig.notes[0] = 1
+    assert run(x, target) == REFUSED
+    assert rig.state.words[CALLS] == 1
+    assert target == 0
+
+
+def test_slots_move_the_stage() -> None:
+    rig = Rig(slots=4, slot_stride=64)
+    stage = np.zeros(8192, np.uint8)
+    rig.writer.copy(1, Operand(STAGED_SLOT, address(stage)), Operand(SOURCE, 0))
+    run, x = rig.bind(alignment=1), np.ones(1, np.uint8)
+    for _ in range(4):
+        assert run(x, x) is None
+    assert np.flatnonzero(stage).tolist() == [0, 64, 4096, 4096 + 64]
+
+
+def test_a_division_follows_its_reduction() -> None:
+    rig = Rig()
+    four = np.array([4], np.float32)
+    rig.writer.reduce(3, Operand(TARGET, 0), Operand(SOURCE, 0), Operand(TARGET, 0), kernel(), 4)
+    rig.writer.divide(kernel(np.divide), address(four))
+    x, target = np.array([1, 2, 3], np.float32), np.array([7, 6, 5], np.float32)
+    assert rig.bind()(x, target) is None
+    assert target.tolist() == [2, 2, 2]
+
+
+def fits(x: Any, result: tuple[Any, Any], *, in_place: bool) -> Any:
+    dtype, shape = result
+    return fitting(Rig().code, x, ArrayKind(np.dtype(dtype), shape), in_place=in_place)
+
+
+def test_arrays_that_fit_in_place() -> None:
+    like = np.zeros((3, 4), np.float32)
+    plain = fits(like, (np.float32, (3, 4)), in_place=True)
+    assert plain(like, like)
+    other = np.ones((3, 4), np.float32)
+    assert plain(other, other)
+    assert not plain(like, other)
+    assert not plain(like, None)
+    fixed = like.copy()
+    fixed.flags.writeable = False
+    odd = np.frombuffer(bytearray(49), np.uint8)[1:].view(np.float32).reshape(3, 4)
+    others = (
+        fixed,
+        odd,
+        like.T,
+        like.reshape(4, 3),
+        like.reshape(-1),
+        like.reshape(3, 4, 1),
+        np.zeros((3, 8), np.float32)[:, ::2],
+        like.astype(np.int32),
+        np.ma.masked_array(like),
+        like.view(np.recarray),
+        None,
+        3,
+        [1],
+    )
+    assert not any(plain(each, each) for each in others)
+
+
+def test_arrays_that_fit_apart() -> None:
+    like = np.zeros(4, np.float32)
+    gathers = fits(like, (np.float32, (8,)), in_place=False)
+    assert gathers(like, None)
+    assert gathers(like, np.zeros(8, np.float32))
+    fixed = np.zeros(8, np.float32)
+    fixed.flags.writeable = False
+    for out in (like, fixed, np.zeros(8), np.zeros(4, np.float32), np.zeros(16, np.float32)[::2], 3):
+        assert not gathers(like, out)
+    memory = np.zeros(32, np.float32)
+    assert gathers(memory[:4], memory[4:12])
+    assert gathers(memory[12:16], memory[4:12])
+    assert not gathers(memory[4:8], memory[4:12])
+    assert not gathers(memory[2:6], memory[4:12])
+    assert not gathers(memory[11:15], memory[4:12])
+    fixed = like.copy()
+    fixed.flags.writeable = False
+    assert gathers(fixed, None)
+
+
+def test_shapes_of_any_dimensions() -> None:
+    for shape in ((), (1,), (2, 0), (1, 2, 3, 4, 5)):
+        x = np.zeros(shape, np.int64)
+        assert fits(x, (np.int64, shape), in_place=True)(x, x)
+        assert not fits(x, (np.int64, shape), in_place=True)(*[np.zeros((7, *shape), np.int64)] * 2)

@@ -1,0 +1,86 @@
+"""Compiled kernels against those of NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from collectives.arrays import compiled_division, compiled_kernel, divide, kernel
+from collectives.jit import MachineCode, combining, load
+
+pytest.importorskip("numba", reason="kernels are compiled by Numba")
+
+HALVES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+ALL = np.arange(1 << 16, dtype=np.uint16)
+
+
+@pytest.fixture(scope="module")
+def code() -> MachineCode:
+    found = load()
+    assert isinstance(found, MachineCode), found
+    if not found.kernels:
+        pytest.skip("this processor does not convert float16")
+    return found
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Equal bits; any NaN for a NaN."""
+    nan = np.isnan(expected.astype(np.float32))
+    return bool((np.isnan(found.astype(np.float32)) == nan).all() and found[~nan].tobytes() == expected[~nan].tobytes())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("shift", [0, 1, 513, 0x8001, 0x7C00])
+def test_every_half_plus_another_one(code: MachineCode, dtype: Any, shift: int) -> None:
+    add = combining(code, compiled_kernel("sum", dtype), 2)
+    assert add is not None
+    a, b = ALL.view(dtype), np.roll(ALL, shift).view(dtype)
+    expected, out = np.empty_like(a), np.empty_like(a)
+    with np.errstate(all="ignore"):
+        kernel("sum", dtype)(a, b, expected)
+    add(a, b, out)
+    assert same(out, expected)
+    for place in (0, 1):
+        operands = [a.copy(), b.copy()]
+        add(*operands, operands[place])
+        assert same(operands[place], expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("count", [0, 1, 2, 31, 1000, 1 << 17])
+def test_arrays_of_any_length(code: MachineCode, dtype: Any, count: int) -> None:
+    add = combining(code, compiled_kernel("average", dtype), 2)
+    assert add is not None
+    made = np.random.default_rng(count)
+    a, b = (made.normal(size=count).astype(dtype) for _ in range(2))
+    expected, whole = np.empty_like(a), np.zeros(count + 2, dtype)
+    kernel("sum", dtype)(a, b, expected)
+    add(a, b, whole[1:-1])
+    assert whole[1:-1].tobytes() == expected.tobytes()
+    assert whole[[0, -1]].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("size", [2, 3, 7, 64])
+def test_every_half_divided(code: MachineCode, dtype: Any, size: int) -> None:
+    name, number = compiled_division(dtype, size)
+    divide_by = combining(code, name, 2)
+    assert divide_by is not None
+    a, expected = ALL.view(dtype), np.empty(1 << 16, dtype)
+    with np.errstate(all="ignore"):
+        divide(a, size, expected)
+    out = np.empty_like(a)
+    divide_by(a, number, out)
+    assert same(out, expected)
+    out[:] = a
+    divide_by(out, number, out)
+    assert same(out, expected)
+
+
+def test_there_are_no_others(code: MachineCode) -> None:
+    assert compiled_kernel("max", HALVES[0]) == compiled_kernel("sum", np.dtype(np.float32)) == ""
+    assert compiled_division(np.dtype(np.float64), 3)[0] == ""
+    assert combining(code, "", 2) is None

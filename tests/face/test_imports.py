@@ -1,0 +1,89 @@
+"""`import ronde`: one package with all public names, which loads no framework before it is used."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import collectives
+import frontends.numpy
+import ronde
+
+ROOT = Path(__file__).resolve().parents[2]
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
+
+
+def modules() -> list[str]:
+    """All modules of the package, as names to import."""
+    files = sorted((ROOT / "ronde").rglob("*.py"))
+    files = [path for path in files if path.name != "__main__.py"]
+    return [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files]
+
+
+def python(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_the_names_are_those_of_collectives() -> None:
+    assert ronde.__all__ is collectives.__all__
+    assert all(getattr(ronde, name) is getattr(collectives, name) for name in ronde.__all__)
+    assert ronde.__version__ == collectives.__version__
+
+
+def test_modules_are_found_as_attributes() -> None:
+    assert ronde.numpy.allreduce is frontends.numpy.allreduce
+    assert ronde.compression.Int8 is importlib.import_module("collectives.compression").Int8
+    assert {*FRAMEWORKS, "numpy", "compression", "allreduce", "run"} <= set(dir(ronde))
+    with pytest.raises(AttributeError, match="module 'ronde' has no attribute 'mxnet'"):
+        ronde.mxnet  # noqa: B018
+
+
+def test_importing_it_loads_no_framework_and_no_numpy_frontend() -> None:
+    script = f"import sys; from ronde import *; print([m for m in sys.modules if m in {(*FRAMEWORKS, 'frontends')}])"
+    done = python(script)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_missing_framework_is_named_with_the_command_that_installs_it(framework: str) -> None:
+    done = python(f"import sys; sys.modules[{framework!r}] = None; import ronde.{framework}")
+    needs = f"ModuleNotFoundError: ronde.{framework} needs {framework}: pip install 'ronde[{framework}]'"
+    assert needs in done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in modules() if name.count(".") > 0])
+def test_each_module_exports_names_of_the_module_it_stands_for(name: str) -> None:
+    """Its `__all__` is that of the original, or lists some names of the original; the objects are the same."""
+    framework = name.split(".")[1]
+    if framework in FRAMEWORKS and importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed: pip install 'ronde[{framework}]'")
+    origin = name.replace("ronde.", "frontends.", 1).replace(".tensorflow.keras", ".keras")
+    origin = {"ronde.compression": "collectives.compression"}.get(name, origin)
+    script = f"""
+import {name} as face, {origin} as origin
+assert set(face.__all__) <= set(getattr(origin, "__all__", face.__all__))
+assert face.__all__ and [name for name in face.__all__ if getattr(face, name) is not getattr(origin, name)] == []
+"""
+    done = python(script)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_package_is_a_command() -> None:
+    command = [sys.executable, "-m", "ronde"]
+    done = subprocess.run([*command, "--version"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"ronde {ronde.__version__}\n", done.stderr
+    done = subprocess.run([*command, "run", "--frobnicate"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "usage: ronde" in done.stderr) == (2, True)
+
+
+def test_tensorflow_alone_does_not_load_keras_layers() -> None:
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("tensorflow is not installed: pip install 'ronde[tensorflow]'")
+    script = "import sys, ronde.tensorflow as hvd; print('frontends.tensorflow.sync_batch_norm' in sys.modules)"
+    done = python(script)
+    assert done.stdout == "False\n", done.stdout + done.stderr

@@ -1,0 +1,123 @@
+"""An optional ability: receives that take a frame from any of several ranks with any of several tags, and probes.
+
+A transport has it (`Transport.ability(AnySource)`) or not; nothing else of a transport depends on it. Matching is that
+of MPI: frames of one pair of ranks do not overtake each other, and every receive, also one for a single rank and tag,
+takes the first frame that it matches; of several receives that match a frame, the one posted first takes it.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from transports.base import MAX_CHECK, MAX_TAG, Request, Transport, check_view
+
+
+class Arrival(NamedTuple):
+    """The envelope of a frame: its sender, tag and check, and the length of its payload in bytes."""
+
+    source: int
+    tag: int
+    check: int
+    nbytes: int
+
+
+class Claim:
+    """The right of one receive to a frame. Receives that share a claim take one frame together: the first that matches
+    takes the claim, and the others never complete. For a receive that is posted with several transports."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def taken(self) -> bool:
+        """True once a receive has matched."""
+        return self._lock.locked()
+
+    def take(self) -> bool:
+        """Take the claim; False if it is taken. Any thread may call it."""
+        return self._lock.acquire(blocking=False)
+
+
+class AnyRequest(Request):
+    """A receive from any of several ranks in flight."""
+
+    @property
+    @abstractmethod
+    def arrival(self) -> Arrival | None:
+        """The envelope of the frame that the receive has matched; None before. The payload may still be arriving."""
+
+    @property
+    @abstractmethod
+    def view(self) -> memoryview:
+        """The memory of the payload, once the request has completed: the given view, or newly allocated memory."""
+
+    @abstractmethod
+    def withdraw(self) -> bool:
+        """Take the receive back, unless it has matched a frame. False if it has: then it completes."""
+
+
+class AnySource(ABC):
+    """The ability. Threads may call it concurrently."""
+
+    @abstractmethod
+    def irecv_any(
+        self,
+        sources: frozenset[int],
+        tags: range,
+        view: memoryview | None,
+        check: int | None = None,
+        claim: Claim | None = None,
+    ) -> AnyRequest:
+        """Begin to receive the first frame from any of `sources` with any of `tags`.
+
+        sources  ranks; the rank itself may be among them
+        tags     consecutive numbers, 0 <= tag < 2**64
+        view     as of `Transport.irecv`; None allocates memory of the length of the frame
+        check    as of `Transport.irecv`; None takes every check
+        claim    shared with receives of other transports, of which one takes a frame. A receive with a claim does not
+                 fail if the peers close: its poster asks `reachable`
+
+        Of the frames that have arrived from one peer the first is taken. No peer is kept waiting by others that send
+        more: a frame that has arrived is taken after a number of receives that does not depend on later frames. (The
+        transports of Ronde take the frame that arrived first of all.)
+        The request fails with PeerLost, which aborts the transport, when all other ranks of `sources` have closed. It
+        fails with MismatchError as those of `Transport.irecv` do. Raises ValueError for bad arguments, and as irecv.
+        """
+
+    @abstractmethod
+    def probe(self, sources: frozenset[int], tags: range, deadline: float) -> Arrival | None:
+        """Wait until a frame has arrived that `irecv_any` would take now; its envelope. The frame stays.
+
+        None if the deadline passed first, or if no frame can come any more, since all other ranks of `sources` have
+        closed. A deadline in the past polls: it makes all progress that is possible without waiting. Raises ValueError
+        for bad arguments, and the transport's first failure.
+        """
+
+    @abstractmethod
+    def since(self, sources: frozenset[int], tags: range) -> float:
+        """The monotonic time at which the frame arrived that `irecv_any` would take now; infinity if there is none. For
+        a choice between several transports; the time of a frame that came before the first question may be earlier than
+        its arrival. Makes no progress."""
+
+    @abstractmethod
+    def reachable(self, sources: frozenset[int]) -> bool:
+        """False if every other rank of `sources` has closed its transport, and all its frames have been received.
+        True if there are no other ranks."""
+
+
+def check_any(
+    transport: Transport, sources: frozenset[int], tags: range, view: memoryview | None, check: int | None
+) -> None:
+    """The argument checks of the ability. Raises ValueError naming argument, value and what is allowed."""
+    if not sources or min(sources) < 0 or max(sources) >= transport.size:
+        raise ValueError(f"sources={sorted(sources)}: must be one or more ranks, 0 to {transport.size - 1}")
+    if tags.step != 1 or not tags or tags[0] < 0 or tags[-1] > MAX_TAG:
+        raise ValueError(f"tags={tags!r}: must be one or more consecutive numbers, 0 to 2**64 - 1")
+    if check is not None and not 0 <= check <= MAX_CHECK:
+        raise ValueError(f"check={check!r}: must be 0 to 2**32 - 1, or None for every check")
+    if view is not None:
+        check_view(view, writable=True)
