@@ -69,7 +69,7 @@ def choices() -> list[str]:
 
 
 def section(found: Algorithm) -> list[str]:
-    """What there is to say about an algorithm."""
+    """The section about an algorithm."""
     text = inspect.cleandoc(found.generate.__doc__ or "").split("\n\n")
     paragraphs = [" ".join(part.split()) for part in text]
     hosts = (0, 0, 0, 0, 1, 1, 1, 1) if found.multihost else ()

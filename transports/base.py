@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
@@ -93,9 +93,9 @@ class Group:
         """'rank 3 (node1, pid 4242)', for messages."""
         return f"rank {rank} ({self.members[rank]})"
 
-    def describe_all(self, ranks: Sequence[int]) -> str:
+    def describe_all(self, ranks: Collection[int]) -> str:
         """'rank 3 (node1, pid 4242), rank 5 (node2, pid 17) and 40 more', for messages."""
-        names = ", ".join(map(self.describe, ranks[:MOST_NAMED]))
+        names = ", ".join(map(self.describe, sorted(ranks)[:MOST_NAMED]))
         return names if len(ranks) <= MOST_NAMED else f"{names} and {len(ranks) - MOST_NAMED} more"
 
     def forked_error(self) -> ForkedError:

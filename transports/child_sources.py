@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from transports.anysource import AnyRequest, AnySource, Arrival, Claim, check_any
 from transports.base import FIRST_SLICE, LAST_SLICE, Transport
@@ -19,7 +19,6 @@ from transports.errors import DeadlineExceeded, MismatchError, RondeError
 _Part = tuple[Child, AnyRequest]
 _Share = tuple[Child, frozenset[int]]
 
-_MOST_NAMED: Final = 8
 """Number of ranks that an error names."""
 
 
@@ -123,8 +122,7 @@ class ChildSources(AnySource):
     def overdue(self, sources: frozenset[int]) -> DeadlineExceeded:
         """The error of a receive that has waited too long."""
         group = self._whole.group
-        names = ", ".join(group.describe(source) for source in sorted(sources)[:_MOST_NAMED])
-        text = f"rank {group.rank} waited too long for a frame from any of {len(sources)} ranks: {names}"
+        text = f"rank {group.rank} waited too long for a frame from any of {group.describe_all(sources)}"
         return DeadlineExceeded(text, rank=group.rank)
 
     def _ask(self, child: Child, places: frozenset[int], tags: range, deadline: float) -> Arrival | None:

@@ -128,7 +128,7 @@ class Lifecycle:
     def all_left(self, sources: Iterable[int]) -> PeerLost:
         """The error of a receive from any of `sources` after all of them but this rank have closed."""
         peers = sorted(set(sources) - {self.rank})
-        names = ", ".join(map(self._group.describe, peers))
+        names = self._group.describe_all(peers)
         text = f"{names} closed, and no other rank can send the frame that rank {self.rank} was waiting for"
         return PeerLost(text, rank=self.rank, peer=peers[0] if len(peers) == 1 else None)
 

@@ -158,6 +158,22 @@ def _stopped(process: Identity) -> bool:
         return False
 
 
+def parent_of(pid: int) -> int:
+    """The id of a process's parent, 0 if that is in another namespace. Raises OSError."""
+    return int(_fields(pid)[1])
+
+
+def children_of(pid: int) -> list[int]:
+    """The ids of a process's children. Raises OSError where there is no proc(5)."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError):  # it has ended
+                if parent_of(int(name)) == pid:
+                    found.append(int(name))
+    return found
+
+
 def _start_of(pid: int) -> int:
     """The start time of a process in clock ticks, 0 if it has ended and is a zombie. Raises OSError."""
     state, start = _state_of(pid)
@@ -165,7 +181,12 @@ def _start_of(pid: int) -> int:
 
 
 def _state_of(pid: int) -> tuple[bytes, int]:
-    """State and start time of a process, from its line in proc(5). Raises OSError."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
+    """State and start time of a process. Raises OSError."""
+    fields = _fields(pid)
     return fields[0], int(fields[19])
+
+
+def _fields(pid: int) -> list[bytes]:
+    """The fields of a process in proc(5), from its state on. Raises OSError."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()

@@ -27,7 +27,6 @@ from transports.errors import MismatchError, RondeError
 
 MAX_UNEXPECTED_FRAMES: Final = 1 << 18
 """Maximum number of unexpected messages of any length."""
-_MOST_NAMED: Final = 8
 """Number of ranks that the error of a receive from any source names."""
 
 
@@ -84,10 +83,8 @@ class AnyReceive(Receive):
     def overdue(self, group: Group) -> str:
         """The text of DeadlineExceeded."""
         tags = f"tag {self.tags[0]:#x}" if len(self.tags) == 1 else f"a tag {self.tags[0]:#x} to {self.tags[-1]:#x}"
-        names = [group.describe(source) for source in sorted(self.sources)[:_MOST_NAMED]]
-        more = len(self.sources) - len(names)
-        who = f"{', '.join(names)} and {more} more" if more else ", ".join(names)
-        return f"rank {group.rank} waited too long for a frame with {tags} from any of {who}"
+        senders = group.describe_all(self.sources)
+        return f"rank {group.rank} waited too long for a frame with {tags} from any of {senders}"
 
     def match(self, arrival: Arrival, payload: memoryview | None = None) -> bool:
         """Match a frame; False if the claim is taken. `payload`: memory that holds the frame, and may be kept."""

@@ -21,7 +21,7 @@ class Loop(NamedTuple):
 
 
 class _Ufunc(ctypes.Structure):
-    """What follows the head of a ufunc object."""
+    """The fields of a ufunc object after its head."""
 
     _fields_ = (
         ("inputs", ctypes.c_int),

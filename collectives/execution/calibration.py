@@ -105,5 +105,5 @@ class _Comparison:
         return self._clock() - began
 
     def _over(self) -> bool:
-        """Whether the budget of any rank is used up. Collective."""
+        """True if the budget of any rank is used up. Collective."""
         return bool(maximum(self._trial, [self._clock() >= self.end], self._deadline)[0])

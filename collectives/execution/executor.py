@@ -105,7 +105,7 @@ class Executor:
         self._window: Window | None = None
         self._state = State(code, _EPOCHS_PER_CALL)
         self._words = self._state.words
-        """Of the state: the number of the newest call, and the number of calls that were staged."""
+        """The words of the state: the number of the newest call, and the number of calls that were staged."""
         self._tables: dict[int, Plan] = planner.cache()
         """Number of a table -> its plan."""
         self._newest_table = 0

@@ -22,7 +22,7 @@ class Operand(NamedTuple):
 
 
 class ArrayKind(NamedTuple):
-    """What an array must be like."""
+    """The dtype and the shape that an array must have."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]

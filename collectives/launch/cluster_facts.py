@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import socket
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from collectives.launch.installed import first_version
 from collectives.version import __version__
 from transports.interfaces import interfaces, mtu
 from transports.rendezvous import this_member
@@ -43,9 +43,5 @@ def facts_here() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """The versions of Python, Ronde, and the packages that are installed."""
     found = {"python": platform.python_version(), "ronde": __version__}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    installed = {package: first_version([package]) for package in PACKAGES}
+    return found | {package: version for package, version in installed.items() if version is not None}

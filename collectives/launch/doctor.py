@@ -9,7 +9,6 @@ import os
 import platform
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from collectives.config import Config, Settings, unknown_variables
@@ -17,7 +16,7 @@ from collectives.jit import cache_folder, obstacle
 from collectives.launch import cluster_doctor
 from collectives.launch.allocation import allocated
 from collectives.launch.function import run
-from collectives.launch.installed import frameworks, gpu_software
+from collectives.launch.installed import first_version, frameworks, gpu_software
 from collectives.launch.processes import usable_cores
 from collectives.launch.run_command import add_hosts, hosts_of, positive
 from collectives.version import __version__
@@ -146,13 +145,8 @@ def calibration() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"ronde": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    installed = {package: first_version([package]) or "not installed" for package in PACKAGES}
+    return {"ronde": __version__, "python": platform.python_version()} | installed
 
 
 def _machine() -> dict[str, Any]:

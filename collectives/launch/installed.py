@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import re
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -45,7 +46,7 @@ def gpu_software() -> dict[str, str | None]:
     return found
 
 
-def first_version(distributions: tuple[str, ...]) -> str | None:
+def first_version(distributions: Iterable[str]) -> str | None:
     """The version of the first of these distributions that is installed."""
     for name in distributions:
         try:

@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Final
 
+from transports.liveness import children_of
+
 _SSHD: Final = ("sshd", "sshd-session")
 
 
@@ -30,7 +32,7 @@ def end_sshd() -> None:
     """
     sshd = os.getppid()
     with contextlib.suppress(OSError):  # it has ended, or is not ours to end
-        if _connection() and Path(f"/proc/{sshd}/comm").read_text().strip() in _SSHD and _children(sshd) == 1:
+        if _connection() and Path(f"/proc/{sshd}/comm").read_text().strip() in _SSHD and len(children_of(sshd)) == 1:
             os.kill(sshd, signal.SIGTERM)
 
 
@@ -38,12 +40,3 @@ def _connection() -> list[str]:
     """Address and port of the client, then those of this host; empty if there is no login by ssh."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     return words if len(words) == 4 else []
-
-
-def _children(parent: int) -> int:
-    """The number of a process's children."""
-    count = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            count += int(path.read_bytes().rpartition(b")")[2].split()[1]) == parent
-    return count

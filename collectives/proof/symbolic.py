@@ -59,8 +59,10 @@ class Expressions:
             self.ranks.append(self.ranks[a] | self.ranks[b])
             self.places.append(self.places[a])
             left, right = self.runs[a], self.runs[b]
-            ordered = left is not None and right is not None and left[1] + 1 == right[0]
-            self.runs.append((left[0], right[1]) if ordered and left and right else None)
+            joined = None
+            if left is not None and right is not None and left[1] + 1 == right[0]:
+                joined = left[0], right[1]
+            self.runs.append(joined)
         return value
 
     def check_last(self, values: list[int], said: bool, promised: bool) -> None:

@@ -233,19 +233,22 @@ def _known(find: Callable[[Call], int]) -> Callable[[Call, Execution], tuple[lis
 
 
 def _size_of(call: Call) -> int:
-    comm = world()
-    if not call.number:
-        return comm.size
-    found = comm.process_sets.get(call.number)
-    return UNKNOWN_SET if found is None else len(found[0])
+    ranks = _ranks_of(call)
+    return UNKNOWN_SET if ranks is None else len(ranks)
 
 
 def _included_in(call: Call) -> int:
+    ranks = _ranks_of(call)
+    return UNKNOWN_SET if ranks is None else int(world().rank in ranks)
+
+
+def _ranks_of(call: Call) -> Sequence[int] | None:
+    """The ranks of the call's process set, None if there is no such set."""
     comm = world()
     if not call.number:
-        return 1
+        return range(comm.size)
     found = comm.process_sets.get(call.number)
-    return UNKNOWN_SET if found is None else int(comm.rank in found[0])
+    return None if found is None else found[0]
 
 
 _KINDS: Final = {

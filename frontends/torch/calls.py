@@ -1,4 +1,4 @@
-"""How the methods of a process group are called: in several forms, and recorded by torch's profiler.
+"""The calls of a process group's methods: in several forms, and recorded by torch's profiler.
 
 torch's own code passes lists of tensors and an object with options. Scripts may pass one tensor, and the options'
 fields in position or by name: `group.allreduce(tensor, dist.ReduceOp.MAX)`.

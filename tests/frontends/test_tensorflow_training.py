@@ -339,7 +339,7 @@ def test_no_deadlock_in_any_order(pool: Framework, threads: int, transport: str)
 
 
 def in_new_ranks(pool: Framework, script: Path, *arguments: object) -> str:
-    """What two new ranks write when they run the script."""
+    """The output of two new ranks that run the script."""
     ranks = pool.fresh(2)
     try:
         return ranks.run_script(script, *arguments)

@@ -279,7 +279,7 @@ COLLECTIVES = (
 
 
 def profile(path: str, backend: str) -> dict[str, Any]:
-    """What the profiler has of each operation: is it asynchronous, and its input's shapes; the number of calls."""
+    """The profiler's record of each operation: asynchronous or not, the input's shapes, and the number of calls."""
     with group(path, backend) as (rank, size):
         activities = [torch.profiler.ProfilerActivity.CPU]
         with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:

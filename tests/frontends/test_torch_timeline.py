@@ -20,7 +20,7 @@ Pools = Callable[[int], Pool]
 
 
 def check(file: Path, *, cycles: bool) -> None:
-    """What the test of Horovod's timeline looks for."""
+    """The events that the test of Horovod's timeline looks for."""
     text = file.read_text()
     assert json.loads(text)
     for word in ("allreduce.test_allreduce", "start_time_since_epoch_in_micros", "NEGOTIATE_ALLREDUCE", '"ALLREDUCE"'):

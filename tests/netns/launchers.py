@@ -41,7 +41,7 @@ class Launcher(Protocol):
     name: str
     title: str
     interrupts: int
-    """How often it wants Ctrl-C before it ends the ranks."""
+    """The number of times that it wants Ctrl-C before it ends the ranks."""
     ours: bool
     """True if it is Ronde's own, whose exit codes are right or wrong."""
 
@@ -52,7 +52,7 @@ class Launcher(Protocol):
         """Hosts for it."""
 
     def commands(self, program: Sequence[str]) -> Mapping[str, list[str]]:
-        """What to start on which hosts. The first is the one that a user would interrupt."""
+        """The commands to start, by host. The first is the one that a user would interrupt."""
 
     def is_launcher(self, process: Process) -> bool:
         """True for the process that the user has started on the near host, or what does its work."""

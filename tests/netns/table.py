@@ -76,7 +76,7 @@ class Running:
             time.sleep(PAUSE_SECONDS)
 
     def words(self) -> list[str]:
-        """What was printed so far, stdout first."""
+        """The output so far, stdout first."""
         return [line for kind in ("lines", "errors") for one in self.started for line in getattr(one, kind)]
 
     def kill(self, is_wanted: Callable[[Process], bool]) -> None:
@@ -189,7 +189,7 @@ NOTES = {
 
 @dataclass
 class Cell:
-    """What came of an event under a launcher.
+    """The result of an event under a launcher.
 
     seconds  until all was over; None if that did not come within OVER_SECONDS
     ranks    until the ranks had ended; None likewise

@@ -30,7 +30,7 @@ SECRET = {"RONDE_SECRET": "5a" * 16}
 
 
 def expected(hosts: int, each: int) -> list[str]:
-    """What the ranks of PROGRAM print."""
+    """The output of the ranks of PROGRAM."""
     size = hosts * each
     return sorted(
         f"meeting {meeting}: {rank} of {size}, {rank % each} of {each} on {rank // each} of {hosts}, sum "

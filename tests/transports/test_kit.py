@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import subprocess
@@ -546,6 +547,33 @@ def test_leaks_finds_shared_memory(quick: Leaks) -> None:
 def test_leaks_finds_shared_memory_elsewhere(tmp_path: Path) -> None:
     leaks = Leaks(settle=0.05, directory=str(tmp_path))
     assert leak_of(leaks, (tmp_path / "ronde-1").touch) == f"left behind: file {tmp_path / 'ronde-1'}"
+
+
+WATCHING = """
+import sys
+from transports.testing import Leaks
+with Leaks(settle=0.05, directory=sys.argv[1]):
+    print("begun", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="this platform has no proc(5)")
+@pytest.mark.parametrize("used", [False, True])
+def test_leaks_blames_nobody_for_a_file_that_a_foreign_process_uses(tmp_path: Path, used: bool) -> None:
+    command = [sys.executable, "-c", WATCHING, str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begun\n"
+        path = tmp_path / "ronde-1"
+        path.write_bytes(bytes(4096))
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 4096 if used else 1, prot=mmap.PROT_READ) as memory:
+            if not used:
+                memory.close()
+            _, errors = child.communicate("\n", timeout=60)
+    assert (child.returncode == 0) == used, errors
+    assert ("LeakError: left behind: file" in errors) != used
 
 
 def test_leaks_finds_processes(quick: Leaks) -> None:

@@ -1,4 +1,4 @@
-"""What a store is asked when 10,000 ranks use proxies: the messages are counted, without processes and sockets."""
+"""The requests to a store when 10,000 ranks use proxies: the messages are counted, without processes and sockets."""
 
 from __future__ import annotations
 

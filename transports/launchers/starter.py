@@ -9,7 +9,7 @@ from pathlib import Path
 from transports.errors import ConfigError
 from transports.launchers.detection import family_of
 from transports.launchers.variables import Env
-from transports.liveness import Identity
+from transports.liveness import Identity, parent_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def find_starter(env: Env) -> Starter | None:
     pid = os.getppid()
     try:
         while pid > 1 and said <= _variables(pid):
-            pid = _parent(pid)
+            pid = parent_of(pid)
         return Starter(Identity.of(pid), Path(f"/proc/{pid}/comm").read_text().strip()) if pid else None
     except OSError:
         return None
@@ -52,8 +52,3 @@ def _variables(pid: int) -> set[bytes]:
         return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     except PermissionError:
         return set()
-
-
-def _parent(pid: int) -> int:
-    """Raises OSError."""
-    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])

@@ -23,7 +23,7 @@ Reply = Callable[[Hashable, int, Answer], None]
 
 
 class Desk(Protocol):
-    """What is behind a server's connections."""
+    """The data behind a server's connections."""
 
     def ask(self, client: Hashable, number: int, request: list[object], now: float) -> None:
         """Take a request; it is answered now or later. Raises ValueError if it is none."""

@@ -1,4 +1,4 @@
-"""What a proxy of a store does with requests, without I/O: it forwards them, and the same thing only once.
+"""The work of a store's proxy, without I/O: it forwards requests, and a repeated one only once.
 
     put          rows of a table are held until all ranks below have given theirs, or HOLD_SECONDS; they go up together
     get, any     the ranks that wait for a key wait here; the store is asked once. A complete table is kept for the next

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import glob
 import multiprocessing
@@ -10,6 +11,8 @@ import threading
 import time
 from types import TracebackType
 from typing import Final
+
+from transports.liveness import parent_of
 
 SETTLE_PAUSE: Final = 0.01
 
@@ -22,6 +25,9 @@ class Leaks:
     """A context that raises LeakError at its end if there are new threads, open descriptors (where /proc/self/fd
     exists), files `directory`/ronde-*, or child processes since its beginning.
 
+    A file in the memory of a foreign process is no leak: another world may be starting at the same time. Foreign is a
+    process that neither this one nor a descendant has started. An orphan counts as a descendant.
+
     settle  seconds to wait for threads and processes that are just ending. An error of the body is raised instead.
     """
 
@@ -29,11 +35,13 @@ class Leaks:
         self._settle = settle
         self._directory = directory
         self._threads: set[threading.Thread] = set()
+        self._files: set[str] = set()
         self._before: set[str] = set()
 
     def __enter__(self) -> Leaks:
         _start_resource_tracker()
         self._threads = set(threading.enumerate())
+        self._files = self._paths()
         self._before = self._inventory()
         return self
 
@@ -63,8 +71,39 @@ class Leaks:
         return [thread for thread in threading.enumerate() if thread not in self._threads and thread is not here]
 
     def _inventory(self) -> set[str]:
-        files = {f"file {path}" for path in glob.glob(f"{glob.escape(self._directory)}/ronde-*")}
-        return _descriptors() | files | _children()
+        files = self._paths() - self._files
+        if files:
+            files -= _foreign_files()
+        return _descriptors() | {f"file {path}" for path in files} | _children()
+
+    def _paths(self) -> set[str]:
+        return set(glob.glob(f"{glob.escape(self._directory)}/ronde-*"))
+
+
+def _foreign_files() -> set[str]:
+    """The files that foreign processes map. Empty where there is no proc(5)."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else []:
+        if name.isdecimal():
+            with contextlib.suppress(OSError):  # it has ended
+                parents[int(name)] = parent_of(int(name))
+    found: set[str] = set()
+    for pid in parents:
+        if not _related(pid, parents):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as file:  # it has ended, or is another user's
+                found.update(line.split(maxsplit=5)[-1].rstrip("\n") for line in file if "/" in line)
+    return found
+
+
+def _related(pid: int, parents: dict[int, int]) -> bool:
+    """True for this process, its descendants, and orphans."""
+    if parents[pid] <= 1:
+        return True
+    while pid in parents:
+        if pid == os.getpid():
+            return True
+        pid = parents[pid]
+    return False
 
 
 def _descriptors() -> set[str]:

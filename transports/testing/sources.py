@@ -78,7 +78,7 @@ def _check(body: Callable[[Bench, _Receiver], None]) -> Callable[[Bench], None]:
 
 @_check
 def a_receive_from_any_source_takes_the_first_match(bench: Bench, receiver: _Receiver) -> None:
-    """Of the frames of one peer a receive takes the first that it matches, by source, by tag, by both or by neither."""
+    """A receive takes the first frame of a peer that it matches, by source, by tag, by both or by neither."""
     chosen = random.Random(bench.rank)
     numbers = random.Random(7)
     plan: dict[tuple[int, int], list[tuple[int, int]]] = {}

@@ -2,18 +2,5 @@
 
 from __future__ import annotations
 
-from ronde.keras.callbacks import (
-    BestModelCheckpoint,
-    BroadcastGlobalVariablesCallback,
-    LearningRateScheduleCallback,
-    LearningRateWarmupCallback,
-    MetricAverageCallback,
-)
-
-__all__ = [
-    "BestModelCheckpoint",
-    "BroadcastGlobalVariablesCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-]
+from ronde.keras.callbacks import *  # noqa: F403
+from ronde.keras.callbacks import __all__ as __all__

@@ -36,7 +36,7 @@ ALL: list[Compressor] = [
 ]
 REMEMBERING = [compressor for compressor in ALL if getattr(compressor, "feedback", False)]
 ERRORS = {Uncompressed: 1e-6, FP16: 1e-3, BF16: 8e-3, Int8: 3e-2, TopK: 1.0, PowerSGD: 1.0}
-"""Of the result, relative to its norm. TopK and PowerSGD leave out most of what is random."""
+"""The largest error of the result, relative to its norm. TopK and PowerSGD leave out most of random values."""
 
 
 @pytest.fixture(scope="module")

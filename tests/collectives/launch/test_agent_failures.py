@@ -1,4 +1,4 @@
-"""What `ronde run -H` does when hosts cannot be reached, and when something dies. The ssh is a fake on this machine."""
+"""Failures of `ronde run -H`: hosts that cannot be reached, and parts that die. The ssh is a fake on this machine."""
 
 from __future__ import annotations
 

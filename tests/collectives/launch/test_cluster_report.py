@@ -1,4 +1,4 @@
-"""What the findings about a cluster mean: problems, warnings and the table; and which links are tried when."""
+"""The meaning of the findings about a cluster: problems, warnings and the table; and which links are tried when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What liveness, aborts and mismatches cost in simulated worlds of 10,000 ranks on 157 hosts: requests are counted."""
+"""Costs of liveness, aborts and mismatches in simulated worlds of 10,000 ranks on 157 hosts: requests are counted."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def say(text):
 
 say(f"pid {os.getpid()}")
 """
-"""How the programs of ranks begin."""
+"""The beginning of the programs of ranks."""
 
 HELLO: Final = (
     RANK
@@ -53,7 +53,7 @@ if "slow" in sys.argv and world.rank == 0:  # longer than the others: their end 
 
 
 def hello(size: int, meetings: int = 2) -> set[str]:
-    """What the ranks of HELLO print."""
+    """The output of the ranks of HELLO."""
     total = size * (size + 1) // 2
     return {
         f"meeting {meeting} rank {rank} of {size} local {rank} sum {total}"
@@ -146,12 +146,12 @@ class Launched:
 
     @property
     def lines(self) -> list[str]:
-        """What was printed on stdout so far."""
+        """The stdout so far."""
         return list(self._lines)
 
     @property
     def errors(self) -> list[str]:
-        """What was printed on stderr so far."""
+        """The stderr so far."""
         return list(self._errors)
 
     def interrupt(self) -> None:

@@ -55,7 +55,7 @@ SLURM = {
     "SLURM_NTASKS": "99",
 }
 PMI2 = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "0", "PMI_JOBID": "1234.0"}
-"""What srun --mpi=pmi2 adds, which hydra's proxies inherit where they are started by srun."""
+"""The variables that srun --mpi=pmi2 adds, which hydra's proxies inherit where they are started by srun."""
 KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-0.svc", "PET_MASTER_PORT": "29500"}
 CLUSTER = {"chief": ["a:1"], "worker": ["b:2", "[::1]:3"], "ps": ["c:4"]}
 TF_CONFIG = {"TF_CONFIG": json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 1}})}
@@ -88,7 +88,7 @@ def found(env: dict[str, str]) -> Launch:
 
 
 def meeting(env: dict[str, str]) -> str:
-    """How the ranks would meet."""
+    """The way in which the ranks would meet."""
     return found(env).way().describe()
 
 

@@ -42,7 +42,7 @@ class Server:
         self._threads: list[threading.Thread] = []
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What the process `rank` finds in its environment; its end of the connection is open in this process."""
+        """The environment of the process `rank`; its end of the connection is open in this process."""
         ours, theirs = socket.socketpair()
         self._ends += [ours, theirs]
         self._serve(ours, rank)

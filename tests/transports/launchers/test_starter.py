@@ -26,7 +26,7 @@ BY_HAND = {"RONDE_RANK": "1", "RONDE_SIZE": "2", **OPENMPI}
 
 
 def found(variables: dict[str, str], wrapper: list[str]) -> str:
-    """What a rank finds that this process starts as its launcher, through a wrapper."""
+    """The starter that a rank finds, started through a wrapper by this process as its launcher."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RONDE_", "OMPI_", "TORCHEL"))}
     env = kept | {"PYTHONPATH": str(ROOT)} | variables
     command = [*wrapper, sys.executable, "-c", FIND]
