@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from collectives.config import Config
 from collectives.execution import CallPositions
 from collectives.failure import AbortSignal
-from collectives.metrics import Recorder
+from collectives.metrics import Endpoint, Recorder
 from collectives.watchdog import Watchdog
 from transports import forking
 from transports.base import Transport
@@ -23,6 +23,7 @@ class Family(Generic[C]):
     newest_context  the highest number that a communicator of the family was given on this rank; the world's is 0
     positions       the calls in which this rank is, for the watchdog
     recorder        the timeline of this rank
+    endpoint        the HTTP server of this rank's metrics, None until it is asked for
     """
 
     def __init__(self, transport: Transport, config: Config) -> None:
@@ -35,9 +36,12 @@ class Family(Generic[C]):
         self.communicators: list[C] = []
         self.newest_context = 0
         self.recorder = Recorder()
+        self.endpoint: Endpoint | None = None
         forking.register(self)
 
     def after_fork(self) -> None:
         """In a forked child: stop watching and recording."""
         self.watchdog.after_fork()
         self.recorder.after_fork()
+        if self.endpoint is not None:
+            self.endpoint.after_fork()

@@ -1427,6 +1427,11 @@ def metrics_text() -> str:
     return world().metrics_text()
 
 
+def serve_metrics(port: int = 0, host: str = "127.0.0.1") -> int:
+    """Serve the metrics of this rank over HTTP for Prometheus; returns the port. See Communicator.serve_metrics."""
+    return world().serve_metrics(port, host)
+
+
 def start_timeline(path: str | os.PathLike[str], style: str = "ronde") -> None:
     """Write the events of this rank to a file. See Communicator.start_timeline."""
     world().start_timeline(path, style)

@@ -1,4 +1,4 @@
-"""Metrics of a communicator: counters, events, the timeline file, and their text formats.
+"""Metrics of a communicator: counters, events, the timeline file, their text formats, and an HTTP server of them.
 
 Counting costs nanoseconds; timing is sampled. The executor and the negotiation report here. No module here
 influences a call.
@@ -6,6 +6,9 @@ influences a call.
 
 from __future__ import annotations
 
+from collectives.metrics.endpoint import (
+    Endpoint,
+)
 from collectives.metrics.events import (
     Trace,
     now,
@@ -34,6 +37,7 @@ from collectives.metrics.trace_file import (
 
 __all__ = [
     "HEADER",
+    "Endpoint",
     "Finished",
     "Header",
     "HorovodTimeline",

@@ -10,7 +10,7 @@ from typing import Final
 
 from collectives.metrics.meter import Meter
 
-_HELP: Final = {
+HELP: Final = {
     "calls": "Collectives run, as they are executed",
     "bytes": "Bytes of the arrays given to collectives",
     "moved_bytes": "Bytes sent to peers or read from their memory",
@@ -20,25 +20,31 @@ _HELP: Final = {
     "plans_reused": "Calls that found their plan",
     "events": "Other events",
 }
+"""The meaning of each counter."""
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def prometheus_text(meter: Meter, rank: int, communicator: int) -> str:
     """The counters of `meter`, for an endpoint or a file. Every sample is labelled with `rank` and `communicator`."""
-    lines: dict[str, list[str]] = {name: [] for name in _HELP}
-    for name, labels, value in _samples(meter):
-        labels = {"rank": str(rank), "communicator": str(communicator), **labels}
+    lines: dict[str, list[str]] = {name: [] for name in HELP}
+    for name, labels, value in labelled(meter, rank, communicator):
         text = ",".join(f'{label}="{content.translate(_ESCAPES)}"' for label, content in labels.items())
         lines[name].append(f"ronde_{name}_total{{{text}}} {value}\n")
     return "".join(
-        f"# HELP ronde_{name}_total {_HELP[name]}.\n# TYPE ronde_{name}_total counter\n{''.join(rows)}"
+        f"# HELP ronde_{name}_total {HELP[name]}.\n# TYPE ronde_{name}_total counter\n{''.join(rows)}"
         for name, rows in lines.items()
         if rows
     )
 
 
-def _samples(meter: Meter) -> Iterator[tuple[str, dict[str, str], float]]:
+def labelled(meter: Meter, rank: int, communicator: int) -> Iterator[tuple[str, dict[str, str], float]]:
     """Name, labels and value of every counter."""
+    for name, labels, value in _samples(meter):
+        yield name, {"rank": str(rank), "communicator": str(communicator), **labels}, value
+
+
+def _samples(meter: Meter) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Name, own labels and value of every counter."""
     for (collective, part, algorithm), total in meter.sums().items():
         labels = {"collective": collective, "algorithm": algorithm, "part": "yes" if part else "no"}
         yield "calls", labels, total.calls

@@ -38,7 +38,7 @@ SECTIONS: Final = {
     "Messages between two ranks": "send recv sendrecv probe iprobe send_object recv_object",
     "Shared arrays and planned calls": "empty plan",
     "Groups of ranks": "split shrink ProcessSet add_process_set remove_process_set global_process_set",
-    "Measurements": "metrics metrics_text reset_metrics start_timeline stop_timeline",
+    "Measurements": "metrics metrics_text reset_metrics serve_metrics start_timeline stop_timeline",
 }
 """The functions on the site's page of functions. Asynchronous variants stand behind the function."""
 
