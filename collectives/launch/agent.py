@@ -28,6 +28,7 @@ from collectives.launch.output import Tail
 from collectives.launch.processes import Guardian, adopt_orphans, exit_code, fill_standard_descriptors, signals_as_bytes
 from collectives.launch.reaper import Reaper
 from collectives.launch.relay import Relay, prefix_of, rank_folder
+from collectives.launch.remote_host import FINISH_SECONDS
 from collectives.launch.standard_input import InputReceiver
 from collectives.launch.store_keeper import Question
 from collectives.launch.store_pipes import StorePipes
@@ -191,6 +192,7 @@ class Agent:
         self._credit = {STDOUT: WINDOW, STDERR: WINDOW}
         self._started = False
         self._told_gone = False
+        self._told_failure = False
         self._told_drained = False
 
     def run(self) -> None:
@@ -198,6 +200,9 @@ class Agent:
         while self.code is None and not (self.trouble and self._host.gone):
             self._turn()
         self._host.finish(0)
+        until = time.monotonic() + FINISH_SECONDS
+        while not self._host.closed and time.monotonic() < until:
+            self._turn(until)
         until = time.monotonic() + FLUSH_SECONDS
         while self.relay is not None and self.relay.pending and time.monotonic() < until:
             self._turn(until)
@@ -205,10 +210,11 @@ class Agent:
     def _turn(self, until: float = _NEVER) -> None:
         """Handle the next events."""
         drained_at = self._host.drained_at if self._told_gone and not self._told_drained else _NEVER
-        until = min(until, self.link.wake_at, self._escalation.wake_at, drained_at)
+        until = min(until, self.link.wake_at, self._host.wake_at, self._escalation.wake_at, drained_at)
         for key, _ in self._selector.select(None if until == _NEVER else max(0.0, until - time.monotonic())):
             key.data()
         self.link.tick()
+        self._host.tick()
         if self.link.closed is not None:
             self._end_alone(self.link.closed)
         if self.relay is not None:
@@ -254,6 +260,10 @@ class Agent:
             self._escalation.begin(time.monotonic(), signal.SIGTERM)
 
     def _tell_progress(self) -> None:
+        failure = self._host.failure
+        if failure is not None and not self._told_failure:
+            self._told_failure = True
+            self.link.send("failed", failure.text, failure.errno)
         if self._started and not self._told_gone and self._host.gone:
             self._told_gone = True
             self.link.send("gone")
@@ -277,6 +287,7 @@ class Agent:
             case ["open", bytes(marker), float(limit), float(grace)]:
                 self.link.limit = limit
                 self._escalation = Escalation(grace)
+                self._host.grace = grace
                 self.link.send_bytes(marker)
                 self._host.open()
                 self.link.send("hello", asdict(Facts.own(login.address_here())))

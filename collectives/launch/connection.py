@@ -8,7 +8,7 @@ import json
 import os
 import selectors
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from collectives.launch.output import LineSplitter, Tail
@@ -60,16 +60,23 @@ class CommandConnection:
     """A command whose stdin and stdout lead to an agent's. Its stderr has the words about trouble.
 
     command  see `agent_commands`
-    header   what the bootstrap text reads
+    header   what the bootstrap text reads; None for a command without it
+    environment  of the command
     """
 
     def __init__(
-        self, command: Sequence[str], header: Sequence[Any], selector: selectors.BaseSelector, guardian: Guardian
+        self,
+        command: Sequence[str],
+        header: Sequence[Any] | None,
+        selector: selectors.BaseSelector,
+        guardian: Guardian,
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._command = command
         self._header = header
         self._selector = selector
         self._guardian = guardian
+        self._environment = environment
         self._pid = 0
         self._status: int | None = None
         self._stderr = -1
@@ -88,7 +95,7 @@ class CommandConnection:
                 after.callback(os.close, end)
             for end in (to_agent, from_agent, stderr):
                 failed.callback(os.close, end)
-            self._pid = spawn(self._command, os.environ, stdin, stdout, their_stderr)
+            self._pid = spawn(self._command, self._environment, stdin, stdout, their_stderr)
             failed.pop_all()
         self._guardian.add(self._pid)
         self._stderr = stderr
@@ -103,7 +110,7 @@ class CommandConnection:
     @property
     def preamble(self) -> bytes:
         """The line that the bootstrap text reads."""
-        return json.dumps(self._header).encode() + b"\n"
+        return b"" if self._header is None else json.dumps(self._header).encode() + b"\n"
 
     @property
     def ended(self) -> bool:

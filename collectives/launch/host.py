@@ -51,6 +51,7 @@ class Start:
     store    URL of the store
     name     the job's id
     torch    address and port for rank 0 of torch
+    first_local, local_size  the local rank of the first of them, and the number of ranks on the host; 0: these are all
     """
 
     command: Sequence[str]
@@ -60,6 +61,8 @@ class Start:
     name: str
     torch: tuple[str, int]
     secret: bytes = field(repr=False)
+    first_local: int = 0
+    local_size: int = 0
 
 
 @dataclass(frozen=True)

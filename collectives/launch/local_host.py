@@ -8,6 +8,7 @@ import os
 import selectors
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from signal import Signals
 from typing import Final
@@ -15,6 +16,7 @@ from typing import Final
 from collectives.launch import environment
 from collectives.launch.host import Facts, Failure, RankListener, Start
 from collectives.launch.messages import STDERR, STDOUT
+from collectives.launch.parts import Parts, divided
 from collectives.launch.processes import Guardian
 from collectives.launch.rank_processes import RankProcesses
 from collectives.launch.reaper import Reaper
@@ -29,11 +31,13 @@ _READ: Final = 1 << 16
 
 
 class LocalHost:
-    """Implements `Host`. Errors are raised, since they come at once.
+    """Implements `Host`. Errors are raised if they come at once. Where one process may not open enough descriptors for
+    all ranks, it divides them among agents (`parts`).
 
     variables  the environment of the ranks, to which each rank's own variables are added
     keeper     serves the store already; None: one that begins to with `serve`
     stdin      descriptor that rank 0 reads if it is here; may be set until `start`
+    grace      seconds that agents give their ranks if they must end them on their own; may be set until `start`
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class LocalHost:
         *,
         variables: Mapping[str, str],
         stdin: int,
+        grace: float = 0.0,
         keeper: StoreKeeper | None = None,
     ) -> None:
         self.name = name
@@ -55,10 +60,13 @@ class LocalHost:
         self.running = False
         self.failure: Failure | None = None
         self._selector = selector
+        self._guardian = guardian
+        self._parts: Parts | None = None
         self._processes = RankProcesses(reaper, guardian)
         self._listener = listener
         self._variables = variables
         self.stdin = stdin
+        self.grace = grace
         self._keeper = keeper or StoreKeeper(variables)
         self._proxy: TcpStoreServer | None = None
         self._streams: dict[tuple[int, int], int] = {}  # rank and stream -> pipe
@@ -86,14 +94,31 @@ class LocalHost:
         if self.serving is None and len(start.ranks) > 1:
             self._proxy = proxy(store, start.secret, self._variables, len(start.ranks))
             store = self._proxy.url
+        start = replace(start, store=store, local_size=start.local_size or len(start.ranks))
+        sizes = divided(len(start.ranks))
+        if sizes:
+            self._start_parts(start, sizes)
+            return
         with open(os.devnull, "rb") as null:
-            for local_rank, rank in enumerate(start.ranks):
-                local_size = len(start.ranks)
-                job = launchers.Job(rank, start.size, store, start.secret, local_rank, local_size, start.name)
+            for local_rank, rank in enumerate(start.ranks, start.first_local):
+                job = launchers.Job(rank, start.size, store, start.secret, local_rank, start.local_size, start.name)
                 variables = environment.of_rank(job, self._variables, start.torch)
                 stdin = self.stdin if rank == 0 else null.fileno()
                 self._start(rank, start.command, variables, stdin)
         self.running = True
+
+    def _start_parts(self, start: Start, sizes: Sequence[int]) -> None:
+        self._parts = Parts(
+            self._selector,
+            self._guardian,
+            self._listener,
+            variables=self._variables,
+            grace=self.grace,
+            stdin=self.stdin,
+        )
+        self._parts.start(start, sizes)
+        for stream, wanted in self._wanted.items():
+            self._parts.want_output(stream, wanted)
 
     def _start(self, rank: int, command: Sequence[str], variables: Mapping[str, str], stdin: int) -> None:
         with contextlib.ExitStack() as ours:
@@ -111,15 +136,21 @@ class LocalHost:
     def signal_groups(self, number: Signals) -> None:
         """Send a signal to all ranks and everything that they started."""
         self._processes.signal_groups(number)
+        if self._parts is not None:
+            self._parts.signal_groups(number)
 
     def signal_ranks(self, number: Signals) -> None:
         """Send a signal to the processes of the ranks alone."""
         self._processes.signal_ranks(number)
+        if self._parts is not None:
+            self._parts.signal_ranks(number)
 
     def want_output(self, stream: int, wanted: bool) -> None:
         """Read the pipes of STDOUT or STDERR, or let the ranks wait that write to them."""
         if wanted != self._wanted[stream]:
             self._wanted[stream] = wanted
+            if self._parts is not None:
+                self._parts.want_output(stream, wanted)
             self._last_activity = time.monotonic()
             for (rank, other), pipe in self._streams.items():
                 if other == stream and wanted:
@@ -134,29 +165,39 @@ class LocalHost:
     def give_up(self) -> None:
         """Wait for no process any more."""
         self._processes.give_up()
+        if self._parts is not None:
+            self._parts.give_up()
 
     def on_child_exit(self) -> None:
         """Collect the ranks that have ended."""
         for process in self._processes.collect():
             assert process.status is not None
             self._listener.ended(process.rank, process.status, process.last_signal)
+        if self._parts is not None:
+            self._parts.on_child_exit()
 
     def tick(self) -> None:
-        """Nothing is ever due."""
+        """Notice the end of agents."""
+        if self._parts is not None:
+            self._parts.tick()
+            self.running = self._parts.running
+            self.failure = self._parts.failure
 
     @property
     def wake_at(self) -> float:
-        """Never: all that happens here is an event."""
-        return float("inf")
+        """Never, without agents: all that happens here is an event."""
+        return float("inf") if self._parts is None else self._parts.wake_at
 
     @property
     def gone(self) -> bool:
         """True once no process is left."""
-        return self._processes.all_gone
+        return self._processes.all_gone and (self._parts is None or self._parts.gone)
 
     @property
     def drained_at(self) -> float:
         """Moment at which the output counts as complete; infinite while some of it is not wanted."""
+        if self._parts is not None:
+            return self._parts.drained_at
         if not self._streams:
             return 0.0
         return self._last_activity + DRAIN_SECONDS if all(self._wanted.values()) else float("inf")
@@ -165,11 +206,13 @@ class LocalHost:
         """Kill what is left. The store stays: other hosts may still need it."""
         self._processes.kill()
         self._processes.give_up()  # the system may use the numbers again
+        if self._parts is not None:
+            self._parts.finish(code)
 
     @property
     def closed(self) -> bool:
-        """True: `finish` leaves nothing to wait for."""
-        return True
+        """True once no agent is left."""
+        return self._parts is None or self._parts.closed
 
     def close(self) -> None:
         """Kill what is left, release the pipes and the store. Idempotent."""
@@ -178,6 +221,8 @@ class LocalHost:
             self.finish(0)
             for rank, stream in list(self._streams):
                 self._remove(rank, stream)
+            if self._parts is not None:
+                self._parts.close()
             if self._proxy is not None:
                 self._proxy.close()
             self._keeper.close()

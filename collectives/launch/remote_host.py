@@ -31,6 +31,7 @@ class RemoteHost:
 
     limit     seconds of silence after which the host counts as lost
     grace     seconds that the agent gives its ranks if it must end them on its own
+    stdin     descriptor whose data rank 0 gets if it is there
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class RemoteHost:
         *,
         limit: float,
         grace: float,
+        stdin: int = 0,
     ) -> None:
         self.name = name
         self.facts: Facts | None = None
@@ -54,6 +56,7 @@ class RemoteHost:
         self._listener = listener
         self._limit = limit
         self._grace = grace
+        self._stdin = stdin
         self._link: Link | None = None
         self._ends_at = float("inf")  # when messages and connection must have ended
         self._to_start: set[int] = set()
@@ -95,7 +98,7 @@ class RemoteHost:
         secret = self._shown(start.secret)
         self._send("start", asdict(start) | {"command": command, "ranks": list(start.ranks), "secret": secret})
         if 0 in start.ranks:
-            self._input = InputSender(self._selector, partial(self._send, "input"))
+            self._input = InputSender(self._selector, partial(self._send, "input"), self._stdin)
 
     # While they run
 

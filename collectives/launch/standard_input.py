@@ -15,13 +15,14 @@ _READ: Final = 1 << 16
 
 
 class InputSender:
-    """Reads descriptor 0, on the selector of its owner. `send` gets the data, and b"" at the end.
+    """Reads a descriptor, on the selector of its owner. `send` gets the data, and b"" at the end.
 
     A launcher in the background of a shell must not read the terminal; the system then says that the input has ended.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, send: Callable[[bytes], None]) -> None:
+    def __init__(self, selector: selectors.BaseSelector, send: Callable[[bytes], None], fd: int = 0) -> None:
         self._selector = selector
+        self._fd = fd
         self._send = send
         self._credit = WINDOW
         self._open = True
@@ -47,7 +48,7 @@ class InputSender:
     def _resume(self) -> None:
         if self._credit > 0 and not self._watched:
             try:
-                self._selector.register(0, selectors.EVENT_READ, self._read)
+                self._selector.register(self._fd, selectors.EVENT_READ, self._read)
                 self._watched = True
             except PermissionError:  # epoll refuses regular files, which are always readable
                 while self._open and self._credit > 0:
@@ -56,13 +57,13 @@ class InputSender:
     def _pause(self) -> None:
         if self._watched:
             self._watched = False
-            self._selector.unregister(0)
+            self._selector.unregister(self._fd)
 
     def _read(self) -> None:
         if not self._open:
             return
         try:
-            data = os.read(0, min(_READ, self._credit))
+            data = os.read(self._fd, min(_READ, self._credit))
         except OSError:  # a terminal that is gone, or that belongs to another job of the shell
             data = b""
         self._send(data)

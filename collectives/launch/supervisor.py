@@ -186,6 +186,7 @@ class _Supervisor(Listener):
                     self,
                     variables=job.variables,
                     stdin=0,
+                    grace=job.grace,
                     keeper=job.keeper,
                 )
             else:
