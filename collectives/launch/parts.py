@@ -197,7 +197,7 @@ class Parts(Listener):
         """Nothing: `lost` tells the last lines."""
 
     def lost(self, host: Host, reason: str) -> None:
-        """An agent has ended, and its guardian kills its ranks; or it ends them. Before all run, the start has failed."""
+        """An agent has ended, or ends its ranks on its own. Before all ranks run, the start has failed."""
         if not self.running:
             self.failure = self.failure or host.failure
             return
