@@ -60,7 +60,7 @@ class Settings:
     reproducible     default of the argument `reproducible` of the reductions
     rules            path of a rule table (TOML), which precedes the cost model in the choice of algorithms
     calibrate        True measures the ways to copy data (about 0.1 s) whenever a communicator is made whose ranks share
-                     memory; False lets the cost model decide. Choices of the rule table are not measured
+                     memory; False uses the usual sizes. Choices of the rule table are not measured
     compiled         auto runs calls in shared memory as machine code if Numba is installed (ronde[jit]), otherwise as
                      functions of Python, as off always does; on raises an error in `init` where there can be no machine
                      code. Ranks may differ in it

@@ -23,7 +23,7 @@ COLLECTIVES: Final = tuple(name for name in SPECS if any(known.single_copy for k
 _BLOCKS: Final = 2
 """Blocks of runs of each algorithm, which alternate, so that a disturbance does not hit one algorithm alone."""
 _RUNS: Final = 2
-"""Timed runs in each block. The shortest one counts."""
+"""Timed runs in each block."""
 _UNTIMED: Final = 1 << 60
 _DTYPE: Final = np.dtype(np.float32)
 Clock = Callable[[], float]
@@ -63,9 +63,9 @@ class _Comparison:
         self._x: Array = np.ones(SIZES[0] // _DTYPE.itemsize, _DTYPE)
         self._out: Array = np.ones_like(self._x)
 
-    def seconds(self, collective: str, nbytes: int) -> tuple[float, float] | None:
-        """Seconds of the staged and of the single-copy algorithm on the slowest rank; None if there is nothing
-        to compare, or no time left. See `planning.calibration.Compare`. Collective."""
+    def seconds(self, collective: str, nbytes: int) -> tuple[list[float], list[float]] | None:
+        """Seconds of each run of the staged and of the single-copy algorithm on the slowest rank; None if there is
+        nothing to compare, or no time left. See `planning.calibration.Compare`. Collective."""
         call, source, target = self._arguments(collective, nbytes // _DTYPE.itemsize)
         plans = self._staged.plan(call), self._single.plan(call)
         if plans[0].algorithm.single_copy or not plans[1].algorithm.single_copy or self._over():
@@ -78,8 +78,8 @@ class _Comparison:
                     self._run(plan, source, target)
                 for run in range(_RUNS):
                     times[way, block * _RUNS + run] = self._run(plan, source, target)
-        staged, single = maximum(self._trial, times.reshape(-1), self._deadline).reshape(times.shape).min(axis=1)
-        return float(staged), float(single)
+        staged, single = maximum(self._trial, times.reshape(-1), self._deadline).reshape(times.shape)
+        return staged.tolist(), single.tolist()
 
     def _arguments(self, collective: str, count: int) -> tuple[Call, Array, Array]:
         """A call on `count` elements in total, with this rank's arrays."""

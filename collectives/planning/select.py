@@ -13,7 +13,7 @@ from typing import Final
 
 from collectives.algorithms import Algorithm, algorithms
 from collectives.config import Config
-from collectives.planning.calibration import NEVER, Calibration
+from collectives.planning.calibration import NEVER, USUAL, Calibration
 from collectives.planning.cost_model import Model, predict
 from collectives.planning.rules import MAX_SEGMENTS, Rule, Rules
 from collectives.schedule import SPECS, Geometry
@@ -96,15 +96,16 @@ class Selector:
         other.calibration = calibration
         return other
 
-    def single_copy_from(self, collective: str, size: int) -> int | None:
-        """Return the bytes from which a collective of `size` ranks uses single copy, or NEVER; None: by cost.
+    def single_copy_from(self, collective: str, size: int) -> int:
+        """Return the bytes from which a collective of `size` ranks uses single copy, or NEVER.
 
-        A [[single_copy]] row of the rules comes before the calibration.
+        A [[single_copy]] row of the rules comes before the calibration, and this before the usual size.
         """
         for row in self._single_copy:
             if row.collective == collective and row.min_ranks <= size <= row.max_ranks:
                 return row.from_bytes
-        return None if self.calibration is None else self.calibration.single_copy_from.get(collective)
+        measured = {} if self.calibration is None else self.calibration.single_copy_from
+        return measured.get(collective, USUAL.get(collective, NEVER))
 
     @classmethod
     def from_config(cls, config: Config, transport: Transport) -> Selector:
@@ -138,17 +139,16 @@ class Selector:
             return self._best(known[rule.algorithm], demand, rule.segments)
         able = [candidate for candidate in known.values() if not obstacle(candidate, demand)]
         wanted = self._wants_single_copy(demand)
-        if wanted is not None:
-            able = [candidate for candidate in able if candidate.single_copy == wanted] or able
+        able = [candidate for candidate in able if candidate.single_copy == wanted] or able
         choices = [self._best(candidate, demand) for candidate in able]
         return min(choices, key=_preference)
 
-    def _wants_single_copy(self, demand: Demand) -> bool | None:
-        """True to consider only single-copy algorithms, False to consider only others, None to compare all by cost."""
+    def _wants_single_copy(self, demand: Demand) -> bool:
+        """True to consider only single-copy algorithms, False to consider only others."""
         if demand.windows or demand.nbytes < SINGLE_COPY_BYTES or not demand.single_copy:
             return False
         start = self.single_copy_from(demand.collective, demand.geometry.size)
-        return None if start is None else start != NEVER and demand.nbytes >= start
+        return start != NEVER and demand.nbytes >= start
 
     def _ruled(self, demand: Demand) -> Rule | None:
         """Return the first rule that fits a demand and whose algorithm can meet it."""
