@@ -43,6 +43,10 @@ class Controls(NamedTuple):
     spins      loads of an epoch that are worthwhile before `Window.wait`
     wake       wakes the ranks that sleep until this rank publishes
     memory     keeps the addresses valid
+    bells      addresses of the doorbells of the ranks: a word of 32 bits that is not 0 while its rank sleeps. To do
+               what `wake` does: store 0 in word ASKED; store 0 in every doorbell that is not 0, and wake its sleeper by
+               futex(2); wake those that sleep at word EPOCH. Compiled code that waits may sleep there, by futex(2),
+               after it has stored 1 in word ASKED of the peer. () if there is no futex(2)
     """
 
     addresses: tuple[int, ...]
@@ -51,6 +55,7 @@ class Controls(NamedTuple):
     spins: int
     wake: Callable[[], None]
     memory: tuple[Any, ...]
+    bells: tuple[int, ...] = ()
 
 
 class Window(ABC):

@@ -27,9 +27,11 @@ from collectives.jit import (
     STAGED,
     UNFIT,
     ArrayKind,
+    JobRing,
     MachineCode,
     State,
     fitting,
+    take_times,
 )
 from collectives.metrics import Meter, now
 from collectives.planning import Call, Plan, Planner
@@ -247,6 +249,17 @@ class Executor:
         """See collectives.jit.fitting. None if there is no compiled code."""
         code = self._state.code
         return None if code is None else fitting(code, x, result, in_place=in_place)
+
+    def job_ring(self) -> JobRing | None:
+        """A new ring for calls of tables; None if no thread can run them without Python."""
+        code = self._state.code
+        return JobRing(code) if code is not None and self._state.wakes else None
+
+    def report_times(self, table: Table) -> None:
+        """Report the call of a table that a job ring has timed last. From any thread."""
+        found = take_times(table.words)
+        if found is not None:
+            self.meter.ended(table.plan, found[0], self.ranks, self.planner.label, found[1])
 
     def go_on(self, table: Table, answer: int, source: Array, target: Array, deadline: float) -> bool:
         """End a call that `table.run` has begun on contiguous arrays, after its answer. Returns and raises as `run`."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collectives.arrays import Array, Op, compiled_division, compiled_kernel, division_loop, inner_loop, kernel_loop
 from collectives.execution.binder import Binder, copy_kernel
@@ -45,13 +46,23 @@ _OCTETS: Final = np.dtype(np.uint8)
 class Table:
     """A plan bound for the compiled interpreter.
 
-    run   run(source, target) begins a call of the plan; see collectives.jit.RunTable
+    run    run(source, target) begins a call of the plan; see collectives.jit.RunTable
+    words  of the table, for a JobRing
     """
 
-    def __init__(self, plan: Plan, run: RunTable, binder: Binder, controls: Controls, memory: list[Any]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        run: RunTable,
+        words: NDArray[np.int64],
+        binder: Binder,
+        controls: Controls,
+        memory: list[Any],
+    ) -> None:
         """`memory` is everything whose address is in the table."""
         self.plan = plan
         self.run = run
+        self.words = words
         self._binder = binder
         self._wake = controls.wake
         self._memory = memory
@@ -113,7 +124,9 @@ def tabulate(plan: Plan, state: State, number: int, binder: Binder, scratch: Arr
     table = rows.writer.table(
         state, number, plan.check, plan.staging_slots, plan.slot_stride, tally, alignment=alignment, releases=releases
     )
-    return Table(plan, bind(state, table), binder, controls, [state, controls.memory, plan.tally.words, *rows.memory])
+    return Table(
+        plan, bind(state, table), table, binder, controls, [state, controls.memory, plan.tally.words, *rows.memory]
+    )
 
 
 class _Rows:

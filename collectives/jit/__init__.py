@@ -1,9 +1,10 @@
 """The compiled interpreter: one function in machine code that runs the steps of a table.
 
 Numba compiles it once for a machine; later processes load the machine code from the cache folder and do not import
-Numba. `interpreter` is the function, in Python; `layout` names the words that it works on; `atomics` are the few
-operations that Python cannot say; `kernels` combine 16-bit floats; `machine_code` compiles, keeps and loads all of it;
-`tables` writes what it reads. Nothing here knows plans or windows.
+Numba. `interpreter` is the function, in Python; `serving` is the thread that runs tables without Python's lock;
+`layout` names the words that both work on; `atomics` are the few operations that Python cannot say; `kernels` combine
+16-bit floats; `machine_code` compiles, keeps and loads all of it; `tables` writes what it reads. Nothing here knows
+plans or windows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,19 @@ from collectives.jit.layout import (
     UNFIT,
 )
 from collectives.jit.machine_code import MachineCode, RunTable, load, obstacle
-from collectives.jit.tables import ArrayKind, CFunction, Operand, State, TableWriter, address, bind, combining, fitting
+from collectives.jit.tables import (
+    ArrayKind,
+    CFunction,
+    JobRing,
+    Operand,
+    State,
+    TableWriter,
+    address,
+    bind,
+    combining,
+    fitting,
+    take_times,
+)
 
 __all__ = [
     "ABSOLUTE",
@@ -39,6 +52,7 @@ __all__ = [
     "UNFIT",
     "ArrayKind",
     "CFunction",
+    "JobRing",
     "MachineCode",
     "Operand",
     "RunTable",
@@ -51,4 +65,5 @@ __all__ = [
     "fitting",
     "load",
     "obstacle",
+    "take_times",
 ]

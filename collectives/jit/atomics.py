@@ -13,12 +13,17 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 WORD = types.int64
 """A word of 64 bits: a number, or an address."""
 _NOTHING = types.void
 _WORD_BITS = ir.IntType(64)
+_FUTEX = {"x86_64": 202, "amd64": 202, "aarch64": 98, "arm64": 98}.get(platform.machine().lower(), 0)
+"""Linux' number of futex(2)."""
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_SECOND = 1_000_000_000
 _HAS_PAUSE = platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -57,6 +62,18 @@ def half_word(typing: Any, address: Any) -> Any:
         return builder.sext(builder.load(builder.inttoptr(operands[0], bits.as_pointer())), _WORD_BITS)
 
     return WORD(WORD), generate
+
+
+@intrinsic
+def put_half(typing: Any, address: Any, value: Any) -> Any:
+    """Store the lower 32 bits of a value."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        bits = ir.IntType(32)
+        builder.store(builder.trunc(operands[1], bits), builder.inttoptr(operands[0], bits.as_pointer()))
+        return context.get_dummy_value()
+
+    return _NOTHING(WORD, WORD), generate
 
 
 @intrinsic
@@ -110,6 +127,45 @@ def pause(typing: Any) -> Any:
     return _NOTHING(), generate
 
 
+def _call_futex(builder: Any, address: Any, operation: int, number: Any, timeout: Any) -> None:
+    """futex(2), by the C library's variadic syscall."""
+    kind = ir.FunctionType(_WORD_BITS, [_WORD_BITS], var_arg=True)
+    syscall = cgutils.get_or_insert_function(builder.module, kind, "syscall")
+    constant = _WORD_BITS
+    builder.call(syscall, [constant(_FUTEX), address, constant(operation), number, timeout, constant(0), constant(0)])
+
+
+@intrinsic
+def futex_wait(typing: Any, address: Any, seen: Any, nanoseconds: Any) -> Any:
+    """Sleep until another thread or process wakes those that sleep at an address, if the lower half of the word there
+    is that of `seen`. It may return early. Negative `nanoseconds`: for any time."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        address, seen, nanoseconds = operands
+        with builder.goto_entry_block():
+            place = builder.alloca(_WORD_BITS, ir.Constant(ir.IntType(32), 2))
+        second = _WORD_BITS(_SECOND)
+        for index, value in enumerate((builder.sdiv(nanoseconds, second), builder.srem(nanoseconds, second))):
+            builder.store(value, builder.gep(place, [ir.Constant(ir.IntType(32), index)]))
+        endless = builder.icmp_signed("<", nanoseconds, _WORD_BITS(0))
+        timeout = builder.select(endless, _WORD_BITS(0), builder.ptrtoint(place, _WORD_BITS))
+        _call_futex(builder, address, _FUTEX_WAIT, builder.and_(seen, _WORD_BITS(0xFFFFFFFF)), timeout)
+        return context.get_dummy_value()
+
+    return _NOTHING(WORD, WORD, WORD), generate
+
+
+@intrinsic
+def futex_wake(typing: Any, address: Any, count: Any) -> Any:
+    """Wake up to `count` threads that sleep at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        _call_futex(builder, operands[0], _FUTEX_WAKE, operands[1], _WORD_BITS(0))
+        return context.get_dummy_value()
+
+    return _NOTHING(WORD, WORD), generate
+
+
 @intrinsic
 def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
     """Copy bytes between two places that do not overlap: the C library's memcpy."""
@@ -149,6 +205,8 @@ def call_kernel(
     return _NOTHING(*[WORD] * 8), generate
 
 
+clock_gettime = types.ExternalFunction("clock_gettime", WORD(WORD, WORD))
+"""The C library's function; writes seconds and nanoseconds."""
 save_thread = types.ExternalFunction("PyEval_SaveThread", WORD())
 """Release the interpreter's lock; returns what `restore_thread` wants."""
 restore_thread = types.ExternalFunction("PyEval_RestoreThread", _NOTHING(WORD))

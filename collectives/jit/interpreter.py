@@ -35,22 +35,22 @@ from transports.onesided import ASKED, CHECKS, EPOCH, KEPT
 
 _HEAD = object.__basicsize__
 """Bytes of the head that all objects have. The second word of it is the type."""
-_compiled = numba.njit(error_model="numpy")
+compiled = numba.njit(error_model="numpy")
 
 
-@_compiled
+@compiled
 def field(record: int, index: int) -> int:
     """A word of a table, a row or a state."""
     return word(record + 8 * index)
 
 
-@_compiled
+@compiled
 def data_of(array: int) -> int:
     """The address of an array's data."""
     return word(array + _HEAD + at.ARRAY_DATA)
 
 
-@_compiled
+@compiled
 def operand(row: int, index: int, source: int, target: int, slot: int) -> int:
     """The address of an operand."""
     base, offset = field(row, index), field(row, index + 1)
@@ -63,7 +63,7 @@ def operand(row: int, index: int, source: int, target: int, slot: int) -> int:
     return offset
 
 
-@_compiled
+@compiled
 def publish(state: int, epoch: int, check: int) -> bool:
     """Do what Window.publish does; returns True if a peer sleeps and must be woken."""
     own = field(state, at.OWN)
@@ -75,7 +75,7 @@ def publish(state: int, epoch: int, check: int) -> bool:
     return load_ordered(own + 8 * ASKED) != 0
 
 
-@_compiled
+@compiled
 def reached(control: int, epoch: int, spins: int) -> bool:
     """Spin until a rank has published `epoch`; False if that takes too long."""
     while load_acquire(control + 8 * EPOCH) < epoch:
@@ -86,7 +86,7 @@ def reached(control: int, epoch: int, spins: int) -> bool:
     return True
 
 
-@_compiled
+@compiled
 def agrees(control: int, epoch: int, check: int) -> bool:
     """True if a rank has published `check` with `epoch`. The publisher writes a slot's epoch first: a check that was
     read before the epoch belongs to that epoch."""
@@ -94,7 +94,7 @@ def agrees(control: int, epoch: int, check: int) -> bool:
     return load_acquire(kept + 8) == check and load_acquire(kept) == epoch
 
 
-@_compiled
+@compiled
 def combine(row: int, source: int, target: int, slot: int) -> None:
     """A REDUCE."""
     a, b = operand(row, at.A, source, target, slot), operand(row, at.B, source, target, slot)
@@ -106,7 +106,7 @@ def combine(row: int, source: int, target: int, slot: int) -> None:
         call_kernel(division, result, divisor, result, count, stride, 0, data)
 
 
-@_compiled
+@compiled
 def interpret(table: int, state: int, source: int, target: int, first: int, stop: int) -> int:
     """Run the rows from `first` to `stop` of the newest call. Returns the number of the row that is left to Python, or
     DONE."""
@@ -135,7 +135,7 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
     return at.DONE
 
 
-@_compiled
+@compiled
 def begin(table: int, state: int) -> int:
     """Number and count a new call. Returns DONE, or why its rows must not run yet."""
     if load_acquire(field(state, at.STOPPED)) != 0:
@@ -150,7 +150,7 @@ def begin(table: int, state: int) -> int:
     return at.OBSERVED if calls >= field(tally, at.TALLY_NEXT) else at.DONE
 
 
-@_compiled
+@compiled
 def run_table(owner: int, arguments: int, count: int) -> int:
     """The function of a builtin method of Python whose object is the array with the table:
 
@@ -183,7 +183,7 @@ def run_table(owner: int, arguments: int, count: int) -> int:
     return none
 
 
-@_compiled
+@compiled
 def is_of_kind(kind: int, array: int) -> bool:
     """True if an object is an array of a kind."""
     fields, flags, dimensions = array + _HEAD, field(kind, at.FLAGS), field(kind, at.DIMENSIONS)
@@ -201,7 +201,7 @@ def is_of_kind(kind: int, array: int) -> bool:
     return same == dimensions
 
 
-@_compiled
+@compiled
 def fits(owner: int, arguments: int, count: int) -> int:
     """The function of a builtin method of Python whose object is the array with two kinds:
 
@@ -222,7 +222,7 @@ def fits(owner: int, arguments: int, count: int) -> int:
     return answer
 
 
-@_compiled
+@compiled
 def combine_arrays(owner: int, arguments: int, count: int) -> int:
     """The function of a builtin method of Python whose object is the array with the words of a kernel:
 
@@ -245,6 +245,6 @@ def combine_arrays(owner: int, arguments: int, count: int) -> int:
 METHODS = {"run_table": run_table, "fits": fits, "combine_arrays": combine_arrays}
 
 
-def entry(name: str) -> Any:
-    """One of the METHODS as a C function of three words."""
-    return numba.cfunc(WORD(WORD, WORD, WORD), error_model="numpy")(METHODS[name].py_func)
+def entry(method: Any) -> Any:
+    """A method as a C function of three words."""
+    return numba.cfunc(WORD(WORD, WORD, WORD), error_model="numpy")(method.py_func)

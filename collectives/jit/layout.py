@@ -6,6 +6,7 @@ A table is made for a plan. It has a head and a row for each instruction:
     row 0  opcode, count, address of the result, of operand a, of operand b, ...
     row 1  ...
 
+A ring belongs to a thread that runs jobs without Python, one after the other (serving.py).
 A state belongs to an executor: the numbers of its calls, and where its window is. It changes with every call.
 A kind describes arrays: type, dtype, shape, flags.
 An operand is a base and an offset: the base says whether the offset counts from the caller's source or target, from the
@@ -35,7 +36,11 @@ NONE: Final = 7
 """Address of the object None, the answer of a call that is complete."""
 PUBLISHED: Final = 8
 """Address of this rank's own note of its epoch."""
-RECENT: Final = 9
+BELLS: Final = 9
+"""Address of the addresses of the doorbells of the window's ranks; see Controls."""
+BELL_COUNT: Final = 10
+"""Their number; 0 if compiled code can wake nobody."""
+RECENT: Final = 11
 """Numbers of the tables of the last calls; 0 for a call without table. `KEPT_RECENT` words."""
 KEPT_RECENT: Final = 8
 STATE_WORDS: Final = RECENT + KEPT_RECENT
@@ -59,7 +64,10 @@ TALLY_CALLS: Final = 0
 TALLY_NEXT: Final = 1
 MISALIGNED: Final = 8
 """The bits that an address must not have: kernels are for aligned elements."""
-HEAD_WORDS: Final = 9
+TIMED: Final = 9
+"""Number of the call whose times are behind the rows, one word each: its begin, the end of every row, its end. 0: there
+are none, and the next call of a ring that is to be timed may write its times there."""
+HEAD_WORDS: Final = 10
 
 # Words of a row. A WAIT has its phase and the address of the awaited rank's control words instead of operands.
 OPCODE: Final = 0
@@ -104,6 +112,34 @@ OBSERVED: Final = -3
 """The call is counted and is to be timed: no row has run."""
 UNFIT: Final = -4
 """The arrays are not aligned: nothing was done."""
+
+# Words of a ring of jobs. A futex looks at the lower half of a word.
+BELL: Final = 0
+"""Grows with every submitted job and every call; the server sleeps on it."""
+SLEEPS: Final = 1
+"""1 while the server sleeps or is about to."""
+CALLED: Final = 2
+"""1 if the server is to come back to Python after its present job."""
+SUBMITTED: Final = 3
+"""Number of jobs that were ever submitted."""
+ENDED: Final = 4
+"""Number of jobs that have ended; the waiters sleep on it."""
+WAITERS: Final = 5
+"""Number of threads that sleep until a job has ended, or are about to."""
+RING_NONE: Final = 6
+RING_TRUE: Final = 7
+RING_FALSE: Final = 8
+"""Addresses of None, True and False."""
+CLOCK: Final = 9
+"""Two words for a reading of the clock."""
+JOBS: Final = 11
+"""The first job; job n has the place n % CAPACITY, of JOB_WORDS words: the addresses of its table and its arrays."""
+JOB_TABLE: Final = 0
+JOB_SOURCE: Final = 1
+JOB_TARGET: Final = 2
+JOB_WORDS: Final = 3
+CAPACITY: Final = 256
+RING_WORDS: Final = JOBS + CAPACITY * JOB_WORDS
 
 # Words of a kernel that Python calls.
 FUNCTION: Final = 0

@@ -31,8 +31,8 @@ log = logging.getLogger("ronde.compiled")
 RunTable = Callable[..., int | None]
 """run(source, target) or run(source, target, first, stop): see interpreter.run_table."""
 
-_METHODS: Final = ("run_table", "fits", "combine_arrays")
-"""The functions of interpreter.METHODS."""
+_METHODS: Final = ("run_table", "fits", "combine_arrays", "serve", "submit", "end", "call", "ended")
+"""The functions of interpreter.METHODS and serving.METHODS."""
 _KERNELS: Final = ("add_float16", "add_bfloat16", "divide_float16", "divide_bfloat16")
 """The functions of kernels.KERNELS."""
 _PREFIX: Final = "ronde_"
@@ -40,7 +40,7 @@ _FASTCALL: Final = 0x80
 """CPython's METH_FASTCALL: a method gets its arguments as a C array."""
 WAIT_SECONDS: Final = 30.0
 _loading = threading.Lock()
-_SOURCES: Final = ("atomics.py", "interpreter.py", "kernels.py", "layout.py", "machine_code.py")
+_SOURCES: Final = ("atomics.py", "interpreter.py", "kernels.py", "layout.py", "machine_code.py", "serving.py")
 
 
 class _MethodDefinition(ctypes.Structure):
@@ -74,7 +74,7 @@ class MachineCode:
         """Addresses of kernels of the form of NumPy's inner loops."""
 
     def bind(self, name: str, words: NDArray[np.int64]) -> Callable[..., Any]:
-        """One of interpreter.METHODS as a method of an array, which it keeps alive. The caller must keep this object,
+        """One of the methods as a method of an array, which it keeps alive. The caller must keep this object,
         and all memory that the words name."""
         method: Callable[..., Any] = _new_method(self._methods[name], words, None)
         return method
@@ -165,9 +165,10 @@ def _compile(llvm: Any, machine: Any, *, with_kernels: bool) -> bytes:
     level = logging.getLogger("numba").level
     logging.getLogger("numba").setLevel(logging.WARNING)  # at level debug it logs every instruction
     try:
-        from collectives.jit import interpreter, kernels
+        from collectives.jit import interpreter, kernels, serving
 
-        functions = {name: interpreter.entry(name) for name in _METHODS}
+        methods = interpreter.METHODS | serving.METHODS
+        functions = {name: interpreter.entry(methods[name]) for name in _METHODS}
         if with_kernels:
             functions |= {name: kernels.entry(name) for name in _KERNELS}
     finally:

@@ -55,6 +55,7 @@ class State:
         """`epochs` is layout.EPOCHS."""
         self.code = code
         self.controls: Controls | None = None
+        self._bells = np.zeros(0, np.int64)
         self.array = np.zeros(layout.STATE_WORDS, np.int64)
         self.words = self.array.data
         self.words[layout.EPOCHS] = epochs
@@ -70,6 +71,14 @@ class State:
             self.words[layout.OWN] = controls.addresses[index]
             self.words[layout.SPINS] = controls.spins
             self.words[layout.HALF] = half
+            self._bells = np.array(controls.bells, np.int64)
+            self.words[layout.BELLS] = address(self._bells)
+            self.words[layout.BELL_COUNT] = len(controls.bells)
+
+    @property
+    def wakes(self) -> bool:
+        """True if compiled code can sleep, and wake ranks that do."""
+        return self.controls is not None and len(self.controls.bells) > 0
 
 
 class TableWriter:
@@ -129,7 +138,8 @@ class TableWriter:
         head[layout.RELEASES] = releases
         head[layout.TALLY] = tally
         head[layout.MISALIGNED] = alignment - 1
-        return np.array([*head, *(word for row in self._rows for word in row)], np.int64)
+        times = [0] * (len(self._rows) + 2)
+        return np.array([*head, *(word for row in self._rows for word in row), *times], np.int64)
 
     def _operate(
         self, opcode: int, count: int, result: Operand = _NO_OPERAND, a: Operand = _NO_OPERAND, b: Operand = _NO_OPERAND
@@ -142,11 +152,43 @@ class TableWriter:
         return row
 
 
+def take_times(table: NDArray[np.int64]) -> tuple[int, list[int]] | None:
+    """The number of the call of a table that a ring has timed, and its times, as Meter.ended takes them; None if there
+    was none since they were taken last."""
+    number = int(table[layout.TIMED])
+    if not number:
+        return None
+    times: list[int] = table[-int(table[layout.ROWS]) - 2 :].tolist()
+    table[layout.TIMED] = 0
+    return number, times
+
+
 def bind(state: State, table: NDArray[np.int64]) -> RunTable:
     """The interpreter as a method of a table, which it keeps alive. The caller keeps the state, and all memory that the
     table names."""
     assert state.code is not None
     return state.code.bind("run_table", table)
+
+
+class JobRing:
+    """A ring of jobs: one thread submits, another one, the server, runs them in machine code. See serving.py."""
+
+    def __init__(self, code: MachineCode) -> None:
+        words = np.zeros(layout.RING_WORDS, np.int64)
+        words[layout.RING_NONE], words[layout.RING_TRUE], words[layout.RING_FALSE] = id(None), id(True), id(False)
+        self.capacity: Final = layout.CAPACITY
+        self.serve: Callable[[], int | None] = code.bind("serve", words)
+        """Run jobs without Python's lock until the server is called, and sleep where there are none. Returns None; or
+        an answer of the oldest job (see RunTable): then Python has to end the job, and to call `end`."""
+        self.submit: Callable[[NDArray[np.int64], Any, Any], None] = code.bind("submit", words)
+        """submit(table, source, target): add a job, if fewer than `capacity` have not ended. The caller keeps all
+        three until it has."""
+        self.end: Callable[[], None] = code.bind("end", words)
+        """The oldest job has ended: see `serve`."""
+        self.call: Callable[[int], None] = code.bind("call", words)
+        """call(1): have `serve` return after each job, and as soon as there is none; call(0): not any more."""
+        self.ended: Callable[[int, int], bool] = code.bind("ended", words)
+        """ended(number, nanoseconds): True once so many jobs have ended; sleeps for that time at most until then."""
 
 
 def combining(code: MachineCode, name: str, itemsize: int) -> Callable[[Any, Any, Any], object] | None:

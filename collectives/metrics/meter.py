@@ -58,7 +58,7 @@ class _PlanEnd(weakref.ref[Plan]):
 
 
 class Meter:
-    """The counters of one communicator. Any thread may read them. An executor reports one call at a time."""
+    """The counters of one communicator. Any thread may read them, and report."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -101,8 +101,8 @@ class Meter:
         failed = len(times) < len(instructions) + 2
         ends = times[1:] if failed else times[1:-1]  # the failed step ends with the call
         steps = list(zip(instructions, times, ends, strict=False))
-        weight = self._account(plan.tally, times[-1] - times[0], len(steps))
         with self._lock:
+            weight = self._account(plan.tally, times[-1] - times[0], len(steps))
             for done, began, ended in steps:
                 if done.kind is Kind.AWAIT or done.kind is Kind.WAIT:
                     self._waited[ranks[done.peer]] += round(weight * (ended - began))

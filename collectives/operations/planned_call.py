@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from collectives.arrays import Array
-from collectives.jit import ArrayKind
+from collectives.jit import ArrayKind, JobRing
 from collectives.operations.job import Job, Packable, Part
 from collectives.operations.reduction import Reduction
 from collectives.operations.signature import Signature
@@ -48,11 +48,11 @@ class PlannedCall:
     fits       (x, out): True if both are arrays as those that the call was planned for; False if it has to be looked up
     begin      (source, target), of any shape: begins what `function` does, in machine code, and mostly ends it; then it
                returns None, and otherwise what `go_on` wants. None if there is no such function
+    table      what `begin` runs
     """
 
     __slots__ = (
         "_executor",
-        "_table",
         "begin",
         "dtype",
         "fits",
@@ -64,6 +64,7 @@ class PlannedCall:
         "reduction",
         "shape",
         "signature",
+        "table",
     )
 
     def __init__(
@@ -89,14 +90,23 @@ class PlannedCall:
         self.reduction = reduction
         self.otherwise = otherwise
         self._executor = space.executor
-        self._table = space.table(planned) if function is space.direct else None
-        self.begin = None if self._table is None else self._table.run
+        self.table = space.table(planned) if function is space.direct else None
+        self.begin = None if self.table is None else self.table.run
         self.fits: Callable[[Any, Any], bool] = _never
 
     def go_on(self, answer: int, source: Any, target: Any, deadline: float) -> None:
         """End a call after `begin` has returned `answer`. Raises as Executor.run."""
-        assert self._table is not None
-        self._executor.go_on(self._table, answer, source, target, deadline)
+        assert self.table is not None
+        self._executor.go_on(self.table, answer, source, target, deadline)
+
+    def job_ring(self) -> JobRing | None:
+        """A new ring for calls with a `table`; see Executor.job_ring."""
+        return self._executor.job_ring()
+
+    def report_times(self) -> None:
+        """See Executor.report_times."""
+        assert self.table is not None
+        self._executor.report_times(self.table)
 
     def leave(self, error: BaseException) -> None:
         """Abort because of an error in `begin`."""
@@ -205,14 +215,14 @@ class PlannedCalls:
 class PlainJob(Job[Any]):
     """A planned call on NumPy arrays that are used as they are."""
 
-    __slots__ = ("_x", "out", "planned")
+    __slots__ = ("out", "planned", "x")
 
     def __init__(self, planned: PlannedCall, x: Array, out: Array | None, timeout: float) -> None:
         self.timeout = timeout
         self.planned = planned
         self.out = out
         """The result; None until it is made."""
-        self._x = x
+        self.x = x
 
     @property
     def signature(self) -> Signature:
@@ -223,24 +233,25 @@ class PlainJob(Job[Any]):
         reduction = self.planned.reduction
         if reduction is None or not reduction.packs or self.planned.signature.kind != "allreduce":
             return None
-        out = self._result()
+        out = self.result()
         source, target = self.arrays(out)
         return Packable((Part(reduction, source.size, source, target),), lambda: out)
 
     def run(self, deadline: float) -> Array:
         planned, given = self.planned, self.out
-        out = self._result()
+        out = self.result()
         source, target = self.arrays(out)
         if planned.run(source, target, deadline) is False:
-            return planned.otherwise(self._x, given, self.timeout, deadline)  # type: ignore[no-any-return]
+            return planned.otherwise(self.x, given, self.timeout, deadline)  # type: ignore[no-any-return]
         return out
 
     def arrays(self, out: Array) -> tuple[Array, Array]:
         """Flat source and target."""
         target = out.reshape(-1)
-        return (target if out is self._x else self._x.reshape(-1)), target
+        return (target if out is self.x else self.x.reshape(-1)), target
 
-    def _result(self) -> Array:
+    def result(self) -> Array:
+        """The array for the result."""
         if self.out is None:
             self.out = self.planned.empty()
         return self.out

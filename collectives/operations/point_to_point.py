@@ -134,7 +134,7 @@ class Message(Work[Any]):
         self._ended = True
         if arrived and self._tell is not None:
             self._tell()
-        self._call_back()
+        self.call_back()
 
     def _over(self) -> bool:
         return self._ended

@@ -42,13 +42,13 @@ class Work(ABC, Generic[T]):
         """
         self._callbacks.append(callback)
         if self._over():
-            self._call_back()
+            self.call_back()
 
     @abstractmethod
     def _over(self) -> bool:
-        """True once `_call_back` has been called, or is about to be."""
+        """True once `call_back` has been called, or is about to be."""
 
-    def _call_back(self) -> None:
+    def call_back(self) -> None:
         """Call the callbacks of an ended operation. Several threads may call it."""
         while self._callbacks:
             try:
@@ -115,7 +115,7 @@ class Promise(Work[T]):
     def _end(self) -> None:
         self._finished = True
         self._gate.release()
-        self._call_back()
+        self.call_back()
 
     def _over(self) -> bool:
         return self._finished

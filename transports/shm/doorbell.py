@@ -23,6 +23,7 @@ _FUTEX_WAIT: Final = 0
 _FUTEX_WAKE: Final = 1
 _NUMBERS: Final = {"x86_64": 202, "aarch64": 98}
 _SHORT: Final = 0.0005
+_ALL: Final = 1 << 30
 
 
 class _Timespec(ctypes.Structure):
@@ -51,13 +52,23 @@ _call: Final = _futex()
 _NUMBER: Final = _NUMBERS.get(platform.machine(), 0)
 
 
+CAN_SLEEP: Final = _call is not None
+"""True if ranks sleep by futex(2)."""
+
+
+def wake_all(address: int) -> None:
+    """Wake all threads that sleep by futex(2) at an address."""
+    if _call is not None:
+        _call(_NUMBER, address, _FUTEX_WAKE, _ALL, None, None, 0)
+
+
 class Doorbell:
     """The doorbell at `offset`, a multiple of 4, of shared memory. Look at `word[0]` before calling `ring`."""
 
     def __init__(self, memory: memoryview, offset: int) -> None:
         self.word = memory[offset : offset + 4].cast("I")
         self._cell = ctypes.c_uint32.from_buffer(memory, offset)
-        self._address = ctypes.addressof(self._cell)
+        self.address = ctypes.addressof(self._cell)
 
     def arm(self) -> None:
         """Announce that the owner is about to sleep."""
@@ -72,14 +83,14 @@ class Doorbell:
         if self.word[0]:
             self.word[0] = 0
             if _call is not None:
-                _call(_NUMBER, self._address, _FUTEX_WAKE, 1, None, None, 0)
+                _call(_NUMBER, self.address, _FUTEX_WAKE, 1, None, None, 0)
 
     def sleep(self, seconds: float) -> None:
         """Sleep until rung, for at most `seconds`. Return immediately if rung since `arm`. May return early."""
         if _call is not None:
             whole = int(seconds)
             timeout = ctypes.byref(_Timespec(whole, int((seconds - whole) * 1e9)))
-            _call(_NUMBER, self._address, _FUTEX_WAIT, 1, timeout, None, 0)
+            _call(_NUMBER, self.address, _FUTEX_WAIT, 1, timeout, None, 0)
             return
         until = time.monotonic() + seconds
         while self.word[0] and (left := until - time.monotonic()) > 0:

@@ -21,7 +21,7 @@ from transports.cores import Cores
 from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.onesided import ASKED, CHECKS, EPOCH, KEPT, Controls, Memory, Window
 from transports.shm import remote, requests
-from transports.shm.doorbell import Doorbell
+from transports.shm.doorbell import CAN_SLEEP, Doorbell, wake_all
 from transports.shm.fence import WEAKLY_ORDERED, barrier
 from transports.shm.segments import Segment
 
@@ -90,6 +90,7 @@ class ShmWindow(Window):
         self._controls = [memory[at : at + _CONTROL_BYTES].cast("Q") for at in controls]
         self._own = self._controls[self.index]
         self._notes = memoryview(bytearray(16)).cast("Q")
+        self._epoch_address = remote.address(self._own)
 
     @staticmethod
     def segment_bytes(count: int, nbytes: int) -> int:
@@ -184,7 +185,8 @@ class ShmWindow(Window):
             notes + 8 * _PUBLISHED,
             _SPINS if self._host.spins else 0,
             self._wake,
-            (memory, self._notes),
+            (memory, self._notes, *self._bells),
+            tuple(bell.address for bell in self._bells) if CAN_SLEEP else (),
         )
 
     # For the transport and for waits.
@@ -262,6 +264,7 @@ class ShmWindow(Window):
     def _wake(self) -> None:
         self._own[ASKED] = 0
         self._ring()
+        wake_all(self._epoch_address)  # compiled code sleeps there
 
     def _ring(self) -> None:
         barrier()  # a rank that is about to sleep either sees the new epoch, or is seen here

@@ -1,0 +1,231 @@
+"""The progress thread in machine code: it runs the jobs of a ring one after the other, and sleeps where it has to wait.
+
+A job is a table with the addresses of its arrays. Three things that a plain call leaves to Python, this thread does
+itself: it wakes ranks that sleep, it sleeps until a peer's epoch comes, and it times calls. Everything else, and a peer
+that stays late, is Python's as ever: `serve` returns the answer of the interpreter. Numba is needed to import this
+module.
+"""
+
+from __future__ import annotations
+
+from collectives.jit import layout as at
+from collectives.jit.atomics import (
+    clock_gettime,
+    futex_wait,
+    futex_wake,
+    half_word,
+    int_value,
+    keep,
+    load_acquire,
+    load_ordered,
+    new_int,
+    put,
+    put_half,
+    restore_thread,
+    save_thread,
+    store_ordered,
+    store_release,
+)
+from collectives.jit.interpreter import agrees, begin, compiled, data_of, field, interpret
+from transports.onesided import ASKED, EPOCH
+
+_ALL = 1 << 30
+_MONOTONIC = 1
+_SECOND = 1_000_000_000
+_SLEEP = 10_000_000
+"""Nanoseconds: the longest sleep for an epoch. A rank that publishes by functions of Python may miss that this one is
+about to sleep (transports/shm/doorbell.py)."""
+_SLEEPS = 3
+"""Sleeps for an epoch, before the wait is left to Python, which looks whether the peer lives."""
+
+
+@compiled
+def wake(state: int) -> None:
+    """Wake all ranks that sleep until this one publishes: what `Controls.wake` does."""
+    own, bells = field(state, at.OWN), field(state, at.BELLS)
+    store_ordered(own + 8 * ASKED, 0)
+    for index in range(field(state, at.BELL_COUNT)):
+        bell = field(bells, index)
+        if half_word(bell) != 0:
+            put_half(bell, 0)
+            futex_wake(bell, 1)
+    futex_wake(own + 8 * EPOCH, _ALL)
+
+
+@compiled
+def comes(state: int, control: int, epoch: int) -> bool:
+    """Sleep until a rank has published `epoch`; False if it does not soon, or if the window is closed."""
+    for _ in range(_SLEEPS):
+        store_ordered(control + 8 * ASKED, 1)
+        newest = load_ordered(control + 8 * EPOCH)
+        if newest >= epoch:
+            return True
+        if load_acquire(field(state, at.STOPPED)) != 0:
+            return False
+        futex_wait(control + 8 * EPOCH, newest, _SLEEP)
+    return load_acquire(control + 8 * EPOCH) >= epoch
+
+
+@compiled
+def now(clock: int) -> int:
+    """What time.perf_counter_ns returns on Linux."""
+    clock_gettime(_MONOTONIC, clock)
+    return _SECOND * field(clock, 0) + field(clock, 1)
+
+
+@compiled
+def run_rows(table: int, source: int, target: int, clock: int) -> int:
+    """Run the rows of the newest call. Returns DONE, or the row that is left to Python.
+
+    clock  two words, if the call is to be timed; else 0
+    """
+    state = field(table, at.STATE)
+    number = field(state, at.CALLS)
+    epoch, check = number * field(state, at.EPOCHS), field(table, at.CHECK) ^ (number & 0xFFFFFFFF)
+    done, rows = 0, field(table, at.ROWS)
+    times = table + 8 * (at.HEAD_WORDS + rows * at.ROW_WORDS)
+    if clock != 0:
+        put(times, now(clock))
+    while done < rows:
+        stop = rows if clock == 0 else done + 1
+        left = interpret(table, state, source, target, done, stop)
+        if left != at.DONE:
+            row = table + 8 * (at.HEAD_WORDS + left * at.ROW_WORDS)
+            if field(row, at.OPCODE) == at.SIGNAL:
+                wake(state)
+            else:
+                control, phase = field(row, at.CONTROL), field(row, at.COUNT)
+                if not comes(state, control, epoch + phase):
+                    return left
+                if phase == 1 and not agrees(control, epoch + phase, check):
+                    return left
+            stop = left + 1
+        done = stop
+        if clock != 0:
+            put(times + 8 * done, now(clock))
+    if clock != 0:
+        put(times + 8 * (rows + 1), now(clock))
+        store_release(table + 8 * at.TIMED, number)
+    return at.DONE
+
+
+@compiled
+def run_job(table: int, source: int, target: int, clock: int) -> int:
+    """Run a new call of a table. Returns DONE, or what is left to Python, as `run_table` does. A call that is to be
+    timed is left to it only if it wants every call."""
+    if (source | target) & field(table, at.MISALIGNED) != 0:
+        return at.UNFIT
+    answer = begin(table, field(table, at.STATE))
+    if answer == at.OBSERVED and field(field(table, at.TALLY), at.TALLY_NEXT) != 0:
+        return run_rows(table, source, target, clock if field(table, at.TIMED) == 0 else 0)
+    return answer if answer != at.DONE else run_rows(table, source, target, 0)
+
+
+@compiled
+def end_job(ring: int) -> None:
+    """Count the oldest job as ended, and wake those that wait for it."""
+    store_ordered(ring + 8 * at.ENDED, field(ring, at.ENDED) + 1)
+    if load_ordered(ring + 8 * at.WAITERS) != 0:
+        futex_wake(ring + 8 * at.ENDED, _ALL)
+
+
+@compiled
+def serve_ring(ring: int) -> int:
+    """Run jobs until the server is called. Returns DONE, or what the oldest job leaves to Python."""
+    while True:
+        rung, number = load_acquire(ring + 8 * at.BELL), field(ring, at.ENDED)
+        if load_acquire(ring + 8 * at.SUBMITTED) != number:
+            job, clock = ring + 8 * (at.JOBS + number % at.CAPACITY * at.JOB_WORDS), ring + 8 * at.CLOCK
+            answer = run_job(field(job, at.JOB_TABLE), field(job, at.JOB_SOURCE), field(job, at.JOB_TARGET), clock)
+            if answer != at.DONE:
+                return answer
+            end_job(ring)
+        elif load_ordered(ring + 8 * at.CALLED) == 0:
+            store_ordered(ring + 8 * at.SLEEPS, 1)
+            if load_ordered(ring + 8 * at.BELL) == rung:
+                futex_wait(ring + 8 * at.BELL, rung, -1)
+            put(ring + 8 * at.SLEEPS, 0)
+        if load_ordered(ring + 8 * at.CALLED) != 0:
+            return at.DONE
+
+
+@compiled
+def ring_bell(ring: int) -> None:
+    """Have the server look at its ring again. Python's lock is held, so no two threads do this at once."""
+    store_ordered(ring + 8 * at.BELL, field(ring, at.BELL) + 1)
+    if load_ordered(ring + 8 * at.SLEEPS) != 0:
+        futex_wake(ring + 8 * at.BELL, 1)
+
+
+@compiled
+def none_of(ring: int) -> int:
+    """The object None, for Python."""
+    none = field(ring, at.RING_NONE)
+    keep(none)
+    return none
+
+
+@compiled
+def serve(owner: int, arguments: int, count: int) -> int:
+    """serve()   run the jobs of the ring without Python's lock, until the server is called. Returns None; or an int,
+    what the oldest job leaves to Python (see run_table): `end` must follow"""
+    ring = data_of(owner)
+    thread = save_thread()
+    answer = serve_ring(ring)
+    restore_thread(thread)
+    if answer != at.DONE:
+        return new_int(answer)
+    return none_of(ring)
+
+
+@compiled
+def submit(owner: int, arguments: int, count: int) -> int:
+    """submit(table, source, target)   add a job, for which there must be room"""
+    ring = data_of(owner)
+    number = field(ring, at.SUBMITTED)
+    job = ring + 8 * (at.JOBS + number % at.CAPACITY * at.JOB_WORDS)
+    for index in range(at.JOB_WORDS):
+        put(job + 8 * index, data_of(field(arguments, index)))
+    store_ordered(ring + 8 * at.SUBMITTED, number + 1)
+    ring_bell(ring)
+    return none_of(ring)
+
+
+@compiled
+def end(owner: int, arguments: int, count: int) -> int:
+    """end()   Python has done what the oldest job had left to it"""
+    ring = data_of(owner)
+    end_job(ring)
+    return none_of(ring)
+
+
+@compiled
+def call(owner: int, arguments: int, count: int) -> int:
+    """call(wanted)   1: the server is to come back to Python, after its present job; 0: not any more"""
+    ring, wanted = data_of(owner), int_value(field(arguments, 0))
+    store_ordered(ring + 8 * at.CALLED, wanted)
+    if wanted != 0:
+        ring_bell(ring)
+    return none_of(ring)
+
+
+@compiled
+def ended(owner: int, arguments: int, count: int) -> int:
+    """ended(number, nanoseconds)   True if `number` jobs have ended; sleeps that long until then, or less"""
+    ring = data_of(owner)
+    number, nanoseconds = int_value(field(arguments, 0)), int_value(field(arguments, 1))
+    if load_acquire(ring + 8 * at.ENDED) < number and nanoseconds > 0:
+        store_ordered(ring + 8 * at.WAITERS, field(ring, at.WAITERS) + 1)
+        thread = save_thread()
+        newest = load_ordered(ring + 8 * at.ENDED)
+        if newest < number:
+            futex_wait(ring + 8 * at.ENDED, newest, nanoseconds)
+        restore_thread(thread)
+        put(ring + 8 * at.WAITERS, field(ring, at.WAITERS) - 1)
+    over = load_acquire(ring + 8 * at.ENDED) >= number
+    answer = field(ring, at.RING_TRUE) if over else field(ring, at.RING_FALSE)
+    keep(answer)
+    return answer
+
+
+METHODS = {"serve": serve, "submit": submit, "end": end, "call": call, "ended": ended}
