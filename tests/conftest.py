@@ -25,6 +25,9 @@ settings.register_profile("proof", deadline=None, max_examples=300)
 settings.load_profile("ronde-ci" if os.environ.get("CI") else "ronde")
 
 MARKS = {
+    "netns": "cluster",
+    "transports/launchers/test_real_launchers.py": "cluster",
+    "collectives/survivors/test_many_processes.py": "cluster",
     "frontends": "frameworks",
     "gpu": "long",
     "security": "long",
@@ -32,7 +35,7 @@ MARKS = {
     "collectives/proof": "proof",
     "collectives/schedule": "proof",
 }
-"""The mark of all tests in a folder."""
+"""The mark of all tests in a folder or file."""
 
 FIRST = ("frontends", "chaos", "netns", "test_examples.py", "collectives/survivors")
 """Folders whose files take longest. They start first, so that no worker is left alone with one of them in the end."""

@@ -581,7 +581,7 @@ def test_the_ops_are_those_of_the_type() -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(("transport", "calls"), [("auto", 10_000), ("tcp", MANY), ("shm", MANY)])
+@pytest.mark.parametrize(("transport", "calls"), [("auto", MANY), ("tcp", MANY), ("shm", MANY)])
 def test_thousands_of_mixed_collectives_leave_nothing_behind(transport: str, calls: int) -> None:
     """Descriptors, memory and segments are looked at in mixed.py itself."""
     script = Path(__file__).with_name("mixed.py")
