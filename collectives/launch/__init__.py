@@ -1,11 +1,28 @@
-"""Starting ranks: the `ronde` command and `run(fn)`.
+"""Starting ranks: the `ronde` command and `run(fn)`; and connecting ranks that an engine such as Ray has started.
 
-`ronde run` starts a program as processes and supervises them; `run` calls a function on new processes or threads. This
-room uses the communicator from outside; nothing but the package's face may import it.
+`ronde run` starts a program as processes and supervises them; `run` calls a function on new processes or threads.
+`GuestJob` and `Occupant` connect processes that an engine has placed (`guests`). This room uses the communicator from
+outside; only the package's face and the frontends of engines may import it.
 """
 
 from __future__ import annotations
 
 from collectives.launch.function import run
+from collectives.launch.guests import GuestJob, Occupant, Place, Seat, free_address, in_rank_order, own_settings
+from collectives.launch.outcome import Failure, Success, dump, load, root_cause
 
-__all__ = ["run"]
+__all__ = [
+    "Failure",
+    "GuestJob",
+    "Occupant",
+    "Place",
+    "Seat",
+    "Success",
+    "dump",
+    "free_address",
+    "in_rank_order",
+    "load",
+    "own_settings",
+    "root_cause",
+    "run",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn, Protocol, TypeGuard
 
@@ -66,8 +66,8 @@ def failure(rank: int, error: BaseException) -> Failure:
     return Failure(rank, substitute)
 
 
-def dump(outcome: Outcome) -> bytes:
-    """Pickle an outcome.
+def dump(outcome: Outcome, pickler: Callable[[object], bytes] = pickle.dumps) -> bytes:
+    """Pickle an outcome. `pickler`: another one, such as cloudpickle.dumps, whose bytes pickle can read.
 
     An error that cannot be pickled and unpickled becomes a RuntimeError with its text; a result that cannot be pickled
     becomes a failure.
@@ -75,13 +75,15 @@ def dump(outcome: Outcome) -> bytes:
     rank = outcome.rank
     if isinstance(outcome, Success):
         try:
-            return pickle.dumps(outcome)
+            return pickler(outcome)
         except Exception as error:  # noqa: BLE001  pickling runs code of the object, which may raise anything
             kind = type(outcome.value).__qualname__
-            return dump(failure(rank, TypeError(f"the result of rank {rank} ({kind}) cannot be pickled: {error}")))
+            return dump(
+                failure(rank, TypeError(f"the result of rank {rank} ({kind}) cannot be pickled: {error}")), pickler
+            )
     trace = "".join(traceback.format_exception(outcome.error)).rstrip()
     try:
-        data = pickle.dumps(Failure(rank, outcome.error, trace))
+        data = pickler(Failure(rank, outcome.error, trace))
         pickle.loads(data)
     except Exception:  # noqa: BLE001  likewise
         text = f"rank {rank} raised {type(outcome.error).__qualname__}: {outcome.error}"

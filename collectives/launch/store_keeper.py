@@ -45,7 +45,7 @@ class StoreKeeper:
             self.serve_at(serving_address(interface, hints), 0, secret, tls)
         assert self._server is not None
         host = self._server.address[0]
-        return self._server.url, (host, _free_port(host))
+        return self._server.url, (host, free_port(host))
 
     def serve_at(self, host: str, port: int, secret: bytes, tls: Tls | None) -> str:
         """Serve the store at an address; its URL. Raises ConfigError, RendezvousError."""
@@ -108,7 +108,7 @@ def serving_address(interface: str, hints: Sequence[str]) -> str:
     return found[0]
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
     """A port that is free now. Another process could take it before torch does, but that is unlikely."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
         free.bind((host, 0))

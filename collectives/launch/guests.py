@@ -1,0 +1,181 @@
+"""Ranks as guests of an engine such as Ray, Dask or Spark: the engine places the processes, and Ronde connects them.
+
+One process that all workers reach, the engine's driver or the first worker, is the host of the job: `GuestJob` serves
+the store there and makes a `Seat` for each worker. The engine carries the seats to the workers, where an `Occupant`
+takes the place of the rank. The way to meet is that of `ronde run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+from collectives.config import Config
+from collectives.launch.environment import PASSED_ON, of_rank, passed_on
+from collectives.launch.outcome import failure
+from collectives.launch.store_keeper import StoreKeeper, free_port
+from collectives.startup import init
+from collectives.world import is_initialized, shutdown, world
+from transports import launchers
+from transports.auth import new_secret
+from transports.errors import RondeError
+
+_CLOSE_SECONDS: Final = 10.0
+"""Seconds to close the world of a worker that is released."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker as the engine has placed it.
+
+    node     the engine's name of the node: workers with the same are neighbours
+    address  a name or an address of the node, by which other nodes reach it
+    """
+
+    node: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank, as its worker is told. It can be pickled, and its repr does not show the secret.
+
+    job        rank, size, the store and the secret
+    torch      the address and port that MASTER_ADDR and MASTER_PORT say
+    variables  more variables for the environment of the rank
+    """
+
+    job: launchers.Job
+    torch: tuple[str, int]
+    variables: Mapping[str, str]
+
+    @property
+    def rank(self) -> int:
+        """The number of the rank."""
+        return self.job.rank
+
+
+def in_rank_order(places: Sequence[Place]) -> list[int]:
+    """The indices of the workers in the order of their ranks: those of a node together, the nodes as they first
+    come."""
+    nodes = list(dict.fromkeys(place.node for place in places))
+    return sorted(range(len(places)), key=lambda worker: nodes.index(places[worker].node))
+
+
+def free_address(address: str) -> tuple[str, int]:
+    """This node's address and a port that is free there now, for MASTER_ADDR and MASTER_PORT. For the first rank."""
+    return address, free_port(address)
+
+
+def own_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Ronde's settings in `environment`, which the ranks of an engine get as well. What holds for one process or is
+    secret is not among them."""
+    prefix = next(name for name in PASSED_ON if name.startswith("RONDE")).rstrip("*")
+    return {name: value for name, value in passed_on(environment, {}).items() if name.startswith(prefix)}
+
+
+class GuestJob:
+    """A job whose ranks an engine starts. It serves their store in this process until `close`.
+
+    variables  for the environment of all ranks; settings of Ronde in it hold for the store, too
+
+    `with GuestJob() as job` closes it.
+    """
+
+    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
+        self._variables = dict(variables or {})
+        self._keeper = StoreKeeper({**own_settings(), **self._variables})
+        self._name = f"guests-{uuid.uuid4().hex[:12]}"
+
+    def seats(self, places: Sequence[Place], torch: tuple[str, int] | None = None) -> list[Seat]:
+        """Serve the store; the seats of the workers in the order of `places`. Once.
+
+        places  where each worker is. The ranks follow `in_rank_order`
+        torch   address and port for rank 0 of torch, see `free_address`; by default one on this host
+
+        Raises ConfigError, RendezvousError; ValueError without places. Nothing stays open then.
+        """
+        if not places:
+            raise ValueError("places: must have at least one worker")
+        secret = new_secret()
+        interface = Config.load(environment={**own_settings(), **self._variables}).transport_options("tcp").interface
+        url, own = self._keeper.serve(secret, interface, list(dict.fromkeys(place.address for place in places)))
+        sizes = Counter(place.node for place in places)
+        seen: Counter[str] = Counter()
+        seats: dict[int, Seat] = {}
+        for rank, worker in enumerate(in_rank_order(places)):
+            node = places[worker].node
+            job = launchers.Job(rank, len(places), url, secret, seen[node], sizes[node], self._name)
+            seats[worker] = Seat(job, torch or own, self._variables)
+            seen[node] += 1
+        return [seats[worker] for worker in range(len(places))]
+
+    def close(self) -> None:
+        """End the store. Idempotent."""
+        self._keeper.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Occupant:
+    """The worker's side: while it is open, this process is the rank of the seat, in the environment of that rank.
+
+    `with Occupant(seat) as rank: value = rank.call(fn)`. On exit the world is closed and the environment is as before,
+    so that the engine can use the process for something else.
+    """
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._before: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        seat = self._seat
+        if is_initialized():
+            raise RuntimeError(f"rank {seat.rank}: this process is a rank of another job already")
+        self._before = dict(os.environ)
+        environment = of_rank(seat.job, {**os.environ, **seat.variables}, seat.torch)
+        os.environ.pop(launchers.VARIABLE, None)  # the seat decides, whatever started the engine
+        os.environ.update(environment)
+        return self
+
+    def connect(self) -> None:
+        """Make the world communicator, if there is none yet. Collective. Raises as `init`."""
+        if not is_initialized():
+            init()
+
+    def call(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Call the function and return its result.
+
+        Raises its error; SystemExit and KeyboardInterrupt become a RuntimeError, which does not end the engine's
+        worker. The communicator is aborted then, so that no other rank waits for this one.
+        """
+        try:
+            return fn(*args, **(kwargs or {}))
+        except BaseException as error:
+            shown = failure(self._seat.rank, error).error
+            if is_initialized():
+                world().abort(f"{type(shown).__name__}: {shown}")
+            if shown is error:
+                raise
+            raise shown from error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with contextlib.suppress(*(() if error is None else (RondeError,))):  # the first error is the one to raise
+                shutdown(_CLOSE_SECONDS)
+        finally:
+            for name in os.environ.keys() - self._before.keys():
+                del os.environ[name]
+            os.environ.update(self._before)

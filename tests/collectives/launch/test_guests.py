@@ -1,0 +1,78 @@
+"""Ranks that an engine places: their seats, and a process that takes one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+
+import collectives
+from collectives.launch import GuestJob, Occupant, Place, Success, dump, in_rank_order, load, own_settings
+
+HERE = Place("node-a", "127.0.0.1")
+THERE = Place("node-b", "127.0.0.1")
+
+
+def test_ranks_are_sorted_by_node_and_know_their_neighbours() -> None:
+    assert in_rank_order([HERE, THERE, HERE, THERE]) == [0, 2, 1, 3]
+    with GuestJob() as job:
+        seats = job.seats([HERE, THERE, HERE])
+    assert [(seat.rank, seat.job.local_rank, seat.job.local_size) for seat in seats] == [
+        (0, 0, 2),
+        (2, 0, 1),
+        (1, 1, 2),
+    ]
+    assert len({seat.job.store for seat in seats}) == 1
+
+
+def test_the_secret_travels_but_is_not_shown() -> None:
+    with GuestJob() as job, GuestJob() as other:
+        seat, strange = job.seats([HERE])[0], other.seats([HERE])[0]
+    copied = pickle.loads(pickle.dumps(seat))
+    assert copied == seat
+    assert copied.job.secret != strange.job.secret
+    assert seat.job.secret.hex() not in repr(seat)
+    assert repr(seat.job.secret) not in repr(seat)
+
+
+def test_an_occupant_is_the_rank_and_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RONDE_LAUNCHER", "none")
+    before = dict(os.environ)
+    with GuestJob({"COLOUR": "green"}) as job:
+        with Occupant(job.seats([HERE])[0]) as rank:
+            rank.connect()
+            world = collectives.world()
+            rank.connect()
+            assert collectives.world() is world
+            assert rank.call(lambda x, y: (os.environ["COLOUR"], world.size, x + y), [1], {"y": 2}) == ("green", 1, 3)
+            with pytest.raises(RuntimeError, match="another job already"):
+                Occupant(job.seats([HERE])[0]).__enter__()
+        assert not collectives.is_initialized()
+        assert os.environ == before
+
+
+def test_an_error_aborts_the_world_and_does_not_end_the_worker() -> None:
+    with GuestJob() as job, Occupant(job.seats([HERE])[0]) as rank:
+        rank.connect()
+        with pytest.raises(RuntimeError, match=r"rank 0 raised SystemExit\(3\)"):
+            rank.call(exit, [3])
+    assert not collectives.is_initialized()
+
+
+def test_bad_places_and_settings() -> None:
+    with GuestJob() as job, pytest.raises(ValueError, match="at least one worker"):
+        job.seats([])
+    given = {"RONDE_LOG_LEVEL": "info", "RONDE_SECRET": "ab" * 32, "RONDE_RANK": "1", "PATH": "/bin"}
+    assert own_settings(given) == {"RONDE_LOG_LEVEL": "info"}
+
+
+def test_outcomes_of_another_pickler() -> None:
+    pickled: list[object] = []
+
+    def pickler(value: object) -> bytes:
+        pickled.append(value)
+        return pickle.dumps(value)
+
+    assert load(1, dump(Success(1, "x"), pickler)) == Success(1, "x")
+    assert pickled == [Success(1, "x")]
