@@ -22,6 +22,7 @@ from collectives.arrays.ops import (
     check_op,
     compiled_division,
     compiled_kernel,
+    compiled_scaling,
     divide,
     division_loop,
     is_small_float,
@@ -30,6 +31,7 @@ from collectives.arrays.ops import (
     one_element,
     scale,
     scaling,
+    scaling_loop,
 )
 from collectives.arrays.own_ops import Op
 from collectives.arrays.views import (
@@ -68,6 +70,7 @@ __all__ = [
     "check_op",
     "compiled_division",
     "compiled_kernel",
+    "compiled_scaling",
     "divide",
     "division_loop",
     "flat",
@@ -78,5 +81,6 @@ __all__ = [
     "one_element",
     "scale",
     "scaling",
+    "scaling_loop",
     "type_name",
 ]

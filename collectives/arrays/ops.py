@@ -148,6 +148,13 @@ def compiled_division(dtype: np.dtype[Any], size: int) -> tuple[str, Array]:
     return name, np.array([size], np.float32)
 
 
+def compiled_scaling(dtype: np.dtype[Any], factor: float) -> tuple[str, Array]:
+    """Return the name of the compiled kernel that does what `scale` does, and its second operand, one number; the name
+    is empty if there is none."""
+    name = f"scale_{dtype.name}" if dtype in (FLOAT16, BFLOAT16) else ""
+    return name, np.array([factor], np.float32)
+
+
 def one_element(combine: Kernel, dtype: np.dtype[Any]) -> Kernel:
     """Return a kernel for arrays of one element whose result has the same bits wherever `out` lies.
 
@@ -193,8 +200,9 @@ def _through_float32(ufunc: Any) -> Kernel:
     return combine
 
 
-def scaling(dtype: np.dtype[Any], factor: float) -> Callable[[Array, Array], object]:
-    """A function (array, out) that computes out = array * factor on flat arrays of `dtype`; `out` may be `array`.
+def scaling(dtype: np.dtype[Any], factor: float, size: int = 0) -> Callable[[Array, Array], object]:
+    """A function (array, out) that computes out = array * factor on flat arrays of `dtype`; `out` may be `array`. If
+    `size` is not 0, it is for arrays of so many elements.
 
     The factor is first rounded to the dtype. As in Horovod, small floats are scaled in float32, and integers in float64
     with truncation toward zero. Raises TypeError for bool.
@@ -205,13 +213,28 @@ def scaling(dtype: np.dtype[Any], factor: float) -> Callable[[Array, Array], obj
         return lambda array, out: _through(np.multiply, array, factor, out, FLOAT32)
     if dtype.kind in "iu":
         return lambda array, out: _through(np.multiply, array, factor, out, FLOAT64)
-    number = np.array(factor, dtype)  # a scalar would be made an array in each call
-    return lambda array, out: np.multiply(array, number, out)
+    number = np.array([factor], dtype)  # a scalar would be made an array in each call
+    if size != 1:
+        return lambda array, out: np.multiply(array, number, out)
+    work = np.empty(1, dtype)
+
+    def scale_one(array: Array, out: Array) -> None:
+        np.multiply(array, number, work)  # in place NumPy takes four times as long for one element
+        out[...] = work
+
+    return scale_one
 
 
 def scale(array: Array, factor: float, out: Array) -> None:
     """Compute out = array * factor on flat arrays of one dtype; see `scaling`."""
     scaling(array.dtype, factor)(array, out)
+
+
+def scaling_loop(dtype: np.dtype[Any], factor: float) -> tuple[Loop, Array] | None:
+    """Return the C function that does what `scale` does, and its second operand, one number; None if that is more than
+    one inner loop of NumPy's."""
+    loop = None if is_small_float(dtype) or dtype.kind not in "fc" else inner_loop(np.multiply, dtype)
+    return None if loop is None else (loop, np.array([factor], dtype))
 
 
 def _through(ufunc: Any, array: Array, number: float, out: Array, wide: np.dtype[Any]) -> None:

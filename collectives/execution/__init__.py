@@ -14,15 +14,17 @@ from collectives.execution.link import measure_link
 from collectives.execution.peers import Peers, brief
 from collectives.execution.positions import CallPosition, CallPositions
 from collectives.execution.step_functions import StepHook
-from collectives.execution.table import Table
+from collectives.execution.table import UNSCALED, Scales, Table
 from collectives.execution.windows import Windows
 
 __all__ = [
     "NO_DATA",
+    "UNSCALED",
     "CallPosition",
     "CallPositions",
     "Executor",
     "Peers",
+    "Scales",
     "StepHook",
     "Table",
     "Windows",

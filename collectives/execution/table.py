@@ -12,12 +12,23 @@ with a kernel that is not one C function has no table: it runs as functions of P
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.arrays import Array, Op, compiled_division, compiled_kernel, division_loop, inner_loop, kernel_loop
+from collectives.arrays import (
+    Array,
+    Loop,
+    Op,
+    compiled_division,
+    compiled_kernel,
+    compiled_scaling,
+    division_loop,
+    inner_loop,
+    kernel_loop,
+    scaling_loop,
+)
 from collectives.execution.binder import Binder, copy_kernel
 from collectives.execution.step_functions import StepFunction, StepHook
 from collectives.jit import (
@@ -28,10 +39,12 @@ from collectives.jit import (
     CFunction,
     Operand,
     RunTable,
+    Scale,
     State,
     TableWriter,
     address,
     bind,
+    scaled,
 )
 from collectives.planning import Plan
 from collectives.schedule import Buf, Instruction, Kind, Span
@@ -43,6 +56,16 @@ it again takes a tenth of a microsecond, but milliseconds where another thread t
 _OCTETS: Final = np.dtype(np.uint8)
 
 
+class Scales(NamedTuple):
+    """The factors by which a call multiplies its source, and its result; None for 1."""
+
+    before: float | None = None
+    after: float | None = None
+
+
+UNSCALED: Final = Scales()
+
+
 class Table:
     """A plan bound for the compiled interpreter.
 
@@ -51,21 +74,38 @@ class Table:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        run: RunTable,
-        words: NDArray[np.int64],
-        binder: Binder,
-        controls: Controls,
-        memory: list[Any],
+        self, plan: Plan, state: State, words: NDArray[np.int64], binder: Binder, controls: Controls, memory: list[Any]
     ) -> None:
         """`memory` is everything whose address is in the table."""
         self.plan = plan
-        self.run = run
+        self.run: RunTable = bind(state, words)
+        self._state = state
         self.words = words
         self._binder = binder
+        self._controls = controls
         self._wake = controls.wake
         self._memory = memory
+
+    def scaled(self, scales: Scales) -> Table | None:
+        """The table for calls that scale their arrays too; None if no C function does that. With a factor `before` the
+        plan must be one in place: it finds the scaled source in the target."""
+        assert self._state.code is not None
+        if scales == UNSCALED:
+            return self
+        call, memory = self.plan.call, list(self._memory)
+        found: list[Scale | None] = []
+        for factor in scales:
+            if factor is None:
+                found.append(None)
+                continue
+            name, number = compiled_scaling(call.dtype, factor)
+            kernel = _with_number(self._state.code.kernels, name, number, scaling_loop(call.dtype, factor))
+            if kernel is None:
+                return None
+            memory.append(kernel[1])
+            found.append(Scale(kernel[0], address(kernel[1])))
+        words = scaled(self.words, found[0], found[1], call.blocks[0], call.dtype.itemsize)
+        return Table(self.plan, self._state, words, self._binder, self._controls, memory)
 
     def rest(self, first: int, *, left: bool) -> StepFunction:
         """A function for the steps of the newest call from `first` on. `left`: the interpreter has left that one."""
@@ -80,7 +120,7 @@ class Table:
             requests: list[Any],
             hook: StepHook | None,
         ) -> None:
-            at, is_left = first, left
+            at, is_left, answer = first, left, None
             while at < len(steps):
                 stop = len(steps) if hook is None else at + 1
                 answer = at if is_left else run(source, target, at, stop)
@@ -91,6 +131,8 @@ class Table:
                 at = stop
                 if hook is not None:
                     hook()
+            if answer is not None:  # what comes after the last row
+                run(source, target, at, at)
 
         return function
 
@@ -124,9 +166,7 @@ def tabulate(plan: Plan, state: State, number: int, binder: Binder, scratch: Arr
     table = rows.writer.table(
         state, number, plan.check, plan.staging_slots, plan.slot_stride, tally, alignment=alignment, releases=releases
     )
-    return Table(
-        plan, bind(state, table), table, binder, controls, [state, controls.memory, plan.tally.words, *rows.memory]
-    )
+    return Table(plan, state, table, binder, controls, [state, controls.memory, plan.tally.words, *rows.memory])
 
 
 class _Rows:
@@ -208,12 +248,7 @@ class _Rows:
     def _division(self) -> tuple[CFunction, Array] | None:
         """The C function that divides by the number of ranks, and its second operand; None if there is none."""
         size = len(self._binder.ranks)
-        name, number = compiled_division(self._dtype, size)
-        function = self._compiled.get(name)
-        if function is not None:
-            return CFunction(function, 0), number
-        found = division_loop(self._dtype, size)
-        return None if found is None else (CFunction(*found[0]), found[1])
+        return _with_number(self._compiled, *compiled_division(self._dtype, size), division_loop(self._dtype, size))
 
     def _operand(self, span: Span) -> Operand:
         offset = span.start * self._dtype.itemsize
@@ -237,6 +272,16 @@ class _Rows:
             self.memory.append(memory)
             start = self._starts[buffer] = address(memory)
         return start
+
+
+def _with_number(
+    compiled: Mapping[str, int], name: str, number: Array, loop: tuple[Loop, Array] | None
+) -> tuple[CFunction, Array] | None:
+    """A kernel and the number that it combines with: the compiled one of that name, else NumPy's loop."""
+    function = compiled.get(name)
+    if function is not None:
+        return CFunction(function, 0), number
+    return None if loop is None else (CFunction(*loop[0]), loop[1])
 
 
 def _overlap(operand: Span, result: Span) -> bool:

@@ -29,12 +29,14 @@ from collectives.jit.tables import (
     CFunction,
     JobRing,
     Operand,
+    Scale,
     State,
     TableWriter,
     address,
     bind,
     combining,
     fitting,
+    scaled,
     take_times,
 )
 
@@ -56,6 +58,7 @@ __all__ = [
     "MachineCode",
     "Operand",
     "RunTable",
+    "Scale",
     "State",
     "TableWriter",
     "address",
@@ -65,5 +68,6 @@ __all__ = [
     "fitting",
     "load",
     "obstacle",
+    "scaled",
     "take_times",
 ]

@@ -107,9 +107,22 @@ def combine(row: int, source: int, target: int, slot: int) -> None:
 
 
 @compiled
+def scale(table: int, kernel: int, source: int, target: int) -> None:
+    """Scale the source into the target; `kernel` is LOAD or STORE."""
+    function = field(table, kernel)
+    if function != 0:
+        count, stride = field(table, at.ELEMENTS), field(table, at.ELEMENT_BYTES)
+        call_kernel(function, source, field(table, kernel + 2), target, count, stride, 0, field(table, kernel + 1))
+
+
+@compiled
 def interpret(table: int, state: int, source: int, target: int, first: int, stop: int) -> int:
-    """Run the rows from `first` to `stop` of the newest call. Returns the number of the row that is left to Python, or
-    DONE."""
+    """Run the rows from `first` to `stop` of the newest call, and what belongs before the first and after the last one.
+    Returns the number of the row that is left to Python, or DONE."""
+    if field(table, at.LOAD) != 0:
+        if first == 0:
+            scale(table, at.LOAD, source, target)
+        source = target
     number, staged = field(state, at.CALLS), field(state, at.STAGED) % field(table, at.SLOTS)
     epoch = number * field(state, at.EPOCHS)
     check = field(table, at.CHECK) ^ (number & 0xFFFFFFFF)
@@ -132,6 +145,8 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
             if phase == 1 and not agrees(control, epoch + phase, check):
                 return index
         row += 8 * at.ROW_WORDS
+    if stop == field(table, at.ROWS):
+        scale(table, at.STORE, target, target)
     return at.DONE
 
 

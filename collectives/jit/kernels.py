@@ -116,28 +116,42 @@ def _sum(widen: Any, rounded: Any) -> Any:
     return add
 
 
-def _division(widen: Any, rounded: Any) -> Any:
-    """The kernel that divides by one number, a float32."""
+@_compiled
+def quotient(a: Any, b: Any) -> Any:
+    """a / b."""
+    return a / b
 
-    def divide(pointers: int, lengths: int, strides: int, data: int) -> None:
+
+@_compiled
+def product(a: Any, b: Any) -> Any:
+    """a * b."""
+    return a * b
+
+
+def _with_number(combine: Any, widen: Any, rounded: Any) -> Any:
+    """The kernel that combines with one number, a float32."""
+
+    def with_number(pointers: int, lengths: int, strides: int, data: int) -> None:
         first, result, count = word(pointers), word(pointers + 16), word(lengths)
         a, out = numba.carray(halves_at(first), count), numba.carray(halves_at(result), count)
         number = numba.carray(singles_at(word(pointers + 8)), 1)[0]
         if first == result:
             for i in range(count):
-                out[i] = rounded(widen(out[i]) / number)
+                out[i] = rounded(combine(widen(out[i]), number))
         else:
             for i in range(count):
-                out[i] = rounded(widen(a[i]) / number)
+                out[i] = rounded(combine(widen(a[i]), number))
 
-    return divide
+    return with_number
 
 
 KERNELS: Final = {
     "add_float16": _sum(widen_float16, round_float16),
     "add_bfloat16": _sum(widen_bfloat16, round_bfloat16),
-    "divide_float16": _division(widen_float16, round_float16),
-    "divide_bfloat16": _division(widen_bfloat16, round_bfloat16),
+    "divide_float16": _with_number(quotient, widen_float16, round_float16),
+    "divide_bfloat16": _with_number(quotient, widen_bfloat16, round_bfloat16),
+    "scale_float16": _with_number(product, widen_float16, round_float16),
+    "scale_bfloat16": _with_number(product, widen_bfloat16, round_bfloat16),
 }
 
 

@@ -67,7 +67,15 @@ MISALIGNED: Final = 8
 TIMED: Final = 9
 """Number of the call whose times are behind the rows, one word each: its begin, the end of every row, its end. 0: there
 are none, and the next call of a ring that is to be timed may write its times there."""
-HEAD_WORDS: Final = 10
+LOAD: Final = 10
+STORE: Final = 13
+"""How the source is scaled into the target before the rows, and the target after them: a kernel, its data, and the
+address of a number, three words each; 0 for not at all. The rows of a table that scales its source find it in the
+target."""
+ELEMENTS: Final = 16
+ELEMENT_BYTES: Final = 17
+"""Elements to scale, and the bytes of one."""
+HEAD_WORDS: Final = 18
 
 # Words of a row. A WAIT has its phase and the address of the awaited rank's control words instead of operands.
 OPCODE: Final = 0

@@ -33,7 +33,7 @@ RunTable = Callable[..., int | None]
 
 _METHODS: Final = ("run_table", "fits", "combine_arrays", "serve", "submit", "end", "call", "ended")
 """The functions of interpreter.METHODS and serving.METHODS."""
-_KERNELS: Final = ("add_float16", "add_bfloat16", "divide_float16", "divide_bfloat16")
+_KERNELS: Final = tuple(f"{name}_{dtype}" for name in ("add", "divide", "scale") for dtype in ("float16", "bfloat16"))
 """The functions of kernels.KERNELS."""
 _PREFIX: Final = "ronde_"
 _FASTCALL: Final = 0x80

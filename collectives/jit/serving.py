@@ -82,7 +82,7 @@ def run_rows(table: int, source: int, target: int, clock: int) -> int:
     state = field(table, at.STATE)
     number = field(state, at.CALLS)
     epoch, check = number * field(state, at.EPOCHS), field(table, at.CHECK) ^ (number & 0xFFFFFFFF)
-    done, rows = 0, field(table, at.ROWS)
+    done, left, rows = 0, at.DONE, field(table, at.ROWS)
     times = table + 8 * (at.HEAD_WORDS + rows * at.ROW_WORDS)
     if clock != 0:
         put(times, now(clock))
@@ -103,6 +103,8 @@ def run_rows(table: int, source: int, target: int, clock: int) -> int:
         done = stop
         if clock != 0:
             put(times + 8 * done, now(clock))
+    if left != at.DONE:
+        interpret(table, state, source, target, rows, rows)  # what comes after the last row
     if clock != 0:
         put(times + 8 * (rows + 1), now(clock))
         store_release(table + 8 * at.TIMED, number)

@@ -81,6 +81,13 @@ class State:
         return self.controls is not None and len(self.controls.bells) > 0
 
 
+class Scale(NamedTuple):
+    """A multiplication by one number: its kernel, and the address of the number."""
+
+    kernel: CFunction
+    number: int
+
+
 class TableWriter:
     """Writes the rows of one table.
 
@@ -161,6 +168,18 @@ def take_times(table: NDArray[np.int64]) -> tuple[int, list[int]] | None:
     times: list[int] = table[-int(table[layout.ROWS]) - 2 :].tolist()
     table[layout.TIMED] = 0
     return number, times
+
+
+def scaled(
+    table: NDArray[np.int64], load: Scale | None, store: Scale | None, count: int, itemsize: int
+) -> NDArray[np.int64]:
+    """The same table for calls on arrays of `count` elements that are scaled before and after."""
+    words = table.copy()
+    for at, scale in ((layout.LOAD, load), (layout.STORE, store)):
+        if scale is not None:
+            words[at : at + 3] = *scale.kernel, scale.number
+    words[layout.ELEMENTS], words[layout.ELEMENT_BYTES] = count, itemsize
+    return words
 
 
 def bind(state: State, table: NDArray[np.int64]) -> RunTable:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from collectives.arrays import Array, check_dtype
+from collectives.execution import UNSCALED
 from collectives.operations.arguments import Arguments, as_tuple, dtype_name
 from collectives.operations.job import FunctionJob, Job
 from collectives.operations.planned_call import ArrayJob, PlannedCall, PlannedCalls
@@ -314,7 +315,14 @@ class Movement:
         space = self._calls.space
         flat = array.ndim == len(shape) == 1
         return PlannedCall(
-            space, space.direct or space.exchange, space.plan(call), array.dtype, shape, signature, flat=flat
+            space,
+            space.direct or space.exchange,
+            space.plan(call),
+            array.dtype,
+            shape,
+            signature,
+            flat=flat,
+            scales=UNSCALED,
         )
 
     def _signature(

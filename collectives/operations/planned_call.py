@@ -16,13 +16,16 @@ from typing import Any, Final
 import numpy as np
 
 from collectives.arrays import Array
-from collectives.jit import ArrayKind, JobRing
+from collectives.execution import Scales
+from collectives.jit import UNFIT, ArrayKind, JobRing
 from collectives.operations.job import Job, Packable, Part
 from collectives.operations.reduction import Reduction
 from collectives.operations.signature import Signature
 from collectives.operations.space import Result, Space
 
 _ndarray: Final = np.ndarray
+_MOST_CALLS: Final = 4096
+"""Kinds of calls that are kept. A program may scale by another factor in each step."""
 
 
 def _always_done(*_: Any) -> Any:
@@ -78,8 +81,10 @@ class PlannedCall:
         *,
         flat: bool = False,
         reduction: Reduction | None = None,
+        scales: Scales | None = None,
         otherwise: Callable[..., Any] = _always_done,
     ) -> None:
+        """`scales` are the factors if the call is nothing but an exchange with factors."""
         self.quietly = space.quietly
         self.function = function
         self.planned = planned
@@ -90,14 +95,18 @@ class PlannedCall:
         self.reduction = reduction
         self.otherwise = otherwise
         self._executor = space.executor
-        self.table = space.table(planned) if function is space.direct else None
+        table = None if scales is None else space.table(planned)
+        self.table = None if table is None or scales is None else table.scaled(scales)
         self.begin = None if self.table is None else self.table.run
         self.fits: Callable[[Any, Any], bool] = _never
 
     def go_on(self, answer: int, source: Any, target: Any, deadline: float) -> None:
         """End a call after `begin` has returned `answer`. Raises as Executor.run."""
         assert self.table is not None
-        self._executor.go_on(self.table, answer, source, target, deadline)
+        if answer == UNFIT:
+            self.run(source.reshape(-1), target.reshape(-1), deadline)
+        else:
+            self._executor.go_on(self.table, answer, source, target, deadline)
 
     def job_ring(self) -> JobRing | None:
         """A new ring for calls with a `table`; see Executor.job_ring."""
@@ -203,6 +212,8 @@ class PlannedCalls:
 
     def _make(self, key: tuple[Any, ...], array: Any, make: Callable[..., PlannedCall], keep: bool) -> PlannedCall:
         _, arguments, in_place, _, _, offsets = key
+        if len(self._known) >= _MOST_CALLS:
+            self.space.executor.forget_plans()
         planned = make(array, in_place, offsets, *arguments)
         if keep:
             self._known[key] = planned

@@ -340,10 +340,18 @@ class Reductions:
             offsets = None  # the exchange works in other memory than the caller's arrays
         call = reduction.call(blocks, root, in_place=works_in_place, offsets=offsets)
         planned = reduction.plan(call)
-        function = reduction.runner(planned, receives=shape is not None)
+        function, scales = reduction.runner(planned, receives=shape is not None)
         flat = array.ndim == 1 and shape is not None and len(shape) == 1
         return PlannedCall(
-            self._calls.space, function, planned, array.dtype, shape, signature, flat=flat, reduction=reduction
+            self._calls.space,
+            function,
+            planned,
+            array.dtype,
+            shape,
+            signature,
+            flat=flat,
+            reduction=reduction,
+            scales=scales,
         )
 
     def _reduction(

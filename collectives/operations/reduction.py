@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.arrays import ADASUM, FLOAT32, LOGICAL, WIDENED, Array, Op, is_small_float
-from collectives.execution import Peers, brief
+from collectives.arrays import ADASUM, FLOAT32, LOGICAL, WIDENED, Array, Op, is_small_float, scaling
+from collectives.execution import UNSCALED, Peers, Scales, brief
 from collectives.operations.adasum import adasum
 from collectives.operations.space import Space
 from collectives.planning import Call, WindowOffsets
@@ -48,6 +48,7 @@ class Reduction:
         self._collective = collective
         self._op = op
         self._prescale = prescale
+        self._scales = Scales(prescale, postscale)
         self._scale_source = None if prescale is None else space.scaling(self.dtype, prescale)
         self._scale_result = None if postscale is None else space.scaling(self.dtype, postscale)
         self._algorithm = algorithm
@@ -103,19 +104,22 @@ class Reduction:
         will be. `receives`: this rank gets the result."""
         return in_place or (self.loads and receives and self._collective not in _APART)
 
-    def runner(self, planned: Any, receives: bool) -> Callable[[Any, Any, Any, float], object]:
-        """The function (planned, source, target, deadline) that does the whole call, as `run` does.
+    def runner(self, planned: Any, receives: bool) -> tuple[Callable[[Any, Any, Any, float], object], Scales | None]:
+        """The function (planned, source, target, deadline) that does the whole call, as `run` does; and the factors of
+        the call if that is nothing but an exchange with factors.
 
         receives   this rank gets the result
         """
         exchange = self.space.direct
         if exchange is None or not receives or self._logical or self.by_array or self.dtype != self.given:
-            return self.run
+            return self.run, None
         if not self.surrounds(planned):
-            return exchange
+            return exchange, UNSCALED
         if self._divides(planned) or self._collective in _APART:
-            return self.run
-        before, after = self._scale_source, self._scale_result
+            return self.run, None
+        before, after = (
+            None if factor is None else scaling(self.dtype, factor, planned.call.blocks[0]) for factor in self._scales
+        )
 
         def scaled(planned: Any, source: Any, target: Any, deadline: float) -> None:
             """`run` where it does nothing but scale: for a small call the questions in `run` take as long as that."""
@@ -126,7 +130,7 @@ class Reduction:
             if after is not None:
                 after(target, target)
 
-        return scaled
+        return scaled, self._scales
 
     def run(self, planned: Any, source: Array, target: Array | None, deadline: float) -> None:
         """Reduce flat `source` into flat `target`, None where this rank gets no result. Both may be one array."""

@@ -78,7 +78,7 @@ class Space(Protocol):
         """The call, planned as far as that can be before it runs. Raises ValueError for an unusable algorithm."""
 
     def table(self, planned: Any) -> Table | None:
-        """The table by which `direct` runs a planned call; None if it has none."""
+        """The table by which a planned call can be run; None if it has none, or if `direct` is None."""
 
     def averages(self, planned: Any) -> bool:
         """True if the exchange of an average is known to divide by itself."""

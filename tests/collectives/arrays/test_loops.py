@@ -9,7 +9,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from collectives.arrays import LOGICAL, OPS, Loop, divide, division_loop, inner_loop, kernel, kernel_loop
+from collectives.arrays import (
+    LOGICAL,
+    OPS,
+    Loop,
+    divide,
+    division_loop,
+    inner_loop,
+    kernel,
+    kernel_loop,
+    scale,
+    scaling,
+    scaling_loop,
+)
 from collectives.arrays.ops import allowed_ops
 
 DTYPES = [np.dtype(name) for name in ["?", "b", "h", "i", "l", "B", "H", "I", "L", "e", "f", "d", "F", "D"]]
@@ -63,6 +75,25 @@ def test_a_divisions_loop_gives_the_bits_of_the_division(dtype: Any, size: int) 
             a = np.random.default_rng(3).normal(size=count).astype(dtype)
             expected = np.empty_like(a)
             divide(a, size, expected)
+            call(loop, a, number, a, 0)
+            assert a.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.kind != "b"])
+@pytest.mark.parametrize("factor", [0.3, -1e30])
+def test_the_loop_of_a_scaling_gives_its_bits(dtype: Any, factor: float) -> None:
+    found = scaling_loop(dtype, factor)
+    with np.errstate(all="ignore"):
+        for count in SIZES:
+            a = np.random.default_rng(3).normal(size=count).astype(dtype)
+            expected, in_place = np.empty_like(a), a.copy()
+            scale(a, factor, expected)
+            scaling(dtype, factor, count)(in_place, in_place)
+            assert in_place.tobytes() == expected.tobytes()
+            if found is None:
+                assert dtype.kind in "iuV" or dtype == np.float16
+                continue
+            loop, number = found
             call(loop, a, number, a, 0)
             assert a.tobytes() == expected.tobytes()
 

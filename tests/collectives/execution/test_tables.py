@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -53,6 +54,55 @@ def test_which_calls_have_tables() -> None:
     for setting in ("on", "off"):
         with world([setting]) as ranks:
             ranks.run(body, setting == "on")
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "f2", "bfloat16", "i4"])
+def test_scaled_results_are_the_same_bits(dtype: str) -> None:
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+    def body(comm: Communicator) -> list[bytes]:
+        made, found = np.random.default_rng(comm.rank), []
+        for number, scales in enumerate(({"prescale": 0.3}, {"postscale": 1.7}, {"prescale": -2.5, "postscale": 0.1})):
+            for count in (1, 5, 3000):
+                x = (made.normal(size=count) * 100).astype(kind)
+                for op in ("sum", "average"):
+                    if comm.rank == number:  # the others wait: a row is left to Python
+                        time.sleep(0.002)
+                    found.append(comm.allreduce(x, op, **scales).tobytes())
+                    y = x.copy()
+                    found.append(comm.allreduce(y, op, out=y, **scales).tobytes())
+                    found.append(comm.allreduce_async(x, op, **scales).wait().tobytes())
+                    assert found[-1] == found[-2]
+                    odd = np.frombuffer(bytearray(x.nbytes + 1), np.uint8)[1:].view(kind)
+                    odd[:] = x
+                    found.append(comm.allreduce(odd, op, out=odd, **scales).tobytes())
+                    assert found[-1] == found[-2] == found[-3]
+        return found
+
+    results = []
+    for setting in SETTINGS:
+        with world(setting, 3) as ranks:
+            results += ranks.run(body)
+    assert all(result == results[0] for result in results)
+
+
+def test_which_scaled_calls_have_tables() -> None:
+    def body(comm: Communicator) -> None:
+        operations: Any = comm._operations._blocking.allreduce
+        calls, plan = operations.__self__._calls, operations.__self__._plan_allreduce
+        for dtype, op, expected in (
+            ("f4", "sum", True),
+            ("c8", "sum", True),
+            ("f2", "average", True),
+            ("i4", "sum", False),
+        ):
+            x = np.ones(4, dtype)
+            for scales in ((0.5, None), (None, 0.5), (0.5, 0.5)):
+                planned = calls.find_plain("allreduce", x, x, (op, *scales, None, None), plan)
+                assert (planned.begin is not None) == expected, (dtype, scales)
+
+    with world(["on"]) as ranks:
+        ranks.run(body)
 
 
 def test_another_call_is_a_mismatch(compiled: list[str]) -> None:
@@ -211,8 +261,9 @@ def test_all_calls_and_steps_are_in_the_metrics_and_the_timeline(compiled: list[
     def body(comm: Communicator) -> None:
         x = np.ones(3)
         comm.start_timeline(tmp_path / "timeline-{rank}.json")
-        for _ in range(5):
+        for _ in range(4):
             comm.allreduce(x, out=x)
+        assert comm.allreduce(np.ones(3), prescale=3.0, postscale=0.5).tolist() == [3.0] * 3
         comm.stop_timeline()
         for _ in range(95):
             comm.allreduce(x, out=x)
@@ -267,4 +318,17 @@ def test_the_plans_are_forgotten_with_their_tables() -> None:
         assert [text for _, _, text in executor.recent()][-4:] == ["allreduce(float64, 3 elements, op=sum)"] * 4
 
     with world(["on"]) as ranks:
+        ranks.run(body)
+
+
+def test_the_kinds_of_calls_that_are_kept_are_bounded(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collectives.operations.planned_call._MOST_CALLS", 8)
+
+    def body(comm: Communicator) -> None:
+        known = comm._operations._blocking.allreduce.__self__._calls._known
+        for step in range(1, 40):
+            assert comm.allreduce(np.ones(3), prescale=1 / step).tolist() == [comm.size * (1 / step)] * 3
+            assert 1 <= len(known) <= 8
+
+    with world(compiled) as ranks:
         ranks.run(body)

@@ -21,12 +21,14 @@ from collectives.jit import (
     CFunction,
     MachineCode,
     Operand,
+    Scale,
     State,
     TableWriter,
     address,
     bind,
     fitting,
     load,
+    scaled,
 )
 from transports.onesided import ASKED, CHECKS, EPOCH, KEPT, Controls
 
@@ -56,7 +58,10 @@ class Rig:
         self.peer = words[1]
 
     def bind(self, **options: Any) -> Any:
-        table = self.writer.table(
+        return bind(self.state, self.table(**options))
+
+    def table(self, **options: Any) -> Any:
+        return self.writer.table(
             self.state,
             7,
             CHECK,
@@ -65,7 +70,6 @@ class Rig:
             address(self.tally),
             **{"alignment": 4, "releases": False} | options,
         )
-        return bind(self.state, table)
 
     def publish(self, epoch: int, check: int) -> None:
         """As rank 1."""
@@ -124,6 +128,44 @@ def test_what_it_leaves_to_python() -> None:
     assert run(x, target) == 0  # a rank sleeps: it is published, and to be woken
     assert rig.controls[0, EPOCH] == 4 * EPOCHS + 1
     assert run(x, target, 1, 3) is None
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_call_that_scales(in_place: bool) -> None:
+    rig = Rig()
+    twice, thrice = np.array([2], np.float32), np.array([3], np.float32)
+    writer = rig.writer
+    writer.reduce(4, Operand(TARGET, 0), Operand(SOURCE, 0), Operand(SOURCE, 0), kernel(), 4)
+    writer.wait(2, rig.peer)
+    multiply = kernel(np.multiply)
+    plain = rig.table()
+    table = scaled(plain, Scale(multiply, address(twice)), Scale(multiply, address(thrice)), 4, 4)
+    run = bind(rig.state, table)
+    given, out = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    x = out if in_place else given
+    out[:] = given
+    rig.publish(EPOCHS + 2, CHECK)
+    assert run(x, out) is None
+    assert out.tolist() == (given * 12).tolist()
+    out[:] = given
+    assert run(x, out) == 1  # the peer has not come: the last row is left, and the result not scaled yet
+    assert out.tolist() == (given * 4).tolist()
+    assert run(x, out, 2, 2) is None
+    assert out.tolist() == (given * 12).tolist()
+    out[:] = given
+    rig.tally[1] = 1
+    rig.publish(3 * EPOCHS + 2, CHECK)
+    assert run(x, out) == OBSERVED
+    assert out.tolist() == given.tolist()
+    for first in (0, 1):
+        assert run(x, out, first, first + 1) is None
+    assert out.tolist() == (given * 12).tolist()
+    only_after = scaled(plain, None, Scale(multiply, address(thrice)), 4, 4)
+    rig.tally[1] = 1 << 60
+    rig.publish(4 * EPOCHS + 2, CHECK)
+    out[:] = 1
+    assert bind(rig.state, only_after)(given, out) is None
+    assert out.tolist() == (given * 6).tolist()
 
 
 def test_calls_that_do_not_begin() -> None:

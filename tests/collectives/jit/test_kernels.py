@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from collectives.arrays import compiled_division, compiled_kernel, divide, kernel
+from collectives.arrays import compiled_division, compiled_kernel, compiled_scaling, divide, kernel, scale
 from collectives.jit import MachineCode, combining, load
 
 pytest.importorskip("numba", reason="kernels are compiled by Numba")
@@ -77,6 +77,23 @@ def test_every_half_divided(code: MachineCode, dtype: Any, size: int) -> None:
     assert same(out, expected)
     out[:] = a
     divide_by(out, number, out)
+    assert same(out, expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("factor", [0.5, -3.0, 1e-7, 1e39, float("inf")])
+def test_every_half_scaled(code: MachineCode, dtype: Any, factor: float) -> None:
+    a, expected = ALL.view(dtype), np.empty(1 << 16, dtype)
+    with np.errstate(all="ignore"):
+        name, number = compiled_scaling(dtype, factor)
+        scale(a, factor, expected)
+    multiply_by = combining(code, name, 2)
+    assert multiply_by is not None
+    out = np.empty_like(a)
+    multiply_by(a, number, out)
+    assert same(out, expected)
+    out[:] = a
+    multiply_by(out, number, out)
     assert same(out, expected)
 
 
