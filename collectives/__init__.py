@@ -33,6 +33,7 @@ from collectives.functions import (
     broadcast_async,
     broadcast_object,
     broadcast_object_async,
+    changes_pending,
     compose,
     compose_async,
     cross_rank,
@@ -51,6 +52,7 @@ from collectives.functions import (
     iprobe,
     join,
     join_async,
+    leave,
     local_rank,
     local_size,
     metrics,
@@ -66,6 +68,7 @@ from collectives.functions import (
     reduce_async,
     reduce_scatter,
     reduce_scatter_async,
+    regroup,
     reset_metrics,
     scan,
     scan_async,
@@ -89,7 +92,7 @@ from collectives.functions import (
 from collectives.launch import run
 from collectives.operations import Status, Work
 from collectives.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from collectives.startup import connect, init
+from collectives.startup import connect, init, wait_to_join
 from collectives.version import __version__ as __version__
 from collectives.world import NotInitializedError, is_initialized, shutdown, world, world_scope
 from transports.errors import (
@@ -143,6 +146,7 @@ __all__ = [
     "broadcast_async",
     "broadcast_object",
     "broadcast_object_async",
+    "changes_pending",
     "compose",
     "compose_async",
     "connect",
@@ -165,6 +169,7 @@ __all__ = [
     "is_initialized",
     "join",
     "join_async",
+    "leave",
     "local_rank",
     "local_size",
     "metrics",
@@ -180,6 +185,7 @@ __all__ = [
     "reduce_async",
     "reduce_scatter",
     "reduce_scatter_async",
+    "regroup",
     "remove_process_set",
     "reset_metrics",
     "run",
@@ -202,6 +208,7 @@ __all__ = [
     "split",
     "start_timeline",
     "stop_timeline",
+    "wait_to_join",
     "world",
     "world_scope",
 ]

@@ -21,6 +21,7 @@ from collectives.config import TIMELINE_STYLES, Config
 from collectives.execution import Peers, Windows
 from collectives.family import Family
 from collectives.gpu import DeviceAccess, DeviceOperations, Operations
+from collectives.membership import CONNECT_SECONDS, ask_to_leave, regroup, terms_of
 from collectives.metrics import Endpoint, Header, HorovodTimeline, Meter, Timeline, Trace, prometheus_text, rank_path
 from collectives.negotiation import Engine
 from collectives.operations import (
@@ -35,7 +36,6 @@ from collectives.operations import (
 )
 from collectives.planning import Calibration, Selector
 from collectives.schedule import Geometry
-from collectives.survivors import CONNECT_SECONDS, regroup
 from transports import registry
 from transports.base import Group, LinkCost, Member, Transport
 from transports.errors import AbortedError, DeadlineExceeded, ForkedError, RendezvousError, RondeError
@@ -2156,16 +2156,76 @@ class Communicator:
 
         Source: MPI_Comm_shrink of ULFM (user-level failure mitigation; Bland et al. 2013).
         """
+        smaller = self._succeed("shrink", "shrunk", None, timeout)
+        assert smaller is not None  # nobody leaves
+        return smaller
+
+    def regroup(self, *, timeout: float | None = None) -> Communicator | None:
+        """Make a new communicator of the ranks that are left and of the newcomers that wait. Collective among the
+        ranks that are left. Returns None on a rank that leaves: it was asked to, by `leave` or by the launcher.
+
+        timeout  seconds that the other ranks have to call it, and that newcomers have to come if the ranks are fewer
+                 than the launcher's minimum. By default the setting `timeout`
+
+        As `shrink`, after a failure or without one: `changes_pending` tells when somebody comes or leaves. Losses,
+        leavers and newcomers are one decision, the same on all ranks. The ranks that go on come first, in their old
+        order, so that rank 0 has the state of the computation; the newcomers follow. Newcomers beyond the launcher's
+        maximum wait on. A newcomer that dies before it is connected is left out again.
+
+        Raises as `shrink`; RendezvousError too if the ranks are too few. The communicator is closed then too.
+        """
+        return self._succeed("regroup", "regrouped", terms_of(self._config.transport), timeout)
+
+    def changes_pending(self) -> bool:
+        """True if all ranks are to call `regroup` now, since newcomers wait or ranks are to leave. Collective: every
+        rank calls it as often as the others, for example after each step, and gets the same result.
+
+        It sends no message and compares two integers. A change is agreed in the background, by way of the store. Only
+        then do ranks wait here for each other, for a few requests to the store.
+
+        Raises RuntimeError for a communicator made by `split`. The errors of all methods; RendezvousError if the store
+        failed while a change was being agreed. The communicator is aborted then.
+        """
+        if self._context != 0:
+            raise RuntimeError("changes_pending: made by split; ask the communicator that it was split from")
+        try:
+            return self._family.fence.passed(self._config.timeout)
+        except RondeError as error:
+            raise self._executor.abort_signal.fail(error, "changes_pending") from None
+
+    def leave(self, reason: str) -> None:
+        """Ask that this rank leaves at the next change of ranks: `changes_pending` becomes true on all ranks, and
+        `regroup` returns None on this one. Not collective; any thread may call it.
+
+        reason  text for the other ranks and the launcher
+
+        Raises RendezvousError if the store in which the ranks met cannot be reached.
+        """
+        self._check_process()
+        group = self.transport.group
+        if group.parent_store is None:
+            raise RendezvousError("leave: the ranks did not meet in a store, so they cannot meet again")
+        ask_to_leave(group.parent_store, [group.numbers[group.rank]], reason)
+
+    def _succeed(self, name: str, done: str, terms: str | None, timeout: float | None) -> Communicator | None:
+        """The communicator of the next generation; None on a rank that leaves.
+
+        name, done  the public method and its participle, for messages
+        terms       see `membership.regroup`
+        """
         self._check_process()
         if self._context != 0:
-            raise RuntimeError("shrink: made by split; shrink the communicator that it was split from, and split again")
+            raise RuntimeError(
+                f"{name}: made by split; {name} the communicator that it was split from, and split again"
+            )
         seconds = self._arguments.timeout(timeout)
         transport, config = self.transport, self._config
         if transport.group.parent_store is None:
-            raise RendezvousError("shrink: the ranks did not meet in a store, so they cannot meet again")
-        self._retire()
+            raise RendezvousError(f"{name}: the ranks did not meet in a store, so they cannot meet again")
+        state = f"closed: its world was {done}; use the communicator that {name} returned"
+        self._retire(state)
         for communicator in self._family.communicators[1:]:
-            communicator._retire()
+            communicator._retire(state)
 
         def leave() -> None:
             with contextlib.suppress(DeadlineExceeded):  # everything is released all the same
@@ -2176,7 +2236,9 @@ class Communicator:
 
         try:
             group, failure = transport.group, transport.failure
-            self._successor = regroup(group, failure, seconds, config.heartbeat, leave=leave, connect=connect)
+            self._successor = regroup(
+                group, failure, seconds, config.heartbeat, terms=terms, leave=leave, connect=connect
+            )
         except BaseException as error:
             self.abort(f"it cannot go on: {error!r}")
             leave()
@@ -2185,7 +2247,8 @@ class Communicator:
 
     @property
     def current(self) -> Communicator:
-        """The communicator that `shrink` made of this one, after any number of shrinks; itself if there was none."""
+        """The communicator that `shrink` or `regroup` made of this one, after any number of them; itself if there was
+        none."""
         latest = self
         while latest._successor is not None:
             latest = latest._successor
@@ -2193,9 +2256,11 @@ class Communicator:
             self._successor = latest  # so that those between can be freed
         return latest
 
-    def _retire(self) -> None:
-        """Refuse further calls: the world is being shrunk. Raises ClosedError if it is closed."""
-        state = "closed: its world was shrunk; use the communicator that shrink returned"
+    def _retire(self, state: str) -> None:
+        """Refuse further calls: the world has a successor. Raises ClosedError if it is closed.
+
+        state  for the errors of calls
+        """
         self._queue.retire(state)
         self._messages.retire(state)
 
@@ -2222,7 +2287,7 @@ class Communicator:
                 if self._family.endpoint is not None:
                     self._family.endpoint.close()
                     self._family.endpoint = None
-                with contextlib.closing(self._family.watchdog) as watchdog:
+                with contextlib.closing(self._family.watchdog) as watchdog, contextlib.closing(self._family.fence):
                     watchdog.leave()
                     self.transport.close(deadline)
 

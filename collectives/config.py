@@ -35,6 +35,7 @@ COMPILED: Final = ("auto", "on", "off")
 _LAUNCHER: Final = (
     "RANK",
     "RANK_PROCESS",
+    "JOIN",
     "SIZE",
     "LOCAL_RANK",
     "LOCAL_SIZE",
@@ -57,6 +58,7 @@ class Settings:
     transport        name of the transport: auto, tcp, shm, local, nccl, faulty or a registered one
     timeout          seconds that a call may take: longer than one rank evaluates or saves while the others wait
     connect_timeout  seconds for the ranks to find each other and to connect in `init`
+    join_timeout     seconds for a newcomer to be admitted to a world that runs (`init(join=True)`)
     reproducible     default of the argument `reproducible` of the reductions
     rules            path of a rule table (TOML), which precedes the cost model in the choice of algorithms
     calibrate        True measures the ways to copy data (about 0.1 s) whenever a communicator is made whose ranks share
@@ -84,6 +86,7 @@ class Settings:
     transport: str = "auto"
     timeout: float = 1800.0
     connect_timeout: float = 60.0
+    join_timeout: float = 600.0
     reproducible: bool = False
     rules: str = ""
     calibrate: bool = True
@@ -100,7 +103,7 @@ class Settings:
     tls_ca: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "connect_timeout"):
+        for name in ("timeout", "connect_timeout", "join_timeout"):
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"{name}={value!r}: must be a positive, finite number of seconds")

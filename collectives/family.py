@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 from collectives.config import Config
 from collectives.execution import CallPositions
 from collectives.failure import AbortSignal
+from collectives.membership import Fence, terms_of
 from collectives.metrics import Endpoint, Recorder
 from collectives.watchdog import Watchdog
 from transports import forking
@@ -21,6 +22,7 @@ class Family(Generic[C]):
 
     communicators   those that are open, in the order in which they were made
     newest_context  the highest number that a communicator of the family was given on this rank; the world's is 0
+    fence           the agreement on the next change of ranks
     positions       the calls in which this rank is, for the watchdog
     recorder        the timeline of this rank
     endpoint        the HTTP server of this rank's metrics, None until it is asked for
@@ -33,6 +35,7 @@ class Family(Generic[C]):
         self.watchdog = Watchdog(
             transport.group, self.abort_signal, self.positions, heartbeat=config.heartbeat, stall=config.stall
         )
+        self.fence = Fence(transport.group, terms_of(config.transport), lambda: transport.failure)
         self.communicators: list[C] = []
         self.newest_context = 0
         self.recorder = Recorder()

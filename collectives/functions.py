@@ -1455,3 +1455,18 @@ def shrink(*, timeout: float | None = None) -> Communicator:
 def abort(reason: str) -> None:
     """Give up: pending and later calls of every rank raise AbortedError. See Communicator.abort."""
     world().abort(reason)
+
+
+def regroup(*, timeout: float | None = None) -> Communicator | None:
+    """Make a new world of the ranks that are left and of the newcomers that wait. See Communicator.regroup."""
+    return world().regroup(timeout=timeout)
+
+
+def changes_pending() -> bool:
+    """True if all ranks are to call `regroup` now. See Communicator.changes_pending."""
+    return world().changes_pending()
+
+
+def leave(reason: str) -> None:
+    """Ask that this rank leaves at the next change of ranks. See Communicator.leave."""
+    world().leave(reason)

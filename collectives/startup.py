@@ -9,17 +9,21 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
+from collectives import membership
 from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.execution import machine_code
 from collectives.failure import report_exit, withdraw_left_out
 from collectives.logs import shown
+from collectives.membership import CONNECT_SECONDS, terms_of
 from collectives.process_sets import ProcessSet, add_given
 from collectives.world import PROCESS_WORLD, is_initialized, shutdown, world
 from transports import launchers
+from transports.auth import check_secret
 from transports.base import Group
 from transports.errors import ConfigError, RondeError
 from transports.rendezvous import (
@@ -27,7 +31,6 @@ from transports.rendezvous import (
     join,
     next_meeting,
     open_store,
-    world_of_one,
 )
 from transports.store import Store
 
@@ -46,6 +49,7 @@ def init(
     size: int | None = None,
     store: Store | str | None = None,
     secret: bytes = b"",
+    join: bool | None = None,
     config: Config | Mapping[str, Any] | None = None,
     process_sets: Iterable[ProcessSet | Sequence[int]] = (),
 ) -> Communicator:
@@ -55,6 +59,9 @@ def init(
     rank, size, store  given together: this process's number, the number of ranks, and a store that all of them reach
                        (an object, or a URL such as 'tcp://host:port' or 'file:///shared/directory')
     secret             the secret of the job, at least 16 bytes, where `store` is given
+    join               True to join a world that runs, as a newcomer: give the store in which its ranks met, and no rank
+                       and size, unless the launcher has started this process as a newcomer. It waits until the ranks
+                       call `regroup`, and gets the highest rank. By default the launcher decides
     config             settings; they precede the environment and the file
     process_sets       process sets to add at once, the same on all ranks; see add_process_set
 
@@ -68,8 +75,8 @@ def init(
     Raises ConfigError for a bad setting, if a launcher has started several ranks and they cannot meet (the text names
     the variables that were seen and what is missing), and if the environment is that of a rank which is another
     process; RendezvousError, ConnectError or DeadlineExceeded if the ranks do not come together within the setting
-    `connect_timeout`; the errors of add_process_set; RuntimeError if there is a world already that differs from the
-    arguments. Nothing stays open then, but a world that there was.
+    `connect_timeout`, or do not admit a newcomer within `join_timeout`; the errors of add_process_set; RuntimeError if
+    there is a world already that differs from the arguments. Nothing stays open then, but a world that there was.
     """
     settings = _settings(config, transport)
     with PROCESS_WORLD.lock:
@@ -80,12 +87,14 @@ def init(
         deadline = time.monotonic() + settings.connect_timeout
         with contextlib.ExitStack() as resources:
             rename = resources.enter_context(shown(settings.log_level, f"pid {os.getpid()}"))
-            group, meeting_store = _find_group(rank, size, store, secret, settings, deadline, resources)
-            rename(f"rank {group.rank}")
-            communicator = PROCESS_WORLD.communicator = connect(group, settings, deadline)
+            place = _find_place(rank, size, store, secret, join, settings, deadline, resources)
+            communicator = _connect_at(place, settings, deadline)
+            PROCESS_WORLD.communicator = communicator
+            rename(f"rank {communicator.rank}")
             _log_start(communicator, settings)
             PROCESS_WORLD.forked = None
-            _report_at_exit(communicator, meeting_store, group.rank, resources)
+            number = communicator.transport.group.numbers[communicator.rank]
+            _report_at_exit(communicator, place.store, number, resources)
             PROCESS_WORLD.resources = resources.pop_all()
         try:
             add_given(process_sets)
@@ -166,47 +175,119 @@ def _settings(config: Config | Mapping[str, Any] | None, transport: str | None) 
     return Config.load(arguments)
 
 
-def _find_group(
+@dataclass(frozen=True)
+class _Place:
+    """The place of this process in a job.
+
+    number  its rank; of a newcomer, the number by which the launcher knows it, None without one
+    size    the number of ranks; None for a newcomer
+    store   the store of the job
+    secret  the secret of the job
+    """
+
+    number: int | None
+    size: int | None
+    store: Store
+    secret: bytes
+
+
+def _find_place(
     rank: int | None,
     size: int | None,
     store: Store | str | None,
     secret: bytes,
+    newcomer: bool | None,
     settings: Config,
     deadline: float,
     resources: contextlib.ExitStack,
-) -> tuple[Group, Store]:
-    """The group of all ranks, and the store in which they meet. `resources` gets what must be closed later."""
-    tls = settings.load_tls()
+) -> _Place:
+    """The place of this process. `resources` gets what must be closed later. Raises ConfigError, RendezvousError."""
     given = {"rank": rank, "size": size, "store": store}
     missing = [name for name, value in given.items() if value is None]
     if len(missing) == len(given):
-        launch = launchers.find(os.environ)
-        if launch is None:
-            return world_of_one(), MemoryStore()
-        launchers.check_not_taken(launch, os.environ)
-        rank, size = launch.rank, launch.size
-        store, secret = launchers.meet(
-            launch,
-            history=PROCESS_WORLD.meetings,
-            interface=settings.transport_options("tcp").interface,
-            deadline=deadline,
-            tls=tls,
-            resources=resources,
-        )
-        resources.callback(launchers.take(launch, os.environ))
+        return _place_by_launcher(newcomer, settings, deadline, resources)
+    if newcomer:
+        if store is None or rank is not None or size is not None:
+            raise ConfigError(f"init: join=True, rank={rank!r}, size={size!r}: give a newcomer the store alone")
     elif missing:
         raise ConfigError(f"init: {', '.join(missing)} missing; rank, size and store must be given together")
-    assert rank is not None
-    assert size is not None
     assert store is not None
-    _prepare(size, settings)
     if isinstance(store, str):
-        store = open_store(store, secret, deadline, tls=tls)
+        store = open_store(store, secret, deadline, tls=settings.load_tls())
         resources.callback(store.close)
-    generation = next_meeting(rank, store)
+    return _Place(rank, size, store, secret)
+
+
+def _place_by_launcher(
+    newcomer: bool | None, settings: Config, deadline: float, resources: contextlib.ExitStack
+) -> _Place:
+    launch = launchers.find(os.environ)
+    joins = launch is not None and launch.joins
+    if newcomer is not None and newcomer != joins:
+        says = "nothing of it" if launch is None else str(launch)
+        raise ConfigError(
+            f"init: join={newcomer}, but the launcher says {says}; give the store in which the ranks met, or set "
+            f"RONDE_JOIN, RONDE_STORE and RONDE_SECRET for a newcomer alone"
+        )
+    if launch is None:
+        return _Place(0, 1, MemoryStore(), b"")
+    launchers.check_not_taken(launch, os.environ)
+    store, secret = launchers.meet(
+        launch,
+        history=PROCESS_WORLD.meetings,
+        interface=settings.transport_options("tcp").interface,
+        deadline=deadline,
+        tls=settings.load_tls(),
+        resources=resources,
+    )
+    resources.callback(launchers.take(launch, os.environ))
+    return _Place(launch.rank, None if joins else launch.size, store, secret)
+
+
+def _connect_at(place: _Place, settings: Config, deadline: float) -> Communicator:
+    """Connect this process to the other ranks. Collective."""
+    if place.size is None:
+        return wait_to_join(place.store, number=place.number, secret=place.secret, config=settings)
+    assert place.number is not None
+    _prepare(place.size, settings)
+    generation = next_meeting(place.number, place.store)
     if generation:
-        withdraw_left_out(store, rank)
-    return join(rank, size, store, secret=secret, generation=generation, deadline=deadline), store
+        withdraw_left_out(place.store, place.number)
+    group = join(place.number, place.size, place.store, secret=place.secret, generation=generation, deadline=deadline)
+    return connect(group, settings, deadline)
+
+
+def wait_to_join(
+    store: Store,
+    *,
+    number: int | None = None,
+    secret: bytes = b"",
+    config: Config,
+    timeout: float | None = None,
+) -> Communicator:
+    """Join a world that runs, as a newcomer: wait until its ranks admit this process in `Communicator.regroup`, and
+    connect. Returns the communicator, in which this process has one of the highest ranks.
+
+    store    the store in which the ranks met; it must stay open as long as the communicator
+    number   the number by which the launcher knows this process, other than that of any process before; by default the
+             ranks give it one
+    secret   the secret of the job, at least 16 bytes; empty if the ranks have none
+    config   the settings: version and transport must be those of the ranks
+    timeout  seconds until it is admitted; by default the setting `join_timeout`
+
+    Raises DeadlineExceeded if it is not admitted, ConfigError if it does not fit, RendezvousError if the store cannot
+    be reached; the errors of `init` if it was admitted several times and could not connect. Nothing stays open then,
+    and the ranks go on without it.
+    """
+    check_secret(secret)
+    _prepare(2, config)
+    seconds = config.join_timeout if timeout is None else timeout
+
+    def connected(group: Group) -> Communicator:
+        return connect(group, config, time.monotonic() + min(config.connect_timeout, CONNECT_SECONDS))
+
+    deadline = time.monotonic() + seconds
+    return membership.wait_to_join(store, number, terms_of(config.transport), secret, deadline, connected)
 
 
 def _prepare(size: int, settings: Config) -> None:

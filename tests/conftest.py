@@ -37,7 +37,7 @@ MARKS = {
 }
 """The mark of all tests in a folder or file."""
 
-FIRST = ("frontends", "chaos", "netns", "test_examples.py", "collectives/survivors")
+FIRST = ("frontends", "chaos", "netns", "test_examples.py", "collectives/membership")
 """Folders whose files take longest. They start first, so that no worker is left alone with one of them in the end."""
 
 KEEPERS = {"worlds", "pool", "frameworks"}

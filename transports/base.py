@@ -73,7 +73,7 @@ class Group:
     generation  distinguishes this group from earlier ones of the same job, so that stale frames are refused
     tls         certificates for links that leave the host; None for links without TLS
     parent_store       the store in which the ranks first met, and survivors meet again; None without such a store
-    original_ranks       the ranks' numbers in the first group; empty if they have not changed
+    original_ranks       the ranks' numbers in the first group, and those of newcomers; empty if they have not changed
     """
 
     rank: int
@@ -88,6 +88,11 @@ class Group:
     @property
     def size(self) -> int:
         return len(self.members)
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """By rank: the number by which the launcher knows the process, the same in all generations."""
+        return self.original_ranks or range(self.size)
 
     def describe(self, rank: int) -> str:
         """'rank 3 (node1, pid 4242)', for messages."""

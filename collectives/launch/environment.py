@@ -14,7 +14,9 @@ PASSED_ON: Final = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CON
 """Variables that ranks on other hosts get from the launcher; '*' stands for any ending. All others are those of a login
 there. So names of hosts and folders, displays, and what another launcher says of this process stay where they are."""
 
-OF_A_RANK: Final = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "SECRET", "SECRET_FILE", "JOB", "RANK_PROCESS")
+OF_A_RANK: Final = (
+    *("RANK", "SIZE", "JOIN", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "SECRET", "SECRET_FILE", "JOB", "RANK_PROCESS"),
+)
 """Variables with Ronde's prefix that hold for one process, or are secret: they are never passed on."""
 
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")

@@ -21,8 +21,8 @@ from transports.rendezvous import bootstrap
 from transports.rendezvous.bootstrap import (
     join,
     open_store,
+    pack_member,
     this_member,
-    world_of_one,
 )
 from transports.rendezvous.file import FileStore
 from transports.rendezvous.memory import MemoryStore
@@ -160,10 +160,10 @@ def test_members_stand_in_the_order_of_ranks(store: Store, monkeypatch: pytest.M
 
 
 def test_world_of_one(store: Store) -> None:
-    for group in (world_of_one(), join(0, 1, store, deadline=soon())):
-        assert (group.rank, group.size, group.secret, group.generation) == (0, 1, b"", 0)
-        assert group.members == (this_member(),)
-        group.store.set("key", b"value")
+    group = join(0, 1, store, deadline=soon())
+    assert (group.rank, group.size, group.secret, group.generation) == (0, 1, b"", 0)
+    assert group.members == (this_member(),)
+    group.store.set("key", b"value")
 
 
 def test_generations_and_the_meeting_keep_to_themselves(store: Store) -> None:
@@ -269,7 +269,7 @@ def test_sizes_that_differ_are_refused_on_both_sides(
 
 def test_all_came_but_the_last_died_before_it_said_so(store: Store) -> None:
     for rank in (0, 2):
-        store.put_row("generation-0/members", rank, 3, pack(bootstrap._row(this_member())))
+        store.put_row("generation-0/members", rank, 3, pack_member(this_member()))
     store.add("generation-0/members/count", -1)
     with pytest.raises(DeadlineExceeded, match="all 3 ranks came, but the last did not announce the group within"):
         join(1, 3, store, deadline=soon(0.02))
@@ -285,7 +285,7 @@ def test_junk_in_the_store_is_an_error(store: Store, junk: bytes) -> None:
 
 
 def test_table_of_another_size_is_an_error(store: Store) -> None:
-    store.set("generation-0/members", pack_table([pack(bootstrap._row(this_member()))] * 3))
+    store.set("generation-0/members", pack_table([pack_member(this_member())] * 3))
     with pytest.raises(RendezvousError, match="the store holds something else where the table of ranks should be"):
         join(1, 2, store, deadline=soon())
 

@@ -42,7 +42,7 @@ def describe(env: Env) -> dict[str, Any]:
                 "meeting": "a world of one",
             }
             if launch.size > 1:
-                found["meeting"] = launch.way().describe()
+                found["meeting"] = launch.way().describe() + (", as a newcomer" if launch.joins else "")
     except ConfigError as error:
         found |= {"meeting": "not possible", "problem": f"ConfigError: {error}"}
     return found

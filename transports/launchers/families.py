@@ -20,7 +20,7 @@ from transports.launchers.given import GivenByHand, ServedByLauncher
 from transports.launchers.horovod_store import HorovodStore
 from transports.launchers.keyvalue import Published
 from transports.launchers.launch import Launch
-from transports.launchers.ronde import NAME, RANK, SIZE, STORE, job_from_environment
+from transports.launchers.ronde import JOIN, NAME, RANK, SIZE, STORE, job_from_environment
 from transports.launchers.tf_config import VARIABLE as TF_CONFIG
 from transports.launchers.tf_config import parse_task
 from transports.launchers.torch_store import TorchStore
@@ -186,10 +186,10 @@ def _read_ronde(env: Env, family: Family) -> Launch:
     job = job_from_environment(env)
     assert job is not None
     way: Way = GivenByHand(env, job.store)
-    if NAME in env or job.size == 1:
+    if NAME in env or (job.size == 1 and not job.joins):
         way = ServedByLauncher(job.store, job.secret)
-    seen = shown(env, (RANK, SIZE))
-    return Launch(family.name, family.title, job.rank, job.size, seen, job.store, False, (way,), job.store)
+    seen = shown(env, (RANK, SIZE, JOIN))
+    return Launch(family.name, family.title, job.rank, job.size, seen, job.store, False, (way,), job.store, job.joins)
 
 
 def _read_pmi_port(env: Env, family: Family) -> Launch:
@@ -261,7 +261,7 @@ FAMILIES: Final = (
         "ronde",
         "ronde run",
         RANK,
-        lambda env: RANK in env or (SIZE in env and "JOB_COMPLETION_INDEX" not in env),
+        lambda env: RANK in env or JOIN in env or (SIZE in env and "JOB_COMPLETION_INDEX" not in env),
         _read_ronde,
     ),
     Family(

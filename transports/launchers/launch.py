@@ -30,6 +30,7 @@ class Launch:
     one_host  True if the launcher says that all ranks are on one host
     ways      ways in which the ranks can meet, the best first
     mark      what tells this rank from others of this number, for the processes that it starts; mostly the job's id
+    joins     True for a newcomer to a job that runs; `rank` is its number, and `size` says nothing
     """
 
     family: str
@@ -41,8 +42,13 @@ class Launch:
     one_host: bool
     ways: tuple[Way, ...]
     mark: str
+    joins: bool = False
 
     def __str__(self) -> str:
+        if self.joins:
+            return (
+                f"{self.title} says that this process is to join a job that runs, as number {self.rank} ({self.seen})"
+            )
         return f"{self.title} says that this process is rank {self.rank} of {self.size} ({self.seen})"
 
     def way(self) -> Way:

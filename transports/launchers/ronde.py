@@ -23,6 +23,8 @@ class Job:
     secret       the per-job secret; empty means that nothing is authenticated. It is not shown in the repr
     local_rank   place among the `local_size` ranks of the same host; None where the launcher does not say
     name         the job's id, for messages
+    joins        True for a newcomer to a job that runs: `rank` is the number by which the launcher knows it, and
+                 `size` says nothing
     """
 
     rank: int
@@ -32,10 +34,13 @@ class Job:
     local_rank: int | None = None
     local_size: int | None = None
     name: str = ""
+    joins: bool = False
 
 
 RANK: Final = "RONDE_RANK"
 SIZE: Final = "RONDE_SIZE"
+JOIN: Final = "RONDE_JOIN"
+"""In place of the two, for a newcomer to a job that runs: its number, which no process of the job has had."""
 LOCAL_RANK: Final = "RONDE_LOCAL_RANK"
 LOCAL_SIZE: Final = "RONDE_LOCAL_SIZE"
 STORE: Final = "RONDE_STORE"
@@ -46,12 +51,12 @@ NAME: Final = "RONDE_JOB"
 def job_from_environment(env: Env) -> Job | None:
     """The job of `ronde run` that this process belongs to; None if it was not started as a rank.
 
-    Rank and size are required. With more than one rank, the store and the secret are required, too. The secret is in
-    hexadecimal; an empty one means no authentication. Raises ConfigError naming the variable, its value (except the
-    secret's) and the allowed values.
+    Rank and size are required, or the number of a newcomer. With more than one rank, the store and the secret are
+    required, too. The secret is in hexadecimal; an empty one means no authentication. Raises ConfigError naming the
+    variable, its value (except the secret's) and the allowed values.
     """
     if RANK not in env and SIZE not in env:
-        return None
+        return _newcomer(env) if JOIN in env else None
     size = integer(env, SIZE, 1, None, f"is needed with {RANK}")
     rank = integer(env, RANK, 0, size - 1, f"is needed with {SIZE}")
     local_rank = local_size = None
@@ -70,11 +75,20 @@ def job_from_environment(env: Env) -> Job | None:
     return Job(rank, size, store, secret or b"", local_rank, local_size, env.get(NAME, ""))
 
 
+def _newcomer(env: Env) -> Job:
+    number = integer(env, JOIN, 1, None, "")
+    for variable in (STORE, secrets.VARIABLE):
+        if variable not in env and (variable == STORE or secrets.FILE_VARIABLE not in env):
+            raise ConfigError(f"{variable}: is needed with {JOIN}, the same as for the ranks that run")
+    secret = secrets.given_secret(env) or b""
+    return Job(number, number + 1, env[STORE], secret, name=env.get(NAME, ""), joins=True)
+
+
 def job_to_environment(job: Job) -> dict[str, str]:
     """The environment variables of a rank, from which `job_from_environment` returns `job`."""
+    place = {JOIN: str(job.rank)} if job.joins else {RANK: str(job.rank), SIZE: str(job.size)}
     values = {
-        RANK: str(job.rank),
-        SIZE: str(job.size),
+        **place,
         STORE: job.store,
         secrets.VARIABLE: job.secret.hex(),
         NAME: job.name,

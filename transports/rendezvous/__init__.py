@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from transports.rendezvous.attentive import AttentiveStore
 from transports.rendezvous.bootstrap import (
-    SHRINKS,
     STORES,
+    group_path,
     join,
     next_meeting,
     open_store,
+    pack_member,
     this_member,
-    world_of_one,
+    unpack_member,
 )
 from transports.rendezvous.causes import Causes
 from transports.rendezvous.memory import MemoryStore
@@ -27,7 +28,6 @@ from transports.rendezvous.wire import PURPOSE as STORE_PURPOSE
 from transports.rendezvous.wire import format_url, parse_url
 
 __all__ = [
-    "SHRINKS",
     "STORES",
     "STORE_PURPOSE",
     "AttentiveStore",
@@ -36,11 +36,13 @@ __all__ = [
     "TcpStore",
     "TcpStoreServer",
     "format_url",
+    "group_path",
     "join",
     "next_meeting",
     "open_store",
+    "pack_member",
     "parse_url",
     "proxy_of",
     "this_member",
-    "world_of_one",
+    "unpack_member",
 ]

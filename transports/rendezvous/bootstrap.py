@@ -25,8 +25,8 @@ from transports.store import Store, is_table, read_table
 from transports.tls import Tls
 
 STORES: Final = "tcp://host:port, file:///directory, or memory: (a world of one)"
-SHRINKS: Final = 1 << 32
-"""Distance between the generations of meetings. The numbers between are for groups that survivors form."""
+REGROUPS: Final = 1 << 32
+"""Distance between the generations of meetings. The numbers between are for groups that ranks form later."""
 
 
 # The store
@@ -74,12 +74,6 @@ def _host_identity() -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
-def world_of_one() -> Group:
-    """The group of a single process."""
-    parent_store = MemoryStore()
-    return Group(0, (this_member(),), parent_store.prefixed("group"), parent_store=parent_store)
-
-
 def next_meeting(rank: int, store: Store) -> int:
     """The generation that a rank joins next in a store: the number of earlier calls for this rank. The n-th meeting of
     a rank is thus the n-th meeting of every rank, also if another process has replaced the rank in between.
@@ -117,7 +111,15 @@ def join(rank: int, size: int, store: Store, *, secret: bytes = b"", generation:
     meeting = Meeting(rank, size, this_member(), room, deadline)
     meeting.enter()
     members = meeting.result()
-    return Group(rank, members, room.prefixed("group"), secret, generation * SHRINKS, parent_store=store)
+    generation *= REGROUPS
+    own = store.prefixed(group_path(generation))
+    return Group(rank, members, own, secret, generation, parent_store=store)
+
+
+def group_path(generation: int) -> str:
+    """The part of the ranks' store that belongs to the group of a generation (see Group)."""
+    meeting, regrouped = divmod(generation, REGROUPS)
+    return f"generation-{meeting}.{regrouped}/group" if regrouped else f"generation-{meeting}/group"
 
 
 class Meeting:
@@ -136,7 +138,7 @@ class Meeting:
 
     def enter(self) -> None:
         """Tell the others about this rank. Raises RendezvousError."""
-        row = pack(_row(self._member))
+        row = pack_member(self._member)
         try:
             self._store.put_row(_MEMBERS, self._rank, self._size, row)
         except ValueError:  # the place is taken, or the size differs
@@ -180,10 +182,10 @@ class Meeting:
         rank, size, rows = self._rank, self._size, self._store.rows(_MEMBERS)
         if len(rows) != size:
             first = next(((place, row) for place, row in enumerate(rows) if row is not None), None)
-            other = "another one" if first is None else f"rank {first[0]} ({_member_in(first[1])})"
+            other = "another one" if first is None else f"rank {first[0]} ({unpack_member(first[1])})"
             return f"the size differs: {other} says {len(rows)}, rank {rank} ({self._member}) says {size}"
         taken = rows[rank]
-        other = "one that did not say who it is" if taken is None else str(_member_in(taken))
+        other = "one that did not say who it is" if taken is None else str(unpack_member(taken))
         return (
             f"two processes say they are rank {rank} of {size}: {other}; and {self._member}. If the first is gone: "
             f"a store serves one job, and a generation is joined once"
@@ -193,8 +195,9 @@ class Meeting:
 _MEMBERS: Final = "members"
 
 
-def _row(member: Member) -> list[object]:
-    return [member.host, member.hostname, member.pid, member.start, member.space]
+def pack_member(member: Member) -> bytes:
+    """The row of a member in a table."""
+    return pack([member.host, member.hostname, member.pid, member.start, member.space])
 
 
 def _members(rows: list[bytes], size: int) -> tuple[Member, ...]:
@@ -202,11 +205,12 @@ def _members(rows: list[bytes], size: int) -> tuple[Member, ...]:
     if len(rows) != size:
         raise RendezvousError("the store holds something else where the table of ranks should be")
     texts: dict[str, str] = {}  # members of a host share the same
-    return tuple(_member_in(row, texts) for row in rows)
+    return tuple(unpack_member(row, texts) for row in rows)
 
 
-def _member_in(row: bytes, texts: dict[str, str] | None = None) -> Member:
-    """The member that a row describes. Raises RendezvousError."""
+def unpack_member(row: bytes, texts: dict[str, str] | None = None) -> Member:
+    """The member that `pack_member` has packed. Members with the same `texts` share equal texts. Raises
+    RendezvousError."""
     try:
         match unpack(row):
             case [str(host), str(hostname), int(pid), int(start), int(space)]:

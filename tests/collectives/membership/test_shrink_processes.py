@@ -14,10 +14,10 @@ import pytest
 
 import collectives as ronde
 from collectives import AbortedError, Communicator, DeadlineExceeded, PeerLost, RendezvousError
-from collectives.survivors.agreement import SurvivorAgreement
+from collectives.membership.agreement import SurvivorAgreement
 from tests.collectives.launch.launcher import ronde as ronde_command
+from tests.collectives.membership.shrinks import PROCESSES, compute, fail, linux, soon
 from tests.collectives.ranks import SECONDS, SECRET, await_failure, meeting_place, member
-from tests.collectives.survivors.shrinks import PROCESSES, compute, fail, linux, soon
 from tests.processes import run_processes
 from transports.rendezvous.bootstrap import join, next_meeting, open_store
 from transports.rendezvous.memory import MemoryStore

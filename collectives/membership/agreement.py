@@ -5,16 +5,18 @@
                                as the coordinator:        read the arrivals and losses; propose a decision when no rank
                                                           is missing any more
 
-The first proposal becomes the decision of all. Of the ranks that have arrived, one of each host is its scout, and one
-scout is the coordinator. Both are duties (duty.py), which pass on when a rank ends. So every rank asks the store a few
-times, and only the coordinator reads what grows with the number of ranks: five requests for each look.
+The coordinator of a regroup also calls the newcomers that wait (admission.py). The first proposal becomes the decision
+of all. Of the ranks that have arrived, one of each host is its scout, and one scout is the coordinator. Both are duties
+(duty.py), which pass on when a rank ends. So every rank asks the store a few times, and only the coordinator reads what
+grows with the number of ranks: five requests for each look.
 
 Store keys, in the part of the old group
     shrink/here          table; the row of a rank tells that it has arrived
     shrink/lost          table; the row of a rank is the reason why it cannot continue, by a rank that knows for certain
     shrink/scout/HOST    the duty to watch a host
     shrink/coordinator   the duty to propose
-    shrink/decision      ranks left out with reasons, and the rank that proposed it
+    shrink/members       members of the group and their numbers, for the newcomers that are called
+    shrink/decision      the verdict
 """
 
 from __future__ import annotations
@@ -25,13 +27,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from collectives.failure import wake
-from collectives.survivors.decision import Blame, Decision, Knowledge, decide_survivors
-from collectives.survivors.duty import Duty
+from collectives.membership.admission import Candidates
+from collectives.membership.decision import Blame, Decision, Knowledge, decide_survivors
+from collectives.membership.duty import Duty
+from collectives.membership.generation import DECISION, MEMBERS, pack_members
+from collectives.membership.verdict import Verdict, verdict_from
 from collectives.watchdog import FarHosts, have_closed, ranks_by_host
 from transports.base import Group
 from transports.errors import DeadlineExceeded, PeerLost, RendezvousError, RondeError
 from transports.liveness import STOPPED_SECONDS, Watch
-from transports.packed import pack, unpack
 from transports.rendezvous import Causes
 
 LOST_SECONDS: Final = 0.5
@@ -55,10 +59,21 @@ class SurvivorAgreement:
 
     failure     the failure of the group, as this rank knows it; None if there was none
     heartbeat   the setting
+    terms       version and transport that newcomers must have; None if nobody comes or leaves
+    lost        ranks that certainly cannot continue, with reasons
     """
 
-    def __init__(self, group: Group, failure: RondeError | None, heartbeat: float) -> None:
+    def __init__(
+        self,
+        group: Group,
+        failure: RondeError | None,
+        heartbeat: float,
+        *,
+        terms: str | None = None,
+        lost: Mapping[int, str] | None = None,
+    ) -> None:
         self._group = group
+        self._terms = terms
         self._rank = group.rank
         store = group.store.with_timeout(STORE_SECONDS)
         self._group_store = store
@@ -70,7 +85,7 @@ class SurvivorAgreement:
         self._scout = Duty(self._store.prefixed(f"scout/{group.members[self._rank].host}"), self._rank)
         self._coordinator = Duty(self._store.prefixed("coordinator"), self._rank)
         self._here = {self._rank}
-        self._lost: dict[int, str] = {}
+        self._lost = dict(lost or {})
         self._watch: Watch | None = None
         self._far: FarHosts | None = None
 
@@ -88,18 +103,18 @@ class SurvivorAgreement:
         if self._watch is not None:
             self._watch.close()
 
-    def decide(self, begun: float, timeout: float) -> tuple[Decision, int]:
-        """Wait for the other ranks; the decision, and the rank that proposed it. Raises RendezvousError.
+    def decide(self, begun: float, timeout: float) -> Verdict:
+        """Wait for the other ranks; the verdict. Raises RendezvousError.
 
         begun     when this rank began to wait (monotonic seconds)
         timeout   seconds from then on
         """
-        with contextlib.closing(self._store.awaited("decision")) as awaited:
+        with contextlib.closing(self._group_store.awaited(DECISION)) as awaited:
             pause = 0.0
             while True:
                 found = awaited.wait(time.monotonic() + pause)
                 if found is not None:
-                    return _read(found[1], self._group.size)
+                    return verdict_from(found[1], self._group.size)
                 if not self._scout.held(time.monotonic()):
                     pause = IDLE_SECONDS
                     continue
@@ -108,10 +123,41 @@ class SurvivorAgreement:
                 if self._coordinator.held(time.monotonic()):
                     self._look_at_reports()
                     known = Knowledge(self._group.size, frozenset(self._here), self._lost, self._blamed())
-                    proposed, _ = decide_survivors(known, time.monotonic() - begun, timeout)
-                    if proposed is not None:
-                        proposal = pack([self._rank, list(proposed.left_out.items())])
-                        return _read(self._store.set_default("decision", proposal), self._group.size)
+                    decision, _ = decide_survivors(known, time.monotonic() - begun, timeout)
+                    proposal = None if decision is None else self._propose(decision, time.monotonic() - begun, timeout)
+                    if proposal is not None:
+                        decided = self._group_store.set_default(DECISION, proposal.pack())
+                        return verdict_from(decided, self._group.size)
+
+    def _propose(self, decision: Decision, waited: float, timeout: float) -> Verdict | None:
+        """As the coordinator: the verdict; None to wait for newcomers, since the ranks are too few."""
+        if self._terms is None:
+            return Verdict(self._rank, decision.survivors, decision.left_out)
+        group = self._group
+        assert group.parent_store is not None
+        job = group.parent_store.with_timeout(STORE_SECONDS)
+        numbers = group.numbers
+        ranks = {numbers[rank]: rank for rank in decision.survivors}
+        candidates = Candidates(job, self._terms, list(ranks))
+        admission = None
+        if candidates.suffice():
+            if candidates.roster.waiting:
+                self._group_store.set_default(MEMBERS, pack_members(group))
+            admission = candidates.admit(group.generation, self._keep_duties)
+        if admission is None:
+            if waited < timeout:
+                return None
+            least = candidates.roster.minimum
+            refusal = f"{len(ranks)} ranks are left, {least} are needed, and too few came within {timeout:g} s"
+            return Verdict(self._rank, (), decision.left_out, refusal=refusal)
+        leaving = {ranks[number]: reason for number, reason in admission.leaving.items()}
+        staying = tuple(rank for rank in decision.survivors if rank not in leaving)
+        return Verdict(self._rank, staying, decision.left_out, leaving, admission.admitted, admission.roster)
+
+    def _keep_duties(self) -> None:
+        """Give signs as the scout and the coordinator."""
+        self._scout.held(time.monotonic())
+        self._coordinator.held(time.monotonic())
 
     def _look_at_processes(self) -> None:
         """As the scout: report the ranks of this host whose processes have ended or are stopped."""
@@ -162,15 +208,3 @@ class SurvivorAgreement:
         if not isinstance(cause, PeerLost | DeadlineExceeded) or cause.peer is None or cause.peer == self._rank:
             return {}
         return {cause.peer: Blame(cause.message, LOST_SECONDS if isinstance(cause, PeerLost) else LATE_SECONDS)}
-
-
-def _read(decision: bytes, size: int) -> tuple[Decision, int]:
-    """A decision and the rank that proposed it. Raises RendezvousError."""
-    try:
-        match unpack(decision):
-            case [int(by), [*rows]]:
-                left_out = {int(rank): str(reason) for rank, reason in rows}
-                return Decision(tuple(rank for rank in range(size) if rank not in left_out), left_out), by
-    except (ValueError, TypeError) as error:
-        raise RendezvousError(f"the store holds a decision on the survivors that cannot be read: {error}") from error
-    raise RendezvousError("the store holds a value that is not a decision on the survivors")

@@ -16,9 +16,9 @@ import pytest
 
 import collectives as ronde
 from collectives import AbortedError, ClosedError, Communicator, DeadlineExceeded, PeerLost, RendezvousError, RondeError
-from collectives.survivors.agreement import SurvivorAgreement
+from collectives.membership.agreement import SurvivorAgreement
+from tests.collectives.membership.shrinks import THREADS, compute, fail, soon
 from tests.collectives.ranks import SECONDS, SECRET, await_failure
-from tests.collectives.survivors.shrinks import THREADS, compute, fail, soon
 from tests.worlds import world_of
 from transports.auth import CHALLENGE_BYTES, Client
 from transports.base import Group, Member

@@ -7,7 +7,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.survivors.decision import Blame, Knowledge, decide_survivors
+from collectives.membership.decision import Blame, Knowledge, decide_survivors
 
 # ---- the decision
 

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.collectives.survivors.shrinks import linux
+from tests.collectives.membership.shrinks import linux
 from tests.many_ranks import DESCRIPTORS, SECRET
 from transports.rendezvous.server import TcpStoreServer
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from collectives import PeerLost
-from collectives.survivors.agreement import SurvivorAgreement
-from collectives.survivors.duty import LAPSE_SECONDS, SIGN_SECONDS, Duty
+from collectives.membership.agreement import SurvivorAgreement
+from collectives.membership.duty import LAPSE_SECONDS, SIGN_SECONDS, Duty
 from tests.counting import CountingStore
 from transports.base import Group, Member
 from transports.rendezvous.memory import MemoryStore
@@ -50,10 +50,10 @@ def test_shrink_costs_few_requests_per_rank(store: CountingStore, lost: set[int]
         decisions.append(agreement.decide(time.monotonic(), 30.0))
         spent.append(store.total - before)
         agreement.close()
-    decision, by = decisions[0]
-    assert all(other == (decision, by) for other in decisions[1:])
+    decision = decisions[0]
+    assert all(other == decision for other in decisions[1:])
     assert set(decision.left_out) == lost
-    assert decision.survivors == tuple(rank for rank in range(SIZE) if rank not in lost)
+    assert decision.staying == tuple(rank for rank in range(SIZE) if rank not in lost)
     coordinator, *others = spent
     assert coordinator <= 14, "two duties at most twice, and two looks of five requests"
     assert set(others) == {1}, "the decision"
@@ -113,9 +113,9 @@ def test_duty_costs_one_request_in_half_a_second(store: CountingStore) -> None:
 
 
 def test_second_coordinator_finishes_what_the_first_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collectives.survivors.duty.LAPSE_SECONDS", 0.05)
-    monkeypatch.setattr("collectives.survivors.duty.SIGN_SECONDS", 0.01)
-    monkeypatch.setattr("collectives.survivors.agreement.IDLE_SECONDS", 0.02)
+    monkeypatch.setattr("collectives.membership.duty.LAPSE_SECONDS", 0.05)
+    monkeypatch.setattr("collectives.membership.duty.SIGN_SECONDS", 0.01)
+    monkeypatch.setattr("collectives.membership.agreement.IDLE_SECONDS", 0.02)
     store = MemoryStore()
     members = MEMBERS[:3]
     made = [SurvivorAgreement(Group(rank, members, store), None, 0.0) for rank in range(3)]
@@ -123,9 +123,9 @@ def test_second_coordinator_finishes_what_the_first_began(monkeypatch: pytest.Mo
         agreement.arrive()
     assert made[0]._scout.held(time.monotonic())  # rank 0 becomes the coordinator and is heard of no more
     assert made[0]._coordinator.held(time.monotonic())
-    decision, by = made[1].decide(time.monotonic(), 30.0)
-    assert decision.survivors == (0, 1, 2)
-    assert by == 1
-    assert made[2].decide(time.monotonic(), 30.0) == (decision, by)
+    decision = made[1].decide(time.monotonic(), 30.0)
+    assert decision.staying == (0, 1, 2)
+    assert decision.by == 1
+    assert made[2].decide(time.monotonic(), 30.0) == decision
     for agreement in made:
         agreement.close()

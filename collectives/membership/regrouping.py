@@ -1,0 +1,135 @@
+"""From a group to the connected group of its next generation.
+
+All survivors meet in the store in which the ranks first met, agree on the verdict (agreement.py), and connect, with the
+newcomers that were admitted. The new group has a part of the store of its own, and new connections, segments and
+windows, so nothing of the old group can reach it.
+
+Source: MPI_Comm_shrink of ULFM (user-level failure mitigation; Bland et al., 2013); the quorum of torchft.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from collectives.failure import report_left_out
+from collectives.membership.agreement import SurvivorAgreement
+from collectives.membership.generation import next_group, numbered
+from collectives.membership.registry import Change, Registry
+from collectives.membership.roster import Newcomer
+from collectives.membership.verdict import Verdict
+from transports.base import Group
+from transports.errors import RendezvousError, RondeError, TransportError
+
+T = TypeVar("T")
+
+CONNECT_SECONDS: Final = 10.0
+"""The longest time for the ranks to connect. All of them are there, so it may be less than `connect_timeout`."""
+ATTEMPTS: Final = 3
+"""Number of times that the same ranks try to connect."""
+
+
+def regroup(
+    group: Group,
+    failure: RondeError | None,
+    timeout: float,
+    heartbeat: float,
+    *,
+    terms: str | None,
+    leave: Callable[[], None],
+    connect: Callable[[Group], T],
+) -> T | None:
+    """Agree on the next generation of `group`, and connect it; returns the result of `connect`, or None on a rank that
+    leaves. Collective among the survivors.
+
+    failure     the failure of the group, as this rank knows it; None if there was none
+    timeout     seconds for the ranks to arrive that are not known to be lost, and for newcomers if there are too few
+    heartbeat   the setting: a host silent for so long is lost with all its ranks that have not arrived
+    terms       version and transport, which newcomers must have; None to admit nobody and to let nobody leave
+    leave       closes the old group; called once, when this rank has arrived
+    connect     connects the new group. If it raises TransportError, a rank may have been lost meanwhile, and the
+                survivors agree again, without the newcomers that they could not connect to.
+
+    Raises RendezvousError if the store cannot be reached, if the others have continued without this rank, or if the
+    ranks are too few; the error of `connect` if it failed ATTEMPTS times with the same ranks.
+    """
+    begun, attempts, lost = time.monotonic(), 0, dict[int, str]()
+    while True:
+        agreement = SurvivorAgreement(group, failure, heartbeat, terms=terms, lost=lost)
+        verdict = _agree(group, agreement, begun, timeout, leave)
+        if group.rank in verdict.leaving:
+            return None
+        assert group.parent_store is not None
+        rank = verdict.staying.index(group.rank)
+        new = next_group(numbered(group), verdict, rank, group.generation, group.parent_store, group.secret)
+        came = range(len(verdict.staying), new.size)
+        attempts = attempts + 1 if new.size == group.size and not came else 1
+        try:
+            return connect(new)
+        except RondeError as error:
+            if not came and not isinstance(error, TransportError):
+                raise
+            if attempts == ATTEMPTS:
+                with contextlib.closing(SurvivorAgreement(new, error, heartbeat)) as agreement:
+                    agreement.withdraw(f"it gave up: {error.message}")
+                raise
+            lost = dict.fromkeys(came, f"the ranks could not connect with this newcomer: {error.message}")
+            group, failure, begun, leave = new, error, time.monotonic(), _nothing_to_leave
+
+
+def _agree(
+    group: Group, agreement: SurvivorAgreement, begun: float, timeout: float, leave: Callable[[], None]
+) -> Verdict:
+    """The verdict on a group, which does not leave this rank behind. Raises RendezvousError."""
+    try:
+        with contextlib.closing(agreement):
+            agreement.arrive()
+            try:
+                leave()
+                verdict = agreement.decide(begun, timeout)
+            except BaseException as error:
+                agreement.withdraw(f"it gave up: {error!r}")
+                raise
+    except RendezvousError as error:
+        raise RendezvousError(
+            f"rank {group.rank} cannot agree on the survivors: {error.message}. The ranks agree in the store in which "
+            f"they met; the store ends with the process that serves it",
+            rank=group.rank,
+        ) from error
+    if group.rank in verdict.left_out:
+        raise RendezvousError(
+            f"the other ranks continued without {group.describe(group.rank)}: {verdict.left_out[group.rank]} "
+            f"(decided by {group.describe(verdict.by)})",
+            rank=group.rank,
+            peer=verdict.by,
+        )
+    if verdict.refusal:
+        raise RendezvousError(f"the ranks do not go on: {verdict.refusal}", rank=group.rank)
+    if group.rank == min(verdict.staying or verdict.leaving):
+        _record(group, verdict)
+    return verdict
+
+
+def _record(group: Group, verdict: Verdict) -> None:
+    """Tell the launcher, and later readers of the roster. Raises RendezvousError."""
+    assert group.parent_store is not None
+    numbers = group.numbers
+    left_out = {numbers[rank]: reason for rank, reason in verdict.left_out.items()}
+    came = tuple(_number(newcomer) for newcomer in verdict.admitted)
+    members = (*(numbers[rank] for rank in verdict.staying), *came)
+    left = left_out | {numbers[rank]: reason for rank, reason in verdict.leaving.items()}
+    spares = () if verdict.roster is None else tuple(map(_number, verdict.roster.waiting))
+    report_left_out(group.parent_store, left_out)
+    Registry(group.parent_store).record(
+        verdict.roster, Change(group.generation + 1, members, came, left, spares).pack()
+    )
+
+
+def _number(newcomer: Newcomer) -> int:
+    return -1 if newcomer.number is None else newcomer.number
+
+
+def _nothing_to_leave() -> None:
+    """A failed `connect` has released its group itself."""
