@@ -16,7 +16,6 @@ import pytest
 
 from transports.base import Group, Member
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError
-from transports.packed import pack
 from transports.rendezvous import bootstrap
 from transports.rendezvous.bootstrap import (
     join,

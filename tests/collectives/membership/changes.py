@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from collectives import Communicator, Config, RondeError, connect, wait_to_join, world_scope
+from collectives import Communicator, Config, connect, wait_to_join, world_scope
 from tests.worlds import COMPILED, SECRET
 from transports.rendezvous import MemoryStore, join
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 import collectives as ronde
-from collectives import Communicator, ConfigError, DeadlineExceeded, RendezvousError, RondeError
-from collectives.membership import History, ask_to_leave, set_bounds
+from collectives import Communicator, ConfigError, DeadlineExceeded, PeerLost, RendezvousError, membership
+from collectives.membership import Change, History, ask_to_leave, set_bounds, terms_of
+from collectives.membership.registry import Registry
+from collectives.membership.roster import Newcomer
 from tests.collectives.membership.changes import SECONDS, job
 from tests.collectives.membership.shrinks import THREADS, compute, fail
+from tests.worlds import SECRET
+from transports.base import Group
+from transports.rendezvous import pack_member, this_member
+
 
 def numbers(comm: Communicator) -> list[int]:
     return list(comm.transport.group.numbers)
@@ -36,3 +43,228 @@ def test_newcomers_come_at_a_boundary_and_are_the_last_ranks(transport: str) -> 
         ranks = here.start(2, rank)
         came = here.come(end, number=7)
         assert [future.result(SECONDS) for future in [*ranks, came]] == [(n, 3, [0, 1, 7]) for n in range(3)]
+
+
+@pytest.mark.parametrize("transport", THREADS)
+def test_a_loss_and_a_spare_are_one_verdict(transport: str) -> None:
+    gate = threading.Barrier(4)
+
+    def rank(comm: Communicator) -> list[int] | None:
+        gate.wait(SECONDS)
+        if comm.rank == 0:
+            comm.abort("it has had enough")
+            return None
+        fail(comm)
+        new = comm.regroup()
+        assert new is not None
+        assert new.transport.group.generation == comm.transport.group.generation + 1
+        compute(new, [1, 2, 3])
+        return numbers(new)
+
+    def end(comm: Communicator) -> list[int]:
+        compute(comm, [1, 2, 3])
+        return numbers(comm)
+
+    with job(transport) as here:
+        set_bounds(here.store, 2, 3)
+        ranks = here.start(3, rank)
+        spare = here.come(end)
+        here.wait_for_request(1)
+        gate.wait(SECONDS)
+        assert [future.result(SECONDS) for future in [*ranks, spare]] == [None, [1, 2, 3], [1, 2, 3], [1, 2, 3]]
+        history = History(here.store)
+        change = history.wait(time.monotonic() + SECONDS)
+        history.close()
+        assert change is not None
+        assert (change.members, change.came, change.spares) == ((1, 2, 3), (3,), ())
+        assert list(change.left) == [0]
+
+
+def test_leavers_spares_and_bounds_change_at_once() -> None:
+    done = threading.Event()
+
+    def rank(comm: Communicator) -> list[int] | None:
+        seat = numbers(comm)
+        if comm.rank == 1 and seat == [0, 1, 2, 3]:
+            comm.leave("this rank was told to")
+        while not done.is_set() or not comm.allreduce(int(done.is_set()), "min"):
+            comm.barrier()
+            if comm.changes_pending():
+                new = comm.regroup()
+                if new is None:
+                    with pytest.raises(ronde.ClosedError, match="its world was regrouped"):
+                        comm.barrier()
+                    return None
+                comm = new
+        return numbers(comm)
+
+    with job("local") as here:
+        history = History(here.store)
+        set_bounds(here.store, 1, 4)
+        ranks = here.start(4, rank)
+        change = history.wait(time.monotonic() + SECONDS)
+        assert change is not None
+        assert change.members == (0, 2, 3)
+        assert change.left == {1: "this rank was told to"}
+        newcomers = [here.come(rank, number=10 + number) for number in range(3)]
+        members: tuple[int, ...] = ()
+        while len(members) < 4:
+            change = history.wait(time.monotonic() + SECONDS)
+            assert change is not None
+            members = change.members
+        assert members[:3] == (0, 2, 3)
+        assert change.left == {}
+        set_bounds(here.store, 1, 2)
+        change = history.wait(time.monotonic() + SECONDS)
+        assert change is not None
+        assert change.members == (0, 2)
+        assert set(change.left) == {3, members[3]}
+        done.set()
+        results = [future.result(SECONDS) for future in ranks]
+        assert results == [[0, 2], None, [0, 2], None]
+        here.store.close()  # ends the spares
+        ended = [future.exception(SECONDS) for future in newcomers]
+        assert sorted(type(error).__name__ for error in ended) == ["NoneType", "RendezvousError", "RendezvousError"]
+        history.close()
+
+
+def test_all_leave() -> None:
+    def rank(comm: Communicator) -> None:
+        while not comm.changes_pending():
+            comm.barrier()
+        assert comm.regroup() is None
+
+    with job("local") as here:
+        ranks = here.start(2, rank)
+        ask_to_leave(here.store, [0, 1], "the job is over")
+        history = History(here.store)
+        change = history.wait(time.monotonic() + SECONDS)
+        assert change is not None
+        assert (change.members, set(change.left)) == ((), {0, 1})
+        for future in ranks:
+            future.result(SECONDS)
+        history.close()
+
+
+def test_too_few_wait_for_newcomers_and_give_up_together() -> None:
+    def rank(comm: Communicator) -> str:
+        comm.barrier()
+        if comm.rank == 1:
+            comm.abort("enough")
+            return "gone"
+        fail(comm)
+        comm = comm.regroup() or comm
+        assert numbers(comm) == [0, 5]
+        return lonely(comm)
+
+    def lonely(comm: Communicator) -> str:
+        try:
+            comm.allreduce(1)
+            if comm.rank == 1:
+                comm.abort("enough")
+                return "gone"
+            fail(comm)
+            comm.regroup(timeout=0.3)
+        except RendezvousError as error:
+            return error.message
+        return ""
+
+    with job("local") as here:
+        set_bounds(here.store, 2, None)
+        first, second = here.start(2, rank)
+        assert second.result(SECONDS) == "gone"
+        assert here.come(lonely, number=5).result(SECONDS) == "gone"
+        assert "1 ranks are left, 2 are needed, and too few came within 0.3 s" in first.result(SECONDS)
+
+
+def test_a_newcomer_that_does_not_fit_is_told() -> None:
+    def rank(comm: Communicator) -> None:
+        for _ in range(200):
+            comm.barrier()
+            assert not comm.changes_pending()
+            if told.is_set():
+                break
+            time.sleep(0.01)
+        comm.barrier()
+
+    told = threading.Event()
+    with job("local") as here, job("tcp") as other:
+        other.store = here.store
+        ranks = here.start(1, rank)
+        error = other.come(rank).exception(SECONDS)
+        told.set()
+        assert isinstance(error, ConfigError)
+        assert "over tcp, and the ranks have Ronde" in str(error)
+        for future in ranks:
+            future.result(SECONDS)
+
+
+def test_a_newcomer_has_a_deadline() -> None:
+    with job("local") as here:
+        error = here.come(numbers, timeout=0.1).exception(SECONDS)
+        assert isinstance(error, DeadlineExceeded)
+        assert "no rank admitted this process within 0.1 s" in error.message
+        ranks = here.start(2, lambda comm: [comm.changes_pending() or comm.barrier() for _ in range(50)])
+        assert [set(future.result(SECONDS)) for future in ranks] == [{None}, {None}]  # it is gone: nothing to change
+
+
+def grow(comm: Communicator) -> list[int]:
+    """Compute until a newcomer comes; the numbers then."""
+    while numbers(comm)[-1] < 9:
+        comm.allreduce(np.ones(10))
+        if comm.changes_pending():
+            comm = comm.regroup() or comm
+    compute(comm, numbers(comm))
+    return numbers(comm)
+
+
+def test_a_newcomer_that_dies_while_it_waits_does_not_stop_the_ranks() -> None:
+    with job("local") as here:
+        ticket = Newcomer("a ticket", 4, pack_member(this_member()), terms_of("local"))
+        Registry(here.store).request("join", ticket.fields())  # and it is heard of no more
+        ranks = here.start(2, grow)
+        here.wait_for_request(1)  # it was found out
+        came = here.come(grow, number=9)
+        assert [future.result(SECONDS) for future in [*ranks, came]] == [[0, 1, 9]] * 3
+        history = History(here.store)
+        assert history.wait(time.monotonic() + SECONDS) == Change(1, (0, 1, 9), (9,), {}, ())
+        assert history.wait(time.monotonic()) is None
+        history.close()
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_a_newcomer_that_dies_while_it_connects_harms_nobody(transport: str) -> None:
+    def dies(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with job(transport, connect_timeout=1.0) as here:
+        ranks = here.start(2, grow)
+        deadline = time.monotonic() + SECONDS
+        with pytest.raises(KeyboardInterrupt):
+            membership.wait_to_join(here.store, 4, terms_of(transport), SECRET, deadline, dies)
+        came = here.come(grow, number=9)
+        assert [future.result(SECONDS) for future in [*ranks, came]] == [[0, 1, 9]] * 3
+        history = History(here.store)
+        first, second = history.wait(deadline), history.wait(deadline)
+        history.close()
+        assert first == Change(1, (0, 1, 4), (4,), {}, ())
+        assert second is not None
+        assert second.members[:2] == (0, 1)
+        assert "the ranks could not connect with this newcomer" in second.left[4]
+
+
+def test_a_newcomer_that_could_not_connect_applies_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, failed = Communicator.connect, threading.Event()
+
+    def fails_once(group: Group, *rest: Any) -> Communicator:
+        if group.numbers[group.rank] == 9 and not failed.is_set():
+            failed.set()
+            raise PeerLost("no luck")
+        return connect(group, *rest)
+
+    with job("local", connect_timeout=1.0) as here:
+        ranks = here.start(2, grow)
+        monkeypatch.setattr(Communicator, "connect", staticmethod(fails_once))
+        came = here.come(grow, number=9)
+        assert came.result(SECONDS) == [0, 1, 9]
+        assert [future.result(SECONDS) for future in ranks] == [[0, 1, 9]] * 2
