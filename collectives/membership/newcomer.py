@@ -68,7 +68,7 @@ def _await_admission(store: Store, number: int | None, terms: str, secret: bytes
         if time.monotonic() >= deadline:
             waited = time.monotonic() - begun
             raise DeadlineExceeded(
-                f"no rank admitted this process within {waited:.3g} s: they do in `regroup`, as far as there is room"
+                f"no rank admitted this process within {waited:.1g} s: they do in `regroup`, as far as there is room"
             )
 
 
