@@ -100,7 +100,7 @@ def test_the_loss_of_an_agent_ends_its_ranks_and_the_job() -> None:
             os.kill(pid, 0)
 
 
-@pytest.mark.long
+@pytest.mark.cluster
 @pytest.mark.processes
 def test_200_ranks_with_256_descriptors() -> None:
     program = (
