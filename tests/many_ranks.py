@@ -27,8 +27,8 @@ DESCRIPTORS = 256
 TIMEOUT = 100.0
 
 
-def rank(number: int, url: str, size: int, lost: int, transport: str) -> dict[str, object]:
-    """Be one rank; what it has seen."""
+def rank(number: int, url: str, size: int, lost: int, transport: str, done: tuple[int, int]) -> dict[str, object]:
+    """Be one rank; what it has seen. `done`: a pipe into which each of the others writes a byte after the allreduce."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     config = {"timeout": TIMEOUT, "connect_timeout": TIMEOUT, "tcp": {"interface": "lo"}}
     began, seconds, opened = time.monotonic(), {}, 0
@@ -42,8 +42,11 @@ def rank(number: int, url: str, size: int, lost: int, transport: str) -> dict[st
     stage("start")
     assert comm.allreduce(np.full(1000, number))[0] == size * (size - 1) // 2
     stage("allreduce")
-    if number == lost:
+    if number == lost:  # not before the others have ended the call: they might still be waiting in it
+        for _ in range(size - 1):
+            os.read(done[0], 1)
         os.kill(os.getpid(), signal.SIGKILL)
+    os.write(done[1], b"!")
     failure = None
     while failure is None:
         try:
@@ -66,7 +69,7 @@ def rank(number: int, url: str, size: int, lost: int, transport: str) -> dict[st
 def main() -> int:
     """Fork the ranks; 0 if all but the lost one have ended well."""
     url, size, lost, transport = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    children = {}
+    children, done = {}, os.pipe()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         for number in range(size):
@@ -75,7 +78,7 @@ def main() -> int:
                 code = 1
                 try:
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                    said = json.dumps(rank(number, url, size, lost, transport)) + "\n"
+                    said = json.dumps(rank(number, url, size, lost, transport, done)) + "\n"
                     os.write(1, said.encode())
                     code = 0
                 except BaseException as error:
