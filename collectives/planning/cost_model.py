@@ -24,7 +24,10 @@ class Model:
     alpha and beta are those between ranks of one host; inter_alpha and inter_beta those across hosts, where the ranks
     of a host share its link. `alone` is the time of bytes that cross with one message under way, by that with several:
     the link is idle while a message is combined and its peer wakes up (measured on 4 hosts of one rank at 200 Mbit/s, 4
-    to 16 MiB: 1.09 to 1.4). gamma, copy, read and signal are those of two ranks on two cores of an AMD Zen 4.
+    to 16 MiB: 1.09 to 1.4). `turning` is the same where successive messages go to different ranks (there, halving and
+    doubling beside the ring, 64 KiB to 1 MiB: 1.1 to 1.4 times as long). `overhead` is the time for which a message
+    across hosts keeps its sender and receiver busy, beside its bytes. gamma, copy, read and signal are those of two
+    ranks on two cores of an AMD Zen 4.
     """
 
     alpha: float = 20e-6
@@ -36,6 +39,8 @@ class Model:
     inter_alpha: float = 50e-6
     inter_beta: float = 0.9e-9
     alone: float = 1.1
+    turning: float = 1.3
+    overhead: float = 50e-6
 
     def link(self, geometry: Geometry, a: int, b: int) -> tuple[float, float]:
         """Return alpha and beta between two ranks."""
@@ -52,24 +57,29 @@ def _cost(cost: Callable[[Geometry], Cost], geometry: Geometry) -> Cost:
 
 
 @lru_cache(maxsize=4096)
-def crossing(algorithm: Algorithm, geometry: Geometry) -> float:
-    """Return the bytes that cross the link of the busiest host in one direction, in units of N.
+def crossing(algorithm: Algorithm, geometry: Geometry) -> tuple[float, int]:
+    """Return the bytes that cross the link of the busiest host in one direction, in units of N, and the largest number
+    of ranks on other hosts to which a rank sends.
 
     The figure is counted in the steps of the ranks of the hosts that may be busiest: the first, the last and the
     root's. `geometry` is that of any rank, with one segment.
     """
     hosts = geometry.hosts
     chunk = 1 / algorithm.blocks(geometry.size)
-    busiest = 0.0
+    busiest, most = 0.0, 0
     for host in {hosts[0], hosts[-1], hosts[geometry.root]}:
         leaving = coming = 0
         for rank in (rank for rank, its in enumerate(hosts) if its == host):
+            targets = set()
             for step in algorithm.generate(geometry.at(rank)):
                 if step.peer >= 0 and hosts[step.peer] != host:
                     leaving += step.sent
                     coming += step.received
+                    if step.sent:
+                        targets.add(step.peer)
+            most = max(most, len(targets))
         busiest = max(busiest, leaving * chunk, coming * chunk)
-    return busiest
+    return busiest, most
 
 
 def predict(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model) -> float:
@@ -77,23 +87,23 @@ def predict(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model)
 
     If ranks are on several hosts, all rounds are taken to cross hosts that the algorithm does not declare local. The
     bytes that cross are those of a host's ranks together, since they share its link. Where several messages are under
-    way at a time, a round takes the longer of the latency with one message, and of the overheads (alpha) with all:
+    way at a time, a round takes the longer of the latency with one message, and of the overheads (o) with all:
 
-        one  |--- inter_alpha ---|== bytes ==|          three  |alpha|= b =|alpha|= b =|alpha|= b =|
+        one  |--- inter_alpha ---|== bytes ==|          three  |o|= b =|o|= b =|o|= b =|
                                                                |--- inter_alpha ---|= b =|
     """
     cost = _cost(algorithm.cost, geometry)
     across = len(set(geometry.hosts)) > 1
     rounds, inside = cost.rounds - cost.local_rounds, cost.sent
     if across:
-        outside = crossing(algorithm, dataclasses.replace(geometry, rank=0, segments=1))
+        outside, targets = crossing(algorithm, dataclasses.replace(geometry, rank=0, segments=1))
         sharing = max(Counter(geometry.hosts).values())
         inside = cost.local_sent or max(0.0, cost.sent - outside / sharing)
         crossed = rounds / cost.flight * model.inter_alpha + nbytes * outside * model.inter_beta / cost.flight
         if cost.flight > 1:
-            crossed = max(crossed, rounds * model.alpha + nbytes * outside * model.inter_beta)
+            crossed = max(crossed, rounds * model.overhead + nbytes * outside * model.inter_beta)
         else:
-            crossed += (model.alone - 1) * nbytes * outside * model.inter_beta
+            crossed += ((model.turning if targets > 1 else model.alone) - 1) * nbytes * outside * model.inter_beta
     else:
         crossed = rounds * (model.signal if algorithm.onesided else model.alpha)
     copied = cost.copied * model.copy + cost.read * model.read

@@ -21,6 +21,8 @@ from transports.base import LinkCost, Transport
 
 _SEGMENT_BYTES: Final = (1 << 16, 1 << 18, 1 << 20)
 """Sizes of segments to compare by cost."""
+_FAR_SEGMENT_BYTES: Final = (1 << 13, 1 << 15)
+"""More sizes for ranks on several hosts: a slow link needs as long for these bytes as for the way of a message."""
 SINGLE_COPY_BYTES: Final = 1 << 16
 """Smallest call for which single-copy algorithms are considered unless the caller or a rule names one."""
 _ROUNDING: Final = 32
@@ -229,4 +231,7 @@ def _segmentings(algorithm: Algorithm, demand: Demand) -> list[int]:
     block = _block_bytes(algorithm, demand)
     if algorithm.exposed:  # no rank waits for a segment; its size only has to fit into the cache
         return [min(MAX_SEGMENTS, -(-block // _SEGMENT_BYTES[1])) or 1]
-    return sorted({1, *(min(MAX_SEGMENTS, -(-block // size)) for size in _SEGMENT_BYTES if block > size)})
+    sizes = _SEGMENT_BYTES
+    if len(set(demand.geometry.hosts)) > 1:
+        sizes += _FAR_SEGMENT_BYTES
+    return sorted({1, *(min(MAX_SEGMENTS, -(-block // size)) for size in sizes if block > size)})

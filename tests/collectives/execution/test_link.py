@@ -78,12 +78,12 @@ def test_larger_messages_are_sent_until_one_takes_long_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("ring", 1.75), ("hierarchical", 1.5), ("halving_doubling", 1.5), ("recursive_doubling", 4.0)],
+    ("name", "expected", "targets"),
+    [("ring", 1.75, 1), ("hierarchical", 1.5, 1), ("halving_doubling", 1.5, 2), ("recursive_doubling", 4.0, 2)],
 )
-def test_bytes_that_cross_the_link_of_a_host(name: str, expected: float) -> None:
+def test_bytes_that_cross_the_link_of_a_host(name: str, expected: float, targets: int) -> None:
     """Counted by hand for four hosts of two ranks, which share the link of their host."""
-    assert crossing(algorithms("allreduce")[name], FOUR_BY_TWO) == pytest.approx(expected)
+    assert crossing(algorithms("allreduce")[name], FOUR_BY_TWO) == (pytest.approx(expected), targets)
 
 
 def test_slow_links_are_crossed_by_as_few_bytes_as_possible() -> None:
@@ -91,4 +91,15 @@ def test_slow_links_are_crossed_by_as_few_bytes_as_possible() -> None:
     selector.use_link(LinkCost(1e-4, 42e-9))  # 200 Mbit/s
     for nbytes in (1 << 16, 1 << 20, 1 << 24):
         chosen = selector.choose(Demand("allreduce", FOUR_BY_TWO, nbytes, nbytes)).algorithm
-        assert crossing(chosen, FOUR_BY_TWO) == pytest.approx(1.5), nbytes
+        assert crossing(chosen, FOUR_BY_TWO)[0] == pytest.approx(1.5), nbytes
+
+
+def test_messages_over_slow_links_go_to_one_rank_and_in_segments() -> None:
+    """Halving and doubling sends the same bytes in fewer rounds, but to different ranks in turn."""
+    selector = Selector(Model(), Rules(), "tcp")
+    selector.use_link(LinkCost(1e-4, 42e-9))
+    for hosts, expected in (((0, 1, 2, 3), "ring"), (FOUR_BY_TWO.hosts, "hierarchical")):
+        geometry = Geometry(0, len(hosts), hosts=hosts)
+        choice = selector.choose(Demand("allreduce", geometry, 1 << 18, 1 << 18))
+        assert choice.algorithm.name == expected
+        assert choice.segments > 1
