@@ -67,11 +67,15 @@ class Start:
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why a host cannot start or run its ranks. `errno`: the system's error if the program cannot be
-    started, else 0."""
+    """The reason why a host cannot start or run its ranks.
+
+    errno  the system's error if the program cannot be started, else 0
+    lost   True if the host or its agent has gone, after it was told to start ranks
+    """
 
     text: str
     errno: int = 0
+    lost: bool = False
 
 
 class RankListener(Protocol):

@@ -142,7 +142,7 @@ class RemoteHost:
             self._link.close("the connection has ended")
             self._connection.kill()
         if self._connection.ended and self._link.closed is not None:
-            self._fail(self._why())
+            self._fail(Failure(self._why(), lost=self._started))
 
     @property
     def wake_at(self) -> float:
@@ -216,9 +216,9 @@ class RemoteHost:
             case ["answer", "culprit" | "left out" as question, int(value)]:
                 self._listener.answered(question, value)
             case ["failed", str(text), int(number)]:
-                self._fail(text, number)
+                self._fail(Failure(text, number))
             case ["ending", str(why)]:
-                self._fail(why)
+                self._fail(Failure(why, lost=self._started))
             case _:
                 assert self._link is not None
                 self._link.close(f"the agent sent an unknown message ({message[0]!r:.40}): another version of Ronde?")
@@ -245,13 +245,13 @@ class RemoteHost:
         reason = f"its agent has ended ({end})" if end and not self._link.silent else str(self._link.closed)
         return f"{reason}: {words}" if words else reason
 
-    def _fail(self, text: str, number: int = 0) -> None:
+    def _fail(self, failure: Failure) -> None:
         if self.failure is None and not self._finished:
-            self.failure = Failure(text, number)
+            self.failure = failure
             if self._input is not None:
                 self._input.close()
             if self._started:
-                self._listener.lost(self, text)
+                self._listener.lost(self, failure.text)
 
 
 def _printable(data: bytes) -> str:

@@ -287,6 +287,9 @@ class _Supervisor(Listener):
                 failures[host.name] = OSError(host.failure.errno, os.strerror(host.failure.errno))
             elif host.failure is not None:
                 failures[host.name] = host.failure.text
+        lost = next((host for host in hosts if host.failure is not None and host.failure.lost), None)
+        if lost is not None and lost.failure is not None:  # its ranks may have run already, though it did not say so
+            raise StartError(f"host {lost.name} was lost: {lost.failure.text}", LOST)
         if not failures and self._ending is None:
             failures |= {
                 host.name: f"{complaint} within {self._job.start_timeout:g} s" for host in hosts if not ready(host)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import selectors
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from collectives.launch.connection import CommandConnection
+from collectives.launch.host import Failure, Host, Listener, Start
+from collectives.launch.messages import Decoder, encode
+from collectives.launch.remote_host import RemoteHost
 from tests.collectives.launch.fake_ssh import install
-from tests.collectives.launch.launcher import ronde
+from tests.collectives.launch.launcher import BOUND, ronde
 from tests.security.certificates import Authority
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="processes are watched by pidfds, as Linux has")
@@ -213,3 +220,56 @@ def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
     done = ronde("run", "-H", "localhost,h2", "no-such-program", extra=variables)
     assert done.returncode == 127
     assert b"host localhost: cannot start 'no-such-program': No such file" in done.stderr
+
+
+# A host that is lost, seen by the launcher alone
+
+
+class Wire(CommandConnection):
+    """A connection to an agent that the test plays."""
+
+    def __init__(self) -> None:
+        self.launcher, self.agent = socket.socketpair()
+
+    def open(self) -> tuple[int, int]:
+        return os.dup(self.launcher.fileno()), os.dup(self.launcher.fileno())
+
+    @property
+    def preamble(self) -> bytes:
+        return b""
+
+    @property
+    def ended(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.launcher.close()
+        self.agent.close()
+
+
+class Told(Listener):
+    """Notes the hosts that are lost."""
+
+    def __init__(self) -> None:
+        self.losses: list[str] = []
+
+    def lost(self, host: Host, reason: str) -> None:
+        self.losses.append(reason)
+
+
+@pytest.mark.parametrize("told_to_start", [False, True])
+def test_a_host_is_lost_from_the_moment_at_which_it_may_have_ranks(told_to_start: bool) -> None:
+    """Ranks may run before the launcher has heard of it."""
+    listener, wire = Told(), Wire()
+    with selectors.DefaultSelector() as selector, contextlib.closing(wire):
+        host = RemoteHost("h1", wire, selector, listener, limit=10.0, grace=1.0)
+        with contextlib.closing(host):
+            host.open()
+            _, marker, *_ = Decoder().feed(wire.agent.recv(1000))[0]
+            if told_to_start:
+                host.start(Start(["true"], [1], 2, "tcp://h:1", "job", ("h", 1), b""))
+            wire.agent.sendall(marker + encode(["ending", "its agent was ended by SIGINT"]))
+            for key, _ in selector.select(BOUND):
+                key.data()
+            assert host.failure == Failure("its agent was ended by SIGINT", lost=told_to_start)
+            assert listener.losses == ["its agent was ended by SIGINT"] * told_to_start
