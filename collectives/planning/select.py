@@ -231,7 +231,6 @@ def _segmentings(algorithm: Algorithm, demand: Demand) -> list[int]:
     block = _block_bytes(algorithm, demand)
     if algorithm.exposed:  # no rank waits for a segment; its size only has to fit into the cache
         return [min(MAX_SEGMENTS, -(-block // _SEGMENT_BYTES[1])) or 1]
-    sizes = _SEGMENT_BYTES
-    if len(set(demand.geometry.hosts)) > 1:
-        sizes += _FAR_SEGMENT_BYTES
+    far = len(set(demand.geometry.hosts)) > 1
+    sizes = (*_SEGMENT_BYTES, *_FAR_SEGMENT_BYTES) if far else _SEGMENT_BYTES
     return sorted({1, *(min(MAX_SEGMENTS, -(-block // size)) for size in sizes if block > size)})
