@@ -96,7 +96,9 @@ class CallQueue:
                     planned.leave(error)
                     raise
                 if answer is not None:
-                    planned.go_on(answer, x, result, time.monotonic() + seconds)
+                    deadline = time.monotonic() + seconds
+                    if planned.go_on(answer, x, result, deadline) is False:
+                        return planned.otherwise(x, out, seconds, deadline)
                 return result
             if planned.flat:
                 source, target = x, result

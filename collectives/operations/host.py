@@ -21,12 +21,13 @@ from collectives.operations.call_queue import CallQueue
 from collectives.operations.composed import compose
 from collectives.operations.fusion import WINDOW, Buffer
 from collectives.operations.job import Job
-from collectives.operations.movement import Movement, Speculation
+from collectives.operations.movement import Movement
 from collectives.operations.objects import Objects
 from collectives.operations.planned_call import PlannedCalls
 from collectives.operations.reduce import Reductions
 from collectives.operations.signature import Signature
 from collectives.operations.space import HostSpace, Space
+from collectives.operations.speculation import Speculation
 from collectives.operations.start import MakeJob, RunNow, Start
 from collectives.planning import Planner, Selector
 from collectives.schedule import Geometry

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -20,30 +20,9 @@ from collectives.operations.planned_call import ArrayJob, PlannedCall, PlannedCa
 from collectives.operations.shapes import Shapes, agree_on_parts, agree_on_shapes, agree_on_splits
 from collectives.operations.signature import Signature
 from collectives.operations.space import Result, Space
+from collectives.operations.speculation import Speculation
 from collectives.operations.start import Start
 from collectives.planning import Call, Selector, WindowOffsets
-
-_AFTER_UNEVEN: Final = 16
-"""Number of gatherings that are not speculative after one with unequal parts."""
-
-
-class Speculation:
-    """The decision whether the next allgather runs as if all parts were equal. All ranks decide alike, since all have
-    made the same gatherings."""
-
-    def __init__(self) -> None:
-        self._cautious = 0
-
-    def next(self) -> bool:
-        """The answer for the gathering that begins now."""
-        if self._cautious:
-            self._cautious -= 1
-            return False
-        return True
-
-    def failed(self) -> None:
-        """The parts were unequal."""
-        self._cautious = _AFTER_UNEVEN
 
 
 class Movement:
@@ -296,7 +275,9 @@ class Movement:
             whole,
             signature,
             flat=flat,
+            scales=UNSCALED,
             otherwise=self._gather_agreed,
+            speculation=self._speculation,
         )
 
     def _plan_even_alltoall(

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from collectives.arrays import Array
 from collectives.operations.call_queue import CallQueue
 from collectives.operations.job import Job
 from collectives.operations.planned_call import PlainJob, PlannedCall
@@ -16,7 +15,7 @@ from collectives.operations.work import Work
 class Persistent:
     """A call that `Communicator.plan` has made, for any number of runs. It keeps its arrays alive."""
 
-    __slots__ = ("_make", "_out", "_planned", "_queue", "_source", "_target", "_timeout")
+    __slots__ = ("_make", "_out", "_planned", "_queue", "_source", "_target", "_timeout", "_x")
 
     def __init__(self, queue: CallQueue, make: Callable[[], Job[Any]]) -> None:
         """`make` makes the job of one run. It is called once here, so that bad arguments are found."""
@@ -26,7 +25,7 @@ class Persistent:
         job = make()
         if isinstance(job, PlainJob) and job.out is not None:
             self._planned, self._timeout = job.planned, job.timeout
-            self._out: Array = job.out
+            self._x, self._out = job.x, job.out
             self._source, self._target = job.arrays(job.out)
 
     def run(self) -> Any:
@@ -44,11 +43,15 @@ class Persistent:
                 except BaseException as error:
                     planned.leave(error)
                     raise
-                if answer is not None:
-                    planned.go_on(answer, self._source, self._target, time.monotonic() + self._timeout)
-                return self._out
-            deadline = time.monotonic() + self._timeout
-            planned.quietly(planned.function, planned.planned, self._source, self._target, deadline)
+                if answer is None:
+                    return self._out
+                deadline = time.monotonic() + self._timeout
+                done = planned.go_on(answer, self._source, self._target, deadline)
+            else:
+                deadline = time.monotonic() + self._timeout
+                done = planned.quietly(planned.function, planned.planned, self._source, self._target, deadline)
+            if done is False:
+                return planned.otherwise(self._x, self._out, self._timeout, deadline)
         finally:
             queue.end()
         return self._out

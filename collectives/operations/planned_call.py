@@ -22,6 +22,7 @@ from collectives.operations.job import Job, Packable, Part
 from collectives.operations.reduction import Reduction
 from collectives.operations.signature import Signature
 from collectives.operations.space import Result, Space
+from collectives.operations.speculation import UNTRIED, Speculation
 
 _ndarray: Final = np.ndarray
 _MOST_CALLS: Final = 4096
@@ -49,6 +50,7 @@ class PlannedCall:
     signature  the description of a named call of this kind, which must be equal on all ranks
     otherwise  (x, out, seconds, deadline) -> result: does the call another way if `function` returns False
     fits       (x, out): True if both are arrays as those that the call was planned for; False if it has to be looked up
+    table      of a call that is nothing but a table; None for others
     begin      (source, target), of any shape: begins what `function` does, in machine code, and mostly ends it; then it
                returns None, and otherwise what `go_on` wants. None if there is no such function
     table      what `begin` runs
@@ -56,6 +58,8 @@ class PlannedCall:
 
     __slots__ = (
         "_executor",
+        "_speculation",
+        "_table",
         "begin",
         "dtype",
         "fits",
@@ -83,8 +87,10 @@ class PlannedCall:
         reduction: Reduction | None = None,
         scales: Scales | None = None,
         otherwise: Callable[..., Any] = _always_done,
+        speculation: Speculation | None = None,
     ) -> None:
-        """`scales` are the factors if the call is nothing but an exchange with factors."""
+        """`scales` are the factors if the call is nothing but an exchange with factors; `speculation` decides whether a
+        speculative one is tried."""
         self.quietly = space.quietly
         self.function = function
         self.planned = planned
@@ -95,18 +101,27 @@ class PlannedCall:
         self.reduction = reduction
         self.otherwise = otherwise
         self._executor = space.executor
+        self._speculation = speculation
         table = None if scales is None else space.table(planned)
-        self.table = None if table is None or scales is None else table.scaled(scales)
-        self.begin = None if self.table is None else self.table.run
+        self._table = None if table is None or scales is None else table.scaled(scales)
+        self.table = None if speculation is not None else self._table
+        self.begin: Callable[[Any, Any], int | None] | None = None
+        if self._table is not None:
+            run = self._table.run
+            self.begin = run if speculation is None else speculation.guard(run)
         self.fits: Callable[[Any, Any], bool] = _never
 
-    def go_on(self, answer: int, source: Any, target: Any, deadline: float) -> None:
-        """End a call after `begin` has returned `answer`. Raises as Executor.run."""
-        assert self.table is not None
+    def go_on(self, answer: int, source: Any, target: Any, deadline: float) -> Any:
+        """End a call after `begin` has returned `answer`. Returns as `function`, and raises as Executor.run."""
+        assert self._table is not None
+        if answer == UNTRIED:
+            return False
         if answer == UNFIT:
-            self.run(source.reshape(-1), target.reshape(-1), deadline)
-        else:
-            self._executor.go_on(self.table, answer, source, target, deadline)
+            return self.run(source.reshape(-1), target.reshape(-1), deadline)
+        done = self._executor.go_on(self._table, answer, source, target, deadline)
+        if self._speculation is not None and not done:
+            self._speculation.failed()
+        return done
 
     def job_ring(self) -> JobRing | None:
         """A new ring for calls with a `table`; see Executor.job_ring."""

@@ -105,6 +105,20 @@ def test_which_scaled_calls_have_tables() -> None:
         ranks.run(body)
 
 
+def test_an_allgather_of_equal_parts_has_a_table() -> None:
+    def body(comm: Communicator) -> None:
+        x = np.ones(4, np.float32)
+        for _ in range(2):
+            comm.allgather(x)
+        operations: Any = comm._operations._blocking.allgather
+        planned = operations.__self__._calls.find_plain("allgather", x, None, (), None)
+        assert planned.begin is not None
+        assert planned.table is None  # a thread without Python cannot decide whether to speculate
+
+    with world(["on"]) as ranks:
+        ranks.run(body)
+
+
 def test_another_call_is_a_mismatch(compiled: list[str]) -> None:
     def body(comm: Communicator) -> str:
         warm(comm, np.ones(3))
@@ -238,6 +252,24 @@ def test_unequal_parts_of_an_allgather_are_found_without_harm(compiled: list[str
         for number in range(12):
             mine = np.full(2 + comm.rank * (number % 3 == 2), float(comm.rank))
             assert comm.allgather(mine).sum() == sum(rank * (2 + rank * (number % 3 == 2)) for rank in range(comm.size))
+
+    with world(compiled, 3) as ranks:
+        ranks.run(body)
+
+
+def test_unequal_parts_of_a_persistent_allgather_are_found(compiled: list[str]) -> None:
+    def body(comm: Communicator) -> None:
+        even, uneven = np.full(2, float(comm.rank)), np.ones(6 if comm.rank == 2 else 2)
+        gathered = np.zeros(2 * comm.size)
+        planned = comm.plan("allgather", even, out=gathered)
+        wrong = comm.plan("allgather", uneven, out=np.zeros(uneven.size * comm.size))
+        for _ in range(20):  # more than the number of gatherings that are not speculative after the first one
+            with pytest.raises(ValueError, match="out: has shape"):
+                wrong.run()
+            gathered[:] = -1
+            assert planned.run() is gathered
+            assert gathered.tolist() == [0, 0, 1, 1, 2, 2]
+        comm.allgather(even) if comm.rank else planned.run()
 
     with world(compiled, 3) as ranks:
         ranks.run(body)

@@ -1,0 +1,38 @@
+"""Speculation: whether the next allgather runs as if all ranks' parts were equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+_AFTER_UNEVEN: Final = 16
+"""Number of gatherings that are not speculative after one with unequal parts."""
+UNTRIED: Final = -100
+"""Answer of a guarded function that was not called. No answer of the interpreter is it."""
+
+
+class Speculation:
+    """The decision whether the next allgather runs as if all parts were equal. All ranks decide alike, since all have
+    made the same gatherings."""
+
+    def __init__(self) -> None:
+        self._cautious = 0
+
+    def next(self) -> bool:
+        """The answer for the gathering that begins now."""
+        if self._cautious:
+            self._cautious -= 1
+            return False
+        return True
+
+    def guard(self, begin: Callable[[Any, Any], int | None]) -> Callable[[Any, Any], int | None]:
+        """A function that begins a gathering if it is to be speculative, and else returns UNTRIED."""
+
+        def begin_if_next(source: Any, target: Any) -> int | None:
+            return UNTRIED if self._cautious and not self.next() else begin(source, target)
+
+        return begin_if_next
+
+    def failed(self) -> None:
+        """The parts were unequal."""
+        self._cautious = _AFTER_UNEVEN
