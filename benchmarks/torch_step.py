@@ -2,6 +2,7 @@
 
     python benchmarks/torch_step.py                                  2 ranks, shm, 100 MB of gradients
     python benchmarks/torch_step.py --batch 128 --json benchmarks/results/torch-step-2-ranks-shm.json
+    python benchmarks/torch_step.py --norm --layers 120 --width 64 --batch 16          many small tensors
 
 All are run by the same processes, one after the other and in changing order, `--rounds` times; a time is that of the
 slowest rank. Contenders:
@@ -49,12 +50,16 @@ pages to the system or not, depending on later allocations, which made one conte
 CONTENDERS = ("compute", "hvd", "ddp gloo", "ddp ronde", "flat", "grouped")
 
 
-def network(layers: int, width: int) -> torch.nn.Sequential:
-    """layers * (width + 1) * width parameters in 2 * layers tensors, the same on all ranks."""
+def network(options: argparse.Namespace) -> torch.nn.Sequential:
+    """layers * (width + 1) * width parameters in 2 * layers tensors, the same on all ranks; with --norm as many tensors
+    more, of 2 * layers * width parameters."""
     torch.manual_seed(0)
     parts: list[torch.nn.Module] = []
-    for _ in range(layers):
-        parts += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+    for _ in range(options.layers):
+        parts.append(torch.nn.Linear(options.width, options.width))
+        if options.norm:
+            parts.append(torch.nn.LayerNorm(options.width))
+        parts.append(torch.nn.ReLU())
     return torch.nn.Sequential(*parts[:-1])
 
 
@@ -72,7 +77,7 @@ def steps(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
         return step
 
     def plain() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        model = network(options.layers, options.width)
+        model = network(options)
         return model, torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def parallel(group: Any) -> Callable[[], object]:
@@ -148,6 +153,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="torch's threads in a rank (default: 1)")
     parser.add_argument("--layers", type=int, default=24, help="of the network, two tensors each (default: 24)")
     parser.add_argument("--width", type=int, default=1020, help="of a layer (default: 1020: 25 million parameters)")
+    parser.add_argument("--norm", action="store_true", help="a LayerNorm behind each layer: two tensors more")
     parser.add_argument("--batch", type=int, default=2, help="samples of a rank in a step (default: 2)")
     parser.add_argument("--rounds", type=int, default=21, help="turns of each contender (default: 21)")
     parser.add_argument("--steps", type=int, default=3, help="steps in a turn (default: 3)")
@@ -176,9 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     every = collectives.run(rank_body, options.np, (options, meeting), transport=options.transport, timeout=TIMEOUT)
     times = {name: np.max([one[name] for one in every], axis=0) for name in every[0]}
-    count = options.layers * (options.width + 1) * options.width
+    sizes = [parameter.numel() for parameter in network(options).parameters()]
     print(f"{options.np} ranks, {options.transport}, {facts['cores']} x {facts['cpu']}, load {facts['load']}")
-    print(f"{count / 1e6:.1f} million parameters in {2 * options.layers} tensors, batch {options.batch}")
+    print(f"{sum(sizes) / 1e6:.1f} million parameters in {len(sizes)} tensors, batch {options.batch}")
     print(f"ronde on Python {facts['python']}, NumPy {facts['numpy']}; torch {facts['torch']}\n")
     for name, found in times.items():
         print(f"{name:>22}  {time_text(median(found)):>8}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,12 +30,12 @@ class StepReduction:
     ) -> None:
         self._names = {parameter: name for parameter, name in names.items() if parameter.requires_grad}
         self._compression = compression
-        self._counter = PassCounter(self._names, passes)
+        self._counter = PassCounter(len(self._names), passes)
         self._process_set = process_set
         self._stepping = False
         if not alone_in(process_set):
-            for parameter in self._names:
-                parameter.register_post_accumulate_grad_hook(self._on_gradient)
+            for number, parameter in enumerate(self._names):
+                parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))
 
     def synchronize(self) -> None:
         """Nothing: steps are combined, not gradients."""
@@ -69,7 +70,7 @@ class StepReduction:
         """Begin a step."""
         self._counter.restart()
 
-    def _on_gradient(self, parameter: Parameter) -> None:
+    def _on_gradient(self, number: int, parameter: Parameter) -> None:
         """Hook: a backward pass has added to a gradient. Gradients that a step's closure computes do not count."""
         if not self._stepping:
-            self._counter.count(parameter)
+            self._counter.count(number)

@@ -1,11 +1,11 @@
 """Groups of gradients that travel together, and their memory.
 
 `lay_out` gives a group memory in a window that all ranks map, so its gradients are reduced in place. A gradient is
-copied there once, when autograd has just written it and it is still in the cache; from then on the parameter's `grad`
-is a view of that memory, and autograd reuses its own for the next parameter. DistributedDataParallel calls this
-gradient_as_bucket_view.
+copied there once: a large one when autograd has just written it and it is still in the cache, small ones together when
+all of the group are complete. From then on the parameter's `grad` is a view of that memory, and autograd reuses its
+own. DistributedDataParallel calls this gradient_as_bucket_view.
 
-    window   | w1 ........ | b1 . | w2 ...... |     one flat array for each dtype, gradients aligned to 64 bytes
+    window   | w1 ........ | b1 . | w2 ...... |     a Memory for each group and dtype, gradients aligned to 64 bytes
                Slot(w1)      ...
 """
 
@@ -16,7 +16,7 @@ import warnings
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -31,61 +31,138 @@ Parameter: TypeAlias = torch.nn.Parameter
 GROUP_BYTES: Final = 24 << 20
 """Bytes of gradients at which a group is full, and the next one begins."""
 _HUGE: Final = 256 << 20
+_SMALL: Final = 64 << 10
+"""Bytes. A larger gradient is moved as soon as it is complete, while it is in the cache."""
 _LINE: Final = 64
 """Bytes. Gradients begin at multiples of that."""
 
 log = logging.getLogger("ronde.torch")
 
 
+class Gradient:
+    """The gradient of one parameter.
+
+    number  among all gradients
+    group   with which it travels; None: alone
+    slot    its memory in the group's, if that has memory
+    begun   True once its reduction has begun in this step
+    small   True if it is copied to its slot together with others: one by one that takes longer than the copying
+    """
+
+    __slots__ = ("begun", "group", "name", "number", "parameter", "slot", "small")
+
+    def __init__(self, number: int, parameter: Parameter, name: str) -> None:
+        self.number = number
+        self.parameter = parameter
+        self.name = name
+        self.group: Group | None = None
+        self.slot: Slot | None = None
+        self.begun = False
+        self.small = parameter.nbytes <= _SMALL
+
+
+class Memory:
+    """Flat memory of gradients of one dtype.
+
+    address  of its first byte
+    slots    all that are in it
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array, self._kind = plain_array(array)
+        self.address = self._array.ctypes.data
+        self.itemsize = self._array.itemsize
+        self.slots: list[Slot] = []
+        self._tensor: torch.Tensor | None = None
+        self._last: weakref.ref[Any] | None = None
+
+    def tensor(self) -> torch.Tensor:
+        """Return this step's flat tensor, of which gradients are views. Another one in each step, so that it shows if
+        those of an earlier step are still in use."""
+        if self._tensor is None:
+            in_use = self._last is not None and self._last() is not None
+            if in_use and not any(slot.holds_gradient for slot in self.slots):
+                warnings.warn(
+                    "a gradient of an earlier step is still in use, and is overwritten now: take gradient.clone(), or "
+                    "give DistributedOptimizer gradient_as_bucket_view=False",
+                    stacklevel=2,
+                )
+            piece = self._array[:]  # lives as long as a tensor looks at it
+            self._last = weakref.ref(piece)
+            tensor = torch.from_numpy(piece)
+            self._tensor = tensor if self._kind is None else tensor.view(self._kind)
+        return self._tensor
+
+    def start_over(self) -> None:
+        """Begin a step."""
+        self._tensor = None
+
+
 class Slot:
     """Memory of one parameter's gradient."""
 
-    __slots__ = ("_address", "_kind", "_last", "_memory", "_shape", "_stride")
+    __slots__ = ("_memory", "_parameter", "_shape", "_start", "_stride", "address")
 
-    def __init__(self, parameter: Parameter, memory: Any) -> None:
-        """`memory` is a flat array of the parameter's size."""
-        self._memory, self._kind = plain_array(memory)
-        self._address = self._memory.ctypes.data
+    def __init__(self, parameter: Parameter, memory: Memory, start: int) -> None:
+        """`start` is the number of the first element."""
+        self._parameter = parameter
+        self._memory = memory
+        self._start = start
         self._shape, self._stride = parameter.shape, parameter.stride()
-        self._last: weakref.ref[Any] | None = None
+        self.address = memory.address + start * memory.itemsize
+        memory.slots.append(self)
+
+    @property
+    def holds_gradient(self) -> bool:
+        """True if the parameter's gradient is here."""
+        gradient = self._parameter.grad
+        return gradient is not None and not gradient.is_sparse and gradient.data_ptr() == self.address
 
     def view(self) -> torch.Tensor:
         """Return the gradient."""
-        return self._look(self._memory)
+        return self._memory.tensor().as_strided(self._shape, self._stride, self._start)
 
-    def take(self, parameter: Parameter, gradient: torch.Tensor) -> bool:
+    def take(self, gradient: torch.Tensor) -> bool:
         """Move the parameter's gradient into the slot. False if the parameter keeps its own tensor too, which must get
         the result."""
-        if gradient.data_ptr() == self._address:
+        if gradient.data_ptr() == self.address:
             return True
-        if self._last is not None and self._last() is not None:
-            warnings.warn(
-                "a gradient of an earlier step is still in use, and is overwritten now: take gradient.clone(), or give "
-                "DistributedOptimizer gradient_as_bucket_view=False",
-                stacklevel=2,
-            )
-        piece = self._memory[:]  # lives as long as a tensor looks at it
-        view = self._look(piece)
+        view = self.view()
         view.copy_(gradient.detach())
         if gradient.requires_grad:  # it is part of a graph of its own
             return False
-        self._last = weakref.ref(piece)
-        parameter.grad = view
+        self._parameter.grad = view
         return True
 
-    def _look(self, memory: Any) -> torch.Tensor:
-        tensor = torch.from_numpy(memory)
-        return (tensor if self._kind is None else tensor.view(self._kind)).as_strided(self._shape, self._stride)
+
+def take_together(gradients: Iterable[Gradient]) -> list[Gradient]:
+    """Move gradients into their slots by one call. Returns those that it is not for: missing and sparse ones, and those
+    with a graph of their own."""
+    left, views, sources = [], [], []
+    for one in gradients:
+        slot, own = one.slot, one.parameter.grad
+        if slot is None or own is None or own.is_sparse or own.requires_grad:
+            left.append(one)
+        elif own.data_ptr() != slot.address:
+            view = slot.view()
+            views.append(view)
+            sources.append(own)
+            one.parameter.grad = view
+    if views:
+        torch._foreach_copy_(views, sources)
+    return left
 
 
 class Group:
     """Parameters whose gradients are reduced as one operation.
 
-    given    True if the user asked for this group
-    arrays   its memory, as few flat arrays; empty if it has none
-    slots    the slot of each parameter in that memory
-    ready    number of complete gradients
-    outside  parameters whose `grad` is not in the slot; see `Slot.take`
+    given     True if the user asked for this group
+    arrays    its memory, as few flat arrays; empty if it has none
+    memories  the same
+    slots     the slot of each parameter in that memory
+    ready     number of complete gradients
+    waiting   those that are to be moved to their slots together
+    outside   parameters whose `grad` is not in the slot; see `Slot.take`
     """
 
     def __init__(self, parameters: Sequence[Parameter], name: str, *, given: bool) -> None:
@@ -93,19 +170,19 @@ class Group:
         self.name = name
         self.given = given
         self.arrays: list[Any] = []
+        self.memories: list[Memory] = []
         self.slots: dict[Parameter, Slot] = {}
         self.ready = 0
+        self.waiting: list[Gradient] = []
         self.outside: list[Parameter] = []
-
-    def take_early(self, parameter: Parameter) -> None:
-        """Move a gradient that is not complete yet into its slot, if it has one."""
-        if self.slots and parameter.grad is not None and not parameter.grad.is_sparse:
-            self.slots[parameter].take(parameter, parameter.grad)
 
     def start_over(self) -> None:
         """Begin a step: no gradient is complete."""
         self.ready = 0
+        self.waiting = []
         self.outside = []
+        for memory in self.memories:
+            memory.start_over()
 
 
 def given_groups(names: Mapping[Parameter, str], groups: int | Sequence[Sequence[Parameter]] | None) -> list[Group]:
@@ -199,8 +276,13 @@ def lay_out(communicator: Communicator, groups: Sequence[Group], names: Mapping[
     except RendezvousError as error:
         log.warning("gradients are copied on their way: %s", error)
         return True
+    found: dict[tuple[Group, np.dtype[Any]], tuple[Memory, int]] = {}
     for group, dtype, start, stop in ends:
-        group.arrays.append(memory[dtype][start:stop])
+        array = memory[dtype][start:stop]
+        group.arrays.append(array)
+        group.memories.append(Memory(array))
+        found[group, dtype] = group.memories[-1], start
     for group, parameter, dtype, start in places:
-        group.slots[parameter] = Slot(parameter, memory[dtype][start : start + parameter.numel()])
+        of_group, first = found[group, dtype]
+        group.slots[parameter] = Slot(parameter, of_group, start - first)
     return True

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from frontends.torch.gradients import Parameter
-
 
 class PassCounter:
-    """The number of backward passes that each parameter's gradient still needs in this step."""
+    """The number of backward passes that each gradient still needs in this step. Gradients are numbered: a parameter as
+    the key of a dict takes longer than all the rest, since torch hashes it in Python."""
 
-    def __init__(self, parameters: Iterable[Parameter], passes: int) -> None:
-        self._parameters = list(parameters)
+    def __init__(self, count: int, passes: int) -> None:
+        self._count = count
         self._passes = passes
         self.restart()
 
@@ -24,17 +21,18 @@ class PassCounter:
 
     def restart(self) -> None:
         """Begin a step."""
-        self._left = dict.fromkeys(self._parameters, self._passes)
+        self._left = [self._passes] * self._count
 
-    def count(self, parameter: Parameter) -> bool:
+    def count(self, number: int) -> bool:
         """Count a pass that has added to a gradient. True if the gradient is complete.
 
         Raises AssertionError if it was complete before.
         """
-        if self._left[parameter] <= 0:
+        left = self._left[number] - 1
+        if left < 0:
             raise AssertionError(
                 "gradients were computed more than backward_passes_per_step times before step(); increase "
                 "backward_passes_per_step to add them up"
             )
-        self._left[parameter] -= 1
-        return self._left[parameter] == 0
+        self._left[number] = left
+        return left == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -12,7 +13,17 @@ from collectives import Communicator, OpName, ProcessSet
 from frontends.horovod import ErrorFeedback, Handle, alone_in, as_horovod, communicator_of
 from frontends.torch import ops
 from frontends.torch.compression import AnyCompression, Compression, Compressor
-from frontends.torch.gradients import GROUP_BYTES, Group, Parameter, can_lie, given_groups, lay_out, own_groups
+from frontends.torch.gradients import (
+    GROUP_BYTES,
+    Gradient,
+    Group,
+    Parameter,
+    can_lie,
+    given_groups,
+    lay_out,
+    own_groups,
+    take_together,
+)
 from frontends.torch.passes import PassCounter
 
 _SPARSE: Final = "groups: has a parameter with sparse gradients; leave it out, or give sparse_as_dense"
@@ -56,7 +67,8 @@ class GradientReduction:
         self._compression: type[Compressor] = (
             Compression.none if isinstance(compression, ErrorFeedback) else compression
         )
-        self._counter = PassCounter(self._names, passes)
+        self._gradients = [Gradient(at, parameter, name) for at, (parameter, name) in enumerate(self._names.items())]
+        self._counter = PassCounter(len(self._gradients), passes)
         self._op = op
         self._factors = factors
         self._sparse_as_dense = sparse_as_dense
@@ -66,12 +78,13 @@ class GradientReduction:
         self._laid_out: tuple[Communicator, int] | None = None
         self._sparse: set[Parameter] = set()
         self._pending: list[_Pending] = []
-        self._begun: set[Parameter] = set()
+        self._in_step = False
+        """True from the first complete gradient of a step."""
         self._combined = False
         self._use(given_groups(self._names, self._wanted))
         if not alone_in(process_set):
-            for parameter in self._names:
-                parameter.register_post_accumulate_grad_hook(self._on_gradient)
+            for gradient in self._gradients:
+                gradient.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, gradient))
 
     @property
     def in_flight(self) -> bool:
@@ -85,7 +98,9 @@ class GradientReduction:
         Raises HorovodInternalError if an operation failed.
         """
         if self._pending or not alone_in(self._process_set):
-            self._start([parameter for parameter in self._names if parameter not in self._begun])
+            for gradient in self._gradients:
+                if not gradient.begun:
+                    self._start(gradient)
             pending, self._pending = self._pending, []
             for one in reversed(pending):  # usually the last one ends last, so this thread wakes only once
                 one.finish()
@@ -117,36 +132,49 @@ class GradientReduction:
 
     def _restart(self) -> None:
         self._counter.restart()
-        self._begun = set()
+        self._in_step = False
+        for gradient in self._gradients:
+            gradient.begun = False
         for group in self._groups:
             group.start_over()
         self._combined = False
 
-    def _on_gradient(self, parameter: Parameter) -> None:
+    def _on_gradient(self, gradient: Gradient, parameter: Parameter) -> None:
         """Hook: a backward pass has added to a gradient."""
-        if self._counter.count(parameter):
-            self._start([parameter])
-        elif parameter in self._group_of:
-            self._group_of[parameter].take_early(parameter)
+        if self._counter.count(gradient.number):
+            self._start(gradient)
+        elif gradient.slot is not None and not gradient.small:  # so that later passes add to it there
+            early = parameter.grad
+            if early is not None and not early.is_sparse:
+                gradient.slot.take(early)
 
-    def _start(self, parameters: Sequence[Parameter]) -> None:
-        if (self._as_view or self._feedback is not None) and not self._begun:
-            self._arrange()
-        for parameter in parameters:
-            self._begun.add(parameter)
-            group = self._group_of.get(parameter)
-            if group is None:
-                self._reduce_one(parameter)
-                continue
-            if group.slots:
-                self._move_to_slot(group, parameter)
-            group.ready += 1
-            if group.ready == len(group.parameters):
-                self._reduce_group(group)
+    def _start(self, gradient: Gradient) -> None:
+        if not self._in_step:
+            self._in_step = True
+            if self._as_view or self._feedback is not None:
+                self._arrange()
+        gradient.begun = True
+        group = gradient.group
+        if group is None:
+            self._reduce_one(gradient.parameter)
+            return
+        if gradient.slot is not None:
+            if gradient.small:
+                group.waiting.append(gradient)
+            else:
+                self._move_to_slot(group, gradient)
+        group.ready += 1
+        if group.ready == len(group.parameters):
+            for late in take_together(group.waiting):
+                self._move_to_slot(group, late)
+            self._reduce_group(group)
 
     def _use(self, groups: list[Group]) -> None:
         self._groups = groups
         self._group_of = {parameter: group for group in groups for parameter in group.parameters}
+        for gradient in self._gradients:
+            group = gradient.group = self._group_of.get(gradient.parameter)
+            gradient.slot = None if group is None else group.slots.get(gradient.parameter)
 
     def _trainable(self, groups: Iterable[Iterable[Parameter]], names: Iterable[Parameter]) -> list[list[Parameter]]:
         """Return the groups without parameters that need no gradient."""
@@ -230,14 +258,16 @@ class GradientReduction:
 
         self._pending.append(_Pending(parameters, finish))
 
-    def _move_to_slot(self, group: Group, parameter: Parameter) -> None:
+    def _move_to_slot(self, group: Group, one: Gradient) -> None:
         """Move a gradient into the memory of its group."""
-        gradient, slot = self._gradient(parameter), group.slots[parameter]
+        parameter, slot = one.parameter, one.slot
+        assert slot is not None
+        gradient = self._gradient(parameter)
         if gradient is not parameter.grad:
             slot.view().copy_(gradient)
             group.outside.append(parameter)
         elif not gradient.is_sparse:
-            if not slot.take(parameter, gradient):
+            if not slot.take(gradient):
                 group.outside.append(parameter)
         elif group.given:
             raise ValueError(_SPARSE)
