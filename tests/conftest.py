@@ -27,7 +27,7 @@ settings.load_profile("ronde-ci" if os.environ.get("CI") else "ronde")
 MARKS = {
     "netns": "cluster",
     "transports/launchers/test_real_launchers.py": "cluster",
-    "collectives/survivors/test_many_processes.py": "cluster",
+    "collectives/membership/test_many_processes.py": "cluster",
     "frontends": "frameworks",
     "gpu": "long",
     "security": "long",
