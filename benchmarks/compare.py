@@ -41,6 +41,7 @@ from typing import Any
 import numpy as np
 
 from collectives.launch.bench import machine, parse_size
+from collectives.launch.progress import progress
 
 HERE = Path(__file__).resolve().parent
 WORKER = HERE / "contender.py"
@@ -359,13 +360,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         title = f"{options.np} ranks, {options.link}, {facts['cores']} x {facts['cpu']}, {facts['date']}"
         print(title)
         print("; ".join(versions.values()), end="\n\n", flush=True)
-        for collective in options.collectives or COLLECTIVES:
-            mine = []
-            for size in sizes:
-                print(f"{collective} {size_text(size)} ...", end="\r", file=sys.stderr, flush=True)
-                mine.append(measure(jobs, collective, size, options.rounds))
-            print_table(mine, names)
-            lines += mine
+        chosen = options.collectives or COLLECTIVES
+        with progress("compare", len(chosen) * len(sizes)) as done:
+            for collective in chosen:
+                mine = []
+                for size in sizes:
+                    mine.append(measure(jobs, collective, size, options.rounds))
+                    done(f"{collective} {size_text(size)}")
+                print_table(mine, names)
+                lines += mine
     if options.json is not None:
         rows = [dataclasses.asdict(line) for line in lines]
         report = {"machine": facts, "ranks": options.np, "link": options.link, "versions": versions, "lines": rows}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import sys
@@ -19,6 +20,7 @@ from collectives.algorithms import algorithms
 from collectives.communicator import Communicator
 from collectives.launch.bench import machine, parse_size
 from collectives.launch.measuring import add_ranks, measure_on_ranks
+from collectives.launch.progress import progress
 from collectives.planning import NO_LIMIT, CopyKernel, Costs, Rule, Rules, SingleCopy
 from transports import copying
 
@@ -167,18 +169,20 @@ def measure(task: Task) -> Rules:
     say(", ".join(f"{name} {value:.3g} s" for name, value in costs.terms().items()), flush=True)
     say(f"{'collective':>15}{'bytes':>12}{'by default':>14}{'fastest':>14}  algorithm", flush=True)
     found = []
-    for collective in task.collectives:
-        for size in task.sizes:
+    pairs = [(collective, size) for collective in task.collectives for size in task.sizes]
+    with progress("tune", len(pairs)) if comm.rank == 0 else contextlib.nullcontext(_nothing) as done:
+        for collective, size in pairs:
             one = fastest(comm, collective, size, task.seconds)
             found.append(one)
             mark = one.algorithm if one.preferred else "as by default"
             times = f"{one.default * 1e6:>11.1f} us{one.seconds * 1e6:>11.1f} us"
             say(f"{collective:>15}{size:>12}{times}  {mark}", flush=True)
+            done(f"{collective} {size}")
     return dataclasses.replace(calibration(comm), rules=tuple(rules(found, comm.size, costs.transport)), costs=(costs,))
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """Print nothing, on ranks other than 0."""
+    """Show nothing, on ranks other than 0."""
 
 
 def fastest(comm: Communicator, collective: str, size: int, seconds: float) -> Found:

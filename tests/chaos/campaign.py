@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from collectives.launch.progress import progress
 from tests.chaos.case import MAX_RANKS, Case, draw
 from tests.chaos.faults import FAULTS, TRANSPORTS, Bed
 from tests.chaos.process_bed import ProcessBed
@@ -64,16 +65,18 @@ def report(outcomes: Iterable[Outcome], about: int, tally: Tally, title: str) ->
     """Count outcomes as they come, saying how far it is and what failed."""
     begun = said = time.monotonic()
     number = failed = 0
-    for number, outcome in enumerate(outcomes, 1):
-        tally.add(outcome)
-        if outcome.findings:
-            failed += 1
-            print(describe(outcome), flush=True)
-        now = time.monotonic()
-        if now - said >= EVERY:
-            said = now
-            left = (now - begun) / number * max(0, about - number)
-            print(f"{title}: {number} of {about} cases, {failed} failed, about {left:.0f} s left", flush=True)
+    with progress(title, about) as done:
+        for number, outcome in enumerate(outcomes, 1):
+            tally.add(outcome)
+            done(f"{failed} failed")
+            if outcome.findings:
+                failed += 1
+                print(describe(outcome), flush=True)
+            now = time.monotonic()
+            if now - said >= EVERY:
+                said = now
+                left = (now - begun) / number * max(0, about - number)
+                print(f"{title}: {number} of {about} cases, {failed} failed, about {left:.0f} s left", flush=True)
     print(f"{title}: {number} cases, {failed} failed, {time.monotonic() - begun:.0f} s", flush=True)
 
 
