@@ -18,14 +18,12 @@ with progress("tune", 3) as done:
 """
 
 
-def on_terminal(*words: str) -> str:
+def on_terminal() -> str:
     """The output of the script on a terminal."""
     ours, theirs = os.openpty()
     try:
         env = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-        subprocess.run(
-            [sys.executable, *words, "-c", SCRIPT], stdout=theirs, stderr=theirs, env=env, timeout=60, check=True
-        )
+        subprocess.run([sys.executable, "-c", SCRIPT], stdout=theirs, stderr=theirs, env=env, timeout=60, check=True)
     finally:
         os.close(theirs)
     said = b""
