@@ -46,9 +46,9 @@ def DistributedOptimizer(
                                need no gradient are left out
     num_groups                 the same, as an int; deprecated
     sparse_as_dense            make sparse gradients dense before they are combined
-    gradient_as_bucket_view    keep gradients in memory that all ranks map, if the transport has such memory, and reduce
-                               them there. The next step overwrites them, so clone gradients to keep. Not with
-                               compression
+    gradient_as_bucket_view    keep gradients in memory that all ranks map, and reduce them there; if the transport has
+                               no such memory, keep small gradients together, and reduce them as one. The next step
+                               overwrites them, so clone gradients to keep. Not with compression
 
     Raises ValueError for bad names, groups or numbers.
     """

@@ -182,23 +182,31 @@ class GradientReduction:
         return [[parameter for parameter in group if parameter not in frozen] for group in groups]
 
     def _arrange(self) -> None:
-        """Make groups, and give memory in windows to them, unless that is done. Collective.
+        """Make groups, and give memory to them, unless that is done. Collective.
+
+        Without memory that all ranks map, only small gradients get groups of their own: each operation costs more than
+        the copying of a small gradient, and a large one is best sent from where it is.
 
         All ranks call it when the first gradient of a step is complete; they have seen the same gradients be sparse.
         """
         comm = communicator_of(self._process_set)
-        if self._laid_out == (comm, len(self._sparse)) or not (comm.maps or self._feedback is not None):
+        if self._laid_out == (comm, len(self._sparse)):
             return
         given = given_groups(self._names, self._wanted)
         self._use(given)  # releases the memory of the old groups
         apart = self._sparse.union(self._group_of)
-        free = {one: name for one, name in self._names.items() if one not in apart and can_lie(one)}
+        large = comm.maps or self._feedback is not None
+        free = {
+            gradient.parameter: gradient.name
+            for gradient in self._gradients
+            if gradient.parameter not in apart and can_lie(gradient.parameter) and (gradient.small or large)
+        }
         own = own_groups(free, min(GROUP_BYTES, comm.config.fusion_bytes))
         if self._feedback is not None:
             self._laid_out = comm, len(self._sparse)
             self._use([*given, *own])
             return
-        able = [group for group in given if all(map(can_lie, group.parameters))]
+        able = [group for group in given if comm.maps and all(map(can_lie, group.parameters))]
         with as_horovod():
             if lay_out(comm, [*able, *own], self._names):
                 self._laid_out = comm, len(self._sparse)

@@ -12,7 +12,6 @@ from tests.frontends.pool import Pool
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ronde[torch]'")
 
-import collectives  # noqa: E402
 import frontends.torch as hvd  # noqa: E402
 from tests.frontends.test_torch_ops import in_world  # noqa: E402
 
@@ -288,14 +287,34 @@ def lying(rank: int, size: int, on: bool) -> int:
             assert torch.allclose(mine, sum(theirs[1:], theirs[0]), rtol=1e-2 if mine.dtype == torch.bfloat16 else 1e-5)
         where.append([parameter.grad.data_ptr() for parameter in net.parameters()])
         assert net.images.weight.grad.is_contiguous(memory_format=torch.channels_last)
-    assert (where[0] == where[1] == where[2]) or not (on and collectives.world().maps)
+    assert (where[0] == where[1] == where[2]) or not on
     assert where[2] == where[3], "zeros were kept"
     return len([group for group in optimizer._reduction._groups if group.slots])
 
 
-@pytest.mark.parametrize(("transport", "on", "wanted"), [("shm", True, 3), ("shm", False, 0), ("tcp", True, 0)])
+@pytest.mark.parametrize(("transport", "on", "wanted"), [("shm", True, 3), ("shm", False, 0), ("tcp", True, 3)])
 def test_gradients_lie_in_windows(pool: Pools, transport: str, on: bool, wanted: int) -> None:
     assert pool(2).run(in_world, lying, on, transport=transport) == [wanted, wanted]
+
+
+def grouped(rank: int, size: int) -> tuple[list[str], list[float]]:
+    """The parameters whose gradients have memory of a group, and a mean of each gradient."""
+    net = torch.nn.Sequential(torch.nn.Linear(150, 150), torch.nn.Linear(150, 1))
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())
+    for _ in range(2):
+        found = gradients_of(net, optimizer, torch.full((1, 150), 1.0 + rank))
+    return [one.name for one in optimizer._reduction._gradients if one.slot], [
+        gradient.mean().item() for gradient in found
+    ]
+
+
+def test_large_gradients_are_sent_from_where_they_are(pool: Pools) -> None:
+    every = ["0.weight", "0.bias", "1.weight", "1.bias"]
+    for transport, wanted in (("shm", every), ("tcp", every[1:])):
+        (names, means), other = pool(2).run(in_world, grouped, transport=transport)
+        assert names == wanted
+        assert means == other[1]
 
 
 def joined(rank: int, size: int) -> list[float]:
