@@ -31,6 +31,9 @@ WORLDS = ("4x1", "4x2", "2x4", "3x2")
 RATES = ("200mbit", "1gbit")
 PAYLOAD = 1448 / 1514
 """Bytes of data in a full frame of TCP over Ethernet with timestamps, by bytes that the shaper counts."""
+BURST = "128kb"
+"""More than the largest packet that the system hands to the shaper (64 KiB). With less, the shaper cuts packets up
+and needs so much processor time for it that 1 Gbit/s are not reached."""
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -75,7 +78,7 @@ def world(shape: str, rate: str, contenders: Sequence[tuple[str, str, tuple[str,
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(Network(names))
         for name in names:
-            network.slow(name, rate, "400ms")
+            network.slow(name, rate, "400ms", BURST)
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ronde-compare-")))
         jobs = []
         for name, library, settings in contenders:

@@ -258,10 +258,10 @@ class Network:
             if direction in (of, "both"):
                 self._switch.run(f"tc filter add dev {CABLE}-{host} {hook} bpf da bytecode", program)
 
-    def slow(self, host: str, rate: str, queue: str) -> None:
+    def slow(self, host: str, rate: str, queue: str, burst: str = "16kb") -> None:
         """Let no more than `rate` (as in tc(8): "10mbit") pass to a host and from it; frames that would stand in line
-        for more than `queue` ("400ms") are lost."""
-        limit = f"root tbf rate {rate} burst 16kb latency {queue}"
+        for more than `queue` ("400ms") are lost. `burst` may pass at once after a pause."""
+        limit = f"root tbf rate {rate} burst {burst} latency {queue}"
         self._switch.run(f"tc qdisc add dev {CABLE}-{host} {limit}")
         self.hosts[host].run(f"tc qdisc add dev {CABLE} {limit}")
 
