@@ -41,6 +41,7 @@ from typing import Any
 import numpy as np
 
 from collectives.launch.bench import machine, parse_size
+from collectives.launch.plots import Curves, plot_sizes
 from collectives.launch.progress import progress
 
 HERE = Path(__file__).resolve().parent
@@ -295,25 +296,11 @@ def print_table(lines: Sequence[Line], names: Sequence[str]) -> None:
 
 def plot(lines: Sequence[Line], names: Sequence[str], title: str, path: Path) -> None:
     """Time and bandwidth against size."""
-    from matplotlib.figure import Figure
-
-    collectives = list(dict.fromkeys(line.collective for line in lines))
-    figure = Figure(figsize=(11, 4 * len(collectives)), layout="constrained")
-    figure.suptitle(title)
-    axes = figure.subplots(len(collectives), 2, squeeze=False)
-    for (left, right), collective in zip(axes, collectives, strict=True):
-        mine = [line for line in lines if line.collective == collective]
-        sizes = np.array([line.size for line in mine])
+    curves: dict[str, Curves] = {}
+    for line in lines:
         for name in names:
-            seconds = np.array([line.median(name) for line in mine])
-            left.loglog(sizes, seconds * 1e6, "o-", label=name)
-            right.semilogx(sizes, sizes / seconds / 1e9, "o-", label=name)
-        left.set(xlabel="bytes", ylabel="microseconds", title=f"{collective}: time")
-        right.set(xlabel="bytes", ylabel="GB/s (size / time)", title=f"{collective}: bandwidth")
-        for axis in (left, right):
-            axis.grid(True, alpha=0.3)
-            axis.legend()
-    figure.savefig(path, dpi=100)
+            curves.setdefault(line.collective, {}).setdefault(name, []).append((line.size, line.median(name)))
+    plot_sizes(path, title, curves)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -27,10 +27,13 @@ from collectives.algorithms import (
     windowed,
 )
 from collectives.algorithms.registry import Algorithm, Cost, algorithm, algorithms
+from collectives.algorithms.symmetry import Relation, Symmetry
 
 __all__ = [
     "Algorithm",
     "Cost",
+    "Relation",
+    "Symmetry",
     "algorithm",
     "algorithms",
     "bruck",

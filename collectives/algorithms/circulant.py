@@ -22,6 +22,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from collectives.algorithms.registry import Cost, algorithm, share
+from collectives.algorithms.symmetry import around_the_ring_in_runs
 from collectives.schedule import (
     Geometry,
     Ref,
@@ -117,6 +118,7 @@ def _allgather(g: Geometry) -> Iterator[Step]:
     "circulant",
     traffic=lambda g: Fraction(2 * (g.size - 1)),
     cost=lambda g: Cost(2 * _messages(g), 2 * share(g), share(g)),
+    symmetry=around_the_ring_in_runs,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
     """Reduce-scatter, then allgather. Traffic 2 (p - 1) N (Träff 2024)."""

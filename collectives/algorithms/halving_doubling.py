@@ -21,6 +21,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from collectives.algorithms.registry import Cost, algorithm
+from collectives.algorithms.symmetry import in_groups
 from collectives.schedule import Fold, Geometry, Ref, Step, copy, inp, out, recv, reduce, reverse_bits, scratch, send
 
 _Hold = Callable[[int, int], Ref]
@@ -110,6 +111,7 @@ def _allreduce_traffic(g: Geometry) -> Fraction:
         2 * Fold(g.size).bits + 2 * _folded(g), 2 * _halved(g) + 2 * _folded(g), _halved(g) + _folded(g)
     ),
     tree_order=True,
+    symmetry=in_groups,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
     """Reduce-scatter by halving, allgather by doubling.

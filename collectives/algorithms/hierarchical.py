@@ -19,6 +19,7 @@ from itertools import pairwise
 
 from collectives.algorithms.registry import Cost, algorithm
 from collectives.algorithms.ring import circulate
+from collectives.algorithms.symmetry import by_host_and_lane
 from collectives.algorithms.tree import broadcast_from, depth, reduce_to
 from collectives.schedule import Geometry, Run, Step, by_host, copy, inp, lanes, out, recv, rounds, runs, scratch, send
 
@@ -52,6 +53,7 @@ def _pieces(first: int, width: int, segments: int) -> list[Run]:
     cost=_allreduce_cost,
     segmented=True,
     multihost=True,
+    symmetry=by_host_and_lane,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
     """Reduce in teams; reduce-scatter among the leaders of a host; ring allreduce across hosts in segments, every lane

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from collectives.algorithms.registry import Cost, algorithm, share
+from collectives.algorithms.symmetry import in_groups
 from collectives.algorithms.tree import depth
 from collectives.schedule import Fold, Geometry, Step, copy, inp, out, recv, reduce, runs, scratch, send
 
@@ -35,6 +36,7 @@ def _folding(g: Geometry) -> int:
     traffic=_allreduce_traffic,
     cost=lambda g: Cost(depth(g.size) + _folding(g), depth(g.size) + _folding(g), depth(g.size)),
     tree_order=True,
+    symmetry=in_groups,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
     """Partners exchange partial results, and both combine them with the lower rank's as the left operand.

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from typing import Concatenate, NamedTuple, ParamSpec
 
+from collectives.algorithms.symmetry import Symmetry
 from collectives.schedule import Buf, Geometry, Step
 
 P = ParamSpec("P")
@@ -64,6 +65,7 @@ class Algorithm:
     stage_chunks  chunks that one segment occupies in this rank's STAGE
     windows       the buffers among IN and OUT that must lie in windows on all ranks
     single_copy   peers read IN and OUT in private memory
+    symmetry      the symmetry of its ranks; None where one program does not stand for many
     native        one NATIVE step, the transport's own collective; there is nothing to prove
     """
 
@@ -83,6 +85,7 @@ class Algorithm:
     stage_chunks: Callable[[int], int] = lambda size: 0
     windows: tuple[Buf, ...] = ()
     single_copy: bool = False
+    symmetry: Callable[[Geometry], Symmetry | None] = lambda g: None
     native: bool = False
 
     @property

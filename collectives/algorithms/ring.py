@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from collectives.algorithms.registry import Cost, algorithm, share
+from collectives.algorithms.symmetry import around_the_ring
 from collectives.schedule import Geometry, Ref, Run, Step, copy, inp, neighbours, out, recv, reduce, scratch, send
 
 _AHEAD = 2
@@ -92,6 +93,7 @@ def blocks_in_segments(g: Geometry) -> list[list[Run]]:
     traffic=lambda g: Fraction(2 * (g.size - 1)),
     cost=lambda g: Cost(2 * (g.size - 1) * g.segments, 2 * share(g), share(g) / g.segments, flight=g.segments),
     segmented=True,
+    symmetry=around_the_ring,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
     """Reduce-scatter, then allgather, both around the ring, in segments so that combining overlaps with messages.
@@ -117,6 +119,7 @@ def allreduce(g: Geometry) -> Iterator[Step]:
     traffic=lambda g: Fraction(g.size - 1),
     cost=lambda g: Cost((g.size - 1) * g.segments, share(g), share(g) / g.segments, flight=g.segments),
     segmented=True,
+    symmetry=around_the_ring,
 )
 def reduce_scatter(g: Geometry) -> Iterator[Step]:
     """The first half of the ring allreduce, shifted by one part so that every rank ends with its own block.
@@ -142,6 +145,7 @@ def reduce_scatter(g: Geometry) -> Iterator[Step]:
     "ring",
     traffic=lambda g: Fraction(g.size - 1),
     cost=lambda g: Cost(g.size - 1, share(g), copied=1 / g.size),
+    symmetry=around_the_ring,
 )
 def allgather(g: Geometry) -> Iterator[Step]:
     """Every rank sends the block that it received last.

@@ -21,6 +21,7 @@ from collectives.config import Config
 from collectives.gpu import cuda
 from collectives.launch.bench_devices import Device, device
 from collectives.launch.measuring import add_ranks, measure_on_ranks
+from collectives.launch.plots import add_plot, plot_sizes
 from transports.errors import RondeError
 
 COLLECTIVES: Final = (
@@ -107,6 +108,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--seconds", type=float, default=0.2, help="time to spend on each line (default: 0.2)")
     parser.add_argument("--warmup", type=int, default=5, help="calls before the timed ones (default: 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    add_plot(parser)
     parser.set_defaults(main=main)
 
 
@@ -161,6 +163,12 @@ def _main(arguments: argparse.Namespace) -> int:
         about = machine() | (cuda().facts() if arguments.device == "cuda" else {})
         report = {"task": asdict(task), "ranks": measured.size, "transport": transport, "machine": about}
         arguments.json.write_text(json.dumps(report | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    if arguments.plot is not None and measured.first:
+        times = {
+            "out of place": [(row.size, row.time / 1e6) for row in rows],
+            "in place": [(row.size, row.inplace_time / 1e6) for row in rows],
+        }
+        plot_sizes(arguments.plot, f"ronde bench, {measured.size} ranks", {task.collective: times})
     return 1 if any(row.wrong or row.inplace_wrong for row in rows) else 0
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from collectives.launch import bench, doctor, draw, run_command, timeline, tune
+from collectives.launch import bench, doctor, draw, run_command, simulate, timeline, tune
 from collectives.version import __version__
 from transports.errors import RondeError
 
@@ -23,7 +23,7 @@ class Command(Protocol):
         """
 
 
-COMMANDS: Final[tuple[Command, ...]] = (run_command, bench, tune, doctor, timeline, draw)
+COMMANDS: Final[tuple[Command, ...]] = (run_command, bench, tune, doctor, timeline, draw, simulate)
 
 DESCRIPTION: Final = "Collective communication in pure Python."
 EXAMPLES: Final = """\
@@ -37,6 +37,8 @@ examples:
                                     merge the timelines of all ranks into one file
   ronde draw allreduce --algorithm ring -np 8
                                     draw an algorithm: who sends which part to whom, and when
+  ronde simulate allreduce --topology cluster.toml --ranks 16..10000 --size 1K..1G
+                                    predict times on a network that one need not have
   ronde COMMAND --help              show the options of a command
 """
 

@@ -20,6 +20,7 @@ from collectives.algorithms import algorithms
 from collectives.communicator import Communicator
 from collectives.launch.bench import machine, parse_size
 from collectives.launch.measuring import add_ranks, measure_on_ranks
+from collectives.launch.plots import Curves, add_plot, plot_sizes
 from collectives.launch.progress import progress
 from collectives.planning import NO_LIMIT, CopyKernel, Costs, Rule, Rules, SingleCopy
 from transports import copying
@@ -92,6 +93,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("ronde-rules.toml"), metavar="FILE", help="(default: %(default)s)"
     )
+    add_plot(parser)
     parser.set_defaults(main=main)
 
 
@@ -114,11 +116,18 @@ def main(arguments: argparse.Namespace) -> int:
         return measured
     if not measured.first:
         return 0
-    table = measured.value
+    table, found = measured.value
     (costs,) = table.costs
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
     words = " ".join(["ronde tune", *chosen, f"-np {measured.size} --transport {costs.transport}"])
     table.write(arguments.output, f"Written by: {words}\n{about}")
+    if arguments.plot is not None:
+        charts: dict[str, Curves] = {}
+        for one in found:
+            curves = charts.setdefault(one.collective, {"by default": [], "fastest": []})
+            curves["by default"].append((one.size, one.default))
+            curves["fastest"].append((one.size, one.seconds))
+        plot_sizes(arguments.plot, words, charts)
     print(  # noqa: T201
         f"{len(table.rules)} rules in {arguments.output}; use them with RONDE_RULES={arguments.output}, or "
         f"rules = {str(arguments.output)!r} in ronde.toml"
@@ -159,8 +168,9 @@ def calibration(comm: Communicator) -> Rules:
     return Rules(single_copy=tuple(rows), copy_kernels=tuple(copies))
 
 
-def measure(task: Task) -> Rules:
-    """Measure everything, on every rank of the world; rank 0 prints results. Returns the table."""
+def measure(task: Task) -> tuple[Rules, list[Found]]:
+    """Measure everything, on every rank of the world; rank 0 prints results. Returns the table
+    and what was found."""
     from collectives.world import world
 
     comm = world()
@@ -178,7 +188,10 @@ def measure(task: Task) -> Rules:
             times = f"{one.default * 1e6:>11.1f} us{one.seconds * 1e6:>11.1f} us"
             say(f"{collective:>15}{size:>12}{times}  {mark}", flush=True)
             done(f"{collective} {size}")
-    return dataclasses.replace(calibration(comm), rules=tuple(rules(found, comm.size, costs.transport)), costs=(costs,))
+    table = dataclasses.replace(
+        calibration(comm), rules=tuple(rules(found, comm.size, costs.transport)), costs=(costs,)
+    )
+    return table, found
 
 
 def _nothing(*_: object, **__: object) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collectives.planning.calibration import BUDGET, NEVER, SIZES, Calibration, find_thresholds
 from collectives.planning.call import Call, WindowOffset, WindowOffsets
-from collectives.planning.cost_model import Model
+from collectives.planning.cost_model import Model, explain, predict
+from collectives.planning.network import Network, Topology, parse_rate, parse_time
 from collectives.planning.plan import Plan, Planner, all_blocks
 from collectives.planning.rules import NO_LIMIT, CopyKernel, Costs, Rule, Rules, SingleCopy
-from collectives.planning.select import Selector
+from collectives.planning.select import Choice, Demand, Selector
 from collectives.planning.tally import Tally
 
 __all__ = [
@@ -22,9 +23,12 @@ __all__ = [
     "SIZES",
     "Calibration",
     "Call",
+    "Choice",
     "CopyKernel",
     "Costs",
+    "Demand",
     "Model",
+    "Network",
     "Plan",
     "Planner",
     "Rule",
@@ -32,8 +36,13 @@ __all__ = [
     "Selector",
     "SingleCopy",
     "Tally",
+    "Topology",
     "WindowOffset",
     "WindowOffsets",
     "all_blocks",
+    "explain",
     "find_thresholds",
+    "parse_rate",
+    "parse_time",
+    "predict",
 ]

@@ -83,7 +83,13 @@ def crossing(algorithm: Algorithm, geometry: Geometry) -> tuple[float, int]:
 
 
 def predict(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model) -> float:
-    """Predict the seconds that an algorithm takes for `nbytes` in all blocks together (alltoall: in one rank's row).
+    """Predict the seconds that an algorithm takes for `nbytes` in all blocks together (alltoall: in one rank's row)."""
+    return sum(explain(algorithm, geometry, nbytes, model).values())
+
+
+def explain(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model) -> dict[str, float]:
+    """Return the terms of the prediction in seconds: latency, link (bytes between hosts), host (bytes inside one),
+    combine and copy.
 
     If ranks are on several hosts, all rounds are taken to cross hosts that the algorithm does not declare local. The
     bytes that cross are those of a host's ranks together, since they share its link. Where several messages are under
@@ -93,20 +99,25 @@ def predict(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model)
                                                                |--- inter_alpha ---|= b =|
     """
     cost = _cost(algorithm.cost, geometry)
-    across = len(set(geometry.hosts)) > 1
-    rounds, inside = cost.rounds - cost.local_rounds, cost.sent
-    if across:
+    rounds, inside, link = cost.rounds - cost.local_rounds, cost.sent, 0.0
+    if len(set(geometry.hosts)) > 1:
         outside, targets = crossing(algorithm, dataclasses.replace(geometry, rank=0, segments=1))
         sharing = max(Counter(geometry.hosts).values())
         inside = cost.local_sent or max(0.0, cost.sent - outside / sharing)
-        crossed = rounds / cost.flight * model.inter_alpha + nbytes * outside * model.inter_beta / cost.flight
-        if cost.flight > 1:
-            crossed = max(crossed, rounds * model.overhead + nbytes * outside * model.inter_beta)
+        link = nbytes * outside * model.inter_beta
+        if cost.flight == 1:
+            latency = rounds * model.inter_alpha
+            link *= model.turning if targets > 1 else model.alone
+        elif rounds * model.inter_alpha + link > cost.flight * (rounds * model.overhead + link):
+            latency, link = rounds * model.inter_alpha / cost.flight, link / cost.flight
         else:
-            crossed += ((model.turning if targets > 1 else model.alone) - 1) * nbytes * outside * model.inter_beta
+            latency = rounds * model.overhead
     else:
-        crossed = rounds * (model.signal if algorithm.onesided else model.alpha)
-    copied = cost.copied * model.copy + cost.read * model.read
-    return (
-        crossed + cost.local_rounds * model.alpha + nbytes * (inside * model.beta + cost.reduced * model.gamma + copied)
-    )
+        latency = rounds * (model.signal if algorithm.onesided else model.alpha)
+    return {
+        "latency": latency + cost.local_rounds * model.alpha,
+        "link": link,
+        "host": nbytes * inside * model.beta,
+        "combine": nbytes * cost.reduced * model.gamma,
+        "copy": nbytes * (cost.copied * model.copy + cost.read * model.read),
+    }

@@ -139,11 +139,15 @@ class Selector:
         rule = self._ruled(demand)
         if rule is not None:
             return self._best(known[rule.algorithm], demand, rule.segments)
+        return min(self.able(demand), key=_preference)
+
+    def able(self, demand: Demand) -> list[Choice]:
+        """Return all algorithms that can meet a demand, staged or single copy as calibrated, in the best segments."""
+        known = algorithms(demand.collective, native=True)
         able = [candidate for candidate in known.values() if not obstacle(candidate, demand)]
         wanted = self._wants_single_copy(demand)
         able = [candidate for candidate in able if candidate.single_copy == wanted] or able
-        choices = [self._best(candidate, demand) for candidate in able]
-        return min(choices, key=_preference)
+        return [self._best(candidate, demand) for candidate in able]
 
     def _wants_single_copy(self, demand: Demand) -> bool:
         """True to consider only single-copy algorithms, False to consider only others."""

@@ -7,6 +7,7 @@ exchange order, for GPUs; the rest serves tests, pictures and tools.
 from __future__ import annotations
 
 from collectives.proof.all_ranks import (
+    ProofError,
     count_blocks,
     lower_ranks,
 )
@@ -15,7 +16,18 @@ from collectives.proof.exchange_order import (
 )
 from collectives.proof.simulator import (
     Activity,
+    Timeline,
     simulate,
+    simulate_on,
 )
 
-__all__ = ["Activity", "count_blocks", "exchange_rounds", "lower_ranks", "simulate"]
+__all__ = [
+    "Activity",
+    "ProofError",
+    "Timeline",
+    "count_blocks",
+    "exchange_rounds",
+    "lower_ranks",
+    "simulate",
+    "simulate_on",
+]

@@ -1,22 +1,28 @@
-"""The simulator: runs the programs of all ranks in virtual time.
+"""The simulator: runs the programs of all ranks in virtual time. It is the reference of the quicker ones.
 
 A rank sends one message and receives one message at a time, both at once. A message of n bytes starts when both ends
 are ready, and occupies both for alpha + beta n seconds (the one-port model of Hockney 1994 and of Thakur, Rabenseifner
-and Gropp 2005). A message between hosts arrives after inter_alpha + inter_beta n seconds, and occupies both ends for
-alpha + inter_beta n, so that the latency of one is hidden behind the bytes of the next (LogGP: Alexandrov et al. 1995).
+and Gropp 2005). A message between hosts occupies both ends for an overhead and for its bytes, and arrives when the rest
+of the latency has passed, so that the latency of one is hidden behind the bytes of the next (LogGP: Alexandrov et al.
+1995). Its bytes flow through the NICs of both hosts and through the uplinks of their switches. Messages share these
+links by max-min fairness: no message gets more at the expense of one that has less (Bertsekas and Gallager 1992).
 Combining and copying occupy the rank itself. A signal arrives after `signal` seconds.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import TypeAlias
+
+import numpy as np
 
 from collectives.algorithms import Algorithm
-from collectives.planning import Model
+from collectives.planning import Model, Network
 from collectives.proof.all_ranks import Lowered, ProofError, count_blocks, lower_ranks
 from collectives.schedule import SPECS, Instruction, Kind, Span, is_peers, split_evenly
 
@@ -64,31 +70,56 @@ def simulate(
     segments: int = 1,
     hosts: Sequence[int] = (),
 ) -> Timeline:
-    """Simulate one call on `nbytes` bytes in all blocks together (alltoall: in one rank's row).
+    """Simulate one call on `nbytes` bytes in all blocks together (alltoall: in one rank's row), by a cost model.
+
+    Raises ValueError for arguments that the algorithm does not support, ProofError for a deadlock.
+    """
+    if size < 1 or (hosts and len(hosts) != size):
+        raise ValueError(f"hosts={hosts!r}: must name a host for each of size={size!r} ranks, or be empty")
+    network = Network.of(model, tuple(hosts), size)
+    return simulate_on(network, algorithm, nbytes, root=root, segments=segments, hosts=tuple(hosts))
+
+
+def simulate_on(
+    network: Network,
+    algorithm: Algorithm,
+    nbytes: int,
+    *,
+    root: int = 0,
+    segments: int = 1,
+    hosts: tuple[int, ...] | None = None,
+) -> Timeline:
+    """Simulate one call of all ranks of a network.
+
+    hosts  as the algorithm sees them; by default those of the network
 
     Raises ValueError for arguments that the algorithm does not support, ProofError for a deadlock.
     """
     if nbytes < 0:
         raise ValueError(f"nbytes={nbytes!r}: must be 0 or more")
+    size = network.size
     parts = size if SPECS[algorithm.collective].by_rank else count_blocks(algorithm, size)
     sizes = split_evenly(nbytes, parts)
     if algorithm.uniform:
         sizes = [-(-nbytes // parts)] * parts
     if algorithm.collective == "alltoall":
         sizes *= size
-    lowered = lower_ranks(algorithm, size, root=root, segments=segments, hosts=hosts, sizes=sizes)
-    clocks = [_Clock(rank, program.instructions) for rank, program in enumerate(lowered.programs)]
-    return _Simulation(clocks, lowered, model).run()
+    seen = network.geometry_hosts if hosts is None else hosts
+    lowered = lower_ranks(algorithm, size, root=root, segments=segments, hosts=seen, sizes=sizes)
+    clocks = [_Clock(rank, program.instructions, network) for rank, program in enumerate(lowered.programs)]
+    return _Simulation(clocks, lowered, network).run()
 
 
 class _Clock:
     """The state of a rank: its instruction, its time, and the times at which its ports become free."""
 
-    def __init__(self, rank: int, steps: Sequence[Instruction]) -> None:
+    def __init__(self, rank: int, steps: Sequence[Instruction], network: Network) -> None:
         self.rank = rank
+        self.host = network.hosts[rank]
+        self.pace = network.slow[self.host] if network.slow else 1.0
         self.steps = steps
         self.at = 0
-        self.now = 0.0
+        self.now = network.late[self.host] if network.late else 0.0
         self.busy = 0.0
         self.waiting = 0.0
         self.out_free = 0.0
@@ -102,33 +133,64 @@ class _Clock:
             self.now = moment
 
 
-class _Simulation:
-    """A queue of events in order of time: a rank that continues (until it must wait), or a message that may start."""
+@dataclass(eq=False, slots=True)
+class _Message:
+    """A message whose bytes flow through shared links.
 
-    def __init__(self, clocks: list[_Clock], lowered: Lowered, model: Model) -> None:
+    left    bytes to go
+    beta    seconds per byte at its present rate; 0 for no limit
+    turn    number of the last change of its rate: an end that was foreseen before does not happen
+    """
+
+    source: _Clock
+    sent: Instruction
+    target: _Clock
+    received: Instruction
+    begin: float
+    left: float
+    links: tuple[tuple[str, int], ...]
+    beta: float = 0.0
+    turn: int = -1
+
+
+_What: TypeAlias = "tuple[_Clock, Instruction, _Clock, Instruction] | tuple[_Message, int] | _Clock"
+
+
+class _Simulation:
+    """A queue of events in order of time: a rank that continues (until it must wait), a message that may start, the
+    bytes of a message that begin to flow, or that have passed."""
+
+    def __init__(self, clocks: list[_Clock], lowered: Lowered, network: Network) -> None:
         self.clocks = clocks
-        self.geometry = lowered.geometry
-        self.model = model
+        self.network = network
+        self.model = network.costs
         self.name = str(lowered)
         self.single_copy = lowered.algorithm.single_copy
         self.order = count()
-        self.events: list[tuple[float, int, int, tuple[_Clock, Instruction, _Clock, Instruction] | _Clock]] = []
+        self.events: list[tuple[float, int, int, _What]] = []
         self.posted: dict[tuple[int, int], deque[tuple[Instruction, float]]] = {}
         self.blocked: dict[tuple[int, int, int], list[_Clock]] = {}
         self.activity: list[Activity] = []
+        self.flowing: list[_Message] = []
+        self.flowed = 0.0
+        self.held: dict[tuple[str, int], list[tuple[_Clock, Instruction, _Clock, Instruction]]] = {}
+        self.turns = count()
+        self.noise = np.random.default_rng(network.seed) if network.noise else None
 
-    def at(self, moment: float, what: tuple[_Clock, Instruction, _Clock, Instruction] | _Clock) -> None:
+    def at(self, moment: float, what: _What) -> None:
         """Queue an event. Ranks continue before messages start; a rank's messages start in the order of its SENDs."""
-        turn = -1 if isinstance(what, _Clock) else what[1].request
+        turn = -1 if isinstance(what, _Clock) else what[1] if isinstance(what[1], int) else what[1].request
         heapq.heappush(self.events, (moment, turn, next(self.order), what))
 
     def run(self) -> Timeline:
         for clock in self.clocks:
-            self.at(0.0, clock)
+            self.at(clock.now, clock)
         while self.events:
             moment, _, _, what = heapq.heappop(self.events)
             if isinstance(what, _Clock):
                 self.advance(what)
+            elif len(what) == 2:
+                self.flow(moment, *what)
             else:
                 self.transfer(moment, *what)
         for clock in self.clocks:
@@ -162,7 +224,7 @@ class _Simulation:
                     rate = self.model.copy if step.kind is Kind.COPY else self.model.gamma
                     if self.single_copy and is_peers(step.a):
                         rate = self.model.read
-                    duration = rate * _length(step.dst)
+                    duration = rate * clock.pace * _length(step.dst)
                     self.activity.append(Activity(clock.rank, step.kind, step.label, clock.now, clock.now + duration))
                     clock.now += duration
                     clock.busy += duration
@@ -193,19 +255,106 @@ class _Simulation:
 
     def transfer(self, moment: float, source: _Clock, sent: Instruction, target: _Clock, received: Instruction) -> None:
         """Start a message if the ports of both ends are free; otherwise queue it for that time."""
+        what = (source, sent, target, received)
+        for key, free in ((("out", source.rank), source.out_free), (("in", target.rank), target.in_free)):
+            if free == math.inf:  # until a message has passed whose rate may change
+                self.held.setdefault(key, []).append(what)
+                return
         begin = max(moment, source.out_free, target.in_free)
         if begin > moment:
-            self.at(begin, (source, sent, target, received))
+            self.at(begin, what)
             return
-        alpha, beta = self.model.link(self.geometry, source.rank, target.rank)
-        end = begin + alpha + beta * _length(sent.a)
-        free = end - max(0.0, alpha - self.model.alpha)
+        here, there = source.host, target.host
+        nbytes = _length(sent.a)
+        if here == there:
+            end = begin + self.model.alpha + self.model.beta * nbytes
+            self.complete(begin, end, end, source, sent, target, received)
+            return
+        begun = begin + self.network.overhead
+        if self.noise is not None:
+            begun += self.noise.exponential(self.network.noise)
+        if self.network.nic[here] or self.network.nic[there] or self.network.uplink:
+            source.out_free = target.in_free = math.inf
+            links = self.network.route(here, there)
+            message = _Message(source, sent, target, received, begin, nbytes, links)
+            self.at(begun, (message, -1))
+            return
+        free = begun + max(self.network.flow[here], self.network.flow[there]) * nbytes
+        self.complete(begin, free, self.arrival(free, source, target), source, sent, target, received)
+
+    def arrival(self, free: float, source: _Clock, target: _Clock) -> float:
+        """Return when a message arrives whose last byte has been sent."""
+        return free + max(0.0, self.network.latency(source.host, target.host) - self.network.overhead)
+
+    def complete(
+        self,
+        begin: float,
+        free: float,
+        end: float,
+        source: _Clock,
+        sent: Instruction,
+        target: _Clock,
+        received: Instruction,
+    ) -> None:
+        """Note that a message leaves both ports at `free` and arrives at `end`."""
         source.out_free = target.in_free = free
         self.activity.append(Activity(source.rank, Kind.SEND, sent.label, begin, end, target.rank))
         for clock, request, done in ((source, sent.request, free), (target, received.request, end)):
             clock.done[request] = done
             for waiting in self.blocked.pop((clock.rank, request, 0), ()):
                 self.at(done, waiting)
+
+    # ---- shared links
+
+    def flow(self, moment: float, message: _Message, turn: int) -> None:
+        """Let the bytes of a message flow from now on, or end, and share the links anew."""
+        if turn != message.turn:
+            return  # foreseen at a rate that has changed
+        for other in self.flowing:
+            other.left -= (moment - self.flowed) / other.beta if other.beta else other.left
+        self.flowed = moment
+        if turn < 0:
+            self.flowing.append(message)
+        else:
+            self.flowing.remove(message)
+            arrival = self.arrival(moment, message.source, message.target)
+            source, target = message.source, message.target
+            self.complete(message.begin, moment, arrival, source, message.sent, target, message.received)
+            for queue in (self.held.pop(("out", source.rank), []), self.held.pop(("in", target.rank), [])):
+                for what in queue:
+                    self.at(moment, what)
+        self.share()
+        for other in self.flowing:
+            other.turn = next(self.turns)
+            self.at(moment + max(0.0, other.left) * other.beta, (other, other.turn))
+
+    def share(self) -> None:
+        """Share the links by max-min fairness: the link, or the message, that allows least is settled first."""
+        users: dict[tuple[str, int], list[_Message]] = {}
+        for message in self.flowing:
+            for link in message.links:
+                if self.network.capacity(link):
+                    users.setdefault(link, []).append(message)
+        room = {link: 1 / self.network.capacity(link) for link in users}
+        flow = self.network.flow
+        own = {id(message): max(flow[message.source.host], flow[message.target.host]) for message in self.flowing}
+        open_ = list(self.flowing)
+        while open_:
+            shares = [(room[link] / len(using), link) for link, using in users.items()]
+            rate, link = min(shares, default=(math.inf, ("", 0)))
+            slowest = max(open_, key=lambda message: own[id(message)])
+            if users and rate * own[id(slowest)] < 1:
+                settled = list(users[link])
+            else:
+                settled, rate = [slowest], 1 / own[id(slowest)] if own[id(slowest)] else math.inf
+            for message in settled:
+                message.beta = 1 / rate
+                open_.remove(message)
+                for used in message.links:
+                    if used in users:
+                        users[used].remove(message)
+                        room[used] -= rate
+            users = {link: using for link, using in users.items() if using}
 
 
 def _length(span: Span | None) -> int:

@@ -6,6 +6,7 @@ simulator work on Programs, the same data that the runtime executes.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -91,6 +92,7 @@ _new = tuple.__new__  # faster than calling a named tuple; see steps.py
 
 _ALL_OF_STAGE: Final = Span(Buf.STAGE, 0, 1 << 62)
 _Pending: TypeAlias = tuple[int, int, int, Instruction]
+"""First element, request, end, and the AWAIT instruction."""
 
 
 def is_peers(span: Span | None) -> bool:
@@ -140,10 +142,32 @@ def lay_out(
     return Layout(tuple(sizes), -(-max(top, 0) // segments), *held(geometry.rank), alias, held, alike)
 
 
+class _Requests(list[_Pending]):
+    """The pending requests of a buffer, by their first element: a rank of many has thousands of them."""
+
+    widest = 0
+
+    def begin(self, request: int, start: int, stop: int, await_: Instruction) -> None:
+        self.widest = max(self.widest, stop - start)
+        insort(self, (start, request, stop, await_))
+
+    def take(self, start: int, stop: int) -> list[_Pending]:
+        """Remove the requests that overlap start..stop, and return them in their order of beginning."""
+        low, high = bisect_left(self, (start - self.widest,)), bisect_left(self, (stop,))
+        found = [entry for entry in self[low:high] if start < entry[2]]
+        if found:
+            self[low:high] = [entry for entry in self[low:high] if start >= entry[2]]
+        return sorted(found, key=_number)
+
+
+def _number(entry: _Pending) -> int:
+    return entry[1]
+
+
 class _Lowering:
     """Turns steps into instructions, and tracks the memory of pending requests.
 
-    receiving, sending   for each own buffer its pending requests as (request, start, stop, AWAIT instruction)
+    receiving, sending   the pending requests of each own buffer
     elsewhere            pending requests without own memory: empty messages, and SENDs from the STAGE of a peer
     """
 
@@ -156,9 +180,9 @@ class _Lowering:
         self.alike = layout.alike
         self.held = cache(layout.held)
         self.instructions: list[Instruction] = []
-        self.receiving: list[list[_Pending]] = [[] for _ in Buf]
-        self.sending: list[list[_Pending]] = [[] for _ in Buf]
-        self.elsewhere: list[_Pending] = []
+        self.receiving = [_Requests() for _ in Buf]
+        self.sending = [_Requests() for _ in Buf]
+        self.elsewhere = _Requests()
         self.requests = 0
         self.phases = 0
         self.scratch = 0
@@ -198,24 +222,22 @@ class _Lowering:
             buf, start = _OUT, start + self.alias
         return _new(Span, (buf, start, start + length, rank))
 
-    def settle(self, pending: list[_Pending], span: Span) -> None:
+    def settle(self, pending: _Requests, span: Span) -> None:
         """Complete the pending requests of a buffer that overlap a span."""
         _, start, stop, rank = span
         if rank < 0:
-            for entry in [entry for entry in pending if entry[1] < stop and start < entry[2]]:
-                self.instructions.append(entry[3])
-                pending.remove(entry)
+            self.instructions += [entry[3] for entry in pending.take(start, stop)]
 
-    def begin(self, table: list[list[_Pending]], step: Step, span: Span | None) -> int:
+    def begin(self, table: list[_Requests], step: Step, span: Span | None) -> int:
         """Number a request and record its memory."""
         request = self.requests
         self.requests += 1
         await_ = _new(Instruction, (_AWAIT, step[1], step[2], None, None, None, 0, request))
         if span is None or span[3] >= 0:
-            self.elsewhere.append((request, 0, 0, await_))
+            self.elsewhere.begin(request, 0, 0, await_)
         else:
             buf, start, stop, _ = span
-            table[buf].append((request, start, stop, await_))
+            table[buf].begin(request, start, stop, await_)
         return request
 
     def add(self, step: Step) -> None:
@@ -261,7 +283,9 @@ class _Lowering:
     def drain(self) -> None:
         """Complete all pending requests."""
         tables = (*self.receiving, *self.sending, self.elsewhere)
-        self.instructions += [entry[3] for entry in sorted(entry for pending in tables for entry in pending)]
+        self.instructions += [
+            entry[3] for entry in sorted((entry for pending in tables for entry in pending), key=_number)
+        ]
         for pending in tables:
             pending.clear()
 
