@@ -10,6 +10,7 @@
 # make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
 # make compatibility  run tests of torch, accelerate, transformers and Lightning on the torch backend and on gloo, for
 #              half an hour (ARGS="torch --worlds 2" is a part of it), and write the table in docs/torch-distributed.md
+# make engines install Ray and run the tests of ranks that engines place, for some minutes
 # make docs    build the documentation site into site/ and check its links; make docs ARGS=serve shows it while you edit
 # make release build sdist and wheel into dist/, check them, and install each on every Python that is found here
 # make clean   remove the virtual environment and what tools left behind
@@ -34,10 +35,10 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help demo test check lint proof bench compare cluster chaos compatibility docs release clean
+.PHONY: engines help demo test check lint proof bench compare cluster chaos compatibility docs release clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -18
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -19
 
 demo: $(VENV)/.demo
 	@echo "== training on 4 ranks: ronde run -np 4 python examples/train_digits.py"
@@ -87,6 +88,11 @@ compatibility: $(VENV)/.test
 	@echo "== installing what the compatibility run needs (a minute)"
 	@$(PIP) -e '.[test,compatibility]'
 	@$(BIN)/python -m tests.compatibility $(ARGS)
+
+engines: $(VENV)/.test
+	@echo "== installing the engines (a minute)"
+	@$(PIP) -e '.[test,examples,ray]'
+	@$(BIN)/python -m pytest tests/engines $(ARGS)
 
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/.docs

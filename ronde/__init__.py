@@ -12,7 +12,8 @@ order, names and errors.
 
 A framework has a module of its own, which is imported when it is first used: `ronde.torch`, `ronde.tensorflow`,
 `ronde.keras`, `ronde.jax`, and `ronde.numpy` for loops written by hand. `import ronde.torch as hvd` replaces
-`import horovod.torch as hvd`. `ronde.horovod` has `horovod.run`, `ronde.compression` the compressors.
+`import horovod.torch as hvd`. `ronde.ray` starts ranks in a Ray cluster,
+`ronde.horovod` has `horovod.run`, `ronde.compression` the compressors.
 
 This package only re-exports: the code is in `collectives`, `frontends` and `transports`.
 """
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
     from ronde import jax as jax
     from ronde import keras as keras
     from ronde import numpy as numpy
+    from ronde import ray as ray
     from ronde import tensorflow as tensorflow
     from ronde import torch as torch
 
-_MODULES: Final = ("compression", "horovod", "jax", "keras", "numpy", "tensorflow", "torch")
+_MODULES: Final = ("compression", "horovod", "jax", "keras", "numpy", "ray", "tensorflow", "torch")
 """Modules that are imported when they are first used. They are not in `__all__`: a star import loads no framework."""
 
 

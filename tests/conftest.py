@@ -28,6 +28,7 @@ MARKS = {
     "netns": "cluster",
     "transports/launchers/test_real_launchers.py": "cluster",
     "collectives/membership/test_many_processes.py": "cluster",
+    "engines": "frameworks",
     "frontends": "frameworks",
     "gpu": "long",
     "security": "long",
@@ -40,7 +41,7 @@ MARKS = {
 FIRST = ("frontends", "chaos", "netns", "test_examples.py", "collectives/membership")
 """Folders whose files take longest. They start first, so that no worker is left alone with one of them in the end."""
 
-KEEPERS = {"worlds", "pool", "frameworks"}
+KEEPERS = {"worlds", "pool", "frameworks", "ray_cluster"}
 """Fixtures that keep what a test opens for the tests after it, and close it in the end."""
 
 

@@ -1,0 +1,40 @@
+"""Ronde inside a Ray cluster: Ray places the workers, Ronde connects them.
+
+`RayExecutor` has Horovod's methods, `ElasticRayExecutor` starts again after a lost worker. `register` makes a backend
+for `ray.util.collective`, which is loaded when it is first used. The ranks meet as guests of collectives.launch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+try:
+    import ray as _ray  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "ray":
+        raise
+    raise ModuleNotFoundError("ronde.ray needs ray: pip install 'ronde[ray]'", name="ray") from None
+
+from frontends.ray.elastic import ElasticRayExecutor
+from frontends.ray.executor import RayExecutor, RaySettings, WorkerLost
+
+if TYPE_CHECKING:
+    from frontends.ray.groups import register
+
+_LATER: Final = {"register": "frontends.ray.groups"}
+"""Names whose modules load more of Ray, and torch with it."""
+
+__all__ = [
+    "ElasticRayExecutor",
+    "RayExecutor",
+    "RaySettings",
+    "WorkerLost",
+    "register",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

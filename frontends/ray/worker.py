@@ -1,0 +1,54 @@
+"""The actor that is a rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from collectives.launch import Occupant, Seat, free_address
+
+
+class Worker:
+    """A rank in a process of Ray's. Ray shows its repr before each line of its output."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._resources = contextlib.ExitStack()
+        self._occupant: Occupant | None = None
+        self._executable: Any = None
+
+    def __repr__(self) -> str:
+        return f"rank {self._rank}"
+
+    def pid(self) -> int:
+        """The process id, which is known once the actor has started."""
+        return os.getpid()
+
+    def free_address(self, address: str) -> tuple[str, int]:
+        """The node's address with a free port."""
+        return free_address(address)
+
+    def connect(
+        self, seat: Seat, executable_cls: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Become the rank, connect to the others, and make the executable. Collective."""
+        self._occupant = self._resources.enter_context(Occupant(seat))
+        self._occupant.connect()
+        if executable_cls is not None:
+            self._executable = self._occupant.call(executable_cls, args, kwargs)
+
+    def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function on the rank."""
+        assert self._occupant is not None
+        self._occupant.connect()  # the function before may have called shutdown
+        return self._occupant.call(fn, args, kwargs)
+
+    def call_executable(self, fn: Callable[[Any], Any]) -> Any:
+        """Call a function with the executable; without one, with the actor."""
+        return self.call(fn, [self if self._executable is None else self._executable], {})
+
+    def leave(self) -> None:
+        """Close the world. Collective."""
+        self._resources.close()

@@ -1,0 +1,28 @@
+"""Engines on this machine, shared by the tests of a module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+# Before Ray is imported: it writes no token into the home folder, and shows lines that differ in a number alone.
+os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[Any]:
+    """A Ray cluster of two raylets with 2 CPUs each; this process is its driver."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'ronde[ray]'")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    nodes = {"num_cpus": 2, "object_store_memory": 80 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**nodes, "include_dashboard": False})
+    cluster.add_node(**nodes)
+    ray.init(address=cluster.address, log_to_driver=True)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
