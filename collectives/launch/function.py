@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pickle
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 from collectives.config import Config
 from collectives.failure import is_consequence
+from collectives.launch.notebook import notebook_output
 from collectives.launch.outcome import Failure, Outcome, Ranks, Success, root_cause
 from collectives.launch.process_ranks import ProcessRanks
 from collectives.launch.thread_ranks import ThreadRanks
@@ -32,10 +34,11 @@ def run(
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` on `np` ranks of this machine; the results in rank order.
 
-    The world communicator is initialized when `fn` is called, and closed when it returns. Ranks are new processes:
-    `fn`, its arguments and its results must be picklable (`fn` is a function at the top level of a module), and a
-    script must call `run` under `if __name__ == "__main__"`. With the transport "local" ranks are threads of this
-    process instead, without these restrictions.
+    The world communicator is initialized when `fn` is called, and closed when it returns. Ranks are new processes, and
+    a script must call `run` under `if __name__ == "__main__"`. `fn`, its arguments and its results must be picklable;
+    with `ronde[notebook]` they are pickled by cloudpickle where pickle cannot, so that `fn` may be a lambda, an inner
+    function, or defined in a notebook. In Jupyter the cell shows what the ranks print, each line with its rank. With
+    the transport "local" ranks are threads of this process instead, without these restrictions.
 
     transport  name of a transport, instead of the configured one
     timeout    seconds for the whole call; None for no limit
@@ -59,7 +62,7 @@ def run(
     if config.transport == "local":
         ranks = ThreadRanks(np, config, call)
     else:
-        ranks = ProcessRanks(np, config, _pickle_call(*call))
+        ranks = ProcessRanks(np, config, *_pickle_call(*call), output=notebook_output())
     outcomes: list[Outcome] = []
     try:
         ranks.start()
@@ -94,15 +97,42 @@ def _results(outcomes: Sequence[Outcome], np: int, timeout: float | None) -> lis
     return [values[rank] for rank in range(np)]
 
 
-def _pickle_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Pickle the call for another process. Raises TypeError if that is impossible."""
-    remedy = "define it at the top level of a module, or use transport='local'"
+def _pickle_call(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[bytes, Callable[[object], bytes]]:
+    """Pickle the call for another process; also the pickler to use for its result.
+
+    Raises TypeError if that is impossible.
+    """
+    main = sys.modules["__main__"]
+    interactive = not os.path.exists(getattr(main, "__file__", None) or "")
+    if not interactive:  # pickle alone passes the function of a module by its name, the modules of a script included
+        with contextlib.suppress(Exception):
+            return pickle.dumps((fn, args, kwargs)), pickle.dumps
+    try:
+        from cloudpickle import dumps
+    except ModuleNotFoundError:
+        return _pickle_plainly(fn, args, kwargs, interactive), pickle.dumps
+    try:
+        dumps(fn)
+    except Exception as error:
+        raise TypeError(f"fn={fn!r}: ranks are processes, and it cannot be pickled: {error}") from error
+    try:
+        return dumps((fn, args, kwargs)), dumps
+    except Exception as error:
+        raise TypeError(f"args and kwargs: must be picklable, because ranks are processes: {error}") from error
+
+
+def _pickle_plainly(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], interactive: bool) -> bytes:
+    remedy = (
+        "install cloudpickle (pip install 'ronde[notebook]'), define it at the top level of a module, or use "
+        "transport='local'"
+    )
     try:
         pickle.dumps(fn)
     except Exception as error:
         raise TypeError(f"fn={fn!r}: ranks are processes and cannot import it ({error}); {remedy}") from error
-    main = sys.modules["__main__"]
-    if getattr(fn, "__module__", None) == "__main__" and not os.path.exists(getattr(main, "__file__", None) or ""):
+    if interactive and getattr(fn, "__module__", None) == "__main__":
         raise TypeError(f"fn={fn!r}: ranks are processes and cannot import it from an interactive session; {remedy}")
     try:
         return pickle.dumps((fn, args, kwargs))

@@ -7,12 +7,14 @@ import math
 import multiprocessing
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from collectives.config import Config
+from collectives.launch.notebook import RankOutput
 from collectives.launch.outcome import Failure, Outcome, load
 from collectives.launch.processes import describe_status
 from collectives.launch.worker import work
@@ -60,12 +62,24 @@ class _Process:
 
 
 class ProcessRanks:
-    """`np` processes that call a function; `payload` as for `worker.work`. See `outcome.Ranks`."""
+    """`np` processes that call a function; `payload` and `pickler` as for `worker.work`. See `outcome.Ranks`.
 
-    def __init__(self, np: int, config: Config, payload: bytes) -> None:
+    output  what shows the output of the ranks; None leaves them this process's own streams
+    """
+
+    def __init__(
+        self,
+        np: int,
+        config: Config,
+        payload: bytes,
+        pickler: Callable[[object], bytes],
+        output: RankOutput | None = None,
+    ) -> None:
         self._np = np
         self._config = config
         self._payload = payload
+        self._pickler = pickler
+        self._output = output
         self._processes: list[_Process] = []
         self._resources = contextlib.ExitStack()
 
@@ -76,15 +90,22 @@ class ProcessRanks:
         server = rendezvous.TcpStoreServer(choose_address("", None), secret=secret, tls=self._config.load_tls())
         self._resources.enter_context(server)
         name = secrets.token_hex(4)
+        if self._output is not None:
+            self._resources.callback(self._output.close)
         for rank in range(self._np):
             job = launchers.Job(rank, self._np, server.url, secret, rank, self._np, name)
             receiver, sender = context.Pipe(duplex=False)
             self._resources.callback(receiver.close)
-            with sender:
-                arguments = (rank, launchers.job_to_environment(job), self._config.transport, self._payload, sender)
+            with sender, contextlib.ExitStack() as ends:
+                stream = None if self._output is None else ends.enter_context(self._output.pipe(rank))
+                environment = launchers.job_to_environment(job)
+                call = (self._payload, self._pickler)
+                arguments = (rank, environment, self._config.transport, *call, sender, stream)
                 process = context.Process(target=work, args=arguments, name=f"ronde-rank-{rank}")
                 process.start()
             self._processes.append(_Process(rank, process, receiver))
+        if self._output is not None:
+            self._output.start()
 
     def receive(self, until: float) -> list[Outcome]:
         """Wait for outcomes, at most until that moment."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing.connection
 import os
 import pickle
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Final
 
@@ -21,8 +22,24 @@ PIECE: Final = 1 << 14
 """Bytes. An outcome is sent in pieces of this size, so that the parent never waits long inside one."""
 
 
-def work(rank: int, environment: Mapping[str, str], transport: str | None, payload: bytes, results: Connection) -> None:
-    """The main function of a rank's process. `payload` is the pickled (fn, args, kwargs)."""
+def work(
+    rank: int,
+    environment: Mapping[str, str],
+    transport: str | None,
+    payload: bytes,
+    pickler: Callable[[object], bytes],
+    results: Connection,
+    output: Connection | None,
+) -> None:
+    """The main function of a rank's process.
+
+    payload  the pickled (fn, args, kwargs)
+    pickler  pickles the outcome
+    results  takes the outcome
+    output   takes the standard output and error of the rank; None if they stay
+    """
+    if output is not None:
+        _redirect(output)
     threading.Thread(target=_exit_with_parent, name="ronde-parent", daemon=True).start()
     os.environ.update(environment)
     process = os.getpid()
@@ -39,7 +56,8 @@ def work(rank: int, environment: Mapping[str, str], transport: str | None, paylo
         outcome = failure(rank, error)
     if os.getpid() != process:  # a child that the function has forked, and that has returned from it too
         sys.exit(0)
-    _send(results, dump(outcome))  # before the other ranks can fail in consequence, so that the cause arrives first
+    # Sent before the other ranks can fail in consequence, so that the cause arrives first.
+    _send(results, dump(outcome, pickler))
     if is_initialized() and not isinstance(outcome, Success):
         world().abort(f"{type(outcome.error).__name__}: {outcome.error}")
         with contextlib.suppress(RondeError):  # the failure has been sent
@@ -53,6 +71,16 @@ def _send(results: Connection, data: bytes) -> None:
         for start in range(0, len(data), PIECE):
             results.send_bytes(data, start, min(PIECE, len(data) - start))
         results.send_bytes(b"")
+
+
+def _redirect(output: Connection) -> None:
+    """Let standard output and error, those of C code included, go into the pipe; lines at once."""
+    with output:
+        for number in (1, 2):
+            os.dup2(output.fileno(), number)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
 
 
 def _exit_with_parent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -177,11 +178,36 @@ def test_result_that_cannot_be_unpickled() -> None:
         run(give_unloadable, 1)
 
 
-def test_function_that_cannot_be_pickled_is_refused() -> None:
-    def nested() -> None: ...
+def test_function_that_only_cloudpickle_pickles() -> None:
+    pytest.importorskip("cloudpickle")
 
+    class Own(Exception):
+        pass
+
+    def nested(x: float) -> Any:
+        rank = ronde.rank()
+        return lambda: x + rank
+
+    def fails() -> NoReturn:
+        raise Own("here")
+
+    assert [fn() for fn in run(nested, 2, 0.5)] == [0.5, 1.5]
+    with pytest.raises(Own, match="here"):
+        run(fails, 1)
+
+
+def test_function_that_cannot_be_pickled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = threading.Lock()
+
+    def nested() -> bool:
+        return lock.locked()
+
+    if importlib.util.find_spec("cloudpickle"):
+        with pytest.raises(TypeError, match=r"ranks are processes, and it cannot be pickled: .*lock"):
+            run(nested)
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
     for fn in (nested, lambda: None):
-        with pytest.raises(TypeError, match=r"ranks are processes and cannot import it .* top level of a module"):
+        with pytest.raises(TypeError, match=r"cannot import it .*pip install 'ronde\[notebook\]'.* top level"):
             run(fn)
 
 
@@ -190,12 +216,52 @@ def test_arguments_that_cannot_be_pickled_are_refused() -> None:
         run(nothing, 2, threading.Lock())
 
 
-def test_function_of_an_interactive_session_is_refused() -> None:
-    script = "import collectives\ndef f(): pass\ncollectives.run(f, transport='tcp')"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=BOUND, env=environment(), check=False
+def test_function_of_an_interactive_session() -> None:
+    script = (
+        "import sys, collectives\n"
+        "def f(): return collectives.rank()\n"
+        "if 'without' in sys.argv: sys.modules['cloudpickle'] = None\n"
+        "print(collectives.run(f, 2, transport='tcp'))"
     )
-    assert "cannot import it from an interactive session" in done.stderr
+
+    def done(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=BOUND, env=environment(), check=False)
+
+    assert "cannot import it from an interactive session" in done("without").stderr
+    if importlib.util.find_spec("cloudpickle"):
+        assert done().stdout == "[0, 1]\n"
+
+
+CELL = """
+import collectives, os, sys
+class Result:
+    def __init__(self, value): self.value = value
+def work():
+    print("hello")
+    os.write(2, b"C code\\n")
+    print("half", end="")
+    return Result(collectives.allreduce(collectives.rank() + 1.0))
+results = collectives.run(work, 2, transport="tcp")
+print([float(result.value) for result in results], isinstance(results[0], Result))
+"""
+EXECUTE = """
+import sys, nbformat, nbclient
+notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(sys.argv[1])])
+nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+print("".join(output.text for output in notebook.cells[0].outputs))
+"""
+
+
+def test_notebook_shows_the_output_of_the_ranks() -> None:
+    for name in ("cloudpickle", "nbclient", "ipykernel"):
+        pytest.importorskip(name)
+    command = [sys.executable, "-c", EXECUTE, CELL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert lines[-1] == "[3.0, 3.0] True"
+    assert sorted(lines[:-1]) == [f"[rank {rank}] {text}" for rank in (0, 1) for text in ("C code", "half", "hello")]
 
 
 @pytest.mark.parametrize(
