@@ -190,6 +190,7 @@ class Agent:
         listener = self._printer or _Sender(self)
         self._host = LocalHost("", selector, reaper, guardian, listener, variables=variables, stdin=0)
         self._credit = {STDOUT: WINDOW, STDERR: WINDOW}
+        self._leave_seconds = 0.0  # time for ranks to leave when a signal asks the agent to end; 0: none
         self._started = False
         self._told_gone = False
         self._told_failure = False
@@ -231,6 +232,10 @@ class Agent:
                 self._host.on_child_exit()
             elif number in (signal.SIGUSR1, signal.SIGUSR2):
                 self._host.signal_ranks(number)
+            elif self._leave_seconds and number == signal.SIGTERM:
+                self.link.send("preempted", "its agent got SIGTERM")
+                self._escalation.begin(time.monotonic() + self._leave_seconds, signal.SIGTERM)
+                self._leave_seconds = 0.0  # a second one ends the ranks at once
             elif not self.trouble:
                 self.ended_by = number
                 self._end_alone(f"its agent was ended by {number.name}")
@@ -311,6 +316,11 @@ class Agent:
             case ["signal", int(number), bool(groups)]:
                 send = self._host.signal_groups if groups else self._host.signal_ranks
                 send(signal.Signals(number))
+            case ["signal rank", int(rank), int(number)]:
+                self._host.signal_rank(rank, signal.Signals(number))
+            case ["heed", str(notice), float(seconds)]:
+                self._leave_seconds = seconds
+                self._host.heed(notice, seconds, lambda why: self.link.send("preempted", why))
             case ["ask", "culprit" | "left out" as question, [*ranks]]:
                 self._host.ask(question, [int(str(rank)) for rank in ranks])
             case ["give up"]:
@@ -328,6 +338,7 @@ class Agent:
             start = replace(start, command=self._job.command, store=self._job.url, secret=self._job.secret)
             self._printer.expect(start.ranks, start.size, self._job)
         self._started = True
+        self._told_gone = self._told_drained = False
         if 0 in start.ranks:
             self._input = InputReceiver(self._selector, lambda count: self.link.send("taken", count))
             self._host.stdin = self._input.read_end

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from collectives.launch import bench, doctor, draw, run_command, simulate, timeline, tune
+from collectives.launch import bench, doctor, drain, draw, run_command, simulate, timeline, tune
 from collectives.version import __version__
 from transports.errors import RondeError
 
@@ -23,12 +23,13 @@ class Command(Protocol):
         """
 
 
-COMMANDS: Final[tuple[Command, ...]] = (run_command, bench, tune, doctor, timeline, draw, simulate)
+COMMANDS: Final[tuple[Command, ...]] = (run_command, drain, bench, tune, doctor, timeline, draw, simulate)
 
 DESCRIPTION: Final = "Collective communication in pure Python."
 EXAMPLES: Final = """\
 examples:
   ronde run -np 4 train.py          four ranks of train.py on this machine
+  ronde drain h2                    let the ranks of host h2 leave an elastic job
   ronde bench -np 4                 measure allreduce over a range of sizes
   ronde tune -np 4                  find the fastest algorithms on this machine and write them to a table
   ronde doctor                      show available transports, and every setting with its source

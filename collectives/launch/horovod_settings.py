@@ -20,6 +20,7 @@ TIMELINE: Final = "HOROVOD_TIMELINE"
 MARK_CYCLES: Final = "HOROVOD_TIMELINE_MARK_CYCLES"
 NO_STALL_CHECK: Final = "HOROVOD_STALL_CHECK_DISABLE"
 START_TIMEOUT: Final = "HOROVOD_START_TIMEOUT"
+ELASTIC_TIMEOUT: Final = "HOROVOD_ELASTIC_TIMEOUT"
 LOG_LEVEL: Final = "HOROVOD_LOG_LEVEL"
 _LEVELS: Final = {
     "trace": "debug",
@@ -66,5 +67,14 @@ def timeline(environment: Mapping[str, str]) -> dict[str, str]:
 
 def ignored(environment: Mapping[str, str]) -> list[str]:
     """The variables of Horovod that mean nothing to Ronde, sorted."""
-    known = {*SETTINGS, TIMELINE, MARK_CYCLES, NO_STALL_CHECK, START_TIMEOUT, LOG_LEVEL, *OF_A_LAUNCHER}
+    known = {
+        *SETTINGS,
+        TIMELINE,
+        MARK_CYCLES,
+        NO_STALL_CHECK,
+        START_TIMEOUT,
+        ELASTIC_TIMEOUT,
+        LOG_LEVEL,
+        *OF_A_LAUNCHER,
+    }
     return sorted(name for name in environment if name.startswith("HOROVOD_") and name not in known)

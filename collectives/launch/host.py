@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from signal import Signals
 from typing import Final, Protocol
@@ -52,6 +52,8 @@ class Start:
     name     the job's id
     torch    address and port for rank 0 of torch
     first_local, local_size  the local rank of the first of them, and the number of ranks on the host; 0: these are all
+    elastic  True if ranks come and go: a host may get more later, and each goes to the store itself
+    joins    True if these are newcomers to ranks that run; `ranks` are their numbers, and `size` says nothing
     """
 
     command: Sequence[str]
@@ -63,6 +65,8 @@ class Start:
     secret: bytes = field(repr=False)
     first_local: int = 0
     local_size: int = 0
+    elastic: bool = False
+    joins: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,13 @@ class Host(Protocol):
 
     def signal_ranks(self, number: Signals) -> None:
         """Send a signal to the processes of the ranks alone."""
+
+    def signal_rank(self, rank: int, number: Signals) -> None:
+        """Send a signal to one rank and everything that it started, if it runs."""
+
+    def heed(self, notice: str, seconds: float, tell: Callable[[str], None]) -> None:
+        """Call `tell` with the reason once the host is about to go: a file `notice` exists there ('' for none), or its
+        agent gets SIGTERM. The agent then leaves its ranks `seconds` before it ends them. Call it before `start`."""
 
     def want_output(self, stream: int, wanted: bool) -> None:
         """Pass on the output of STDOUT or STDERR, or keep it back. At first it is wanted."""

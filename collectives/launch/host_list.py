@@ -53,24 +53,24 @@ class Share:
     ranks: range
 
 
-def parse_list(text: str) -> list[Host]:
-    """The hosts of a list such as 'h1:4,user@h2,[fd00::1]:2'. A host without a number has one slot.
+def parse_list(text: str, slots: int = 1) -> list[Host]:
+    """The hosts of a list such as 'h1:4,user@h2,[fd00::1]:2'. A host without a number has `slots`.
 
     Raises ConfigError.
     """
-    return _checked([_host(word.strip(), f"-H {text}") for word in text.split(",")], f"-H {text}")
+    return _checked([_host(word.strip(), f"-H {text}", slots) for word in text.split(",")], f"-H {text}")
 
 
-def parse_file(text: str, path: str) -> list[Host]:
+def parse_file(text: str, path: str, slots_each: int = 1) -> list[Host]:
     """The hosts of a host file, one in a line: 'h1 slots=4 max-slots=8' (Open MPI, Horovod), 'h1:4' (MPICH) or 'h1'.
-    '#' begins a comment. `path` is for messages. Raises ConfigError."""
+    '#' begins a comment. A host without a number has `slots_each`. `path` is for messages. Raises ConfigError."""
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
         where = f"host file {path}, line {number}"
         word, *rest = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split() or [""]
         if not word:
             continue
-        host, slots = _host(word, where), None
+        host, slots = _host(word, where, slots_each), None
         for setting in rest:
             key, _, value = setting.partition("=")
             if key not in ("slots", "max-slots", "max_slots") or (key == "slots" and ":" in word.rpartition("]")[2]):
@@ -105,12 +105,13 @@ def share_out(hosts: Sequence[Host], np: int | None) -> list[Share]:
     return shares
 
 
-def _host(word: str, where: str) -> Host:
+def _host(word: str, where: str, slots: int) -> Host:
     match = _WITH_SLOTS.fullmatch(word)
     if match is None:
         hint = "; an IPv6 address needs brackets" if word.count(":") > 1 else ""
         raise ConfigError(f"{where}: {word!r}: must be {_FORMS}{hint}")
-    slots = 1 if match["slots"] is None else _count(match["slots"], where)
+    if match["slots"] is not None:
+        slots = _count(match["slots"], where)
     name = match["v6"] or match["name"]
     return Host((match["user"] or "") + name, name, slots)
 

@@ -7,9 +7,10 @@ import contextlib
 import os
 import selectors
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from signal import Signals
 from typing import Final
 
@@ -26,6 +27,10 @@ from transports.rendezvous import TcpStoreServer
 
 DRAIN_SECONDS: Final = 0.5
 """Silence after which output counts as complete, though some process still holds a rank's pipe open."""
+
+NOTICE_SECONDS: Final = 1.0
+"""Time between two looks for the file that says that the host is about to go. No event tells that a file appears on
+every file system."""
 
 _READ: Final = 1 << 16
 
@@ -73,6 +78,9 @@ class LocalHost:
         self._wanted = {STDOUT: True, STDERR: True}
         self._last_activity = 0.0
         self._closed = False
+        self._notice: Path | None = None
+        self._tell: Callable[[str], None] = lambda _: None
+        self._look_at = float("inf")
 
     def open(self) -> None:
         """Nothing needs to be reached."""
@@ -88,23 +96,35 @@ class LocalHost:
         self.reached = True
 
     def start(self, start: Start) -> None:
-        """Start the ranks. Several ranks use a proxy of the store if that is on another host. Raises OSError when one
-        cannot be started; those before it run. RendezvousError if the store cannot be reached."""
+        """Start the ranks. Several ranks use a proxy of the store if that is on another host.
+
+        Raises OSError when one cannot be started; those before it run. A newcomer that cannot be started has ended.
+        RendezvousError if the store cannot be reached.
+        """
         store = start.store
-        if self.serving is None and len(start.ranks) > 1:
+        if self.serving is None and len(start.ranks) > 1 and not start.elastic:
             self._proxy = proxy(store, start.secret, self._variables, len(start.ranks))
             store = self._proxy.url
         start = replace(start, store=store, local_size=start.local_size or len(start.ranks))
-        sizes = divided(len(start.ranks))
+        sizes = [] if start.elastic else divided(len(start.ranks))
         if sizes:
             self._start_parts(start, sizes)
             return
         with open(os.devnull, "rb") as null:
             for local_rank, rank in enumerate(start.ranks, start.first_local):
-                job = launchers.Job(rank, start.size, store, start.secret, local_rank, start.local_size, start.name)
+                job = launchers.Job(
+                    rank, start.size, store, start.secret, local_rank, start.local_size, start.name, start.joins
+                )
                 variables = environment.of_rank(job, self._variables, start.torch)
                 stdin = self.stdin if rank == 0 else null.fileno()
-                self._start(rank, start.command, variables, stdin)
+                try:
+                    self._start(rank, start.command, variables, stdin)
+                except OSError as error:
+                    if not start.joins:
+                        raise
+                    text = f"cannot start {start.command[0]!r}: {error.strerror}\n"
+                    self._listener.output(rank, STDERR, text.encode())  # the other ranks here go on
+                    self._listener.ended(rank, 127 if isinstance(error, FileNotFoundError) else 126, 0)
         self.running = True
 
     def _start_parts(self, start: Start, sizes: Sequence[int]) -> None:
@@ -138,6 +158,15 @@ class LocalHost:
         self._processes.signal_groups(number)
         if self._parts is not None:
             self._parts.signal_groups(number)
+
+    def signal_rank(self, rank: int, number: Signals) -> None:
+        """Send a signal to one rank and everything that it started, if it runs."""
+        self._processes.signal_group(rank, number)
+
+    def heed(self, notice: str, seconds: float, tell: Callable[[str], None]) -> None:
+        """Look for a file that says that this host is about to go. Signals are the business of the process."""
+        if notice:
+            self._notice, self._tell, self._look_at = Path(notice), tell, 0.0
 
     def signal_ranks(self, number: Signals) -> None:
         """Send a signal to the processes of the ranks alone."""
@@ -177,7 +206,12 @@ class LocalHost:
             self._parts.on_child_exit()
 
     def tick(self) -> None:
-        """Notice the end of agents."""
+        """Notice the end of agents, and the file that says that the host is about to go."""
+        if self._notice is not None and time.monotonic() >= self._look_at:
+            found = self._notice.exists()
+            self._look_at = float("inf") if found else time.monotonic() + NOTICE_SECONDS
+            if found:
+                self._tell(f"there is a file {self._notice}")
         if self._parts is not None:
             self._parts.tick()
             self.running = self._parts.running
@@ -185,8 +219,8 @@ class LocalHost:
 
     @property
     def wake_at(self) -> float:
-        """Never, without agents: all that happens here is an event."""
-        return float("inf") if self._parts is None else self._parts.wake_at
+        """For agents, and for the next look at the file. All else that happens here is an event."""
+        return self._look_at if self._parts is None else min(self._look_at, self._parts.wake_at)
 
     @property
     def gone(self) -> bool:

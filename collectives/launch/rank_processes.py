@@ -76,6 +76,13 @@ class RankProcesses:
                 else:
                     self._check_group(process)
 
+    def signal_group(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to a rank and everything that it started, while it runs."""
+        for process in self:
+            if process.rank == rank and process.status is None:
+                signal_group(process.pid, number)
+                process.last_signal = number
+
     def signal_ranks(self, number: signal.Signals) -> None:
         """Send a signal to the processes of the ranks alone, while they run."""
         for process in self:

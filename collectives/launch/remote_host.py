@@ -7,7 +7,7 @@ import secrets
 import selectors
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Final
@@ -67,6 +67,7 @@ class RemoteHost:
         self._wanted = {STDOUT: True, STDERR: True}
         self._owed = {STDOUT: 0, STDERR: 0}
         self._input: InputSender | None = None
+        self._tell: Callable[[str], None] = lambda _: None
 
     # Before the ranks run
 
@@ -91,7 +92,8 @@ class RemoteHost:
         """Let the agent start ranks."""
         self._started = True
         self._gone = self._drained = False
-        self._to_start = set(start.ranks)
+        self._to_start |= set(start.ranks)
+        self.running = False
         if self._link is not None:
             self._link.watch()
         command = [os.fsencode(word) for word in start.command]
@@ -105,6 +107,15 @@ class RemoteHost:
     def signal_groups(self, number: signal.Signals) -> None:
         """Send a signal to all ranks and everything that they started."""
         self._send("signal", int(number), True)
+
+    def signal_rank(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to one rank and everything that it started, if it runs."""
+        self._send("signal rank", rank, int(number))
+
+    def heed(self, notice: str, seconds: float, tell: Callable[[str], None]) -> None:
+        """Let the agent tell when its host is about to go."""
+        self._tell = tell
+        self._send("heed", notice, seconds)
 
     def signal_ranks(self, number: signal.Signals) -> None:
         """Send a signal to the processes of the ranks alone."""
@@ -206,9 +217,12 @@ class RemoteHost:
                 if self._wanted[stream] and self._owed[stream] >= WINDOW // 4:
                     self._give_credit(stream)
             case ["ended", int(rank), int(status), int(last_signal)]:
+                self._to_start.discard(rank)
                 self._listener.ended(rank, status, last_signal)
             case ["taken", int(count)] if self._input is not None:
                 self._input.taken(count)
+            case ["preempted", str(why)]:
+                self._tell(why)
             case ["gone"]:
                 self._gone = True
             case ["drained"]:

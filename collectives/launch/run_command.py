@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from collectives.config import PREFIX, Config, Settings
-from collectives.launch import horovod_settings
+from collectives.launch import elastic_options, elastic_supervisor, horovod_settings
 from collectives.launch.agent import OwnJob, attend
 from collectives.launch.agent_commands import Srun, Ssh
 from collectives.launch.allocation import allocated
@@ -143,6 +143,7 @@ def add_parser(subparsers: Any) -> None:
     group = parser.add_argument_group("several hosts")
     add_hosts(group)
     _add_nodes(group)
+    elastic_options.add_options(parser.add_argument_group("elastic jobs, whose ranks come and go"), _count, positive)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     parser.set_defaults(main=main, usage_error=parser.error)
 
@@ -289,6 +290,8 @@ def main(args: argparse.Namespace) -> int:
     extra = {**horovod_settings.translated(os.environ), **exported(args.exported, os.environ), **as_variables(settings)}
     variables = {**os.environ, **extra}
     Config.load(environment=variables).load_tls()
+    if elastic_options.is_elastic(args):
+        return run_elastic(args, command, variables, extra)
     if args.nodes is not None:
         return run_node(args, command, variables)
     return run_job(args, command, variables, places_of(args), new_secret(), extra)
@@ -346,6 +349,37 @@ def run_job(
     )
     try:
         return supervise(job)
+    except StartError as error:
+        sys.stderr.write(f"ronde run: {error}\n")
+        return error.code
+
+
+def run_elastic(
+    args: argparse.Namespace, command: Sequence[str], variables: Mapping[str, str], extra: Mapping[str, str]
+) -> int:
+    """Run a job whose ranks come and go; the exit code. Raises RondeError."""
+    terms = elastic_options.terms_of(args, os.environ)
+    way, discovery = elastic_options.way_and_discovery(args, terms)
+    job = elastic_supervisor.ElasticJob(
+        command,
+        terms,
+        discovery,
+        way,
+        secret=new_secret(),
+        variables=variables,
+        passed_on=passed_on(os.environ, extra),
+        name=secrets.token_hex(4),
+        interface=interface_of(variables),
+        notice=args.preemption_file or "",
+        prefix=args.prefix,
+        stamped=args.stamped,
+        output_folder=args.output_folder,
+        time_limit=args.time_limit,
+        start_timeout=args.start_timeout,
+        host_timeout=args.host_timeout,
+    )
+    try:
+        return elastic_supervisor.supervise(job)
     except StartError as error:
         sys.stderr.write(f"ronde run: {error}\n")
         return error.code

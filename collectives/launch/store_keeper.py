@@ -61,6 +61,11 @@ class StoreKeeper:
         with contextlib.closing(_opened(self._server.url, self._secret, time.monotonic(), self._tls)) as store:
             return culprit(store, ranks) if question == "culprit" else are_left_out(store, ranks)
 
+    def client(self) -> Store:
+        """A new connection to the store, which the caller closes. Raises RendezvousError."""
+        assert self._server is not None
+        return _opened(self._server.url, self._secret, time.monotonic() + REACH_SECONDS, self._tls)
+
     def close(self) -> None:
         """End the store. Idempotent."""
         if self._server is not None:

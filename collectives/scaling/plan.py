@@ -165,6 +165,10 @@ class Plan:
         """The number of slots on hosts that were reached."""
         return sum(host.usable for host in self._hosts.values() if host.state == "ready")
 
+    def slots(self, name: str) -> int:
+        """The number of slots of a host that may have processes."""
+        return self._hosts[name].usable
+
     def is_used(self, name: str) -> bool:
         """True while a host has processes of the job."""
         return any(process.host == name for process in self._processes.values())

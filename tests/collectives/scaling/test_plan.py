@@ -319,7 +319,9 @@ class World:
     def regroup(self) -> None:
         """The ranks agree: who has ended or is to leave goes, who waits comes."""
         staying = [number for number in self.members if number in self.running and number not in self.leaving]
-        if not staying:
+        if not staying:  # nobody has the state: the last ones leave, and newcomers are not admitted
+            for number in [number for number in self.members if number in self.running]:
+                self.end(number, 0)
             return
         room = (self.terms.maximum or 99) - len(staying)
         waiting = [number for number in self.running if number not in self.members and number not in self.leaving]

@@ -1,0 +1,199 @@
+"""Ways to find the hosts of an elastic job, which come and go. Each answers with all hosts of this moment."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from collectives.launch.allocation import tasks_per_node
+from collectives.launch.host_list import Host, parse_file, parse_list
+from collectives.launch.processes import describe_status, signal_group
+from transports import launchers
+from transports.errors import ConfigError
+
+COMMAND_SECONDS: Final = 30.0
+"""Time for a script, or for scontrol, to name the hosts."""
+
+_MAX_OUTPUT: Final = 1 << 20
+_SHOWN: Final = 300
+
+
+class DiscoveryError(Exception):
+    """The hosts could not be found this time. Those of the last time stay, and it is tried again."""
+
+
+class Discovery(Protocol):
+    """A way to find hosts."""
+
+    @property
+    def changes(self) -> bool:
+        """False if the hosts are always the same."""
+
+    def find(self) -> Sequence[Host]:
+        """The hosts now. It may take up to COMMAND_SECONDS. Raises DiscoveryError."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same hosts."""
+
+    hosts: Sequence[Host]
+    changes: bool = False
+
+    def find(self) -> Sequence[Host]:
+        return self.hosts
+
+
+@dataclass(frozen=True)
+class Script:
+    """A command that prints a host in each line, as 'NAME' or 'NAME:SLOTS', as horovodrun has it.
+
+    command  the script, with its arguments if it has any; no shell reads it
+    slots    of a host without a number
+    """
+
+    command: str
+    slots: int
+    changes: bool = True
+
+    def find(self) -> Sequence[Host]:
+        where = f"--host-discovery-script {self.command}"
+        hosts = []
+        for line in _output(shlex.split(self.command), where).splitlines():
+            word = line.partition("#")[0].strip()
+            if word:
+                hosts += _parsed(word, where, self.slots)
+        return _once(hosts, where)
+
+
+@dataclass(frozen=True)
+class HostFile:
+    """A host file that is read again each time. A host without a number has `slots`."""
+
+    path: Path
+    slots: int
+    changes: bool = True
+
+    def find(self) -> Sequence[Host]:
+        try:
+            text = self.path.read_text("utf-8")
+            return parse_file(text, str(self.path), self.slots)
+        except (OSError, UnicodeError) as error:
+            raise DiscoveryError(f"--hostfile {self.path}: cannot be read: {error}") from error
+        except ConfigError as error:
+            raise DiscoveryError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class Dns:
+    """The addresses behind a name, such as that of a headless service of Kubernetes: one host for each."""
+
+    name: str
+    slots: int
+    changes: bool = True
+
+    def find(self) -> Sequence[Host]:
+        try:
+            found = socket.getaddrinfo(self.name, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
+            raise DiscoveryError(f"--discover-dns {self.name}: cannot be resolved: {error}") from error
+        return [Host(address, address, self.slots) for address in sorted({str(target[0]) for *_, target in found})]
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """The nodes of an allocation, which `scontrol update job` makes larger or smaller.
+
+    job    its number
+    slots  of a node that has none in `tasks`
+    tasks  the numbers of tasks by node, as they were at the start
+    """
+
+    job: str
+    slots: int
+    tasks: Mapping[str, int]
+    changes: bool = True
+
+    def find(self) -> Sequence[Host]:
+        where = f"scontrol show job {self.job}"
+        text = _output(["scontrol", "--oneliner", "show", "job", self.job], where)
+        found = re.search(r"(?:^|\s)NodeList=(\S+)", text)
+        if found is None or found[1] == "(null)":
+            raise DiscoveryError(f"{where}: names no nodes: {_shown(text)}")
+        try:
+            nodes = launchers.expand(found[1], where)
+        except ConfigError as error:
+            raise DiscoveryError(str(error)) from error
+        return [Host(node, node, self.tasks.get(node, self.slots)) for node in nodes]
+
+
+def slurm_job(environment: Mapping[str, str], hosts: Sequence[Host], slots: int | None) -> SlurmJob:
+    """The allocation that this process is in, with `hosts` at the start."""
+    tasks = {} if slots is not None else {host.name: host.slots for host in hosts}
+    usual = tasks_per_node(environment.get("SLURM_TASKS_PER_NODE", "1"))[0] if slots is None else slots
+    return SlurmJob(environment["SLURM_JOB_ID"], usual, tasks)
+
+
+def _output(command: Sequence[str], where: str) -> str:
+    """The output of a command. Everything that it has started is ended if it takes too long."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise DiscoveryError(f"{where}: cannot be started: {error.strerror}") from error
+    with process:
+        try:
+            out, err = process.communicate(timeout=COMMAND_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise DiscoveryError(f"{where}: did not end within {COMMAND_SECONDS:g} s") from error
+        finally:
+            signal_group(process.pid, signal.SIGKILL)
+    if process.returncode:
+        status = describe_status(process.returncode)
+        raise DiscoveryError(f"{where}: {status}: {_shown(err.decode(errors='replace'))}")
+    if len(out) > _MAX_OUTPUT:
+        raise DiscoveryError(f"{where}: printed {len(out)} bytes, more than {_MAX_OUTPUT}")
+    return out.decode(errors="replace")
+
+
+def _parsed(word: str, where: str, slots: int) -> list[Host]:
+    try:
+        return parse_list(word, slots)
+    except ConfigError as error:
+        raise DiscoveryError(f"{where}: {error}") from error
+
+
+def _once(hosts: Sequence[Host], where: str) -> Sequence[Host]:
+    names = [host.name for host in hosts]
+    for name in names:
+        if names.count(name) > 1:
+            raise DiscoveryError(f"{where}: names host {name!r} twice")
+    return hosts
+
+
+def _shown(text: str) -> str:
+    words = " ".join(text.split())
+    return words[-_SHOWN:] or "(it printed nothing)"
+
+
+def check_script(command: str) -> None:
+    """Raise ConfigError for a discovery script that can never be started."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"--host-discovery-script {command!r}: {error}") from error
+    if not words or not os.access(words[0], os.X_OK) or Path(words[0]).is_dir():
+        raise ConfigError(f"--host-discovery-script {command!r}: must be the path of an executable file")

@@ -1,0 +1,47 @@
+"""`ronde drain`: let the ranks of a host leave an elastic job, without the loss of a step."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, Final
+
+from collectives.launch import control
+from transports.errors import ConfigError
+
+DESCRIPTION: Final = """\
+Let the ranks of a host leave an elastic job of `ronde run`, which goes on without the host.
+
+The ranks leave at their next step boundary (ronde.regroup), so no step is lost. The host is used again once the
+discovery has ceased to name it and names it anew. The command returns when the launcher has asked the ranks to leave.
+It works for the user who has started the job, on the machine of its launcher.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parser of `ronde drain`."""
+    parser = subparsers.add_parser(
+        "drain",
+        help="let the ranks of a host leave an elastic job",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("host", help="name of the host, as the launcher prints it")
+    parser.add_argument("--job", metavar="ID", help="id of the job (default: the only one of this user here)")
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Ask the launcher; the exit code. Raises ConfigError."""
+    name = args.job
+    if name is None:
+        found = control.jobs()
+        if len(found) != 1:
+            listed = (
+                f"several elastic jobs run ({', '.join(found)}); name one by --job" if found else "no elastic job runs"
+            )
+            raise ConfigError(f"ronde drain {args.host}: {listed} in {control.folder()}")
+        name = found[0]
+    sys.stdout.write(control.ask(name, {"drain": args.host}) + "\n")
+    return 0

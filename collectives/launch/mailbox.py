@@ -1,0 +1,100 @@
+"""Events of other threads for a thread that waits on a selector, and the two threads of an elastic job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from collectives.launch.discovery import Discovery, DiscoveryError
+from collectives.launch.host_list import Host
+from collectives.membership import Change, History
+from transports.errors import RondeError
+from transports.store import Store
+
+FIND_SECONDS: Final = 1.0
+"""Time between two looks for hosts, as in horovodrun."""
+
+_HISTORY_SECONDS: Final = 0.2
+"""Time for the thread to notice that it is to end."""
+
+
+class Mailbox:
+    """Calls functions in the thread of a selector. Any thread may `post` them. A context."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._read, self._write = os.pipe()
+        self._closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+        os.set_blocking(self._read, False)
+        selector.register(self._read, selectors.EVENT_READ, self._deliver)
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Call it in the selector's thread."""
+        self._calls.put(call)
+        os.write(self._write, b"\0")
+
+    def watch_hosts(
+        self, discovery: Discovery, found: Callable[[Sequence[Host]], None], failed: Callable[[str], None]
+    ) -> None:
+        """Look for hosts in a thread of its own; once, if they never change."""
+        self._start("ronde-discovery", partial(self._find_hosts, discovery, found, failed))
+
+    def watch_changes(self, store: Store, changed: Callable[[Change], None], failed: Callable[[str], None]) -> None:
+        """Read the changes of the ranks in a thread of its own. It closes the store."""
+        self._start("ronde-history", partial(self._read_history, store, changed, failed))
+
+    def close(self) -> None:
+        """End the threads; a look for hosts may go on in the background until it ends. Idempotent."""
+        if not self._closing.is_set():
+            self._closing.set()
+            for thread in self._threads:
+                thread.join(2 * _HISTORY_SECONDS)
+            self._selector.unregister(self._read)
+            if not any(thread.is_alive() for thread in self._threads):
+                os.close(self._read)
+                os.close(self._write)
+
+    def _start(self, name: str, call: Callable[[], None]) -> None:
+        thread = threading.Thread(target=call, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _deliver(self) -> None:
+        os.read(self._read, 4096)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._calls.get_nowait()()
+
+    def _find_hosts(
+        self, discovery: Discovery, found: Callable[[Sequence[Host]], None], failed: Callable[[str], None]
+    ) -> None:
+        while not self._closing.is_set():
+            try:
+                hosts = discovery.find()
+            except DiscoveryError as error:
+                self.post(partial(failed, str(error)))
+            else:
+                self.post(partial(found, hosts))
+                if not discovery.changes:
+                    return
+            self._closing.wait(FIND_SECONDS)
+
+    def _read_history(self, store: Store, changed: Callable[[Change], None], failed: Callable[[str], None]) -> None:
+        with contextlib.closing(store), contextlib.closing(History(store)) as history:
+            try:
+                while not self._closing.is_set():
+                    change = history.wait(time.monotonic() + _HISTORY_SECONDS)
+                    if change is not None:
+                        self.post(partial(changed, change))
+            except RondeError as error:
+                if not self._closing.is_set():
+                    self.post(partial(failed, str(error)))

@@ -1,0 +1,145 @@
+"""`ronde run --min-np`: ranks and hosts come and go while the smallest training loop goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from collectives.launch import cli
+from tests.collectives.launch import fake_ssh
+from tests.collectives.launch.launcher import Running, ronde, running
+
+pytestmark = [pytest.mark.processes, pytest.mark.long]
+
+TRAIN = str(Path(__file__).with_name("elastic_train.py"))
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Job:
+    """A running elastic job, and what its ranks have printed."""
+
+    def __init__(self, job: Running) -> None:
+        self._job = job
+        self.lines: list[list[str]] = []
+
+    def read(self, word: str, *more: str) -> list[str]:
+        """The words after `word` in the next line of a rank that has `more` among them."""
+        assert self._job.process.stdout is not None
+        for line in self._job.process.stdout:
+            words = line.decode().split()
+            self.lines.append(words)
+            if word in words and set(more) <= set(words):
+                return words[words.index(word) + 1 :]
+        raise AssertionError(f"the job ended before {word!r}: {self.lines}, {self._job.finish()}")
+
+    def finish(self) -> tuple[int, str]:
+        """Wait for its end: exit code and stderr."""
+        code, out, err = self._job.finish()
+        self.lines += [line.split() for line in out.decode().splitlines()]
+        return code, err.decode()
+
+    def words(self, word: str) -> list[list[str]]:
+        """What was printed with this word."""
+        return [line[line.index(word) + 1 :] for line in self.lines if word in line]
+
+
+@contextlib.contextmanager
+def elastic(*arguments: str, extra: Mapping[str, str] | None = None) -> Iterator[Job]:
+    with running("run", "--time-limit", "200", *arguments, extra=extra) as job:
+        yield Job(job)
+
+
+def test_a_killed_rank_is_replaced_by_a_spare() -> None:
+    with elastic("-np", "3", "--min-np", "2", "--max-np", "3", "--spares", "1", TRAIN, "150", "0.03") as job:
+        first = [job.read("start") for _ in range(3)]
+        os.kill(int(next(pid for pid, rank, *_ in first if rank == "1")), signal.SIGKILL)
+        code, err = job.finish()
+    assert code == 0, err
+    done = job.words("done")
+    assert sorted(rank for _, rank, *_ in done) == ["0", "1", "2"]
+    assert job.words("start")[3][1:3] == ["2", "3"], "the newcomer has the last rank"
+    assert all(step == "150" for *_, step in done)
+    assert "process 1 failed: killed by SIGKILL" in err
+    assert "came: 3" in err
+
+
+def test_hosts_come_and_go(tmp_path: Path) -> None:
+    """A script names another host, which joins; then the host is drained, and leaves without the loss of a step."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("h1:1\n")
+    script = tmp_path / "discover.sh"
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+    runtime = tmp_path / "run"
+    extra = {**fake_ssh.install(tmp_path), "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(runtime)}
+    options = ["--min-np", "1", "--host-discovery-script", str(script), "--network-interface", "lo"]
+    with elastic(*options, TRAIN, "1000000", "0.02", extra=extra) as job:
+        pid, rank, size, _ = job.read("start")
+        assert (rank, size) == ("0", "1")
+        hosts.write_text("h1:1\nh2:1\n")
+        at = int(job.read("world", pid, "2")[3])
+        drained = ronde("drain", "h2", extra={"XDG_RUNTIME_DIR": str(runtime)})
+        assert drained.stdout.decode() == "host h2: processes 1 are to leave\n", drained.stderr
+        *_, step = job.read("world", pid, "1")
+        assert int(step) >= at, "rank 0 went on where it was"
+        os.kill(int(pid), signal.SIGKILL)
+        code, err = job.finish()
+    assert code == 128 + signal.SIGKILL
+    assert "host h2 is not used any more" in err
+    assert "left: 1 (" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--spares", "1"], "--spares: is for elastic jobs; give --min-np, --max-np, --host-discovery-script"),
+        (["--reset-limit", "0"], "--reset-limit: is for elastic jobs"),
+        (["-np", "2", "--min-np", "3"], "-np 2: must be at least --min-np 3"),
+        (["--min-np", "3", "--max-np", "2"], "--max-np 2: must be at least --min-np 3"),
+        (["-np", "4", "--min-np", "2", "--max-np", "3"], "--max-np 3: must be at least -np 4"),
+        (["--min-np", "1", "--spares", "1"], "--spares 1: needs --max-np"),
+        (["--min-np", "x"], "--min-np/--min-num-proc: 'x': must be an integer, 1 or more"),
+        (["--min-np", "1", "--elastic-timeout", "0"], "--elastic-timeout: '0': must be a number of seconds, more than"),
+        (["--min-np", "1", "--reset-limit", "-1"], "--reset-limit: '-1': must be an integer, 0 or more"),
+        (["--min-np", "1", "--blacklist-cooldown-range", "9", "3"], "--blacklist-cooldown-range 9 3: the first number"),
+        (["--min-np", "1", "--keep-going"], "--keep-going: an elastic job cannot have it"),
+        (["--host-discovery-script", "/no/such"], "--host-discovery-script '/no/such': must be the path of an exec"),
+        (["--discover-dns", "x", "-H", "a"], "--discover-dns: not allowed with --hosts"),
+    ],
+)
+def test_bad_options(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = cli.main(["run", *arguments, "program"])
+    except SystemExit as end:
+        code = int(str(end.code))
+    assert code in (1, 2)
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_program_that_cannot_be_started() -> None:
+    done = ronde("run", "--min-np", "1", "-np", "1", "/no/such/program")
+    assert done.returncode == 127
+    assert b"cannot start '/no/such/program'" in done.stderr
+
+
+def test_a_program_that_fails_on_all_ranks() -> None:
+    done = ronde("run", "--min-np", "1", "-np", "2", "--max-np", "2", sys.executable, "-c", "import sys; sys.exit(7)")
+    assert done.returncode == 7, done.stderr
+    assert b"failed: exited with 7" in done.stderr
+
+
+def test_too_few_slots(tmp_path: Path) -> None:
+    script = tmp_path / "discover"
+    script.write_text("#!/bin/sh\necho no hosts yet >&2; exit 3\n")
+    script.chmod(0o755)
+    command = ("run", "--min-np", "2", "--host-discovery-script", str(script), "--elastic-timeout", "1.5", "true")
+    done = ronde(*command)
+    assert done.returncode == 1
+    assert b"only 0 of at least 2 ranks could be run for 1.5 s (--elastic-timeout)" in done.stderr
+    assert b"exited with 3: no hosts yet" in done.stderr
