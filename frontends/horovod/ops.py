@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from collectives import OpName
+from collectives.arrays import ALIASES
 from frontends.horovod.errors import UnsupportedOpError
 
 Average: Final = "average"
@@ -18,8 +19,10 @@ Product: Final = "prod"
 def choose_op(op: OpName | None, average: bool | None = None) -> OpName:
     """Return `op`, or the operator that the deprecated `average` means; Average if neither is given.
 
-    Raises ValueError if both are given or `op` is unknown.
+    The other names of the core for the average, "mean" and "avg", are accepted. Raises ValueError if both arguments are
+    given or `op` is unknown.
     """
+    op = ALIASES.get(op, op) if op else op
     if average is not None:
         if op is not None:
             raise ValueError("op and average: give one of them; average is deprecated")

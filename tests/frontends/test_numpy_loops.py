@@ -55,7 +55,8 @@ def trees(comm: Communicator) -> None:
     assert found["half"][0].dtype == np.float16
     assert (type(found["count"]), found["count"]) == (int, sum(range(2, 2 + size)))
     np.testing.assert_array_equal(w, before)
-    assert hvd.allreduce(rank) == (size - 1) / 2
+    for name in (None, "average", "mean", "avg"):
+        assert hvd.allreduce(rank, name) == (size - 1) / 2
     assert hvd.allreduce({"b": {}, "a": []}) == {"b": {}, "a": []}
     assert hvd.allreduce(np.float64(rank), op=hvd.Max) == size - 1
     other_order = {"b": 10.0 * rank, "a": 1.0} if rank else {"a": 1.0, "b": 0.0}
