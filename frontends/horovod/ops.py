@@ -22,12 +22,13 @@ def choose_op(op: OpName | None, average: bool | None = None) -> OpName:
     The other names of the core for the average, "mean" and "avg", are accepted. Raises ValueError if both arguments are
     given or `op` is unknown.
     """
-    op = ALIASES.get(op, op) if op else op
     if average is not None:
         if op is not None:
             raise ValueError("op and average: give one of them; average is deprecated")
         return Average if average else Sum
     if op is None:
+        return Average
+    if op in ALIASES:
         return Average
     if op not in (Average, Sum, Adasum, Min, Max, Product):
         raise ValueError(f"op={op!r}: must be Average, Sum, Adasum, Min, Max or Product")
