@@ -1,0 +1,19 @@
+"""Ronde inside a Dask cluster: Dask has started the workers, Ronde connects them.
+
+`run` calls a function on one rank in each worker process. `reservation` keeps two jobs from the same worker, on the
+scheduler; `job` is the side of the client, `task` that of the workers. The ranks meet as guests of collectives.launch.
+"""
+
+from __future__ import annotations
+
+try:
+    import distributed as _distributed  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name not in ("distributed", "dask"):
+        raise
+    raise ModuleNotFoundError("ronde.dask needs Dask: pip install 'ronde[dask]'", name=error.name) from None
+
+from frontends.dask.job import WorkerLost, run
+from frontends.dask.task import report_progress
+
+__all__ = ["WorkerLost", "report_progress", "run"]

@@ -1,0 +1,232 @@
+"""`run`: a function on ranks in the workers of a Dask cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import cloudpickle
+from distributed import Client, futures_of, wait
+from distributed.comm import get_address_host
+
+from collectives.failure import is_consequence
+from collectives.launch import Failure, GuestJob, Place, Success, free_address, load, own_settings, root_cause
+from frontends.dask.reservation import Answer, present, release, reserve
+from frontends.dask.task import Event, call, cancel, locate, topic_of
+from transports.errors import DeadlineExceeded
+
+REPORT_SECONDS: Final = 5.0
+"""Time to wait for the root cause after a failure that looks like a consequence, and for ranks to end after it."""
+_TICK: Final = 0.5
+"""Seconds between two looks at the scheduler's workers: Dask tells a client of no lost worker."""
+
+
+class WorkerLost(RuntimeError):
+    """A worker has died. The text names its rank, address and process."""
+
+
+def run(
+    client: Client,
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    np: int | None = None,
+    workers: Sequence[str] | None = None,
+    data: Any = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60.0,
+    on_progress: Callable[[int, float, float], None] | None = None,
+) -> list[Any]:
+    """Call `function(*args, **kwargs)` on a rank in each worker process; the results in rank order.
+
+    client       a client of the cluster. The store in which the ranks meet is in its process, so the workers must be
+                 able to reach its host
+    function     pickled by cloudpickle: it may be defined anywhere. The world communicator is there when it is called
+    np           number of ranks; by default that of `workers`
+    workers      addresses of workers to choose from; by default all of the cluster
+    data         an array, a dataframe or another collection of Dask's. The function gets a list of partitions as its
+                 first argument: those that the worker of the rank holds. Partitions elsewhere are shared out
+    env          variables for the ranks, besides Ronde's settings in this process's environment
+    timeout      seconds until the workers are reserved and all ranks have been started
+    on_progress  called with rank, done and total of each `report_progress`
+
+    The job gets all workers at once, or none: those of other jobs are waited for. Ranks of a host have neighbouring
+    numbers. What a rank prints appears here with its rank. After KeyboardInterrupt the communicator of the ranks is
+    aborted; a rank that computes in its thread ends with its next call of Ronde's.
+
+    Raises the error of the rank that failed first, with a note of its rank and traceback; WorkerLost if a worker died;
+    DeadlineExceeded after `timeout`; ValueError for bad arguments.
+    """
+    _check(client, function, np, workers, timeout)
+    reservation = uuid.uuid4().hex
+    until = time.monotonic() + timeout
+    with contextlib.ExitStack() as resources:
+        addresses = _reserve(client, reservation, np, workers, until)
+        resources.callback(client.run_on_scheduler, release, reservation)
+        places, pids = _places(client, addresses)
+        job = resources.enter_context(GuestJob({**own_settings(), **(env or {})}))
+        torch = client.run(free_address, places[0].address, workers=[addresses[0]])[addresses[0]]
+        seats = job.seats(places, torch)
+        name = seats[0].job.name
+        ended = resources.enter_context(_shown(client, name, len(seats), on_progress))
+        parts = _shares(client, data, addresses)
+        call_bytes = cloudpickle.dumps((function, list(args), dict(kwargs or {})))
+        futures = {
+            seat.rank: client.submit(
+                call, seat, call_bytes, part, key=f"{name}-rank-{seat.rank}", workers=[address], retries=0,
+                allow_other_workers=False, pure=False,
+            )
+            for address, seat, part in zip(addresses, seats, parts, strict=True)
+        }  # fmt: skip
+        names = {
+            seat.rank: (address, f"worker {address}, pid {pid}")
+            for address, pid, seat in zip(addresses, pids, seats, strict=True)
+        }
+        try:
+            outcomes = _collect(client, futures, names)
+        except BaseException:
+            _end(client, name, addresses, futures)
+            raise
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+        if failures:
+            _end(client, name, addresses, futures)
+            root_cause(failures).reraise()
+        ended.wait(REPORT_SECONDS)
+        values = {outcome.rank: outcome.value for outcome in outcomes if isinstance(outcome, Success)}
+        return [values[rank] for rank in range(len(seats))]
+
+
+def _check(client: object, function: object, np: object, workers: object, timeout: float) -> None:
+    if not isinstance(client, Client):
+        raise TypeError(f"client={client!r}: must be a distributed.Client")
+    if client.asynchronous:
+        raise ValueError("client: must be synchronous; call run in a thread with a client of its own")
+    if not callable(function):
+        raise TypeError(f"function={function!r}: must be callable")
+    if np is not None and (not isinstance(np, int) or isinstance(np, bool) or np < 1):
+        raise ValueError(f"np={np!r}: must be an integer, 1 or more, or None")
+    if workers is not None and (isinstance(workers, str) or not workers):
+        raise ValueError(f"workers={workers!r}: must be addresses of workers, or None")
+    if not timeout > 0:
+        raise ValueError(f"timeout={timeout!r}: must be a positive number of seconds")
+
+
+def _reserve(
+    client: Client, reservation: str, np: int | None, workers: Sequence[str] | None, until: float
+) -> list[str]:
+    known = client.scheduler_info(n_workers=-1)["workers"]
+    unknown = [address for address in workers or () if address not in known]
+    if unknown:
+        raise ValueError(f"workers: the cluster has no {', '.join(unknown)}; it has {', '.join(known)}")
+    limit = len(known if workers is None else workers)
+    if np is not None and np > limit:
+        raise ValueError(f"np={np}: there are {limit} workers, and a worker has one rank")
+    while True:  # the scheduler tells nobody when workers become free
+        answer: Answer = client.run_on_scheduler(reserve, reservation, client.id, np, workers)
+        if answer.reserved:
+            return list(answer.reserved)
+        if time.monotonic() > until:
+            taken = ", ".join(answer.taken) or "none, and some are missing"
+            raise DeadlineExceeded(f"run: the workers were not free in time; those of other jobs: {taken}")
+        time.sleep(0.1)
+
+
+def _places(client: Client, addresses: Sequence[str]) -> tuple[list[Place], list[int]]:
+    located = client.run(locate, workers=list(addresses))
+    if len(set(located.values())) < len(addresses):
+        raise ValueError("client: some workers are threads of one process; a rank needs a worker process of its own")
+    places = [Place(located[address][0], get_address_host(address)) for address in addresses]
+    return places, [located[address][1] for address in addresses]
+
+
+def _shares(client: Client, data: Any, addresses: Sequence[str]) -> list[Any]:
+    """The partitions of each worker, as futures."""
+    if data is None:
+        return [None] * len(addresses)
+    parts = futures_of(client.persist(data))
+    wait(parts)
+    holders = client.who_has(parts)
+    shares: dict[str, list[Any]] = {address: [] for address in addresses}
+    elsewhere = []
+    for part in parts:
+        here = [address for address in holders.get(part.key, ()) if address in shares]
+        if here:
+            shares[min(here, key=lambda address: len(shares[address]))].append(part)
+        else:
+            elsewhere.append(part)
+    for part in elsewhere:
+        min(shares.values(), key=len).append(part)
+    return [shares[address] for address in addresses]
+
+
+@contextlib.contextmanager
+def _shown(
+    client: Client, name: str, count: int, on_progress: Callable[[int, float, float], None] | None
+) -> Iterator[threading.Event]:
+    """Show the output of the ranks; an event that is set when all have ended."""
+    ended, left = threading.Event(), set(range(count))
+
+    def show(event: tuple[float, Event]) -> None:
+        sort, rank, content = event[1]
+        if sort == "line":
+            sys.stdout.write(f"[rank {rank}] {content}\n")
+        elif sort == "progress" and on_progress is not None:
+            on_progress(rank, *content)
+        elif sort == "end":
+            left.discard(rank)
+            if not left:
+                ended.set()
+
+    client.subscribe_topic(topic_of(name), show)
+    try:
+        yield ended
+    finally:
+        client.unsubscribe_topic(topic_of(name))
+
+
+def _collect(
+    client: Client, futures: Mapping[int, Any], names: Mapping[int, tuple[str, str]]
+) -> list[Success | Failure]:
+    """The outcomes until all have arrived, a failure is a root cause, or none comes after a consequence."""
+    outcomes: list[Success | Failure] = []
+    waiting, until = dict(futures), float("inf")
+    while waiting and time.monotonic() < until:
+        with contextlib.suppress(TimeoutError):
+            wait(list(waiting.values()), timeout=_TICK, return_when="FIRST_COMPLETED")
+        done = [rank for rank, future in waiting.items() if future.status not in ("pending", "lost")]
+        for rank in done:
+            outcomes.append(_outcome(rank, waiting.pop(rank)))
+        alive = set(client.run_on_scheduler(present, [names[rank][0] for rank in waiting])) if waiting else set()
+        for rank in [rank for rank in waiting if names[rank][0] not in alive]:
+            del waiting[rank]
+            outcomes.append(Failure(rank, WorkerLost(f"rank {rank} ({names[rank][1]}) was lost")))
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+        if failures and not is_consequence(root_cause(failures).error):
+            break
+        if failures and until == float("inf"):
+            until = time.monotonic() + REPORT_SECONDS
+    return outcomes
+
+
+def _outcome(rank: int, future: Any) -> Success | Failure:
+    if future.status == "finished":
+        return load(rank, future.result())
+    if future.status == "cancelled":
+        return Failure(rank, RuntimeError(f"rank {rank}: its task was cancelled"))
+    return Failure(rank, future.exception())
+
+
+def _end(client: Client, name: str, addresses: Sequence[str], futures: Mapping[int, Any]) -> None:
+    """Cancel the tasks, abort the world, and wait until the ranks have left it."""
+    alive = client.run_on_scheduler(present, list(addresses))
+    if alive:
+        client.run(cancel, name, workers=alive, on_error="ignore")
+        with contextlib.suppress(TimeoutError):
+            wait([future for future in futures.values() if future.status == "pending"], timeout=REPORT_SECONDS)
+    client.cancel(list(futures.values()), force=True)

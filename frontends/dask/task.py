@@ -1,0 +1,110 @@
+"""A rank as a task of Dask's, in a thread of the worker process."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any, Final
+
+import cloudpickle
+from distributed import get_worker
+
+from collectives.launch import Failure, Occupant, Seat, Success, dump
+from collectives.world import is_initialized, world
+
+_JOB: Final = "RONDE_JOB"
+"""The variable by which a rank knows its job."""
+
+Event = tuple[str, int, Any]
+"""Sort, rank and content of a message to the client: ("line", 1, "text"),
+("progress", 1, (3, 10)), ("end", 1, None)."""
+
+
+class _Lines(io.TextIOBase):
+    """Sends whole lines to the client, and writes everything to the worker's own stream."""
+
+    def __init__(self, own: Any, send: Callable[[str], None]) -> None:
+        super().__init__()
+        self._own = own
+        self._send = send
+        self._rest = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._own.write(text)
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._send(line)
+        return len(text)
+
+    def flush(self) -> None:
+        self._own.flush()
+
+    def finish(self) -> None:
+        """Send the line that has no end."""
+        if self._rest:
+            self._send(self._rest)
+            self._rest = ""
+
+
+def locate() -> tuple[str, int]:
+    """The node's name and the process of this worker."""
+    return socket.gethostname(), os.getpid()
+
+
+def topic_of(job: str) -> str:
+    """The topic of the messages to the client of a job."""
+    return f"ronde-{job}"
+
+
+def report_progress(done: float, total: float) -> None:
+    """Tell the caller of `run` how far this rank is: its `on_progress` gets the rank and these two numbers.
+
+    Raises RuntimeError outside a function that `run` calls.
+    """
+    if _JOB not in os.environ or not is_initialized():
+        raise RuntimeError("report_progress: this process is no rank of ronde.dask.run")
+    get_worker().log_event(topic_of(os.environ[_JOB]), ("progress", world().rank, (done, total)))
+
+
+def call(seat: Seat, fn: bytes, parts: Sequence[Any] | None) -> bytes:
+    """Be the rank of the seat and call the function; the dumped outcome. Raises nothing, so Dask does not repeat it.
+
+    fn     the function with its arguments, pickled
+    parts  the partitions for the rank, its first argument; None if the job has no data
+    """
+    worker, rank, topic = get_worker(), seat.rank, topic_of(seat.job.name)
+
+    def send(line: str) -> None:
+        worker.log_event(topic, ("line", rank, line))
+
+    outcome: Success | Failure
+    out, err = _Lines(sys.stdout, send), _Lines(sys.stderr, send)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            function: Callable[..., Any]
+            args: Sequence[Any]
+            kwargs: Mapping[str, Any]
+            function, args, kwargs = cloudpickle.loads(fn)
+            with Occupant(seat) as occupant:
+                occupant.connect()
+                value = occupant.call(function, args if parts is None else [list(parts), *args], kwargs)
+        outcome = Success(rank, value)
+    except Exception as error:  # noqa: BLE001  the caller of run must learn of any error
+        outcome = Failure(rank, error)
+    for stream in (out, err):
+        stream.finish()
+    worker.log_event(topic, ("end", rank, None))
+    return dump(outcome, cloudpickle.dumps)
+
+
+def cancel(job: str) -> None:
+    """End the calls of this job's rank, if this worker runs it now."""
+    if os.environ.get(_JOB) == job and is_initialized():
+        world().abort("the job was cancelled")

@@ -1,0 +1,211 @@
+"""Ranks in a real Dask cluster of four worker processes. `make engines` installs Dask and runs these tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+from examples import dask_digits
+from transports.errors import DeadlineExceeded
+
+pytest.importorskip("distributed", reason="Dask is not installed: pip install 'ronde[dask]'")
+
+from distributed import Client, LocalCluster
+
+import ronde.dask as engine
+
+pytestmark = pytest.mark.filterwarnings("default")  # Dask's own
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def dask_client() -> Iterator[Any]:
+    """A cluster of four worker processes with a thread each."""
+    with (
+        LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None, protocol="tcp") as cluster,
+        Client(cluster) as found,
+    ):
+        yield found
+
+
+def eventually(condition: Callable[[], Any]) -> None:
+    """Wait until another process has done its part."""
+    until = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_digits_are_those_of_ronde_run(dask_client: Any, size: int) -> None:
+    results = engine.run(dask_client, dask_digits.train, [3], np=size)
+    assert len(set(results)) == 1
+    command = [sys.executable, "-m", "collectives.launch.cli", "run", "-np", str(size), sys.executable]
+    command += [str(Path(dask_digits.__file__)), "--here", "--epochs", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert results[0][1][:16] in done.stdout, done.stdout + done.stderr
+    assert "identical" in done.stdout
+
+
+def test_output_and_progress_have_the_rank(dask_client: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        print(f"this is number {collectives.rank()}")
+        engine.report_progress(collectives.rank() + 1, 3)
+        return os.getpid()
+
+    seen: list[tuple[int, float, float]] = []
+    pids = engine.run(dask_client, work, np=2, on_progress=lambda *event: seen.append(event))
+    assert len(set(pids)) == 2
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[rank {n}] this is number {n}" for n in (0, 1)]
+    assert sorted(seen) == [(0, 1, 3), (1, 2, 3)]
+    with pytest.raises(RuntimeError, match="is no rank of"):
+        engine.report_progress(1, 2)
+
+
+def test_partitions_go_to_the_rank_that_holds_them(dask_client: Any) -> None:
+    array = pytest.importorskip("dask.array").arange(80, chunks=10).persist()
+    workers = sorted(dask_client.scheduler_info(n_workers=-1)["workers"])
+
+    def work(parts: list[Any], factor: float) -> tuple[str, int, float]:
+        from distributed import get_worker
+
+        total = collectives.allreduce(float(sum(part.sum() for part in parts)))
+        return get_worker().address, sum(len(part) for part in parts), factor * float(total)
+
+    found = engine.run(dask_client, work, [2.0], data=array)
+    assert {total for _, _, total in found} == {2.0 * sum(range(80))}
+    held: dict[str, int] = dict.fromkeys(workers, 0)
+    for addresses in dask_client.who_has(array).values():
+        held[addresses[0]] += 10
+    assert {address: count for address, count, _ in found} == held
+    two = engine.run(dask_client, work, [1.0], data=array, workers=workers[:2])
+    assert sum(count for _, count, _ in two) == 80
+
+
+def test_the_error_of_a_function_is_that_of_its_rank(dask_client: Any) -> None:
+    class Own(Exception):
+        pass
+
+    def fails() -> None:
+        if collectives.rank() == 1:
+            raise Own("no such thing")
+        collectives.barrier()
+
+    def ends() -> None:
+        if collectives.rank() == 1:
+            sys.exit(3)
+        collectives.barrier()
+
+    for function, kind, text in [(fails, Own, "no such thing"), (ends, RuntimeError, r"SystemExit\(3\)")]:
+        with pytest.raises(kind, match=text) as caught:
+            engine.run(dask_client, function, np=3)
+        notes = "\n".join(caught.value.__notes__)
+        assert "raised on rank 1" in notes
+        assert f"in {function.__name__}" in notes
+    assert engine.run(dask_client, collectives.size) == [4] * 4
+
+
+def test_two_jobs_at_once_do_not_meet(dask_client: Any) -> None:
+    def sums(x: int) -> list[float]:
+        return [float(collectives.allreduce(np.full(100, x + step))[0]) for step in range(50)]
+
+    with ThreadPoolExecutor(3) as pool:
+        jobs = {x: pool.submit(engine.run, dask_client, sums, [x], np=2) for x in (1, 1000, 5000)}
+        for x, job in jobs.items():  # the third one waits until one of the others has ended
+            assert job.result(SECONDS) == [[2.0 * (x + step) for step in range(50)]] * 2
+
+
+def test_all_at_once_or_not_at_all(dask_client: Any, tmp_path: Path) -> None:
+    def waits() -> None:
+        (tmp_path / f"rank-{collectives.rank()}").touch()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(engine.run, dask_client, waits, np=3)
+        eventually(lambda: len(list(tmp_path.iterdir())) == 3)
+        with pytest.raises(DeadlineExceeded, match="not free in time; those of other jobs: tcp://"):
+            engine.run(dask_client, collectives.size, np=2, timeout=0.3)
+        (tmp_path / "go").touch()
+        job.result(SECONDS)
+    assert engine.run(dask_client, collectives.size, np=2) == [2, 2]
+
+
+def test_interrupting_the_caller_ends_the_ranks(dask_client: Any, tmp_path: Path) -> None:
+    def waits() -> None:
+        (tmp_path / f"rank-{collectives.rank()}").touch()
+        while True:
+            collectives.barrier()
+
+    def interrupt() -> None:
+        eventually(lambda: len(list(tmp_path.iterdir())) == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(dask_client, waits, np=2)
+    thread.join()
+    assert engine.run(dask_client, collectives.size) == [4] * 4
+
+
+def test_twenty_jobs_in_turn_leave_nothing(dask_client: Any) -> None:
+    def state() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def job() -> float:
+        return float(collectives.allreduce(np.ones(1 << 16))[0])
+
+    begun = {path.name for path in Path("/dev/shm").glob("ronde*")}
+    for number in range(21):
+        assert engine.run(dask_client, job, np=2) == [2.0, 2.0]
+        if number == 0:
+            before = [*dask_client.run(state).values(), state()]
+    after = [*dask_client.run(state).values(), state()]
+    for (threads, descriptors), (threads_now, descriptors_now) in zip(before, after, strict=True):
+        assert threads_now <= threads + 1  # Dask starts threads of its own when it likes
+        assert descriptors_now <= descriptors + 4
+    assert {path.name for path in Path("/dev/shm").glob("ronde*")} <= begun
+
+
+def test_a_killed_worker_is_named(dask_client: Any) -> None:
+    def waits() -> None:
+        if collectives.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        collectives.barrier()
+
+    begun = time.monotonic()
+    with pytest.raises(engine.WorkerLost, match=r"rank 1 \(worker tcp://.*, pid \d+\) was lost"):
+        engine.run(dask_client, waits, np=2)
+    assert time.monotonic() - begun < SECONDS
+    dask_client.wait_for_workers(4, timeout=SECONDS)
+    assert engine.run(dask_client, collectives.size) == [4] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ({"np": 0}, ValueError, "np=0: must be an integer"),
+        ({"np": 9}, ValueError, "np=9: there are 4 workers"),
+        ({"workers": ["tcp://127.0.0.1:1"]}, ValueError, "the cluster has no tcp://127.0.0.1:1"),
+        ({"workers": []}, ValueError, r"workers=\[\]"),
+        ({"timeout": 0}, ValueError, "timeout=0"),
+        ({"function": 3}, TypeError, "function=3: must be callable"),
+        ({"client": 3}, TypeError, "client=3: must be a distributed.Client"),
+    ],
+)
+def test_bad_arguments(dask_client: Any, arguments: dict[str, Any], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        engine.run(**{"client": dask_client, "function": collectives.size, **arguments})
