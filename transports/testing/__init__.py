@@ -17,7 +17,7 @@ from transports.base import Group, Transport
 from transports.testing import endings, exchanges, frames, sources, windows
 from transports.testing.bench import Bench
 from transports.testing.kit import Check, ConformanceError, Outcome, Report, try_checks
-from transports.testing.leaks import LeakError, Leaks
+from transports.testing.leaks import LeakError, Leaks, foreign_files
 from transports.testing.ranks import run_processes, run_threads
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Report",
     "check_transport",
     "exercise",
+    "foreign_files",
     "run_processes",
     "run_threads",
 ]

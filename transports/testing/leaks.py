@@ -73,14 +73,14 @@ class Leaks:
     def _inventory(self) -> set[str]:
         files = self._paths() - self._files
         if files:
-            files -= _foreign_files()
+            files -= foreign_files()
         return _descriptors() | {f"file {path}" for path in files} | _children()
 
     def _paths(self) -> set[str]:
         return set(glob.glob(f"{glob.escape(self._directory)}/ronde-*"))
 
 
-def _foreign_files() -> set[str]:
+def foreign_files() -> set[str]:
     """The files that foreign processes map. Empty where there is no proc(5)."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else []:
