@@ -177,12 +177,12 @@ def test_twenty_jobs_in_turn_leave_nothing(dask_client: Any) -> None:
     begun = segments()
     for number in range(21):
         assert engine.run(dask_client, job, np=2) == [2.0, 2.0]
-        if number == 0:
+        if number == 5:  # until then Dask opens connections that it keeps
             before = [*dask_client.run(state).values(), state()]
     after = [*dask_client.run(state).values(), state()]
     for (threads, descriptors), (threads_now, descriptors_now) in zip(before, after, strict=True):
         assert threads_now <= threads + 1  # Dask starts threads of its own when it likes
-        assert descriptors_now <= descriptors + 4
+        assert descriptors_now <= descriptors + 4  # fewer than one a job
     assert segments() <= begun
 
 
