@@ -8,6 +8,7 @@ takes the place of the rank. The way to meet is that of `ronde run`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import uuid
 from collections import Counter
@@ -179,3 +180,4 @@ class Occupant:
             for name in os.environ.keys() - self._before.keys():
                 del os.environ[name]
             os.environ.update(self._before)
+            gc.collect()  # objects of the closed world refer to each other, and to its shared memory
