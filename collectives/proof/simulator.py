@@ -323,10 +323,12 @@ class _Simulation:
             for queue in (self.held.pop(("out", source.rank), []), self.held.pop(("in", target.rank), [])):
                 for what in queue:
                     self.at(moment, what)
+        before = {id(other): other.beta for other in self.flowing if other is not message}
         self.share()
         for other in self.flowing:
-            other.turn = next(self.turns)
-            self.at(moment + max(0.0, other.left) * other.beta, (other, other.turn))
+            if other.beta != before.get(id(other)):  # otherwise its end has been foreseen
+                other.turn = next(self.turns)
+                self.at(moment + max(0.0, other.left) * other.beta, (other, other.turn))
 
     def share(self) -> None:
         """Share the links by max-min fairness: the link, or the message, that allows least is settled first."""
@@ -338,18 +340,19 @@ class _Simulation:
         room = {link: 1 / self.network.capacity(link) for link in users}
         flow = self.network.flow
         own = {id(message): max(flow[message.source.host], flow[message.target.host]) for message in self.flowing}
-        open_ = list(self.flowing)
+        open_ = {id(message): message for message in self.flowing}
         while open_:
-            shares = [(room[link] / len(using), link) for link, using in users.items()]
-            rate, link = min(shares, default=(math.inf, ("", 0)))
-            slowest = max(open_, key=lambda message: own[id(message)])
-            if users and rate * own[id(slowest)] < 1:
-                settled = list(users[link])
+            shares = {link: room[link] / len(using) for link, using in users.items()}
+            rate, slowest = min(shares.values(), default=math.inf), max(own[name] for name in open_)
+            if rate * slowest < 1:  # all links that allow equally little are settled at once
+                tight = [message for link, share in shares.items() if share == rate for message in users[link]]
             else:
-                settled, rate = [slowest], 1 / own[id(slowest)] if own[id(slowest)] else math.inf
-            for message in settled:
+                tight = [message for name, message in open_.items() if own[name] == slowest]
+                rate = 1 / slowest if slowest else math.inf
+            for message in tight:
+                if open_.pop(id(message), None) is None:
+                    continue  # another tight link has settled it
                 message.beta = 1 / rate
-                open_.remove(message)
                 for used in message.links:
                     if used in users:
                         users[used].remove(message)

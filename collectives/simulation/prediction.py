@@ -15,6 +15,8 @@ from collectives.simulation.vector import simulate_vector
 
 EXACT: Final = 100_000
 """Steps of all ranks together up to which the exact engine is used: about ten seconds."""
+_SHARED: Final = 5_000_000
+"""The same, times the ranks: where messages share links, each step may change the rates of all of them."""
 _SENDERS: Final = 64
 """Ranks whose NICs the exact engine may have to share among messages: its time grows with their square."""
 
@@ -80,5 +82,5 @@ def _is_small(network: Network, algorithm: Algorithm, geometry: Geometry) -> boo
     """True if the exact engine takes seconds at most: the first rank has the most steps in trees."""
     if network.size > _SENDERS and len(set(network.hosts)) > 1 and algorithm.traffic(geometry) > 4 * network.size:
         return False
-    most = EXACT // network.size + 1
+    most = min(EXACT, _SHARED // network.size) // network.size + 1
     return sum(1 for _ in islice(algorithm.generate(geometry), most)) < most
