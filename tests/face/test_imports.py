@@ -16,6 +16,7 @@ import ronde
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
+ENGINES = ("dask", "ray")
 
 
 def modules() -> list[str]:
@@ -69,7 +70,8 @@ for name, original in {pairs!r}:
 @pytest.mark.parametrize("module", sorted({name.split(".")[1] for name in modules() if "." in name}))
 def test_modules_export_names_of_the_modules_that_they_stand_for(module: str) -> None:
     """`__all__` of each is that of the original, or lists some names of the original; the objects are the same."""
-    if module in FRAMEWORKS and importlib.util.find_spec(module) is None:
+    needs = {"dask": "distributed"}.get(module, module)
+    if module in (*FRAMEWORKS, *ENGINES) and importlib.util.find_spec(needs) is None:
         pytest.skip(f"{module} is not installed: pip install 'ronde[{module}]'")
     names = [name for name in modules() if name.split(".")[1:2] == [module]]
     done = python(STANDS_FOR.format(pairs=[(name, original(name)) for name in names]))
