@@ -133,7 +133,9 @@ def calibration() -> dict[str, Any]:
         "ranks": comm.size,
         "copies": "memcpy everywhere (not calibrated)" if table is None else table.describe(),
         "copies_seconds": None if table is None else table.seconds,
-        "single_copy": "single copy from the usual sizes on, or as the rules say" if measured is None else measured.describe(),
+        "single_copy": "single copy at the usual sizes, or as the rules say"
+        if measured is None
+        else measured.describe(),
         "single_copy_seconds": None if measured is None else measured.seconds,
         "measured": []
         if measured is None

@@ -124,4 +124,4 @@ def test_it_shows_how_ranks_are_calibrated() -> None:
     assert done.returncode == 0, done.stderr.decode()
     said = done.stdout.decode()
     assert "\ncalibration\n  ranks        3 over local\n" in said
-    assert "collectives  single copy from the usual sizes on, or as the rules say\n" in said
+    assert "collectives  single copy at the usual sizes, or as the rules say\n" in said
