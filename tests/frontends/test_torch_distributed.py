@@ -197,6 +197,34 @@ def model() -> torch.nn.Module:
     )
 
 
+def losses_of(net: Any, optimizer: torch.optim.Optimizer, rank: int, steps: int) -> list[float]:
+    """The losses of so many steps, each on other rows of this rank."""
+    generator = torch.Generator().manual_seed(rank)
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(8, 12, generator=generator)
+        loss = torch.nn.functional.mse_loss(net(x), x[:, :4])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def sharded_model(size: int) -> torch.nn.Module:
+    """The model as FSDP2 shards it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net = model()
+    mesh = init_device_mesh("cpu", (size,))
+    for layer in net.children():
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    return net
+
+
 def train(path: str, backend: str, hook: str = "") -> tuple[list[float], list[Any]]:
     """Losses and final parameters of some steps of DDP."""
     with group(path, backend) as (rank, _):
@@ -215,15 +243,7 @@ def train_here(rank: int, hook: str) -> tuple[list[float], list[Any]]:
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=3)
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
-    generator = torch.Generator().manual_seed(rank)
-    losses = []
-    for _ in range(6):
-        x = torch.randn(8, 12, generator=generator)
-        loss = torch.nn.functional.mse_loss(ddp(x), x[:, :4])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = losses_of(ddp, optimizer, rank, 6)
     return losses, [parameter.detach().numpy().copy() for parameter in ddp.parameters()]
 
 
@@ -247,26 +267,8 @@ def shard(path: str, backend: str) -> list[float]:
 
 
 def shard_here(rank: int, size: int) -> list[float]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    net = model()
-    mesh = init_device_mesh("cpu", (size,))
-    for layer in net:
-        if isinstance(layer, torch.nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    generator = torch.Generator().manual_seed(rank)
-    losses = []
-    for _ in range(4):
-        x = torch.randn(8, 12, generator=generator)
-        loss = torch.nn.functional.mse_loss(net(x), x[:, :4])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    net = sharded_model(size)
+    return losses_of(net, torch.optim.AdamW(net.parameters(), lr=0.01), rank, 4)
 
 
 def test_fsdp_trains_as_on_gloo(pool: Pools) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.frontends.pool import Pool
-from tests.frontends.test_torch_distributed import free_port, group, model
+from tests.frontends.test_torch_distributed import free_port, group, losses_of, model, sharded_model
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ronde[torch]'")
 
@@ -357,17 +357,7 @@ def shard_the_old_way_here(rank: int) -> list[float]:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     net = FullyShardedDataParallel(model(), device_id=torch.device("cpu"))
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    generator = torch.Generator().manual_seed(rank)
-    losses = []
-    for _ in range(4):
-        x = torch.randn(8, 12, generator=generator)
-        loss = torch.nn.functional.mse_loss(net(x), x[:, :4])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return losses_of(net, torch.optim.AdamW(net.parameters(), lr=0.01), rank, 4)
 
 
 def test_fsdp1_trains_on_the_cpu_as_on_gloo(pool: Pools) -> None:
@@ -384,26 +374,9 @@ def compiled_shards(path: str, backend: str) -> list[float]:
 
 
 def compiled_shards_here(rank: int, size: int) -> list[float]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    net = model()
-    mesh = init_device_mesh("cpu", (size,))
-    for layer in net:
-        if isinstance(layer, torch.nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(net, mesh=mesh)
+    net = sharded_model(size)
     compiled = torch.compile(net, backend="aot_eager")
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    generator = torch.Generator().manual_seed(rank)
-    losses = []
-    for _ in range(5):
-        x = torch.randn(8, 12, generator=generator)
-        loss = torch.nn.functional.mse_loss(compiled(x), x[:, :4])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = losses_of(compiled, torch.optim.AdamW(net.parameters(), lr=0.01), rank, 5)
     torch.compiler.reset()
     return losses
 

@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.transports.groups import soon
-from transports.anysource import AnyRequest, Arrival, Claim
+from transports.anysource import AnyRequest, Arrival
 from transports.base import Group, Request, Transport
 from transports.errors import AbortedError, DeadlineExceeded, PeerLost, RondeError
 from transports.local import LocalTransport
@@ -230,19 +231,12 @@ class Prefers(LocalTransport):
     name = "broken"
     first = 1
 
-    def irecv_any(
-        self,
-        sources: frozenset[int],
-        tags: range,
-        view: memoryview | None,
-        check: int | None = None,
-        claim: Claim | None = None,
-    ) -> AnyRequest:
+    def irecv_any(self, sources: frozenset[int], tags: range, *rest: Any) -> AnyRequest:
         for source in sorted(sources, key=lambda source: abs(source - self.first)):
             if self.probe(frozenset((source,)), tags, 0.0) is not None:
                 sources = frozenset((source,))
                 break
-        return super().irecv_any(sources, tags, view, check, claim)
+        return super().irecv_any(sources, tags, *rest)
 
 
 class PrefersHigh(Prefers):
@@ -254,16 +248,9 @@ class TakesNewest(LocalTransport):
 
     name = "broken"
 
-    def irecv_any(
-        self,
-        sources: frozenset[int],
-        tags: range,
-        view: memoryview | None,
-        check: int | None = None,
-        claim: Claim | None = None,
-    ) -> AnyRequest:
+    def irecv_any(self, sources: frozenset[int], tags: range, *rest: Any) -> AnyRequest:
         found = [tag for tag in tags[:2000] if self.probe(sources, range(tag, tag + 1), 0.0) is not None]
-        return super().irecv_any(sources, range(found[-1], found[-1] + 1) if found else tags, view, check, claim)
+        return super().irecv_any(sources, range(found[-1], found[-1] + 1) if found else tags, *rest)
 
 
 class WaitsForOne(LocalTransport):
@@ -271,15 +258,8 @@ class WaitsForOne(LocalTransport):
 
     name = "broken"
 
-    def irecv_any(
-        self,
-        sources: frozenset[int],
-        tags: range,
-        view: memoryview | None,
-        check: int | None = None,
-        claim: Claim | None = None,
-    ) -> AnyRequest:
-        return super().irecv_any(frozenset((min(sources),)), tags, view, check, claim)
+    def irecv_any(self, sources: frozenset[int], tags: range, *rest: Any) -> AnyRequest:
+        return super().irecv_any(frozenset((min(sources),)), tags, *rest)
 
 
 class TakesProbed(LocalTransport):
