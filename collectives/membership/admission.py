@@ -41,7 +41,10 @@ class Candidates:
         self._registry = Registry(store)
         self._numbers = numbers
         self.roster = self._registry.read()
-        self._drop([newcomer for newcomer in self.roster.waiting if newcomer.terms != terms], terms)
+        unfit = [newcomer for newcomer in self.roster.waiting if newcomer.terms != terms]
+        for newcomer in unfit:
+            call(store, newcomer.ticket, "refused", f"it has {newcomer.terms}, and the ranks have {terms}")
+        self._drop(unfit)
         self._leaving = self.roster.leavers(numbers)
         self._staying = [number for number in numbers if number not in self._leaving]
 
@@ -65,7 +68,7 @@ class Candidates:
         """
         size = len(self._staying)
         admitted = self._ask(size, ["come", generation], meanwhile) if size else []
-        self.roster = without(self.roster, admitted)
+        self.roster = self.roster.without(_tickets(admitted))
         if size and size + len(admitted) < self.roster.minimum:
             return None
         next_number = max([self.roster.next_number, *(number + 1 for number in self._numbers)])
@@ -85,28 +88,22 @@ class Candidates:
         """Call as many newcomers as have room beside `size` ranks, until so many answer or none is left. Those that do
         not answer are no candidates any more."""
         found: list[Newcomer] = []
-        rest = without(self.roster, found)
+        rest = self.roster
         while candidates := rest.candidates(size + len(found)):
             answered = ask(self._store, candidates, *words, meanwhile=meanwhile)
             found += [newcomer for newcomer in candidates if newcomer.ticket in answered]
             silent = [newcomer for newcomer in candidates if newcomer.ticket not in answered]
             self._drop(silent)
-            rest = without(rest, candidates)
+            rest = rest.without(_tickets(candidates))
         return found
 
-    def _drop(self, newcomers: Sequence[Newcomer], terms: str = "") -> None:
-        """Take newcomers off the roster, which do not fit if `terms` are given."""
-        for newcomer in newcomers:
-            if terms:
-                reason = f"it has {newcomer.terms}, and the ranks have {terms}"
-                call(self._store, newcomer.ticket, "refused", reason)
+    def _drop(self, newcomers: Sequence[Newcomer]) -> None:
+        """Take newcomers off the roster."""
         if newcomers:
-            self._registry.request("gone", [newcomer.ticket for newcomer in newcomers])
-            self.roster = without(self.roster, newcomers)
+            tickets = _tickets(newcomers)
+            self._registry.request("gone", tickets)
+            self.roster = self.roster.without(tickets)
 
 
-def without(roster: Roster, newcomers: Sequence[Newcomer]) -> Roster:
-    """The roster without some newcomers."""
-    tickets = {newcomer.ticket for newcomer in newcomers}
-    waiting = tuple(newcomer for newcomer in roster.waiting if newcomer.ticket not in tickets)
-    return dataclasses.replace(roster, waiting=waiting)
+def _tickets(newcomers: Sequence[Newcomer]) -> list[str]:
+    return [newcomer.ticket for newcomer in newcomers]

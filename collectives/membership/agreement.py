@@ -130,7 +130,7 @@ class SurvivorAgreement:
                         return verdict_from(decided, self._group.size)
 
     def _propose(self, decision: Decision, waited: float, timeout: float) -> Verdict | None:
-        """As the coordinator: the verdict; None to wait for newcomers, since the ranks are too few."""
+        """The verdict that the coordinator proposes; None to wait for newcomers, since the ranks are too few."""
         if self._terms is None:
             return Verdict(self._rank, decision.survivors, decision.left_out)
         group = self._group
@@ -160,7 +160,7 @@ class SurvivorAgreement:
         self._coordinator.held(time.monotonic())
 
     def _look_at_processes(self) -> None:
-        """As the scout: report the ranks of this host whose processes have ended or are stopped."""
+        """Report the ranks of this host whose processes have ended or are stopped: the work of the scout."""
         if self._watch is None:
             self._watch = Watch()
             for rank in ranks_by_host(self._group)[self._group.members[self._rank].host]:
@@ -176,7 +176,7 @@ class SurvivorAgreement:
             self._lose(rank, f"its process has been stopped for {STOPPED_SECONDS:g} s")
 
     def _look_at_reports(self) -> None:
-        """As the coordinator: find arrivals and losses, those of silent hosts as well."""
+        """Find arrivals and losses, those of silent hosts as well: the work of the coordinator."""
         missing = [rank for rank in range(self._group.size) if rank not in self._here and rank not in self._lost]
         closed = have_closed(self._watchdogs, missing)  # asked first: a rank that shrinks arrives, then closes
         self._here.update(rank for rank, row in enumerate(self._store.rows("here")) if row is not None)

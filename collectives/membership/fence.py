@@ -121,7 +121,7 @@ class Fence:
             return
 
     def _await_change(self) -> None:
-        """As rank 0: ask for a fence when a rank is to leave, or a newcomer has room. Raises RendezvousError."""
+        """Ask for a fence when a rank is to leave or a newcomer has room, for rank 0. Raises RendezvousError."""
         assert self._group.parent_store is not None
         job = self._group.parent_store.with_timeout(_STORE_SECONDS)
         while True:

@@ -4,7 +4,7 @@ entries of a log, to which newcomers, ranks and the launcher append."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -70,7 +70,7 @@ class Roster:
                     case [_, "join", fields]:
                         change = {"waiting": (*roster.waiting, newcomer_from(fields))}
                     case [_, "gone", [*tickets]]:
-                        change = {"waiting": tuple(new for new in roster.waiting if new.ticket not in tickets)}
+                        change = {"waiting": roster.without(tickets).waiting}
                     case [_, "leave", [*numbers], str(reason)]:
                         change = {"leaving": {**roster.leaving, **{int(number): reason for number in numbers}}}
                     case [_, "bounds", int(minimum), int(maximum)]:
@@ -81,6 +81,11 @@ class Roster:
                 raise RendezvousError(f"the store holds an entry of the roster that cannot be read: {error}") from error
             roster = dataclasses.replace(roster, read=roster.read + 1, **change)
         return roster
+
+    def without(self, tickets: Collection[object]) -> Roster:
+        """The roster without the newcomers of these tickets."""
+        waiting = tuple(newcomer for newcomer in self.waiting if newcomer.ticket not in tickets)
+        return dataclasses.replace(self, waiting=waiting)
 
     def leavers(self, numbers: Sequence[int]) -> dict[int, str]:
         """Those of the processes `numbers`, in the order of their ranks, that are to leave, with reasons. If more than
