@@ -13,8 +13,8 @@ from collectives.algorithms import algorithms
 from collectives.launch.bench import bus_factor, parse_size
 from collectives.launch.plots import Curves, add_plot, plot_sizes
 from collectives.launch.tune import Found, rules
-from collectives.planning import Costs, Network, Rule, Rules, Topology
-from collectives.proof import simulate_on
+from collectives.planning import Costs, Rule, Rules
+from collectives.proof import Network, Topology, simulate_on
 from collectives.schedule import SPECS
 from collectives.simulation import Prediction, choices, predict_call
 from transports.errors import ConfigError

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collectives.planning.calibration import BUDGET, NEVER, SIZES, Calibration, find_thresholds
 from collectives.planning.call import Call, WindowOffset, WindowOffsets
 from collectives.planning.cost_model import Model, explain, predict
-from collectives.planning.network import Network, Topology, parse_rate, parse_time
 from collectives.planning.plan import Plan, Planner, all_blocks
 from collectives.planning.rules import NO_LIMIT, CopyKernel, Costs, Rule, Rules, SingleCopy
 from collectives.planning.select import Choice, Demand, Selector
@@ -28,7 +27,6 @@ __all__ = [
     "Costs",
     "Demand",
     "Model",
-    "Network",
     "Plan",
     "Planner",
     "Rule",
@@ -36,13 +34,10 @@ __all__ = [
     "Selector",
     "SingleCopy",
     "Tally",
-    "Topology",
     "WindowOffset",
     "WindowOffsets",
     "all_blocks",
     "explain",
     "find_thresholds",
-    "parse_rate",
-    "parse_time",
     "predict",
 ]

@@ -14,6 +14,10 @@ from collectives.proof.all_ranks import (
 from collectives.proof.exchange_order import (
     exchange_rounds,
 )
+from collectives.proof.network import (
+    Network,
+    Topology,
+)
 from collectives.proof.simulator import (
     Activity,
     Timeline,
@@ -23,8 +27,10 @@ from collectives.proof.simulator import (
 
 __all__ = [
     "Activity",
+    "Network",
     "ProofError",
     "Timeline",
+    "Topology",
     "count_blocks",
     "exchange_rounds",
     "lower_ranks",

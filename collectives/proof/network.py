@@ -48,7 +48,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from collectives.planning.cost_model import Model
+from collectives.planning import Model
 from transports.errors import ConfigError
 from transports.settings import did_you_mean
 

@@ -22,8 +22,9 @@ from typing import TypeAlias
 import numpy as np
 
 from collectives.algorithms import Algorithm
-from collectives.planning import Model, Network
+from collectives.planning import Model
 from collectives.proof.all_ranks import Lowered, ProofError, count_blocks, lower_ranks
+from collectives.proof.network import Network
 from collectives.schedule import SPECS, Instruction, Kind, Span, is_peers, split_evenly
 
 

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Final, Literal
 
 from collectives.algorithms import Algorithm
-from collectives.planning import Choice, Demand, Network, Rules, Selector, explain, predict
-from collectives.proof import simulate_on
+from collectives.planning import Choice, Demand, Rules, Selector, explain, predict
+from collectives.proof import Network, simulate_on
 from collectives.schedule import SPECS, Geometry
 from collectives.simulation.vector import simulate_vector
 

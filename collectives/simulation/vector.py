@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.algorithms import Algorithm, Relation, Symmetry
-from collectives.planning import Network
-from collectives.proof import ProofError, count_blocks
+from collectives.proof import Network, ProofError, count_blocks
 from collectives.schedule import SPECS, Geometry, Instruction, Kind, Program, lay_out, lower
 
 Times: TypeAlias = NDArray[np.float64]

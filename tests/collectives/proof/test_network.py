@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from collectives.algorithms import algorithms
-from collectives.planning.network import Far, Hosts, Switch, Topology, parse_rate, parse_time
+from collectives.proof.network import Far, Hosts, Switch, Topology, parse_rate, parse_time
 from collectives.proof.simulator import simulate_on
 from transports.errors import ConfigError
 

@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from collectives.algorithms import Algorithm, Symmetry, algorithms
-from collectives.planning import Topology
-from collectives.planning.network import Far, Hosts, Switch
+from collectives.proof import Topology
 from collectives.proof.all_ranks import count_blocks, lower_ranks
+from collectives.proof.network import Far, Hosts, Switch
 from collectives.proof.simulator import simulate_on
 from collectives.schedule.contracts import SPECS
 from collectives.schedule.program import Kind, Program
