@@ -8,7 +8,16 @@ outside; only the package's face and the frontends of engines may import it.
 from __future__ import annotations
 
 from collectives.launch.function import run
-from collectives.launch.guests import GuestJob, Occupant, Place, Seat, free_address, in_rank_order, own_settings
+from collectives.launch.guests import (
+    GuestJob,
+    Occupant,
+    Place,
+    Seat,
+    WorkerLost,
+    free_address,
+    in_rank_order,
+    own_settings,
+)
 from collectives.launch.outcome import Failure, Success, dump, load, root_cause
 
 __all__ = [
@@ -18,6 +27,7 @@ __all__ = [
     "Place",
     "Seat",
     "Success",
+    "WorkerLost",
     "dump",
     "free_address",
     "in_rank_order",

@@ -62,6 +62,10 @@ class Seat:
         return self.job.rank
 
 
+class WorkerLost(RuntimeError):
+    """A worker has died. The text names its rank and process, and the engine's name of its node or address."""
+
+
 def in_rank_order(places: Sequence[Place]) -> list[int]:
     """The indices of the workers in the order of their ranks: those of a node together, the nodes as they first
     come."""

@@ -13,7 +13,8 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError("ronde.dask needs Dask: pip install 'ronde[dask]'", name=error.name) from None
 
-from frontends.dask.job import WorkerLost, run
+from collectives.launch import WorkerLost
+from frontends.dask.job import run
 from frontends.dask.task import report_progress
 
 __all__ = ["WorkerLost", "report_progress", "run"]

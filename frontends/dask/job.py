@@ -15,7 +15,17 @@ from distributed import Client, futures_of, wait
 from distributed.comm import get_address_host
 
 from collectives.failure import is_consequence
-from collectives.launch import Failure, GuestJob, Place, Success, free_address, load, own_settings, root_cause
+from collectives.launch import (
+    Failure,
+    GuestJob,
+    Place,
+    Success,
+    WorkerLost,
+    free_address,
+    load,
+    own_settings,
+    root_cause,
+)
 from frontends.dask.reservation import Answer, present, release, reserve
 from frontends.dask.task import Event, call, cancel, locate, topic_of
 from transports.errors import DeadlineExceeded
@@ -24,10 +34,6 @@ REPORT_SECONDS: Final = 5.0
 """Time to wait for the root cause after a failure that looks like a consequence, and for ranks to end after it."""
 _TICK: Final = 0.5
 """Seconds between two looks at the scheduler's workers: Dask tells a client of no lost worker."""
-
-
-class WorkerLost(RuntimeError):
-    """A worker has died. The text names its rank, address and process."""
 
 
 def run(

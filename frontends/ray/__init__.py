@@ -16,8 +16,9 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError("ronde.ray needs ray: pip install 'ronde[ray]'", name="ray") from None
 
+from collectives.launch import WorkerLost
 from frontends.ray.elastic import ElasticRayExecutor
-from frontends.ray.executor import RayExecutor, RaySettings, WorkerLost
+from frontends.ray.executor import RayExecutor, RaySettings
 
 if TYPE_CHECKING:
     from frontends.ray.groups import register

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self, TypeVar
 
-from frontends.ray.executor import RayExecutor, RaySettings, WorkerLost, resources_of
+from collectives.launch import WorkerLost
+from frontends.ray.executor import RayExecutor, RaySettings, resources_of
 from frontends.ray.placement import capacity
 
 T = TypeVar("T")

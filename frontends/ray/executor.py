@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from collectives.failure import is_consequence
-from collectives.launch import Failure, GuestJob, Success, own_settings, root_cause
+from collectives.launch import Failure, GuestJob, Success, WorkerLost, own_settings, root_cause
 from frontends.ray.placement import Demand, Placement
 from frontends.ray.worker import Worker
 from transports.errors import DeadlineExceeded
@@ -27,10 +27,6 @@ CLOSE_SECONDS: Final = 10.0
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 """Ray colours its tracebacks."""
-
-
-class WorkerLost(RuntimeError):
-    """A worker has died. The text names its rank, node and process."""
 
 
 @dataclass(frozen=True)
