@@ -69,7 +69,7 @@ TIMED: Final = 9
 are none, and the next call of a ring that is to be timed may write its times there."""
 LOAD: Final = 10
 STORE: Final = 13
-"""How the source is scaled into the target before the rows, and the target after them: a kernel, its data, and the
+"""The scaling of the source into the target before the rows, and of the target after them: a kernel, its data, and the
 address of a number, three words each; 0 for not at all. The rows of a table that scales its source find it in the
 target."""
 ELEMENTS: Final = 16

@@ -144,7 +144,7 @@ def terms_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Terms:
 
 
 def way_and_discovery(args: argparse.Namespace, terms: Terms) -> tuple[Ssh | Srun, Discovery]:
-    """How to find the hosts, and how to reach them. Raises ConfigError."""
+    """The ways to reach the hosts and to find them. Raises ConfigError."""
     slots = args.slots_per_host or 1
     ssh = Ssh(args.ssh_port, args.ssh_identity_file)
     named = [name for name in ("hosts", "hostfile", "host_discovery_script", "discover_dns") if getattr(args, name)]

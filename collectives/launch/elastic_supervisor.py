@@ -26,7 +26,7 @@ from collectives.launch.connection import CommandConnection
 from collectives.launch.control import ControlSocket
 from collectives.launch.discovery import Discovery
 from collectives.launch.escalation import Escalation
-from collectives.launch.host import LOST, Facts, Host, Listener, Start
+from collectives.launch.host import Facts, Host, Hosts, Listener, Start
 from collectives.launch.host_list import Host as Found
 from collectives.launch.local_host import LocalHost
 from collectives.launch.mailbox import Mailbox
@@ -126,7 +126,8 @@ class _ElasticSupervisor(Listener):
         self._guardian = guardian
         self._keeper = keeper
         self._mailbox = mailbox
-        self.relay = Relay(selector, self._want_output, stamped=job.stamped)
+        self._together = Hosts(self._all_hosts)
+        self.relay = Relay(selector, self._together.want_output, stamped=job.stamped)
         self._plan = Plan(job.terms, time.monotonic())
         self._found: dict[str, Found] = {}
         self._trouble = ""  # of the last look for hosts
@@ -194,13 +195,11 @@ class _ElasticSupervisor(Listener):
             self.relay.update()
             self._check_limits()
             self._busy = self._code is None and self._decide()
-            self._escalation.apply(self)
+            self._escalation.apply(self._together)
 
     def _check_limits(self) -> None:
-        if self.relay.failure is not None:
-            closed = isinstance(self.relay.failure, BrokenPipeError)
-            text = "the reader closed the output" if closed else f"cannot write output: {self.relay.failure}"
-            self._end(exit_code(-signal.SIGPIPE) if closed else 1, text)
+        if self.relay.ending is not None:
+            self._end(*self.relay.ending)
         if time.monotonic() >= self._time_limit_at:
             self._time_limit_at = _NEVER
             self._end(TIMED_OUT, f"timed out after {self._job.time_limit:g} s")
@@ -431,13 +430,9 @@ class _ElasticSupervisor(Listener):
     def on_signals(self, numbers: bytes) -> None:
         """Handle signals, one byte each."""
         for number in map(signal.Signals, numbers):
-            if number == signal.SIGCHLD:
-                for host in self._all_hosts():
-                    host.on_child_exit()
-            elif number in (signal.SIGUSR1, signal.SIGUSR2):
-                for host in self._all_hosts():
-                    host.signal_ranks(number)
-            elif self._code is not None and not self._hosts_with_processes():
+            if self._together.pass_on(number):
+                continue
+            if self._code is not None and not self._hosts_with_processes():
                 self._stop_at = 0.0
             elif self._interrupted:
                 self._escalation.begin(time.monotonic(), signal.SIGKILL)
@@ -477,25 +472,10 @@ class _ElasticSupervisor(Listener):
     def _all_hosts(self) -> list[Host]:
         return [used.host for used in self._used.values()] + [host for host, _ in self._closing]
 
-    def signal_groups(self, number: signal.Signals) -> None:
-        for host in self._all_hosts():
-            host.signal_groups(number)
-
-    def give_up(self) -> None:
-        for host in self._all_hosts():
-            host.give_up()
-
-    def _want_output(self, stream: int, wanted: bool) -> None:
-        for host in self._all_hosts():
-            host.want_output(stream, wanted)
-
     # Report
 
     def _code_of(self, number: int | None) -> int:
-        if number is None:
-            return 1
-        rank = self._ranks[number]
-        return LOST if rank.status is None else exit_code(rank.status)
+        return 1 if number is None else self._ranks[number].exit_code
 
     def _report(self) -> str:
         """The report for stderr. If ranks failed, the one that failed first determines the exit code."""

@@ -189,3 +189,45 @@ class Host(Protocol):
 
     def close(self) -> None:
         """Release everything, the store included. Idempotent."""
+
+
+class Hosts:
+    """Several hosts together. `members` returns them; they may change."""
+
+    def __init__(self, members: Callable[[], Sequence[Host]]) -> None:
+        self._members = members
+
+    def pass_on(self, number: Signals) -> bool:
+        """Handle a signal to this process that does not end the job; False for others."""
+        if number == Signals.SIGCHLD:
+            self.on_child_exit()
+        elif number in (Signals.SIGUSR1, Signals.SIGUSR2):
+            self.signal_ranks(number)
+        else:
+            return False
+        return True
+
+    def signal_groups(self, number: Signals) -> None:
+        """See Host."""
+        for host in self._members():
+            host.signal_groups(number)
+
+    def signal_ranks(self, number: Signals) -> None:
+        """See Host."""
+        for host in self._members():
+            host.signal_ranks(number)
+
+    def want_output(self, stream: int, wanted: bool) -> None:
+        """See Host."""
+        for host in self._members():
+            host.want_output(stream, wanted)
+
+    def give_up(self) -> None:
+        """See Host."""
+        for host in self._members():
+            host.give_up()
+
+    def on_child_exit(self) -> None:
+        """See Host."""
+        for host in self._members():
+            host.on_child_exit()

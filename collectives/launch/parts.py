@@ -18,7 +18,7 @@ from typing import Final
 
 from collectives.launch import agent_commands
 from collectives.launch.connection import CommandConnection
-from collectives.launch.host import Failure, Host, Listener, RankListener, Start
+from collectives.launch.host import Failure, Host, Hosts, Listener, RankListener, Start
 from collectives.launch.messages import STDERR
 from collectives.launch.processes import Guardian, signal_group
 from collectives.launch.remote_host import RemoteHost
@@ -67,7 +67,7 @@ def _open_now() -> int:
     return len(os.listdir(folder)) if folder.is_dir() else _OF_AN_AGENT
 
 
-class Parts(Listener):
+class Parts(Hosts, Listener):
     """The agents of this host. What happens to ranks reaches `listener`. The methods are those of `Host`.
 
     variables  the environment of the agents, and so of the ranks
@@ -85,6 +85,7 @@ class Parts(Listener):
         grace: float,
         stdin: int,
     ) -> None:
+        super().__init__(lambda: self._hosts)
         self.failure: Failure | None = None
         self._selector = selector
         self._guardian = guardian
@@ -123,26 +124,6 @@ class Parts(Listener):
     def running(self) -> bool:
         """True once all ranks have started."""
         return all(host.running for host in self._hosts)
-
-    def signal_groups(self, number: signal.Signals) -> None:
-        for host in self._hosts:
-            host.signal_groups(number)
-
-    def signal_ranks(self, number: signal.Signals) -> None:
-        for host in self._hosts:
-            host.signal_ranks(number)
-
-    def want_output(self, stream: int, wanted: bool) -> None:
-        for host in self._hosts:
-            host.want_output(stream, wanted)
-
-    def give_up(self) -> None:
-        for host in self._hosts:
-            host.give_up()
-
-    def on_child_exit(self) -> None:
-        for host in self._hosts:
-            host.on_child_exit()
 
     def tick(self) -> None:
         for host in self._hosts:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import selectors
+import signal
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from collectives.launch.messages import STDERR, STDOUT
 from collectives.launch.output import LineSplitter, Sink, Tail, same_file
+from collectives.launch.processes import exit_code
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 
@@ -86,6 +88,15 @@ class Relay:
         self._reading: dict[Sink, bool] = {}
         self._writing: set[Sink] = set()
         self._files = contextlib.ExitStack()
+
+    @property
+    def ending(self) -> tuple[int, str] | None:
+        """Exit code and reason of a job whose output cannot be written; None while it can."""
+        if self.failure is None:
+            return None
+        if isinstance(self.failure, BrokenPipeError):
+            return exit_code(-signal.SIGPIPE), "the reader closed the output"
+        return 1, f"cannot write output: {self.failure}"
 
     def open(self) -> None:
         """Take over this process's stdout and stderr, which may be the same file."""

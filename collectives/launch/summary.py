@@ -6,8 +6,9 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from collectives.launch.host import LOST
 from collectives.launch.output import Tail
-from collectives.launch.processes import describe_status
+from collectives.launch.processes import describe_status, exit_code
 
 
 @dataclass
@@ -44,6 +45,11 @@ class Rank:
     def ended_by_launcher(self) -> bool:
         """True if it ended by a signal that the launcher sent."""
         return self.status is not None and self.last_signal != 0 and self.status == -self.last_signal
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a job that ends because of it."""
+        return LOST if self.status is None else exit_code(self.status)
 
     def describe(self) -> str:
         """Format its end for the report: 'exited with 3'."""

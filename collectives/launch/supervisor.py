@@ -28,7 +28,7 @@ from typing import Final
 from collectives.launch import agent_commands
 from collectives.launch.connection import CommandConnection, Connection
 from collectives.launch.escalation import Escalation
-from collectives.launch.host import LOST, Facts, Host, Listener, Start
+from collectives.launch.host import LOST, Facts, Host, Hosts, Listener, Start
 from collectives.launch.local_host import LocalHost
 from collectives.launch.processes import (
     Guardian,
@@ -174,8 +174,9 @@ class _Supervisor(Listener):
     def __init__(self, job: Job, selector: selectors.BaseSelector, reaper: Reaper, guardian: Guardian) -> None:
         self._job = job
         self._selector = selector
-        self.relay = Relay(selector, self._want_output, stamped=job.stamped)
         self._hosts: list[Host] = []
+        self._together = Hosts(lambda: self._hosts)
+        self.relay = Relay(selector, self._together.want_output, stamped=job.stamped)
         for place in job.places:
             if place.is_here:
                 host: Host = LocalHost(
@@ -323,7 +324,7 @@ class _Supervisor(Listener):
         """Wait for the ranks, pass on the rest of their output, report; the exit code."""
         self._loop(lambda: all(host.gone for host in self._hosts))
         if self._ending is None and self._failed and all(rank.failed for rank in self._ranks):
-            self._ending = _Ending(self._code_of(self._failed[0]))  # with keep_going, all ranks failed
+            self._ending = _Ending(self._failed[0].exit_code)  # with keep_going, all ranks failed
         self._escalation.cancel()
         self._time_limit_at = _NEVER
         if self._interrupted:
@@ -357,14 +358,12 @@ class _Supervisor(Listener):
             for host in self._hosts:
                 host.tick()
             self.relay.update()
-            if self.relay.failure is not None:
-                closed = isinstance(self.relay.failure, BrokenPipeError)
-                text = "the reader closed the output" if closed else f"cannot write output: {self.relay.failure}"
-                self._finish(_Ending(exit_code(-signal.SIGPIPE) if closed else 1, text, brief=True))
+            if self.relay.ending is not None:
+                self._finish(_Ending(*self.relay.ending, brief=True))
             if time.monotonic() >= self._time_limit_at:
                 self._time_limit_at = _NEVER
                 self._finish(_Ending(TIMED_OUT, f"timed out after {self._job.time_limit:g} s"))
-            self._escalation.apply(self)
+            self._escalation.apply(self._together)
 
     def _drained_at(self) -> float:
         """The time from which the output of all ranks counts as complete."""
@@ -375,13 +374,9 @@ class _Supervisor(Listener):
     def on_signals(self, numbers: bytes) -> None:
         """Handle signals, one byte each."""
         for number in map(signal.Signals, numbers):
-            if number == signal.SIGCHLD:
-                for host in self._hosts:
-                    host.on_child_exit()
-            elif number in (signal.SIGUSR1, signal.SIGUSR2):
-                for host in self._hosts:
-                    host.signal_ranks(number)
-            elif self._begun and all(host.gone for host in self._hosts):
+            if self._together.pass_on(number):
+                continue
+            if self._begun and all(host.gone for host in self._hosts):
                 self._stop_at = 0.0
             elif self._interrupted:
                 self._escalation.begin(time.monotonic(), signal.SIGKILL)
@@ -429,7 +424,7 @@ class _Supervisor(Listener):
         if self._job.keep_going:
             self.relay.print(f"ronde: rank {rank.rank} failed: {text}")
         elif self._ending is None:
-            self._ending = _Ending(self._code_of(rank))
+            self._ending = _Ending(rank.exit_code)
             self._escalation.begin(time.monotonic() + REPORT_SECONDS, signal.SIGTERM)
 
     def _check_running(self) -> None:
@@ -446,24 +441,7 @@ class _Supervisor(Listener):
             self._ending = ending
             self._escalation.begin(time.monotonic(), signal.SIGTERM)
 
-    # All hosts
-
-    def signal_groups(self, number: signal.Signals) -> None:
-        for host in self._hosts:
-            host.signal_groups(number)
-
-    def give_up(self) -> None:
-        for host in self._hosts:
-            host.give_up()
-
-    def _want_output(self, stream: int, wanted: bool) -> None:
-        for host in self._hosts:
-            host.want_output(stream, wanted)
-
     # Report
-
-    def _code_of(self, rank: Rank) -> int:
-        return LOST if rank.status is None else exit_code(rank.status)
 
     def _report(self, ending: _Ending) -> str:
         """The report for stderr. If ranks failed, the one that failed first determines the exit code."""
@@ -478,7 +456,7 @@ class _Supervisor(Listener):
             reason = f"host {first.host} was lost: {self._losses[first.host]}"
             return summarize(reason, None, ranks, several_hosts=several)
         if not first.ended_by_launcher:
-            self._ending = _Ending(self._code_of(first))
+            self._ending = _Ending(first.exit_code)
         return summarize("", first, ranks, several_hosts=several)
 
     def _culprit(self) -> int:

@@ -53,7 +53,6 @@ class PlannedCall:
     table      of a call that is nothing but a table; None for others
     begin      (source, target), of any shape: begins what `function` does, in machine code, and mostly ends it; then it
                returns None, and otherwise what `go_on` wants. None if there is no such function
-    table      what `begin` runs
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""Which hosts and ranks an elastic job uses, as hosts come and go and ranks fail.
+"""The hosts and ranks that an elastic job uses, as hosts come and go and ranks fail.
 
 `Plan` is a pure state machine: the launcher tells it what has happened, with the time, and it answers with actions for
 the launcher. It knows no process, no socket and no clock.
