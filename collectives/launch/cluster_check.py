@@ -27,6 +27,9 @@ RATE_SECONDS: Final = 5.0
 ALL_RATES_SECONDS: Final = 10.0
 """Time for the rates of all links; those that it does not suffice for are not measured."""
 
+MEASUREMENTS: Final = 5
+"""Number of times that a link is measured before it counts as slow."""
+
 FEW: Final = 5
 """Up to so many hosts, every pair is tried."""
 
@@ -177,11 +180,12 @@ class _Check:
     def _measure(self) -> None:
         until = time.monotonic() + ALL_RATES_SECONDS
         working = [pair for pair in ring_links(self._alive) if pair in self._links and self._links[pair].state == "ok"]
-        for turn in turns(working):
-            self._measure_turn(turn, until)
-        measured = {pair: self._links[pair].rate or 0.0 for pair in working if self._links[pair].rate is not None}
-        for turn in turns([pair for pair, rate in measured.items() if rate < typical(measured.values()) / SLOW]):
-            self._measure_turn(turn, until)  # again: something else may have used the link or the processors
+        slow = working
+        for _ in range(MEASUREMENTS):  # of a slow link: something else may have used it, or the processors
+            for turn in turns(slow):
+                self._measure_turn(turn, until)
+            rates = {pair: rate for pair in working if (rate := self._links[pair].rate) is not None}
+            slow = [pair for pair, rate in rates.items() if rate < typical(rates.values()) / SLOW]
 
     def _measure_turn(self, turn: Sequence[Pair], until: float) -> None:
         """Measure links that have no host in common; the better rate counts."""

@@ -71,6 +71,7 @@ def test_a_firewall_that_lets_ssh_in_only(ssh_trio: Cluster) -> None:
         ssh_trio.network.drop_new("gamma")
         code, found = examined(ssh_trio, "alpha,beta,gamma", *patient())
     assert code == 1
+    assert len(found["problems"]) == 1, found
     (problem,) = found["problems"]
     assert problem.startswith(
         "host gamma: no connection to it works, those from it do: no answer from 10.77.0.3 (eth0)"
