@@ -44,6 +44,8 @@ class Movement:
         self._calls = calls
         self._start = start
         self._speculation = speculation
+        self._even = (None, *selector.without_effect("allgather"))
+        """The values of `algorithm` by which an allgather may run as if all parts were equal."""
 
     def broadcast(
         self, x: Any, root: int = 0, *, out: Any = None, algorithm: str | None = None, timeout: float | None = None
@@ -60,8 +62,8 @@ class Movement:
 
     def allgather(self, x: Any, *, out: Any = None, algorithm: str | None = None, timeout: float | None = None) -> Any:
         seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
-        if algorithm is None and out is not x and self._space.speculates:
-            planned = self._calls.find_plain("allgather", x, out, (), self._plan_even_allgather)
+        if out is not x and self._space.speculates and algorithm in self._even:
+            planned = self._calls.find_plain("allgather", x, out, (algorithm,), self._plan_even_allgather)
             if planned is not None and x.ndim:
                 return self._start.plain(planned, x, out, seconds)
         return self._start.job(self._gathering("allgather", x, None, out, algorithm, seconds))
@@ -100,7 +102,7 @@ class Movement:
         if receives:
             source = space.apart(source, out)
         given = None if out is None or not receives else tuple(space.array(out, "out").shape)
-        speculative = speculative and root is None and algorithm is None
+        speculative = speculative and root is None and algorithm in self._even
 
         def finished(result: Result, whole: tuple[int, ...]) -> Any:
             if given not in (None, whole):  # the exchange took place, so that the other ranks are not left waiting
@@ -112,7 +114,7 @@ class Movement:
 
         def run(deadline: float) -> Any:
             if speculative and space.speculates:
-                planned = self._calls.find("allgather", array, source, None, (), self._plan_even_allgather)
+                planned = self._calls.find("allgather", array, source, None, (algorithm,), self._plan_even_allgather)
                 whole = (shape[0] * size, *shape[1:])
                 result = place(whole)
                 if planned.run(source, result.flat, deadline):
@@ -136,10 +138,6 @@ class Movement:
             return True
         self._speculation.failed()
         return False
-
-    def _gather_agreed(self, x: Array, out: Array | None, seconds: float, deadline: float) -> Any:
-        """An allgather that begins with the agreement on sizes."""
-        return self._gathering("allgather", x, None, out, None, seconds, speculative=False).run(deadline)
 
     def scatter(
         self,
@@ -259,12 +257,19 @@ class Movement:
         signature = self._signature("broadcast", array, tuple(array.shape), root, algorithm)
         return self._planned(call, array, tuple(array.shape), signature)
 
-    def _plan_even_allgather(self, array: Any, in_place: bool, offsets: WindowOffsets | None) -> PlannedCall:
+    def _plan_even_allgather(
+        self, array: Any, in_place: bool, offsets: WindowOffsets | None, algorithm: str | None
+    ) -> PlannedCall:
         """An allgather of equal parts, which ends without effect if the parts are not equal."""
         check_dtype(array.dtype, "x")
         shape = tuple(array.shape) or (1,)
-        call = Call("allgather", array.dtype, (prod(shape),), rest=shape[1:], windows=offsets)
-        signature = self._signature("allgather", array, shape[1:], None, None)
+        call = Call("allgather", array.dtype, (prod(shape),), algorithm=algorithm, rest=shape[1:], windows=offsets)
+        signature = self._signature("allgather", array, shape[1:], None, algorithm)
+
+        def agree_first(x: Array, out: Array | None, seconds: float, deadline: float) -> Any:
+            """The same allgather, which begins with the agreement on sizes."""
+            return self._gathering("allgather", x, None, out, algorithm, seconds, speculative=False).run(deadline)
+
         whole = (shape[0] * self._arguments.size, *shape[1:])
         flat, planned = array.ndim == 1, self._space.plan(call)
         return PlannedCall(
@@ -276,7 +281,7 @@ class Movement:
             signature,
             flat=flat,
             scales=UNSCALED,
-            otherwise=self._gather_agreed,
+            otherwise=agree_first,
             speculation=self._speculation,
         )
 

@@ -124,6 +124,12 @@ class Selector:
             names = ", ".join(algorithms(collective, native=True))
             raise ValueError(f"algorithm={algorithm!r}: for {collective} it must be one of {names}")
 
+    def without_effect(self, collective: str) -> tuple[str, ...]:
+        """The algorithms that have no effect on the other ranks where their parts are of other sizes than assumed, and
+        that can meet every rank's demand if they can meet one: not those that depend on the arrays' windows."""
+        known = algorithms(collective, native=True)
+        return tuple(name for name, found in known.items() if found.onesided and not found.windows)
+
     def choose(self, demand: Demand, algorithm: str | None = None) -> Choice:
         """Choose the named algorithm, else that of the first rule that fits, else the cheapest.
 

@@ -111,7 +111,7 @@ def test_an_allgather_of_equal_parts_has_a_table() -> None:
         for _ in range(2):
             comm.allgather(x)
         operations: Any = comm._operations._blocking.allgather
-        planned = operations.__self__._calls.find_plain("allgather", x, None, (), None)
+        planned = operations.__self__._calls.find_plain("allgather", x, None, (None,), None)
         assert planned.begin is not None
         assert planned.table is None  # a thread without Python cannot decide whether to speculate
 
@@ -247,11 +247,13 @@ def test_an_interrupt_when_a_call_begins_tells_the_others() -> None:
         ranks.run(body)
 
 
-def test_unequal_parts_of_an_allgather_are_found_without_harm(compiled: list[str]) -> None:
+@pytest.mark.parametrize("algorithm", [None, "direct", "ring"])
+def test_unequal_parts_of_an_allgather_are_found_without_harm(compiled: list[str], algorithm: str | None) -> None:
     def body(comm: Communicator) -> None:
-        for number in range(12):
-            mine = np.full(2 + comm.rank * (number % 3 == 2), float(comm.rank))
-            assert comm.allgather(mine).sum() == sum(rank * (2 + rank * (number % 3 == 2)) for rank in range(comm.size))
+        for number in range(40):
+            mine = np.full(2 + comm.rank * (number % 20 == 2), float(comm.rank))
+            gathered = comm.allgather(mine, algorithm=algorithm)
+            assert gathered.sum() == sum(rank * (2 + rank * (number % 20 == 2)) for rank in range(comm.size))
 
     with world(compiled, 3) as ranks:
         ranks.run(body)
