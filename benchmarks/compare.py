@@ -11,7 +11,9 @@ each collective and size the contenders take turns, in changing order, `--rounds
 back to back; its time is the median over the batches of the slowest rank's seconds per call. The table shows the peer's
 time divided by Ronde's in the same round, as the median over the rounds: above 1, Ronde is faster.
 
-The last column lists the algorithms by which Ronde ran the calls.
+The last column lists the algorithms by which Ronde ran the calls. A second table shows how steady each contender is:
+the median and the 99th percentile of single calls (of the slowest rank), timed one by one at the end of the line, and
+the share of rounds that took more than twice the contender's median.
 
 Peers are installed by pip into virtual environments under --venvs at the first use. --before is an existing interpreter
 that imports the other checkout's Ronde, with `ronde` in the same folder.
@@ -54,6 +56,8 @@ TURN_SECONDS = 0.02
 """Intended seconds of a turn."""
 MAX_BATCHES = 20
 WARM_UPS = 4
+SINGLE_TURNS = 5
+"""Number of turns whose calls are timed one by one."""
 OURS = "ronde"
 
 
@@ -100,9 +104,13 @@ SERIES = {
     "shm-2-windows": ["allreduce", "--windows"],
     "shm-4": ["allreduce", "-np", "4"],
     "shm-4-windows": ["allreduce", "-np", "4", "--windows"],
+    "shm-8": ["allreduce", "-np", "8"],
     "tcp-2": ["allreduce", "--link", "tcp"],
 }
 """The tables of docs/performance.md: the name of each file, and the arguments."""
+GROWTH = ("shm-2", "shm-4", "shm-8")
+"""Those of the series that show how time grows with the number of ranks."""
+GROWTH_SIZES = (4, 1 << 16, 1 << 20)
 
 
 class Job:
@@ -180,6 +188,11 @@ class Job:
         self.algorithms = sorted({name for answer in answers for name in answer["algorithms"]})
         return max(answer["seconds"] for answer in answers), sum(answer["wrong"] for answer in answers)
 
+    def singles(self, calls: int, batches: int) -> list[float]:
+        """Seconds of the slowest rank for each of the calls."""
+        answers = self.ask(do="singles", calls=calls, batches=batches)
+        return [max(seconds) for seconds in zip(*(answer["seconds"] for answer in answers), strict=True)]
+
     def close(self) -> None:
         """End the ranks; kill processes that do not end in time."""
         for file in [*self._ranks, *self._links]:
@@ -196,14 +209,16 @@ class Job:
 @dataclass
 class Line:
     """One collective at one size. Times in seconds: contender -> round -> time. Algorithms: those used in any round, by
-    contender.
+    contender. Percentiles: contender -> median and 99th percentile of the seconds of single calls.
     """
 
     collective: str
     size: int
+    ranks: int
     times: dict[str, list[float]]
     wrong: int
     algorithms: dict[str, list[str]]
+    percentiles: dict[str, tuple[float, float]]
 
     def median(self, name: str) -> float:
         return float(np.median(self.times[name]))
@@ -212,8 +227,12 @@ class Line:
         """Median over the rounds of the peer's time divided by ours."""
         return float(np.median(np.array(self.times[peer]) / np.array(self.times[OURS])))
 
+    def slow(self, name: str) -> float:
+        """Share of the rounds that took more than twice the median."""
+        return float(np.mean(np.array(self.times[name]) > 2 * self.median(name)))
 
-def measure(jobs: Sequence[Job], collective: str, size: int, rounds: int) -> Line:
+
+def measure(jobs: Sequence[Job], collective: str, size: int, ranks: int, rounds: int) -> Line:
     """One line: warm up, then take turns."""
     longest = min(job.prepare(collective, size) for job in jobs)
     plan: dict[str, tuple[int, int]] = {}
@@ -237,7 +256,12 @@ def measure(jobs: Sequence[Job], collective: str, size: int, rounds: int) -> Lin
             times[job.name].append(seconds)
             algorithms[job.name].update(job.algorithms)
             wrong += bad
-    return Line(collective, size, times, wrong, {name: sorted(used) for name, used in algorithms.items()})
+    percentiles = {}
+    for job in jobs:
+        single = job.singles(max(2, calls), SINGLE_TURNS * plan[job.name][1])
+        percentiles[job.name] = float(np.median(single)), float(np.percentile(single, 99))
+    used = {name: sorted(mine) for name, mine in algorithms.items()}
+    return Line(collective, size, ranks, times, wrong, used, percentiles)
 
 
 def python_of(contender: Contender, venvs: Path) -> Path:
@@ -294,6 +318,28 @@ def print_table(lines: Sequence[Line], names: Sequence[str]) -> None:
     print(flush=True)
 
 
+def print_steadiness(lines: Sequence[Line], names: Sequence[str]) -> None:
+    """The second table of one collective."""
+    print(f"{lines[0].collective:>15}" + "".join(f"{f'{name}: p50, p99, slow rounds':>38}" for name in names))
+    for line in lines:
+        row = f"{size_text(line.size):>15}"
+        for name in names:
+            middle, high = line.percentiles[name]
+            row += f"{time_text(middle):>20}{time_text(high):>11}{line.slow(name):>7.0%}"
+        print(row)
+    print(flush=True)
+
+
+def print_growth(lines: Sequence[Line], names: Sequence[str]) -> None:
+    """Time by number of ranks."""
+    print(f"{'allreduce':>15}{'ranks':>7}" + "".join(f"{name:>11}" for name in names))
+    for size in GROWTH_SIZES:
+        for line in sorted((line for line in lines if line.size == size), key=lambda line: line.ranks):
+            times = "".join(f"{time_text(line.median(name)):>11}" for name in names)
+            print(f"{size_text(size):>15}{line.ranks:>7}{times}")
+    print(flush=True)
+
+
 def plot(lines: Sequence[Line], names: Sequence[str], title: str, path: Path) -> None:
     """Time and bandwidth against size."""
     curves: dict[str, Curves] = {}
@@ -333,6 +379,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     if options.series is not None:
         return run_series(options)
+    return 1 if any(line.wrong for line in compare(options)) else 0
+
+
+def compare(options: argparse.Namespace) -> list[Line]:
+    """Measure and print the tables of the chosen collectives, and write the files."""
     names = [OURS, *(options.peers if options.peers is not None else LINKS[options.link])]
     ours = Contender(OURS, "ronde-windows" if options.windows else "ronde", (), Path(sys.executable))
     contenders = [ours, *(PEERS[name] for name in names[1:])]
@@ -352,9 +403,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for collective in chosen:
                 mine = []
                 for size in sizes:
-                    mine.append(measure(jobs, collective, size, options.rounds))
+                    mine.append(measure(jobs, collective, size, options.np, options.rounds))
                     done(f"{collective} {size_text(size)}")
                 print_table(mine, names)
+                print_steadiness(mine, names)
                 lines += mine
     if options.json is not None:
         rows = [dataclasses.asdict(line) for line in lines]
@@ -362,19 +414,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     if options.plot is not None:
         plot(lines, names, title, options.plot)
-    return 1 if any(line.wrong for line in lines) else 0
+    return lines
 
 
 def run_series(options: argparse.Namespace) -> int:
     """All tables, one after the other; 1 if any result was wrong."""
     options.series.mkdir(parents=True, exist_ok=True)
     common = ["--rounds", str(options.rounds), "--venvs", str(options.venvs)]
-    code = 0
+    lines: dict[str, list[Line]] = {}
     for name, arguments in SERIES.items():
         path = options.series / f"compare-{name}"
         files = ["--json", f"{path}.json", "--plot", f"{path}.png"]
-        code |= main([*arguments, *common, *files])
-    return code
+        lines[name] = compare(parse([*arguments, *common, *files]))
+    grown = [line for name in GROWTH for line in lines[name] if line.collective == "allreduce"]
+    print_growth(grown, [OURS, *LINKS["shm"]])
+    return 1 if any(line.wrong for mine in lines.values() for line in mine) else 0
 
 
 if __name__ == "__main__":

@@ -261,6 +261,22 @@ def turn(library: Library, trial: Trial, calls: int, batches: int) -> dict[str, 
     return {"seconds": float(np.median(times)), "wrong": wrong, "algorithms": used}
 
 
+def singles(library: Library, trial: Trial, calls: int, batches: int) -> list[float]:
+    """Seconds of each call but the first, in batches of `calls` calls back to back. The first one includes the time
+    that a rank leaves the barrier before another."""
+    seconds = []
+    for _ in range(batches):
+        trial.out[:] = trial.given
+        library.barrier()
+        trial.call()
+        marks = [time.perf_counter()]
+        for _ in range(calls - 1):
+            trial.call()
+            marks.append(time.perf_counter())
+        seconds += np.diff(marks).tolist()
+    return seconds
+
+
 def serve(library: Library, link: socket.socket) -> None:
     """Answer the driver until it closes the connection."""
     stream = link.makefile("rw")
@@ -281,6 +297,9 @@ def serve(library: Library, link: socket.socket) -> None:
             case "turn":
                 assert trial is not None
                 say(turn(library, trial, request["calls"], request["batches"]))
+            case "singles":
+                assert trial is not None
+                say({"seconds": singles(library, trial, request["calls"], request["batches"])})
 
 
 def main() -> None:

@@ -50,6 +50,8 @@ _MAX_BOUND: Final = 1 << 15
 """Instructions that are kept bound, of all plans and staging slots together; some 600 bytes each."""
 _TABLE: Final = -1
 """Key of the table in `Plan.bound`, where the other keys are staging slots."""
+_OUTSIDE: Final = 5000
+"""Approximate nanoseconds by which a call takes longer if its steps run as Python functions, not as machine code."""
 _UNKNOWN: Final[Any] = object()
 _NO_REQUESTS: Final[list[Request | None]] = []
 BindSteps = Callable[[int], Sequence[Callable[[], object]]]
@@ -272,7 +274,7 @@ class Executor:
         if answer == OBSERVED:
             hook, times = self._hook(plan, source, target)
         functions = (table.rest(max(answer, 0), left=answer >= 0),)
-        return self._carry_out(plan, self.calls, functions, source, target, deadline, hook, times)
+        return self._carry_out(plan, self.calls, functions, source, target, deadline, hook, times, _OUTSIDE)
 
     def _carry_out(
         self,
@@ -284,8 +286,9 @@ class Executor:
         deadline: float,
         hook: StepHook | None,
         times: list[int] | None,
+        slower: int = 0,
     ) -> bool:
-        """Run the steps of a call that has its number. Returns and raises as `run`."""
+        """Run the steps of a call that has its number. Returns and raises as `run`; `slower`: see `Meter.ended`."""
         check, epoch = plan.check ^ (number & 0xFFFFFFFF), number * _EPOCHS_PER_CALL
         requests = _NO_REQUESTS
         if plan.program.requests:
@@ -300,7 +303,7 @@ class Executor:
                     function(source, target, epoch, check, deadline, requests, hook)
             finally:
                 if times is not None:
-                    self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()])
+                    self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()], slower)
         except RondeError as error:
             if plan.call.rest is None or not isinstance(error, MismatchError):
                 raise self._fail(plan, error) from None
