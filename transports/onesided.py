@@ -41,6 +41,7 @@ class Controls(NamedTuple):
     stopped    address of a word that is not 0 once the window is closed or its transport has failed
     published  address of this rank's own note of its epoch, which no other rank can write
     spins      loads of an epoch that are worthwhile before `Window.wait`
+    yields     yields of the core, each before a load, that are worthwhile after these
     wake       wakes the ranks that sleep until this rank publishes
     memory     keeps the addresses valid
     bells      addresses of the doorbells of the ranks: a word of 32 bits that is not 0 while its rank sleeps. To do
@@ -53,6 +54,7 @@ class Controls(NamedTuple):
     stopped: int
     published: int
     spins: int
+    yields: int
     wake: Callable[[], None]
     memory: tuple[Any, ...]
     bells: tuple[int, ...] = ()

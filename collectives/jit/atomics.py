@@ -207,6 +207,8 @@ def call_kernel(
 
 clock_gettime = types.ExternalFunction("clock_gettime", WORD(WORD, WORD))
 """The C library's function; writes seconds and nanoseconds."""
+sched_yield = types.ExternalFunction("sched_yield", WORD())
+"""The C library's function: let another thread have the core."""
 save_thread = types.ExternalFunction("PyEval_SaveThread", WORD())
 """Release the interpreter's lock; returns what `restore_thread` wants."""
 restore_thread = types.ExternalFunction("PyEval_RestoreThread", _NOTHING(WORD))

@@ -27,6 +27,7 @@ from collectives.jit.atomics import (
     put,
     restore_thread,
     save_thread,
+    sched_yield,
     store_ordered,
     store_release,
     word,
@@ -76,13 +77,17 @@ def publish(state: int, epoch: int, check: int) -> bool:
 
 
 @compiled
-def reached(control: int, epoch: int, spins: int) -> bool:
-    """Spin until a rank has published `epoch`; False if that takes too long."""
+def reached(control: int, epoch: int, spins: int, yields: int) -> bool:
+    """Spin, then yield the core, until a rank has published `epoch`; False if that takes too long."""
     while load_acquire(control + 8 * EPOCH) < epoch:
-        if spins <= 0:
+        if spins > 0:
+            spins -= 1
+            pause()
+        elif yields > 0:
+            yields -= 1
+            sched_yield()
+        else:
             return False
-        spins -= 1
-        pause()
     return True
 
 
@@ -140,7 +145,7 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
                 return index
         else:
             control, phase = field(row, at.CONTROL), field(row, at.COUNT)
-            if not reached(control, epoch + phase, field(state, at.SPINS)):
+            if not reached(control, epoch + phase, field(state, at.SPINS), field(state, at.YIELDS)):
                 return index
             if phase == 1 and not agrees(control, epoch + phase, check):
                 return index

@@ -40,7 +40,9 @@ BELLS: Final = 9
 """Address of the addresses of the doorbells of the window's ranks; see Controls."""
 BELL_COUNT: Final = 10
 """Their number; 0 if compiled code can wake nobody."""
-RECENT: Final = 11
+YIELDS: Final = 11
+"""Yields of the core, after the reads, before a wait is left to Python."""
+RECENT: Final = 12
 """Numbers of the tables of the last calls; 0 for a call without table. `KEPT_RECENT` words."""
 KEPT_RECENT: Final = 8
 STATE_WORDS: Final = RECENT + KEPT_RECENT

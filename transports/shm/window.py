@@ -37,8 +37,9 @@ _SPINS: Final = 1000
 _YIELDS: Final = 10
 """Number of yields after these reads, before a wait drives the transport, which takes several times as long. The
 awaited rank may need the core."""
-
-# Indices of 64-bit words in a rank's control, besides those of `onesided`.
+_COMPILED_YIELDS: Final = 50
+"""The same for compiled code, where ranks share cores. A yield costs it half a microsecond; going on in Python costs
+ten times that. On a busy machine a yield takes milliseconds: an abort is noticed after them."""
 _ATTACHED: Final = 1
 _EXPOSED: Final = 2
 
@@ -184,6 +185,7 @@ class ShmWindow(Window):
             notes + 8 * _STOPPED,
             notes + 8 * _PUBLISHED,
             _SPINS if self._host.spins else 0,
+            0 if self._host.spins or self._host.cores.shares_process else _COMPILED_YIELDS,
             self._wake,
             (memory, self._notes, *self._bells),
             tuple(bell.address for bell in self._bells) if CAN_SLEEP else (),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -42,7 +44,7 @@ FLOAT = np.dtype(np.float32)
 class Rig:
     """A state with the control words of two ranks, and a table; this rank is number 0."""
 
-    def __init__(self, *, spins: int = 100, slots: int = 2, slot_stride: int = 0) -> None:
+    def __init__(self, *, spins: int = 100, yields: int = 0, slots: int = 2, slot_stride: int = 0) -> None:
         code = load()
         assert isinstance(code, MachineCode), code
         self.code = code
@@ -51,7 +53,7 @@ class Rig:
         self.state = State(code, EPOCHS)
         words = tuple(address(row) for row in self.controls)
         notes = address(self.notes)
-        self.state.use(Controls(words, notes, notes + 8, spins, lambda: None, ()), 0, 4096)
+        self.state.use(Controls(words, notes, notes + 8, spins, yields, lambda: None, ()), 0, 4096)
         self.tally = np.array([0, 1 << 60])
         self.writer = TableWriter()
         self.slots, self.slot_stride = slots, slot_stride
@@ -108,8 +110,26 @@ def test_a_call_from_beginning_to_end(releases: bool) -> None:
         x += 1
 
 
-def test_what_it_leaves_to_python() -> None:
-    rig = Rig()
+def test_a_wait_that_yields_the_core() -> None:
+    rig = Rig(spins=0, yields=1 << 40)
+    rig.writer.signal(1)
+    rig.writer.wait(1, rig.peer)
+    run, x = rig.bind(releases=True), np.ones(1, np.float32)
+
+    def publish_later() -> None:
+        while rig.controls[0, EPOCH] < EPOCHS + 1:  # the call has begun: it waits, or is about to
+            time.sleep(0.001)
+        rig.publish(EPOCHS + 1, CHECK ^ 1)
+
+    peer = threading.Thread(target=publish_later)
+    peer.start()
+    assert run(x, np.zeros(1, np.float32)) is None
+    peer.join()
+
+
+@pytest.mark.parametrize(("spins", "yields"), [(100, 0), (0, 3), (0, 0)])
+def test_what_it_leaves_to_python(spins: int, yields: int) -> None:
+    rig = Rig(spins=spins, yields=yields)
     x = np.ones(1, np.float32)
     rig.writer.signal(1)
     rig.writer.wait(1, rig.peer)
