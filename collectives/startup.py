@@ -29,7 +29,6 @@ from transports.errors import ConfigError, RondeError
 from transports.rendezvous import (
     MemoryStore,
     join,
-    next_meeting,
     open_store,
 )
 from transports.store import Store
@@ -250,10 +249,9 @@ def _connect_at(place: _Place, settings: Config, deadline: float) -> Communicato
         return wait_to_join(place.store, number=place.number, secret=place.secret, config=settings)
     assert place.number is not None
     _prepare(place.size, settings)
-    generation = next_meeting(place.number, place.store)
-    if generation:
+    group = join(place.number, place.size, place.store, secret=place.secret, generation=None, deadline=deadline)
+    if group.generation:
         withdraw_left_out(place.store, place.number)
-    group = join(place.number, place.size, place.store, secret=place.secret, generation=generation, deadline=deadline)
     return connect(group, settings, deadline)
 
 

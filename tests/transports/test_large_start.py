@@ -12,7 +12,7 @@ from tests.transports.stores import soon
 from transports.auto import AutoTransport
 from transports.base import Group, Member
 from transports.packed import pack
-from transports.rendezvous.bootstrap import Meeting, next_meeting
+from transports.rendezvous.bootstrap import Meeting, enter_next
 from transports.rendezvous.memory import MemoryStore
 from transports.tcp.addresses import exchange
 
@@ -31,19 +31,32 @@ def store() -> Iterator[CountingStore]:
     store.close()
 
 
-def test_meeting_costs_three_requests_per_rank(store: CountingStore) -> None:
-    meetings = []
-    for rank, member in enumerate(MEMBERS):
-        room = store.prefixed(f"generation-{next_meeting(rank, store)}")
-        meetings.append(Meeting(rank, SIZE, member, room, soon()))
-        meetings[-1].enter()
-    assert store.requests == {"add": SIZE, "put_row": SIZE}
+def enter(rank: int, store: CountingStore) -> tuple[int, Meeting]:
+    """Let a rank enter its next meeting."""
+
+    def meeting_of(number: int) -> Meeting:
+        return Meeting(rank, SIZE, MEMBERS[rank], store.prefixed(f"generation-{number}"), soon())
+
+    return enter_next(rank, store, meeting_of)
+
+
+def test_meeting_costs_two_requests_per_rank(store: CountingStore) -> None:
+    """Both are those of a table, of which a proxy of the store makes two for all ranks below it."""
+    meetings = [enter(rank, store) for rank in range(SIZE)]
+    assert store.requests == {"put_row": SIZE}
     assert store.sent < 100 * SIZE
-    for meeting in meetings[:3]:
-        assert meeting.result() == MEMBERS
-    assert store.requests == {"add": SIZE, "put_row": SIZE, "get": 3}
+    for generation, meeting in meetings[:3]:
+        assert (generation, meeting.result()) == (0, MEMBERS)
+    assert store.requests == {"put_row": SIZE, "get": 3}
     table = store.received // 3
     assert table < 20 * SIZE, "the table is compressed, since most of its rows are alike"
+
+
+def test_another_meeting_costs_four_requests_more(store: CountingStore) -> None:
+    for rank, member in enumerate(MEMBERS):
+        store.inner.put_row("generation-0/members", rank, SIZE, pack([member.host]))
+    assert enter(7, store)[0] == 1
+    assert store.requests == {"put_row": 2, "rows": 1, "add": 1, "peek": 1}
 
 
 def test_a_rank_that_gives_up_reads_the_rows_once(store: CountingStore) -> None:

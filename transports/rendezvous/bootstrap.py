@@ -10,6 +10,7 @@ import time
 import urllib.parse
 import urllib.request
 import uuid
+from collections.abc import Callable
 from typing import Final
 
 from transports.auth import check_secret
@@ -74,25 +75,19 @@ def _host_identity() -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
-def next_meeting(rank: int, store: Store) -> int:
-    """The generation that a rank joins next in a store: the number of earlier calls for this rank. The n-th meeting of
-    a rank is thus the n-th meeting of every rank, also if another process has replaced the rank in between.
-
-    If an earlier generation is undecided, it is returned instead, so that two processes with the same rank meet there
-    and fail. Raises RendezvousError.
-    """
-    number = store.add(f"meetings/{rank}", 1) - 1
-    while number > 0 and store.peek(f"generation-{number - 1}/{_MEMBERS}") is None:
-        number -= 1
-    return number
-
-
-def join(rank: int, size: int, store: Store, *, secret: bytes = b"", generation: int = 0, deadline: float) -> Group:
+def join(
+    rank: int, size: int, store: Store, *, secret: bytes = b"", generation: int | None = 0, deadline: float
+) -> Group:
     """Meet the other ranks in `store`. Collective: `size` processes with different ranks and the same size.
 
     Costs two calls of the store per rank: it enters its row in the table of members, and gets the table. The first
     decision of a generation, success or error, applies to all of its ranks: a rank that comes after another gave up
     fails at once. Retry with the next generation, never with the same.
+
+    generation  None for the number of earlier meetings of this rank in this store. So the n-th meeting of a rank is the
+                n-th meeting of every rank, also if another process has replaced the rank in between. If an earlier
+                generation is undecided, it is taken instead, so that two processes with the same rank meet there and
+                fail. The second and later meetings cost four calls more.
 
     Raises
         DeadlineExceeded  naming every missing rank
@@ -104,16 +99,41 @@ def join(rank: int, size: int, store: Store, *, secret: bytes = b"", generation:
         raise ValueError(f"size={size!r}: must be 1 or more")
     if not 0 <= rank < size:
         raise ValueError(f"rank={rank!r}: must be 0 to {size - 1}")
-    if generation < 0:
+    if generation is not None and generation < 0:
         raise ValueError(f"generation={generation!r}: must be 0 or more")
     check_secret(secret)
-    room = store.prefixed(f"generation-{generation}")
-    meeting = Meeting(rank, size, this_member(), room, deadline)
-    meeting.enter()
+
+    def meeting_of(number: int) -> Meeting:
+        return Meeting(rank, size, this_member(), store.prefixed(f"generation-{number}"), deadline)
+
+    if generation is None:
+        generation, meeting = enter_next(rank, store, meeting_of)
+    else:
+        meeting = meeting_of(generation)
+        meeting.enter()
     members = meeting.result()
     generation *= REGROUPS
     own = store.prefixed(group_path(generation))
     return Group(rank, members, own, secret, generation, parent_store=store)
+
+
+def enter_next(rank: int, store: Store, meeting_of: Callable[[int], Meeting]) -> tuple[int, Meeting]:
+    """Enter the next meeting of a rank; its generation and the meeting. See `join`. Raises RendezvousError.
+
+    Most ranks meet once, so a rank tries the first meeting without a look at its number of meetings. Its row goes
+    through the proxies of the store together with those of other ranks, which a counter would not.
+    """
+    first = meeting_of(0)
+    if first.try_to_enter():
+        return 0, first
+    number = store.add(f"meetings/{rank}", 1)  # meetings after the first
+    if not first.has_row():  # the size differs
+        number = 0
+    while number > 0 and store.peek(f"generation-{number - 1}/{_MEMBERS}") is None:
+        number -= 1
+    meeting = meeting_of(number)
+    meeting.enter()
+    return number, meeting
 
 
 def group_path(generation: int) -> str:
@@ -138,13 +158,23 @@ class Meeting:
 
     def enter(self) -> None:
         """Tell the others about this rank. Raises RendezvousError."""
-        row = pack_member(self._member)
-        try:
-            self._store.put_row(_MEMBERS, self._rank, self._size, row)
-        except ValueError:  # the place is taken, or the size differs
+        if not self.try_to_enter():
             error = RendezvousError(self._objection(), rank=self._rank)
             self._store.set_default(_MEMBERS, pack({"error": to_wire(error)}))
-            raise error from None
+            raise error
+
+    def try_to_enter(self) -> bool:
+        """Tell the others about this rank; False if the place is taken or the size differs. Raises RendezvousError."""
+        try:
+            self._store.put_row(_MEMBERS, self._rank, self._size, pack_member(self._member))
+        except ValueError:
+            return False
+        return True
+
+    def has_row(self) -> bool:
+        """True if some process with this rank has entered. Raises RendezvousError."""
+        rows = self._store.rows(_MEMBERS)
+        return self._rank < len(rows) and rows[self._rank] is not None
 
     def result(self) -> tuple[Member, ...]:
         """Wait for the others; all members. Raises DeadlineExceeded, RendezvousError."""

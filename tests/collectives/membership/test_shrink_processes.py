@@ -19,7 +19,7 @@ from tests.collectives.launch.launcher import ronde as ronde_command
 from tests.collectives.membership.shrinks import PROCESSES, compute, fail, linux, soon
 from tests.collectives.ranks import SECONDS, SECRET, await_failure, meeting_place, member
 from tests.processes import run_processes
-from transports.rendezvous.bootstrap import join, next_meeting, open_store
+from transports.rendezvous.bootstrap import REGROUPS, join, open_store
 from transports.rendezvous.memory import MemoryStore
 
 # ---- lost processes
@@ -164,9 +164,7 @@ def test_generations_are_counted_for_each_rank() -> None:
     store = MemoryStore()
 
     def meet(rank: int, deadline: float) -> int:
-        generation = next_meeting(rank, store)
-        join(rank, 2, store, generation=generation, deadline=deadline)
-        return generation
+        return join(rank, 2, store, generation=None, deadline=deadline).generation // REGROUPS
 
     with ThreadPoolExecutor(2) as pool:
         for number in range(3):
