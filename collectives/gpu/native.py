@@ -24,6 +24,7 @@ class DeviceSpace:
     detail: tuple[str, ...] = (_DETAIL,)
     direct = None
     speculates = False
+    onesided = False
 
     def __init__(self, enqueuer: Enqueuer) -> None:
         self.executor = enqueuer.executor

@@ -1,7 +1,8 @@
 """The collectives that move data: broadcast, allgather, gather, scatter, alltoall; and barrier.
 
 Where sizes differ between ranks, a job begins with an agreement on them (shapes.py). Where ranks share windows, an
-allgather first runs as if all parts were equal: if they are not, the run ends without effect and the ranks agree.
+allgather first runs as if all parts were equal: if they are not, the run ends without effect and the ranks agree. By
+messages, small parts travel with what is to be agreed on, if they are as in the last gathering.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collectives.execution import UNSCALED
 from collectives.operations.arguments import Arguments, as_tuple, dtype_name
 from collectives.operations.job import FunctionJob, Job
 from collectives.operations.planned_call import ArrayJob, PlannedCall, PlannedCalls
-from collectives.operations.shapes import Shapes, agree_on_parts, agree_on_shapes, agree_on_splits
+from collectives.operations.shapes import Shapes, agree_on_parts, agree_on_shapes, agree_on_splits, header_of
 from collectives.operations.signature import Signature
 from collectives.operations.space import Result, Space
 from collectives.operations.speculation import Speculation
@@ -44,8 +45,7 @@ class Movement:
         self._calls = calls
         self._start = start
         self._speculation = speculation
-        self._even = (None, *selector.without_effect("allgather"))
-        """The values of `algorithm` by which an allgather may run as if all parts were equal."""
+        self._without_effect = selector.without_effect("allgather")
 
     def broadcast(
         self, x: Any, root: int = 0, *, out: Any = None, algorithm: str | None = None, timeout: float | None = None
@@ -62,7 +62,7 @@ class Movement:
 
     def allgather(self, x: Any, *, out: Any = None, algorithm: str | None = None, timeout: float | None = None) -> Any:
         seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
-        if out is not x and self._space.speculates and algorithm in self._even:
+        if out is not x and self._speculates(algorithm):
             planned = self._calls.find_plain("allgather", x, out, (algorithm,), self._plan_even_allgather)
             if planned is not None and x.ndim:
                 return self._start.plain(planned, x, out, seconds)
@@ -102,7 +102,7 @@ class Movement:
         if receives:
             source = space.apart(source, out)
         given = None if out is None or not receives else tuple(space.array(out, "out").shape)
-        speculative = speculative and root is None and algorithm in self._even
+        speculative = speculative and root is None
 
         def finished(result: Result, whole: tuple[int, ...]) -> Any:
             if given not in (None, whole):  # the exchange took place, so that the other ranks are not left waiting
@@ -113,13 +113,15 @@ class Movement:
             return space.result(out if given == whole else None, whole, array.dtype, x)
 
         def run(deadline: float) -> Any:
-            if speculative and space.speculates:
+            if speculative and self._speculates(algorithm):
                 planned = self._calls.find("allgather", array, source, None, (algorithm,), self._plan_even_allgather)
                 whole = (shape[0] * size, *shape[1:])
                 result = place(whole)
                 if planned.run(source, result.flat, deadline):
                     return finished(result, whole)
             shapes = agree_on_shapes(space.executor, collective, shape, array.dtype, deadline)
+            if space.speculates and not space.onesided:
+                self._speculation.agreed(shapes)
             call = Call(collective, array.dtype, shapes.blocks, None, root or 0, None, algorithm)
             if not receives:
                 self._exchange(call, source, None, deadline)
@@ -130,11 +132,29 @@ class Movement:
 
         return FunctionJob(run, seconds, self._signature(collective, array, shape[1:], root, algorithm))
 
+    def _speculates(self, algorithm: str | None) -> bool:
+        """True if an allgather by this algorithm may run as if all parts were equal."""
+        space = self._space
+        return space.speculates and (algorithm is None or (space.onesided and algorithm in self._without_effect))
+
     def _run_even(self, planned: Any, source: Any, target: Any, deadline: float) -> bool:
         """Run an allgather as if all parts were equal. False if they are not, or are not expected to be."""
         if not self._speculation.next():
             return False
         if self._space.executor.run(planned, source, target, deadline):
+            return True
+        self._speculation.failed()
+        return False
+
+    def _run_as_before(self, header: tuple[int, int], source: Any, target: Any, deadline: float) -> bool:
+        """Run an allgather by messages as if all parts were as those of the last one. False if they are not, or are not
+        expected to be."""
+        if not self._speculation.next():
+            return False
+        expected = self._speculation.expected
+        if expected is None:
+            return False
+        if expected.gather(self._space.executor, header, source, target, deadline):
             return True
         self._speculation.failed()
         return False
@@ -271,7 +291,14 @@ class Movement:
             return self._gathering("allgather", x, None, out, algorithm, seconds, speculative=False).run(deadline)
 
         whole = (shape[0] * self._arguments.size, *shape[1:])
-        flat, planned = array.ndim == 1, self._space.plan(call)
+        flat = array.ndim == 1
+        if not self._space.onesided:
+            header = header_of(shape[0], shape[1:], array.dtype)
+            run = self._run_as_before
+            return PlannedCall(
+                self._calls.space, run, header, array.dtype, whole, signature, flat=flat, otherwise=agree_first
+            )
+        planned = self._space.plan(call)
         return PlannedCall(
             self._calls.space,
             self._run_even,

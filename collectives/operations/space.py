@@ -41,9 +41,12 @@ class Space(Protocol):
         """(planned, source, target, deadline): `exchange` without a factor, on a rank that has both arrays. None if it
         is only known when a call runs by which means that is done."""
 
+    speculates: bool
+    """True if an allgather may run as if all parts were equal, with no effect if they are not."""
+
     @property
-    def speculates(self) -> bool:
-        """True if an allgather may run as if all parts were equal, with no effect if they are not."""
+    def onesided(self) -> bool:
+        """True if the ranks share windows."""
 
     def array(self, x: Any, name: str = "x", *, records: bool = False) -> Any:
         """`x` as an array of this space, sharing memory. Raises TypeError, naming the argument, if it is none, or if
@@ -98,6 +101,7 @@ class HostSpace:
     """The host's memory."""
 
     detail: tuple[str, ...] = ()
+    speculates = True
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -105,7 +109,7 @@ class HostSpace:
         self.quietly = executor.quiet.run
 
     @property
-    def speculates(self) -> bool:
+    def onesided(self) -> bool:
         return self.executor.onesided
 
     def array(self, x: Any, name: str = "x", *, records: bool = False) -> Array:
