@@ -224,6 +224,8 @@ class _ElasticSupervisor(Listener):
         for action in actions:
             try:
                 self._do(action)
+            except ConfigError:
+                raise
             except RondeError as error:  # the store is in this process: without it nothing goes on
                 self._end(1, f"the store of the job failed: {error}")
         return bool(actions)
@@ -263,7 +265,15 @@ class _ElasticSupervisor(Listener):
             host: Host
             if found.is_here:
                 host = LocalHost(
-                    name, self._selector, self._reaper, self._guardian, self, variables=job.variables, stdin=0
+                    name,
+                    self._selector,
+                    self._reaper,
+                    self._guardian,
+                    self,
+                    variables=job.variables,
+                    stdin=0,
+                    grace=job.terms.grace,
+                    has_store=True,
                 )
             else:
                 connection = CommandConnection(
@@ -318,7 +328,7 @@ class _ElasticSupervisor(Listener):
             *(job.command, numbers, size, self._url, job.name, self._torch, job.secret),
             first_local=local_rank,
             local_size=local_size,
-            elastic=True,
+            room=self._plan.slots(name),
             joins=joins,
         )
         try:

@@ -52,7 +52,7 @@ class Start:
     name     the job's id
     torch    address and port for rank 0 of torch
     first_local, local_size  the local rank of the first of them, and the number of ranks on the host; 0: these are all
-    elastic  True if ranks come and go: a host may get more later, and each goes to the store itself
+    room     number of ranks that the host may come to have, where ranks come and go; 0: these are all
     joins    True if these are newcomers to ranks that run; `ranks` are their numbers, and `size` says nothing
     """
 
@@ -65,7 +65,7 @@ class Start:
     secret: bytes = field(repr=False)
     first_local: int = 0
     local_size: int = 0
-    elastic: bool = False
+    room: int = 0
     joins: bool = False
 
 

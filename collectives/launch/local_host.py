@@ -43,6 +43,7 @@ class LocalHost:
     keeper     serves the store already; None: one that begins to with `serve`
     stdin      descriptor that rank 0 reads if it is here; may be set until `start`
     grace      seconds that agents give their ranks if they must end them on their own; may be set until `start`
+    has_store  True if this process serves the store without `serve`, so that its ranks need no proxy
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class LocalHost:
         stdin: int,
         grace: float = 0.0,
         keeper: StoreKeeper | None = None,
+        has_store: bool = False,
     ) -> None:
         self.name = name
         self.facts: Facts | None = None
@@ -72,6 +74,8 @@ class LocalHost:
         self._variables = variables
         self.stdin = stdin
         self.grace = grace
+        self._has_store = has_store
+        self._prepared = False
         self._keeper = keeper or StoreKeeper(variables)
         self._proxy: TcpStoreServer | None = None
         self._streams: dict[tuple[int, int], int] = {}  # rank and stream -> pipe
@@ -96,19 +100,18 @@ class LocalHost:
         self.reached = True
 
     def start(self, start: Start) -> None:
-        """Start the ranks. Several ranks use a proxy of the store if that is on another host.
+        """Start ranks, newcomers beside those that run as well.
 
         Raises OSError when one cannot be started; those before it run. A newcomer that cannot be started has ended.
-        RendezvousError if the store cannot be reached.
+        RendezvousError if the store cannot be reached, ConfigError if there are too few descriptors.
         """
-        store = start.store
-        if self.serving is None and len(start.ranks) > 1 and not start.elastic:
-            self._proxy = proxy(store, start.secret, self._variables, len(start.ranks))
-            store = self._proxy.url
+        if not self._prepared:
+            self._prepare(start, max(start.room, len(start.ranks)))
+            self._prepared = True
+        store = start.store if self._proxy is None else self._proxy.url
         start = replace(start, store=store, local_size=start.local_size or len(start.ranks))
-        sizes = [] if start.elastic else divided(len(start.ranks))
-        if sizes:
-            self._start_parts(start, sizes)
+        if self._parts is not None:
+            self._parts.start(start)
             return
         with open(os.devnull, "rb") as null:
             for local_rank, rank in enumerate(start.ranks, start.first_local):
@@ -127,18 +130,24 @@ class LocalHost:
                     self._listener.ended(rank, 127 if isinstance(error, FileNotFoundError) else 126, 0)
         self.running = True
 
-    def _start_parts(self, start: Start, sizes: Sequence[int]) -> None:
-        self._parts = Parts(
-            self._selector,
-            self._guardian,
-            self._listener,
-            variables=self._variables,
-            grace=self.grace,
-            stdin=self.stdin,
-        )
-        self._parts.start(start, sizes)
-        for stream, wanted in self._wanted.items():
-            self._parts.want_output(stream, wanted)
+    def _prepare(self, start: Start, room: int) -> None:
+        """Make what `room` ranks need: a proxy of the store if it is elsewhere, and agents if one process cannot have
+        all their descriptors."""
+        if self.serving is None and not self._has_store and room > 1:
+            self._proxy = proxy(start.store, start.secret, self._variables, room)
+        rooms = divided(room)
+        if rooms:
+            self._parts = Parts(
+                self._selector,
+                self._guardian,
+                self._listener,
+                rooms=rooms,
+                variables=self._variables,
+                grace=self.grace,
+                stdin=self.stdin,
+            )
+            for stream, wanted in self._wanted.items():
+                self._parts.want_output(stream, wanted)
 
     def _start(self, rank: int, command: Sequence[str], variables: Mapping[str, str], stdin: int) -> None:
         with contextlib.ExitStack() as ours:
@@ -162,6 +171,8 @@ class LocalHost:
     def signal_rank(self, rank: int, number: Signals) -> None:
         """Send a signal to one rank and everything that it started, if it runs."""
         self._processes.signal_group(rank, number)
+        if self._parts is not None:
+            self._parts.signal_rank(rank, number)
 
     def heed(self, notice: str, seconds: float, tell: Callable[[str], None]) -> None:
         """Look for a file that says that this host is about to go. Signals are the business of the process."""

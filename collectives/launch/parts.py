@@ -11,15 +11,15 @@ import os
 import selectors
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from collectives.launch import agent_commands
 from collectives.launch.connection import CommandConnection
 from collectives.launch.host import Failure, Host, Hosts, Listener, RankListener, Start
-from collectives.launch.messages import STDERR
+from collectives.launch.messages import STDERR, STDOUT
 from collectives.launch.processes import Guardian, signal_group
 from collectives.launch.remote_host import RemoteHost
 from collectives.launch.store_keeper import Question
@@ -67,12 +67,29 @@ def _open_now() -> int:
     return len(os.listdir(folder)) if folder.is_dir() else _OF_AN_AGENT
 
 
+@dataclass
+class _Part:
+    """An agent. `room`: number of ranks for which it is meant; `ranks`: those that have not ended."""
+
+    host: RemoteHost
+    room: int
+    ranks: set[int] = field(default_factory=set)
+
+    @property
+    def free(self) -> int:
+        """The number of ranks that may be added."""
+        return 0 if self.host.failure is not None else self.room - len(self.ranks)
+
+
 class Parts(Hosts, Listener):
     """The agents of this host. What happens to ranks reaches `listener`. The methods are those of `Host`.
 
+    rooms      number of ranks for which each agent has room. An agent is started with its first ranks
     variables  the environment of the agents, and so of the ranks
     grace      seconds that an agent gives its ranks if it must end them on its own
     stdin      descriptor that rank 0 reads if it is here
+
+    `running` is True once the ranks of the first `start` have started.
     """
 
     def __init__(
@@ -81,53 +98,93 @@ class Parts(Hosts, Listener):
         guardian: Guardian,
         listener: RankListener,
         *,
+        rooms: Sequence[int],
         variables: Mapping[str, str],
         grace: float,
         stdin: int,
     ) -> None:
         super().__init__(lambda: self._hosts)
         self.failure: Failure | None = None
+        self.running = False
         self._selector = selector
         self._guardian = guardian
         self._listener = listener
+        self._rooms = rooms
         self._variables = variables
         self._grace = grace
         self._stdin = os.dup(stdin)
-        self._hosts: list[RemoteHost] = []
-        self._running: dict[Host, set[int]] = {}  # ranks that have not ended
+        self._wanted = {STDOUT: True, STDERR: True}
+        self._parts: list[_Part] = []
         self._pids: dict[int, int] = {}
 
-    def start(self, start: Start, sizes: Sequence[int]) -> None:
-        """Start the agents, and through them the ranks. Raises OSError."""
-        command = [sys.executable, "-m", agent_commands.MODULE]
+    def start(self, start: Start) -> None:
+        """Start ranks: the first ones divided evenly among the agents, later ones where there is most room. Raises
+        OSError."""
         first = 0
-        for size in sizes:
-            connection = CommandConnection(command, None, self._selector, self._guardian, self._variables)
-            # A pipe ends with the process at its other end. Silence means nothing: this process may be stopped (Ctrl-Z)
-            host = RemoteHost(
-                f"part {len(self._hosts)}",
-                connection,
-                self._selector,
-                self,
-                limit=float("inf"),
-                grace=self._grace,
-                stdin=self._stdin,
-            )
-            ranks = start.ranks[first : first + size]
-            self._hosts.append(host)
-            self._running[host] = set(ranks)
-            host.open()
-            host.start(replace(start, ranks=ranks, first_local=start.first_local + first))
-            first += size
+        for part, count in self._divided(len(start.ranks)):
+            ranks = start.ranks[first : first + count]
+            part.ranks.update(ranks)
+            first_local = start.first_local + first
+            part.host.start(replace(start, ranks=ranks, first_local=first_local, room=part.room))
+            first += count
+
+    def _divided(self, ranks: int) -> Iterator[tuple[_Part, int]]:
+        """Agents, and the number of ranks that each is to start."""
+        if not self._parts:
+            for place, room in enumerate(self._rooms):
+                count = ranks // len(self._rooms) + (place < ranks % len(self._rooms))
+                if count:
+                    yield self._open(room), count
+            return
+        while ranks:
+            part = max(self._parts, key=lambda part: part.free)
+            if part.free <= 0:
+                part = self._open(self._rooms[-1])
+            count = min(ranks, part.free)
+            yield part, count
+            ranks -= count
+
+    def _open(self, room: int) -> _Part:
+        """Start an agent. Raises OSError."""
+        command = [sys.executable, "-m", agent_commands.MODULE]
+        connection = CommandConnection(command, None, self._selector, self._guardian, self._variables)
+        # A pipe ends with the process at its other end. Silence means nothing: this process may be stopped (Ctrl-Z)
+        host = RemoteHost(
+            f"part {len(self._parts)}",
+            connection,
+            self._selector,
+            self,
+            limit=float("inf"),
+            grace=self._grace,
+            stdin=self._stdin,
+        )
+        part = _Part(host, room)
+        self._parts.append(part)
+        host.open()
+        for stream, wanted in self._wanted.items():
+            host.want_output(stream, wanted)
+        return part
 
     @property
-    def running(self) -> bool:
-        """True once all ranks have started."""
-        return all(host.running for host in self._hosts)
+    def _hosts(self) -> list[RemoteHost]:
+        return [part.host for part in self._parts]
+
+    def want_output(self, stream: int, wanted: bool) -> None:
+        """See Host."""
+        self._wanted[stream] = wanted
+        super().want_output(stream, wanted)
+
+    def signal_rank(self, rank: int, number: signal.Signals) -> None:
+        """See Host."""
+        for part in self._parts:
+            if rank in part.ranks:
+                part.host.signal_rank(rank, number)
 
     def tick(self) -> None:
+        """See Host."""
         for host in self._hosts:
             host.tick()
+        self.running = self.running or all(host.running for host in self._hosts)
 
     @property
     def wake_at(self) -> float:
@@ -166,9 +223,9 @@ class Parts(Hosts, Listener):
         self._listener.output(rank, stream, data)
 
     def ended(self, rank: int, status: int, last_signal: int) -> None:
-        for ranks in self._running.values():
-            if rank in ranks:  # otherwise its agent was lost, and this has been said
-                ranks.remove(rank)
+        for part in self._parts:
+            if rank in part.ranks:  # otherwise its agent was lost, and this has been said
+                part.ranks.remove(rank)
                 self._listener.ended(rank, status, last_signal)
 
     def answered(self, question: Question, value: int | bool) -> None:
@@ -182,11 +239,13 @@ class Parts(Hosts, Listener):
         if not self.running:
             self.failure = self.failure or host.failure
             return
-        for rank in sorted(self._running[host]):
-            if host.closed:
-                self._bury(self._pids[rank])
-            self._listener.output(rank, STDERR, f"ronde: {reason}\n".encode())
-            self.ended(rank, -signal.SIGKILL, 0)
+        for part in self._parts:
+            if part.host is host:
+                for rank in sorted(part.ranks):
+                    if host.closed and rank in self._pids:
+                        self._bury(self._pids[rank])
+                    self._listener.output(rank, STDERR, f"ronde: {reason}\n".encode())
+                    self.ended(rank, -signal.SIGKILL, 0)
 
     def _bury(self, pid: int) -> None:
         """Kill a rank whose agent has ended, and collect it where this process adopts orphans (Linux)."""

@@ -77,6 +77,28 @@ def test_ranks_in_parts_are_as_others(tmp_path: Path, host: str) -> None:
     assert "rank 13" in done.stderr.decode()
 
 
+def test_newcomers_find_room_in_parts(tmp_path: Path) -> None:
+    """The newcomer replaces a rank that was killed."""
+    go = tmp_path / "go"
+    script = f"""
+        if [ $RONDE_JOIN ]; then echo $RONDE_JOIN $RONDE_LOCAL_SIZE; touch {go}; exit 0; fi
+        [ $RONDE_RANK != 13 ] || kill -9 $$
+        n=0; while [ ! -e {go} ] && [ $n -lt 600 ]; do sleep 0.2; n=$((n+1)); done
+        """
+    extra = install(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    elastic = ["--min-np", "1", "-np", str(RANKS), "--max-np", str(RANKS), "--network-interface", "lo"]
+    done = ronde("run", "-H", f"h1:{RANKS + 1}", "--no-prefix", *elastic, "sh", "-c", script, extra=extra)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().split() == [str(RANKS), str(RANKS + 1)]
+    assert "process 13 failed: killed by SIGKILL" in done.stderr.decode()
+
+
+def test_a_limit_that_is_too_low_ends_an_elastic_job() -> None:
+    done = ronde("run", "--min-np", str(RANKS), "true", limit=40)
+    assert done.returncode == 1
+    assert b"ConfigError: the limit of open descriptors is 40 (ulimit -Hn): too low for 20 ranks" in done.stderr
+
+
 def test_a_program_that_cannot_be_started_is_one_error() -> None:
     done = ronde("run", "-np", str(RANKS), "/nowhere/program")
     assert (done.returncode, done.stderr.decode().strip()) == (
@@ -100,14 +122,34 @@ def test_the_loss_of_an_agent_ends_its_ranks_and_the_job() -> None:
             os.kill(pid, 0)
 
 
+CHANGING = """
+import os, signal, time
+import numpy, ronde
+comm = ronde.init()
+total = lambda: comm.allreduce(numpy.ones(1000))[0]
+if "RONDE_JOIN" not in os.environ:
+    assert total() == 200
+    if comm.rank == 100:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            total()
+    except ronde.RondeError:
+        comm = ronde.regroup()
+    while comm.size < 200:
+        comm = ronde.regroup() if comm.changes_pending() else comm
+        time.sleep(0.05)
+print(total(), len(os.listdir("/proc/self/fd")) <= 128)
+ronde.shutdown()
+"""
+
+
 @pytest.mark.cluster
 @pytest.mark.processes
-def test_200_ranks_with_256_descriptors() -> None:
-    program = (
-        "import os, numpy, ronde; comm = ronde.init(); total = comm.allreduce(numpy.ones(1000))[0];"
-        "print(total, len(os.listdir('/proc/self/fd')) <= 128); ronde.shutdown()"
-    )
-    options = ["-np", "200", "--no-prefix", "--set", "timeout=150", "--set", "connect_timeout=150"]
-    done = ronde("run", *options, sys.executable, "-c", program, limit=256)
+def test_200_ranks_with_256_descriptors_lose_one_and_gain_one() -> None:
+    elastic = ["--min-np", "150", "--max-np", "200", "-H", "localhost:201"]
+    options = ["-np", "200", *elastic, "--no-prefix", "--set", "timeout=150", "--set", "connect_timeout=150"]
+    done = ronde("run", *options, sys.executable, "-c", CHANGING, limit=256)
     assert done.returncode == 0, done.stderr.decode()[-4000:]
     assert done.stdout.decode().splitlines() == ["200.0 True"] * 200
+    assert "process 100 failed: killed by SIGKILL" in done.stderr.decode()
