@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from tests.collectives.launch.launcher import RONDE, environment
 from tests.netns.network import Host, Network
@@ -118,16 +119,27 @@ class Cluster:
             finally:
                 self.hosts[host].run(f"umount {path}")
 
+    def command(self, host: str, *arguments: str, command: str = "run") -> list[str]:
+        """`ronde run`, or another command, with these arguments, on a host. It heeds SIGINT, also where the tests run
+        in the background of a shell, which ignores it."""
+        return self.hosts[host].command("env", "--default-signal=INT", "-C", str(_ROOT), *RONDE, command, *arguments)
+
     @contextlib.contextmanager
-    def running(self, host: str, *arguments: str, command: str = "run") -> Iterator[subprocess.Popen[bytes]]:
-        """`ronde run`, or another command, with these arguments, on a host; killed at the end. It heeds SIGINT, also
-        where the tests run in the background of a shell, which ignores it."""
+    def running(
+        self,
+        host: str,
+        *arguments: str,
+        command: str = "run",
+        variables: Mapping[str, str] | None = None,
+        words: IO[bytes] | int = subprocess.PIPE,
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Such a command while it runs; killed at the end. `words`: where its output and its complaints go."""
         with subprocess.Popen(
-            self.hosts[host].command("env", "--default-signal=INT", "-C", str(_ROOT), *RONDE, command, *arguments),
+            self.command(host, *arguments, command=command),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment({"PYTHONPATH": str(_ROOT)}),
+            stdout=words,
+            stderr=words,
+            env=environment({"PYTHONPATH": str(_ROOT), **(variables or {})}),
         ) as process:
             try:
                 yield process
