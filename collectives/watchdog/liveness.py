@@ -20,9 +20,10 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from transports.base import Group
-from transports.errors import AbortedError, PeerLost
+from transports.errors import AbortedError, PeerLost, RendezvousError
 from transports.launchers import find_starter
 from transports.liveness import STOPPED_SECONDS, Steady, Watch
+from transports.packed import pack, unpack
 from transports.store import Store
 
 
@@ -125,6 +126,10 @@ class LauncherProcess:
 _ASK_SHARE: Final = 0.4
 """Part of the setting heartbeat after which a silent host is asked."""
 
+_CREDIT_SHARE: Final = 0.6
+"""Largest part of the setting heartbeat for which a rank believes that a host has been silent before its own first
+look. The rest until the loss, 0.2, is time for an answer."""
+
 Ask = Callable[[Iterable[int]], None]
 """Wakes the watchdogs of ranks. Raises RendezvousError."""
 
@@ -138,6 +143,7 @@ class HostHeartbeat:
 
     def __init__(self, host: int, heartbeat: float) -> None:
         self.key = f"beats/{host}"
+        self.report_key = f"silent/{host}"
         self._asked = 0.0
         self._heartbeat = heartbeat
         self._counter = Steady(gap=heartbeat / 2)
@@ -156,6 +162,23 @@ class HostHeartbeat:
             self.restart()
             return None
         return self._counter.seen(beats, now)
+
+    def report(self, beats: bytes | None, silence: float | None) -> bytes:
+        """The observation of this rank, for `reported` of another one."""
+        return pack([beats, silence])
+
+    def reported(self, beats: bytes | None, report: bytes | None) -> float:
+        """Seconds for which the host was silent before this rank looked at it, as another rank has reported; 0 if it
+        has sent a heartbeat since. Raises RendezvousError."""
+        if report is None:
+            return 0.0
+        try:
+            match unpack(report):
+                case [bytes(seen), float(seconds)]:
+                    return min(seconds, _CREDIT_SHARE * self._heartbeat) if seen == beats else 0.0
+        except ValueError as error:
+            raise RendezvousError(f"the store holds a report on a host that cannot be read: {error}") from error
+        raise RendezvousError("the store holds something else where a report on a host should be")
 
     def to_ask(self, silence: float | None) -> bool:
         """True if the host is to be asked for a heartbeat. It has time for several answers until it is lost."""
@@ -194,10 +217,13 @@ class FarHosts:
         if not hosts:
             return {}
         began = time.monotonic()
-        counters = self._store.peek_all([heartbeat.key for _, heartbeat in hosts])
+        keys = [heartbeat.key for _, heartbeat in hosts] + [heartbeat.report_key for _, heartbeat in hosts]
+        values = self._store.peek_all(keys)
         now, lost = time.monotonic(), {}
-        for (ranks, heartbeat), beats in zip(hosts, counters, strict=True):
+        for (ranks, heartbeat), beats, report in zip(hosts, values, values[len(hosts) :], strict=False):
             silence = heartbeat.silence(beats, began, now)
+            if silence is not None:
+                silence += heartbeat.reported(beats, report)
             reason = heartbeat.loss(silence)
             if heartbeat.to_ask(silence):
                 self._ask(rank for rank in ranks if rank not in known)
@@ -269,6 +295,8 @@ class NextHost:
         reason, to_ask = heartbeat.loss(silence), heartbeat.to_ask(silence)
         if reason is None and not to_ask:
             return None
+        # A failure that another rank notices before the host counts as lost leads to a regroup, which goes on from here
+        self._store.set(heartbeat.report_key, heartbeat.report(beats, silence))
         closed = have_closed(self._store, ranks)
         left = [rank for rank in ranks if rank not in closed]
         if not left:

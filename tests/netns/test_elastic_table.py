@@ -1,11 +1,11 @@
-"""The table of elastic jobs: two cells of it are measured here, all of them by python -m tests.netns.elastic_table."""
+"""The table of elastic jobs: some cells are measured here, all of them by python -m tests.netns.elastic_table."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.netns import cluster
-from tests.netns.elastic_table import EVENTS, WHERE, Cell, Line, happen, longest_pause, steps_lost, table
+from tests.netns.elastic_table import EVENTS, WHERE, Cell, Line, Where, happen, longest_pause, steps_lost, table
 
 PLACES = {where.name: where for where in WHERE}
 BY = {event.name: event for event in EVENTS}
@@ -13,12 +13,12 @@ ONE, TWO = PLACES["1 host, shm"], PLACES["2 hosts"]
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("event", ["preempted", "cut_off"])
-def test_a_host_goes(event: str) -> None:
+@pytest.mark.parametrize(("where", "event"), [(ONE, "terminated"), (TWO, "preempted"), (TWO, "cut_off")])
+def test_no_step_is_lost(where: Where, event: str) -> None:
     reason = cluster.obstacle()
     if reason is not None:
         pytest.skip(reason)
-    cell = happen(TWO, BY[event])
+    cell = happen(where, BY[event])
     assert (cell.wrong, cell.lost) == ([], 0), cell.words
 
 

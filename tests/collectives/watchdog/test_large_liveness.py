@@ -79,7 +79,7 @@ def test_a_host_whose_first_rank_ended_answers_when_it_is_asked(
             asked += 1
             other.send()
     assert 5 <= asked <= 20, "once in two seconds"
-    assert store.requests["set"] == asked * (PER_HOST - 1), "every rank but the one that closed"
+    assert store.requests["set"] == asked * PER_HOST, "every rank but the one that closed, and a report"
 
 
 def test_a_host_that_does_not_answer_is_lost_in_time(store: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +117,31 @@ def test_a_look_at_all_far_hosts_is_one_request(store: CountingStore, monkeypatc
     assert set(woken) == {200, 201}
     assert not far.silent(set(range(SIZE)))
     assert store.requests == {"peek_all": looks}
+
+
+@pytest.mark.parametrize(("answers", "seconds"), [(False, 0.4), (True, 0.8)])
+def test_a_regroup_goes_on_from_the_silence_that_was_reported(
+    store: CountingStore, monkeypatch: pytest.MonkeyPatch, answers: bool, seconds: float
+) -> None:
+    """The host is asked at once, and if it answers, its silence is measured anew."""
+    clock = Clock(monkeypatch)
+    watcher, silent = next_host(0, store), next_host(PER_HOST, store)
+    silent.send()
+    while store.peek("silent/1") is None:  # after 0.4 of the setting
+        clock.now += 0.1
+        if watcher.due <= clock.now:
+            assert watcher.tick(clock.now) is None
+    woken: list[int] = []
+    far = FarHosts(Group(1, MEMBERS, store), store, HEARTBEAT, woken.extend)
+    began = clock.now
+    while not (lost := far.silent(set(range(SIZE)) - {PER_HOST + 5})):
+        assert woken, "it is asked at once"
+        if answers:
+            silent.send()
+            answers = False
+        clock.now += 0.1
+    assert set(lost) == set(woken) == {PER_HOST + 5}
+    assert (seconds - 0.11) * HEARTBEAT <= clock.now - began <= (seconds + 0.1) * HEARTBEAT
 
 
 def test_a_rank_waits_for_wakeups_by_one_request_and_an_abort_is_one(store: CountingStore) -> None:
