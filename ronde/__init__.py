@@ -31,6 +31,7 @@ from collectives import __version__ as __version__
 if TYPE_CHECKING:
     from ronde import compression as compression
     from ronde import dask as dask
+    from ronde import elastic as elastic
     from ronde import horovod as horovod
     from ronde import jax as jax
     from ronde import keras as keras
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from ronde import tensorflow as tensorflow
     from ronde import torch as torch
 
-_MODULES: Final = ("compression", "dask", "horovod", "jax", "keras", "numpy", "ray", "tensorflow", "torch")
+_MODULES: Final = ("compression", "dask", "elastic", "horovod", "jax", "keras", "numpy", "ray", "tensorflow", "torch")
 """Modules that are imported when they are first used. They are not in `__all__`: a star import loads no framework."""
 
 

@@ -33,7 +33,7 @@ from frontends.horovod.basics import (
     stop_timeline,
 )
 from frontends.horovod.compression import Cast, Compressor, NoneCompressor
-from frontends.horovod.elastic import ObjectState, VariablesState, recovering
+from frontends.horovod.elastic import HostsUpdatedInterrupt, ObjectState, VariablesState, recovering
 from frontends.horovod.errors import HorovodInternalError, UnsupportedOpError, as_horovod
 from frontends.horovod.feedback import (
     AnyCompression,
@@ -72,6 +72,7 @@ __all__ = [
     "Handle",
     "Handles",
     "HorovodInternalError",
+    "HostsUpdatedInterrupt",
     "LossyCompressions",
     "Max",
     "Min",

@@ -1,13 +1,11 @@
-"""Elastic training: state that is committed and restored, and a loop that continues without lost ranks.
+"""Elastic training: state that is committed, restored and given to newcomers, and a loop that continues while ranks
+come and go. The state and the loop are those of collectives.elastic, with Horovod's names.
 
-The set of processes is fixed: ranks can be lost, but not added. Start the job with `ronde run --keep-going`, or the
-launcher ends it with the first rank that fails.
+A rank that is lost ends the job unless the launcher lets the others go on: `ronde run --keep-going`.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -15,57 +13,48 @@ from typing import Any, TypeVar
 import numpy as np
 
 import collectives
-from frontends.horovod.errors import HorovodInternalError
-from frontends.horovod.objects import broadcast_object
+from collectives import elastic, is_initialized
+from frontends.horovod.errors import HorovodInternalError, as_horovod
 
 T = TypeVar("T")
 
 
-class ObjectState:
-    """Values kept as attributes: `state = ObjectState(epoch=0)`, `state.epoch += 1`, `state.commit()`."""
+class HostsUpdatedInterrupt(elastic.ChangesPending):
+    """Ranks are to come or to leave. `run` catches it."""
 
-    def __init__(self, **values: Any) -> None:
-        self._names = list(values)
-        self._callbacks: list[Callable[[], object]] = []
-        for name, value in values.items():
-            setattr(self, name, value)
-        self.save()
 
-    def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
-        """Add functions to call after the set of ranks has changed, for example to adapt the learning rate."""
-        self._callbacks.extend(callbacks)
+class ObjectState(elastic.State):
+    """Values kept as attributes: `state = ObjectState(epoch=0)`, `state.epoch += 1`, `state.commit()`.
 
-    def on_reset(self) -> None:
-        """Called after the set of ranks has changed: `reset`, then the registered callbacks."""
-        self.reset()
-        for callback in self._callbacks:
-            callback()
+    A rank whose values differ from those of the others after a commit gets theirs, as in Horovod: averages of batch
+    normalisation, for example, differ.
+    """
 
-    def reset(self) -> None:
-        """Adapt to the current set of ranks. Nothing to do for plain values."""
-
-    def save(self) -> None:
-        """Copy all values, in this process's memory."""
-        self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._names}
+    strict = False
 
     def commit(self) -> None:
-        """Save. When a rank is lost, the survivors continue from the last commit."""
+        """Save, then let ranks come and leave. All ranks call it at the same point of the program.
+
+        When a rank is lost, the survivors continue from the last commit. Raises HostsUpdatedInterrupt, which `run`
+        catches.
+        """
         self.save()
+        self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Nothing: hosts are never added."""
+        """Let ranks come and leave. All ranks call it at the same point of the program.
 
-    def restore(self) -> None:
-        """Return to the values of the last `save`."""
-        for name, value in self._saved.items():
-            setattr(self, name, copy.deepcopy(value))
+        Raises HostsUpdatedInterrupt, which `run` catches, HorovodInternalError if a rank is lost.
+        """
+        with as_horovod():
+            if is_initialized() and collectives.changes_pending():
+                raise HostsUpdatedInterrupt
 
     def sync(self) -> None:
-        """Broadcast the values of rank 0 to all ranks, and save them. Collective."""
-        values = broadcast_object({name: getattr(self, name) for name in self._names}, 0, "elastic.state")
-        for name, value in values.items():
-            setattr(self, name, value)
-        self.save()
+        """Give all ranks the values of the lowest rank with the latest commit, and save them. Collective. Raises
+        HorovodInternalError if a rank is lost."""
+        with as_horovod():
+            super().sync()
 
 
 class VariablesState(ObjectState, ABC):
@@ -76,7 +65,7 @@ class VariablesState(ObjectState, ABC):
     def variables(self) -> list[Any]:
         """Return the current variables, in the same order on all ranks."""
 
-    def read(self, variables: Sequence[Any]) -> list[Any]:
+    def values_of(self, variables: Sequence[Any]) -> list[Any]:
         """Return copies of the variables' values."""
         return [np.array(variable) for variable in variables]
 
@@ -84,54 +73,21 @@ class VariablesState(ObjectState, ABC):
         """Set a variable to a value."""
         variable.assign(value)
 
-    @abstractmethod
-    def broadcast(self, variables: Sequence[Any]) -> None:
-        """Give the variables of all ranks the values of rank 0. Collective."""
+    def read(self) -> Any:
+        """The attributes, and the values of the variables."""
+        return super().read(), self.values_of(self.variables())
 
-    def save(self) -> None:
-        """Copy all values and variables, in this process's memory."""
-        super().save()
-        variables = self.variables()
-        self._values = list(zip(variables, self.read(variables), strict=True))
-
-    def restore(self) -> None:
-        """Return to the values of the last `save`."""
-        super().restore()
-        for variable, value in self._values:
+    def write(self, values: Any) -> None:
+        """Set the attributes and the variables."""
+        attributes, found = values
+        super().write(attributes)
+        for variable, value in zip(self.variables(), found, strict=False):  # variables may have been created since
             self.assign(variable, value)
-
-    def sync(self) -> None:
-        """Broadcast values and variables of rank 0 to all ranks, and save them. Collective."""
-        self.broadcast(self.variables())
-        super().sync()
 
 
 def recovering(*failures: type[Exception]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Make a framework's `run`, a decorator for `func(state, ...)`.
+    """Make a framework's `run`, a decorator for `func(state, ...)`; collectives.elastic has the loop.
 
     failures   exceptions that the framework raises for a failed operation, beside HorovodInternalError
-
-    The decorated function synchronises the state and calls `func`. If a rank is lost, the survivors shrink the world,
-    restore the last commit, and call `func` again. It raises the error of `func` if the world is intact, and the error
-    of `collectives.shrink` on a rank that is excluded.
     """
-
-    caught: tuple[type[Exception], ...] = (HorovodInternalError, *failures)
-
-    def run(func: Callable[..., T]) -> Callable[..., T]:
-        @functools.wraps(func)
-        def call(state: ObjectState, *args: Any, **kwargs: Any) -> T:
-            while True:
-                try:
-                    state.sync()
-                    return func(state, *args, **kwargs)
-                except caught:
-                    if collectives.world().failure is None:
-                        raise
-                collectives.shrink()
-                state.restore()
-                state.on_reset()
-
-        return call
-
-    return run
+    return elastic.recovering(HorovodInternalError, *failures)

@@ -8,13 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from frontends.horovod import ObjectState, VariablesState, recovering
+from frontends.horovod import HostsUpdatedInterrupt, ObjectState, VariablesState, recovering
 from frontends.keras.backends import chosen
 from frontends.keras.library import Callback, optimizer_variables
-from frontends.keras.values import broadcast_variables
 
 __all__ = [
     "CommitStateCallback",
+    "HostsUpdatedInterrupt",
     "KerasState",
     "ObjectState",
     "UpdateBatchStateCallback",
@@ -42,13 +42,9 @@ class KerasState(VariablesState):
             return list(self.model.variables)
         return [*self.model.variables, *optimizer_variables(self.optimizer, self.model.trainable_variables)]
 
-    def read(self, variables: Sequence[Any]) -> list[Any]:
+    def values_of(self, variables: Sequence[Any]) -> list[Any]:
         """Return copies of the variables' values."""
         return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
-
-    def broadcast(self, variables: Sequence[Any]) -> None:
-        """Give the variables of all ranks the values of rank 0. Collective."""
-        broadcast_variables(variables, 0)
 
     def reset(self) -> None:
         """Discard the model's compiled steps, because the number of ranks may be a constant in them."""

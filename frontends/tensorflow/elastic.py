@@ -7,11 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from frontends.horovod import ObjectState, VariablesState, recovering
-from frontends.tensorflow.functions import broadcast_variables
+from frontends.horovod import HostsUpdatedInterrupt, ObjectState, VariablesState, recovering
 from frontends.tensorflow.keras_bridge import keras_frontend
 
-__all__ = ["ObjectState", "TensorFlowState", "run"]
+__all__ = ["HostsUpdatedInterrupt", "ObjectState", "TensorFlowState", "run"]
 
 run = recovering(tf.errors.OpError)
 
@@ -20,24 +19,22 @@ class TensorFlowState(VariablesState):
     """ObjectState with variables: `TensorFlowState(model.trainable_variables, epoch=0)`.
 
     variables  None for all global variables of the graph
-    session    session of the variables' graph of `tf.compat.v1`; None in eager mode. Create the state before the graph
-               is finalised, because it adds operations
+    session    session of the variables' graph of `tf.compat.v1`; None in eager mode
     """
 
     def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **values: Any) -> None:
         found = tf.compat.v1.global_variables() if variables is None else variables
         self._variables = list(found)
         self._session = session
-        self._broadcast = broadcast_variables(self._variables, 0) if session is not None else None
         super().__init__(**values)
 
     def variables(self) -> list[Any]:
         """Return the variables."""
         return self._variables
 
-    def read(self, variables: Sequence[Any]) -> list[Any]:
+    def values_of(self, variables: Sequence[Any]) -> list[Any]:
         """Return copies of the variables' values."""
-        return super().read(variables) if self._session is None else list(self._session.run(list(variables)))
+        return super().values_of(variables) if self._session is None else list(self._session.run(list(variables)))
 
     def assign(self, variable: Any, value: Any) -> None:
         """Set a variable to a value."""
@@ -46,13 +43,6 @@ class TensorFlowState(VariablesState):
         else:
             start = variable.initializer
             self._session.run(start, feed_dict={start.inputs[1]: value})
-
-    def broadcast(self, variables: Sequence[Any]) -> None:
-        """Give the variables of all ranks the values of rank 0. Collective."""
-        if self._session is None:
-            broadcast_variables(variables, 0)
-        else:
-            self._session.run(self._broadcast)
 
 
 def __getattr__(name: str) -> Any:

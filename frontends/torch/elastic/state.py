@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 
-from frontends.horovod import ObjectState, broadcast_object, recovering
+from collectives.elastic import Arrays
+from frontends.horovod import HostsUpdatedInterrupt, ObjectState, recovering
 from frontends.torch.elastic.sampler import ElasticSampler
-from frontends.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
-__all__ = ["ObjectState", "TorchState", "run"]
+__all__ = ["HostsUpdatedInterrupt", "ObjectState", "TorchState", "run"]
 
 run = recovering()
+
+
+class _Tensors(Arrays):
+    """Tensors as bytes, with dtype, shape and device."""
+
+    def encode(self, value: Any) -> tuple[Any, Any] | None:
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
+            return super().encode(value)
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        return flat.view(torch.uint8).numpy(), (value.dtype, tuple(value.shape), value.device.type)
+
+    def decode(self, array: Any, note: Any) -> Any:
+        if note is None:
+            return super().decode(array, note)
+        dtype, shape, device = note
+        return torch.from_numpy(array).view(dtype).reshape(shape).to(device)
 
 
 class TorchState(ObjectState):
@@ -22,6 +37,8 @@ class TorchState(ObjectState):
     Pass further models, optimizers and samplers by name; they are recognised by their types. They may be replaced:
     `state.optimizer = ...`.
     """
+
+    library = _Tensors()
 
     def __init__(
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **values: Any
@@ -32,6 +49,7 @@ class TorchState(ObjectState):
         for name in self._handled:
             setattr(self, name, named[name])
         super().__init__(**{name: value for name, value in values.items() if name not in self._handled})
+        self._kept = self._objects()
 
     def reset(self) -> None:
         """Divide the rest of the epoch among the current ranks."""
@@ -39,28 +57,33 @@ class TorchState(ObjectState):
             if isinstance(value, ElasticSampler):
                 value.reset()
 
+    def read(self) -> Any:
+        """The attributes, the states of models, optimizers and samplers, and on this rank these themselves."""
+        states = [(name, value.state_dict()) for name, value in self._objects()]
+        return super().read(), states
+
+    def write(self, values: Any) -> None:
+        """Set the attributes and the states."""
+        attributes, states = values
+        super().write(attributes)
+        for name, state in states:
+            getattr(self, name).load_state_dict(state)
+
     def save(self) -> None:
         """Copy all values and states, in this process's memory."""
         super().save()
-        self._states = [(name, value, copy.deepcopy(value.state_dict())) for name, value in self._objects()]
+        self._kept = self._objects()
 
     def restore(self) -> None:
-        """Return to the values and states of the last `save`."""
-        super().restore()
-        for name, value, state in self._states:
+        """Return to the values and states of the last commit, and to the objects that had them."""
+        for name, value in self._kept:
             setattr(self, name, value)
-            value.load_state_dict(copy.deepcopy(state))
+        super().restore()
 
     def sync(self) -> None:
-        """Broadcast all values and states of rank 0 to all ranks. Collective."""
-        for _, value in self._objects():
-            if isinstance(value, torch.nn.Module):
-                broadcast_parameters(value.state_dict(), 0)
-            elif isinstance(value, torch.optim.Optimizer):
-                broadcast_optimizer_state(value, 0)
-            elif isinstance(value, ElasticSampler):
-                value.load_state_dict(broadcast_object(value.state_dict()))
+        """Give all ranks the values and states of the last commit, or at first those of rank 0. Collective."""
         super().sync()
+        self._kept = self._objects()
 
     def _objects(self) -> list[tuple[str, Any]]:
         return [(name, getattr(self, name)) for name in self._handled]

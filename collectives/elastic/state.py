@@ -1,0 +1,184 @@
+"""The state of an elastic program, and the loop that keeps it going."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+from collectives.communicator import Communicator
+from collectives.elastic.snapshot import Arrays, Snapshot
+from collectives.elastic.transfer import give
+from collectives.world import is_initialized, world
+from transports.base import runs
+from transports.errors import MismatchError, TransportError
+
+T = TypeVar("T")
+
+
+class ChangesPending(Exception):
+    """Ranks are to come or to leave. `run` catches it, lets the ranks regroup and calls its function again."""
+
+
+def check_changes() -> None:
+    """Raise ChangesPending if ranks are to come or to leave, on all ranks in the same call. See
+    Communicator.changes_pending."""
+    if is_initialized() and world().changes_pending():
+        raise ChangesPending
+
+
+class State:
+    """Values kept as attributes: `state = State(weights=[w, b], step=0)`, `state.step += 1`, `state.commit()`.
+
+    Values are NumPy arrays, numbers, texts, containers of them, and anything that can be pickled. The last commit is
+    kept in this process's memory. When ranks are lost, the others go on from it; newcomers get it from them.
+
+    library   how arrays are taken apart; that of a frontend for a framework's arrays
+    strict    True to refuse a rank whose arrays differ from those of the others after the same commit. False gives it
+              theirs
+    """
+
+    library: ClassVar[Arrays] = Arrays()
+    strict: ClassVar[bool] = True
+
+    def __init__(self, **values: Any) -> None:
+        self._names = list(values)
+        self._callbacks: list[Callable[[], object]] = []
+        self._commits = 0
+        """Number of commits since the program began, the same on all ranks that have the same state."""
+        for name, value in values.items():
+            setattr(self, name, value)
+        self._saved = Snapshot.of(self.read(), self.library)
+
+    # ---- for subclasses
+
+    def read(self) -> Any:
+        """The values of the state, of which a copy is taken."""
+        return {name: getattr(self, name) for name in self._names}
+
+    def write(self, values: Any) -> None:
+        """Set the state to values that `read` has returned, on this or another rank."""
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def reset(self) -> None:
+        """Adapt to the current ranks. Nothing to do for plain values."""
+
+    # ----
+
+    def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
+        """Add functions to call after the ranks have changed, for example to adapt the learning rate."""
+        self._callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Called after the ranks have changed: `reset`, then the registered callbacks."""
+        self.reset()
+        for callback in self._callbacks:
+            callback()
+
+    def save(self) -> None:
+        """Copy the values. All ranks call it at the same point of the program."""
+        self._saved = Snapshot.of(self.read(), self.library)
+        self._commits += 1
+
+    def commit(self) -> None:
+        """Copy the values, then let ranks come and leave. All ranks call it at the same point of the program. Raises
+        ChangesPending, which `run` catches."""
+        self.save()
+        check_changes()
+
+    def restore(self) -> None:
+        """Return to the values of the last commit, or of the last `sync`."""
+        self.write(self._saved.value(self.library))
+
+    def sync(self) -> None:
+        """Give all ranks the last commit. Collective.
+
+        The ranks with the latest commit keep their values. They send them to the others in stripes, all at once, and
+        the digest is checked there. Before the first commit all get the values of rank 0. If ranks with the latest
+        commit have different arrays, most of them are right: the others raise MismatchError and close, and the right
+        ones raise AbortedError that names them, after which they may regroup (see `strict`).
+
+        Raises the errors of a communicator. If all ranks that had a commit are lost, the newcomers begin anew.
+        """
+        comm = world()
+        self._saved = Snapshot.of(self.read(), self.library)
+        commits = comm.allgather_object(self._commits)
+        newest = max(commits)
+        holders = [rank for rank in range(comm.size) if commits[rank] == newest] if newest else [0]
+        if len(holders) > 1:
+            holders = self._agreed(comm, holders, newest)
+        has = comm.rank in holders
+        saved = give(comm, self._saved if has else None, holders)
+        if len(holders) < comm.size:
+            digests = comm.allgather_object(saved.digest(outline=True))
+            wrong = [rank for rank in range(comm.size) if rank not in holders and digests[rank] != digests[holders[0]]]
+            if wrong:
+                raise MismatchError(f"ranks {runs(wrong)} received another state than ranks {runs(holders)} have sent")
+        self._saved, self._commits = saved, max(newest, 1)
+        if not has:
+            self.write(saved.value(self.library))
+
+    def _agreed(self, comm: Communicator, holders: list[int], newest: int) -> list[int]:
+        """Those of the holders that have the same arrays."""
+        digests = comm.allgather_object(self._saved.digest(outline=not self.strict) if comm.rank in holders else b"")
+        counts = Counter(digests[rank] for rank in holders)
+        usual = max(holders, key=lambda rank: (counts[digests[rank]], -rank) if self.strict else (0, -rank))
+        alike = [rank for rank in holders if digests[rank] == digests[usual]]
+        if len(alike) < len(holders) and self.strict:
+            text = f"its state differs from that of ranks {runs(alike)} after commit {newest}"
+            if comm.rank in alike or comm.rank not in holders:
+                comm.barrier()  # raises the abort of the other
+            comm.abort(text)
+            comm.close()
+            raise MismatchError(f"rank {comm.rank} is refused: {text}", rank=comm.rank)
+        return alike
+
+
+def recovering(*failures: type[Exception]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Make a `run`, a decorator for functions `func(state, ...)`.
+
+    failures   exceptions that are raised for a failed operation
+    """
+
+    def run(func: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(func)
+        def call(state: State, *args: Any, **kwargs: Any) -> T:
+            while True:
+                lost = False
+                try:
+                    state.sync()
+                    return func(state, *args, **kwargs)
+                except ChangesPending:
+                    state.save()  # all ranks are at the same point
+                except failures:
+                    if world().failure is None:
+                        raise
+                    lost = True
+                if world().regroup() is None:
+                    raise SystemExit(0)
+                if lost:
+                    state.restore()
+                state.on_reset()
+
+        return call
+
+    return run
+
+
+_recovering = recovering(TransportError)
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Decorate a function `func(state, ...)` that goes on while ranks come and go.
+
+    The decorated function synchronises the state and calls `func`. When ranks are lost, the others regroup, return to
+    the last commit, and call `func` again; when ranks come or leave, they do so without a lost step. Then the callbacks
+    of the state are called. A rank that leaves ends its process by SystemExit(0). It raises the error of `func` if the
+    world is intact, and the errors of Communicator.regroup.
+
+    func   the first argument is a State. It begins where the state says, for example at `state.step`, and calls
+           `state.commit()` between its steps, on all ranks at the same points
+    """
+    return _recovering(func)

@@ -1,0 +1,109 @@
+"""The final parameters of an elastic job equal those of one process that trains with the same history of members."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives as ronde
+from collectives import Communicator, RendezvousError
+from collectives.elastic import Sampler, State, run
+from collectives.membership import ask_to_leave
+from tests.collectives.membership.changes import SECONDS, job
+
+SAMPLES, BATCH, EPOCHS = 97, 3, 6
+DATA = np.random.default_rng(1).integers(-9, 9, (SAMPLES, 4))
+
+
+def gradient(weights: np.ndarray[Any, Any], parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """The sum of the ranks' gradients, in whole numbers, so that their order does not matter."""
+    return np.sum([(DATA[part] * (1 + DATA[part] @ weights % 1000)[:, None]).sum(0) for part in parts], 0)
+
+
+def oracle(sizes: list[int]) -> np.ndarray[Any, Any]:
+    """Train in one process, with so many ranks in each step."""
+    weights, left = np.zeros(4, np.int64), list(sizes)
+    sampler = Sampler(SAMPLES, seed=5)
+    for _ in range(EPOCHS):
+        order, done = sampler.order(), 0
+        while done < SAMPLES:
+            size = left.pop(0)
+            taken = order[done : done + BATCH * size]
+            done += len(taken)
+            each = -(-len(taken) // size)
+            padded = np.resize(taken, each * size)
+            weights = weights - gradient(weights, [padded[rank::size] for rank in range(size)]) % 1009
+        sampler.next_epoch()
+    assert left == []
+    return weights
+
+
+class Dies(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("transport", "seed"), [("local", 1), ("local", 2), ("local", 3), ("tcp", 4), ("auto", 5)])
+def test_the_parameters_are_those_of_one_process(transport: str, seed: int) -> None:
+    chance = random.Random(seed)
+    dying: set[int] = set()
+    planned = {at: chance.choice(["come", "come", "leave", "die"]) for at in range(2, 60, 4)}
+    numbers = iter(range(10, 100))
+    lock = threading.Lock()
+    started = []
+
+    def happen(at: int) -> None:
+        """What is planned for a step, on rank 0, once."""
+        event = planned.pop(at, None)
+        there = ronde.world().transport.group.numbers
+        if event == "come":
+            started.append(here.come(body, next(numbers)))
+        elif event == "leave" and len(there) > 2:
+            ask_to_leave(here.store, [chance.choice(list(there)[1:])], "the plan")
+        elif event == "die" and len(there) > 2:
+            dying.add(chance.choice(list(there)))
+
+    @run
+    def train(state: Any) -> None:
+        while state.sampler.epoch < EPOCHS:
+            comm = ronde.world()
+            number = comm.transport.group.numbers[comm.rank]
+            if comm.rank == 0:
+                with lock:
+                    happen(len(state.sizes))
+            while len(samples := state.sampler.take(BATCH)):
+                state.weights -= comm.allreduce(gradient(state.weights, [samples])) % 1009
+                state.sizes.append(comm.size)
+                if number in dying:
+                    raise Dies
+                if comm.rank == 0:
+                    with lock:
+                        happen(len(state.sizes))
+                state.commit()
+            state.sampler.next_epoch()
+
+    def body(comm: Communicator) -> tuple[list[int], list[int]] | None:
+        state = State(weights=np.zeros(4, np.int64), sampler=Sampler(SAMPLES, seed=5), sizes=[])
+        try:
+            train(state)
+        except (SystemExit, Dies) as end:
+            if isinstance(end, Dies):
+                ronde.world().abort("it dies")
+            return None
+        return state.weights.tolist(), state.sizes
+
+    with job(transport, join_timeout=SECONDS) as here:
+        started += here.start(3, body)
+        results = [future.result(2 * SECONDS) for future in started[:3]]
+        here.store.close()  # ends newcomers that came too late
+        for future in started[3:]:
+            if not isinstance(future.exception(SECONDS), RendezvousError):
+                results.append(future.result())
+    ended = [result for result in results if result is not None]
+    weights, sizes = ended[0]
+    assert all(result == (weights, sizes) for result in ended)
+    assert len(set(sizes)) > 1
+    assert oracle(sizes).tolist() == weights

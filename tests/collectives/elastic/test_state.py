@@ -1,0 +1,219 @@
+"""State: commit, restore, sync; newcomers get it in stripes; who differs is refused; samplers."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives as ronde
+from collectives import AbortedError, Communicator, MismatchError
+from collectives.elastic import Sampler, State, snapshot
+from collectives.elastic.snapshot import Arrays, Memory, Snapshot
+from tests.collectives.membership.changes import SECONDS, job
+from tests.worlds import world_of
+
+
+def values(seed: int) -> dict[str, Any]:
+    numbers = np.random.default_rng(seed)
+    return {
+        "tree": {"w": numbers.normal(size=(7, 5)), "more": [numbers.integers(0, 9, 3), (numbers.normal(size=()),)]},
+        "empty": np.zeros((0, 4), np.float32),
+        "large": numbers.normal(size=1000).astype(np.float32)[::2],
+        "text": f"seed {seed}",
+        "step": seed,
+    }
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    assert type(found) is type(wanted)
+    if isinstance(wanted, dict):
+        assert list(found) == list(wanted)
+        for key in wanted:
+            assert_same(found[key], wanted[key])
+    elif isinstance(wanted, list | tuple):
+        for one, other in zip(found, wanted, strict=True):
+            assert_same(one, other)
+    elif isinstance(wanted, np.ndarray):
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+        np.testing.assert_array_equal(found, wanted)
+    else:
+        assert found == wanted
+
+
+def test_a_snapshot_shares_nothing_with_the_value() -> None:
+    value = values(1)
+    kept = Snapshot.of(value, Arrays())
+    value["tree"]["w"][:] = 0
+    value["tree"]["more"].append(1)
+    first = kept.value(Arrays())
+    assert_same(first, values(1))
+    first["tree"]["w"][:] = 0
+    assert_same(kept.value(Arrays()), values(1))
+
+
+def test_the_digest_is_that_of_the_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "CHUNK_BYTES", 100)
+    one, other = Snapshot.of(values(1), Arrays()), Snapshot.of({**values(1), "text": "else"}, Arrays())
+    assert one.digest(outline=False) == other.digest(outline=False)
+    assert one.digest(outline=True) != other.digest(outline=True)
+    for array in other.arrays:
+        if array.size:
+            array.reshape(-1)[-1] += 1
+            assert one.digest(outline=False) != other.digest(outline=False)
+            array.reshape(-1)[-1] -= 1
+    reshaped = {**values(1), "empty": np.zeros((4, 0), np.float32)}
+    assert Snapshot.of(reshaped, Arrays()).digest(outline=False) != one.digest(outline=False)
+
+
+def test_memory_reads_and_writes_across_arrays() -> None:
+    whole = np.arange(50, dtype=np.uint8)
+    memory = Memory([part.copy() for part in np.split(whole, [3, 4, 30])])
+    for start in range(50):
+        for stop in range(start + 1, 51):
+            np.testing.assert_array_equal(memory.read(start, stop), whole[start:stop])
+    memory.write(2, np.full(30, 99, np.uint8))
+    np.testing.assert_array_equal(memory.read(0, 50), [0, 1, *[99] * 30, *range(32, 50)])
+
+
+def test_commit_and_restore() -> None:
+    state = State(**values(1))
+    state.tree["w"] += 1
+    state.step = 7
+    state.commit()
+    state.tree["w"] += 1
+    state.step = 8
+    state.restore()
+    assert state.step == 7
+    np.testing.assert_array_equal(state.tree["w"], values(1)["tree"]["w"] + 1)
+
+
+@pytest.mark.parametrize("chunk", [64, 1 << 20])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_before_the_first_commit_all_get_the_values_of_rank_0(
+    size: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "CHUNK_BYTES", chunk)
+
+    def rank(comm: Communicator) -> None:
+        state = State(**values(comm.rank))
+        state.sync()
+        assert_same({name: getattr(state, name) for name in values(0)}, values(0))
+        state.step = 9
+        state.restore()
+        assert state.step == 0
+
+    with world_of("local", size) as world:
+        world.run(rank)
+
+
+@pytest.mark.parametrize("behind", [{0}, {1, 3}, {0, 1, 2}])
+def test_ranks_that_are_behind_get_the_latest_commit_from_all_that_have_it(
+    behind: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "CHUNK_BYTES", 64)
+
+    def rank(comm: Communicator) -> int:
+        state = State(**values(0))
+        state.sync()
+        if comm.rank not in behind:
+            for name, value in values(5).items():
+                setattr(state, name, value)
+            state.save()
+        before = comm.metrics()
+        state.sync()
+        assert_same({name: getattr(state, name) for name in values(5)}, values(5))
+        return before is not None
+
+    with world_of("local", 4) as world:
+        world.run(rank)
+
+
+def test_a_rank_whose_arrays_differ_is_named_and_refused() -> None:
+    def rank(comm: Communicator) -> str:
+        state = State(weights=np.zeros(1000))
+        state.sync()
+        if comm.rank == 1:
+            state.weights[500] += 1e-9
+        state.save()
+        if comm.rank == 1:
+            with pytest.raises(
+                MismatchError, match=r"rank 1 is refused: its state differs from that of ranks 0, 2 after"
+            ):
+                state.sync()
+            return "refused"
+        with pytest.raises(
+            AbortedError, match=r"rank 1 aborted: its state differs from that of ranks 0, 2 after commit 2"
+        ):
+            state.sync()
+        new = comm.regroup()
+        assert new is not None
+        state.sync()
+        return f"{new.rank} of {new.size}"
+
+    with world_of("local", 3) as world:
+        assert world.run(rank) == ["0 of 2", "refused", "1 of 2"]
+
+
+def test_a_state_that_is_not_strict_takes_that_of_the_lowest_rank() -> None:
+    class Lenient(State):
+        strict = False
+
+    def rank(comm: Communicator) -> None:
+        state = Lenient(mean=np.full(3, 7.0), name="x")
+        state.sync()
+        state.mean += comm.rank
+        state.name += str(comm.rank)
+        state.save()
+        state.sync()
+        assert (state.mean.tolist(), state.name) == ([7.0] * 3, "x0")
+
+    with world_of("local", 3) as world:
+        world.run(rank)
+
+
+# ---- samplers
+
+
+def test_a_sampler_loses_and_repeats_nothing_while_the_ranks_change() -> None:
+    count = 103
+    taken: list[tuple[int, np.ndarray[Any, Any]]] = []
+    lock, enough = threading.Lock(), threading.Event()
+
+    def body(comm: Communicator) -> None:
+        state = State(sampler=Sampler(count, seed=3), steps=0)
+        try:
+            train(state)
+        except SystemExit:
+            return
+
+    @ronde.elastic.run
+    def train(state: Any) -> None:
+        while len(samples := state.sampler.take(4)):
+            comm = ronde.world()
+            all_samples = comm.allgather(samples)
+            if comm.rank == 0:
+                with lock:
+                    taken.append((comm.size, all_samples))
+            if comm.rank == 1 and len(taken) == 9:
+                comm.leave("it is enough")
+            state.steps += 1
+            state.commit()
+            if state.steps == 2:
+                enough.wait(SECONDS)  # so that the newcomer is in time
+            comm.barrier()
+
+    with job("local") as here:
+        ranks = here.start(2, body)
+        newcomer = here.come(body)
+        here.wait_for_request(0)
+        enough.set()
+        for future in [*ranks, newcomer]:
+            future.result(SECONDS)
+    seen = np.concatenate([samples for _, samples in taken])
+    assert {size for size, _ in taken} >= {2, 3}
+    padding = seen.size - count
+    assert 0 <= padding < 3
+    assert sorted(set(seen.tolist())) == list(range(count))
