@@ -27,3 +27,18 @@ def test_train_digits(transport: str) -> None:
     accuracy = re.fullmatch(r"\[rank 0\] test accuracy: (\d+\.\d) %", said.splitlines()[-1])
     assert accuracy is not None
     assert float(accuracy[1]) >= 96
+
+
+def test_elastic_digits() -> None:
+    """A process is killed, and a spare takes its place."""
+    script = str(EXAMPLES / "elastic_digits.py")
+    elastic = ["-np", "3", "--min-np", "2", "--max-np", "3", "--spares", "1"]
+    done = ronde("run", *elastic, sys.executable, script, "--kill", "200")
+    said = done.stdout.decode()
+    assert done.returncode == 0, said + done.stderr.decode()
+    assert "came: 3; left: 1 (its process ended)" in done.stderr.decode()
+    assert "[rank 0] step 0: 3 ranks" in said
+    assert "parameters bit-identical on 3 ranks: yes" in said
+    accuracy = re.fullmatch(r"\[rank 0\] test accuracy: (\d+\.\d) %", said.splitlines()[-1])
+    assert accuracy is not None
+    assert float(accuracy[1]) >= 96

@@ -38,6 +38,7 @@ PLAYED: dict[str, tuple[str, ...]] = {
     "docs/tutorial/four-processes.md": ("docs/tutorial/one-process.md",),
     "docs/tutorial/two-hosts.md": (),
     "docs/compression.md": (),
+    "docs/elastic.md": (),
     "docs/simulate.md": (),
     "docs/troubleshooting.md": (),
     "docs/migrating-from-mpi4py.md": (),

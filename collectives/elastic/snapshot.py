@@ -140,4 +140,4 @@ class Memory:
 
 
 def _digest(data: bytes | Bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
+    return hashlib.blake2b(data.data if isinstance(data, np.ndarray) else data, digest_size=16).digest()

@@ -110,10 +110,10 @@ class Fence:
             except _Closed:
                 pass
             except RendezvousError as error:
-                if not held:
-                    self._closing.wait(_RETRY_SECONDS)
+                if held:
+                    self._tell(error)
+                elif not self._closing.wait(_RETRY_SECONDS):
                     continue
-                self._tell(error)
             except (ValueError, TypeError) as error:
                 self._tell(RendezvousError(f"the store holds boundaries that cannot be read: {error}"))
             except RondeError as error:

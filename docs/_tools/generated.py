@@ -258,7 +258,10 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "errors": errors,
     "decisions": decisions,
     "examples": examples,
-    **{name: frontend(name) for name in ("torch", "tensorflow", "keras", "jax", "numpy", "compression", "horovod")},
+    **{
+        name: frontend(name)
+        for name in ("torch", "tensorflow", "keras", "jax", "numpy", "compression", "elastic", "horovod")
+    },
 }
 """The parts by name."""
 

@@ -52,7 +52,7 @@ def test_the_parameters_are_those_of_one_process(transport: str, seed: int) -> N
     dying: set[int] = set()
     planned = {at: chance.choice(["come", "come", "leave", "die"]) for at in range(2, 60, 4)}
     numbers = iter(range(10, 100))
-    lock = threading.Lock()
+    lock, finished = threading.Lock(), threading.Event()
     started = []
 
     def happen(at: int) -> None:
@@ -93,16 +93,18 @@ def test_the_parameters_are_those_of_one_process(transport: str, seed: int) -> N
             if isinstance(end, Dies):
                 ronde.world().abort("it dies")
             return None
+        finished.set()
         return state.weights.tolist(), state.sizes
 
     with job(transport, join_timeout=SECONDS) as here:
         started += here.start(3, body)
-        results = [future.result(2 * SECONDS) for future in started[:3]]
+        assert finished.wait(2 * SECONDS)
         here.store.close()  # ends newcomers that came too late
-        for future in started[3:]:
+        ended = []
+        for future in started:
             if not isinstance(future.exception(SECONDS), RendezvousError):
-                results.append(future.result())
-    ended = [result for result in results if result is not None]
+                ended.append(future.result())
+    ended = [result for result in ended if result is not None]
     weights, sizes = ended[0]
     assert all(result == (weights, sizes) for result in ended)
     assert len(set(sizes)) > 1
