@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import re
 import sys
 import tempfile
@@ -139,11 +140,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{'world':>6}{'rate':>9}{'size':>9}{'wire':>11}" + "".join(f"{name:>11}" for name in names), end="")
     print("".join(f"{name + ' / ' + OURS:>16}" for name in names[1:]) + f"{'of wire':>8}{'wrong':>7}  algorithm")
     for shape in options.worlds:
+        ranks = math.prod(int(number) for number in shape.split("x"))
         for rate in options.rates:
             with world(shape, rate, contenders) as jobs:
                 for size in SIZES:
                     if options.min <= size <= options.max:
-                        line = measure(jobs, "allreduce", size, options.rounds)
+                        line = measure(jobs, "allreduce", size, ranks, options.rounds)
                         print_line(shape, rate, line, names)
                         rows.append({"world": shape, "rate": rate, **dataclasses.asdict(line)})
     if options.json is not None:
