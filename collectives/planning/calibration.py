@@ -17,7 +17,7 @@ NEVER: Final = 0
 USUAL: Final[Mapping[str, int]] = {
     "allreduce": 8 << 20,
     "reduce_scatter": 8 << 20,
-    "broadcast": 8 << 20,
+    "broadcast": 4 << 20,
     "allgather": 4 << 20,
     "alltoall": 4 << 20,
 }
