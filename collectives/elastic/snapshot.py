@@ -97,7 +97,7 @@ class Snapshot:
         pickled differently."""
         memory = self.memory()
         with ThreadPoolExecutor(_THREADS) as pool:
-            parts = list(pool.map(lambda chunk: _digest(memory.read(*chunk)), memory.chunks()))
+            parts = list(pool.map(lambda chunk: _digest(memory.read(*chunk).data), memory.chunks()))
         forms = repr([(shape, str(dtype)) for shape, dtype in self.forms])
         return _digest(forms.encode() + b"".join(parts) + (self.outline if outline else b""))
 
@@ -139,5 +139,5 @@ class Memory:
         return pieces
 
 
-def _digest(data: bytes | Bytes) -> bytes:
-    return hashlib.blake2b(data.data if isinstance(data, np.ndarray) else data, digest_size=16).digest()
+def _digest(data: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()

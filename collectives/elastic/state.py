@@ -36,7 +36,7 @@ class State:
 
     library   how arrays are taken apart; that of a frontend for a framework's arrays
     strict    True to refuse a rank whose arrays differ from those of the others after the same commit. False gives it
-              theirs
+              theirs. Values that are no arrays are not compared: equal ones may be pickled differently
     """
 
     library: ClassVar[Arrays] = Arrays()
@@ -126,13 +126,14 @@ class State:
         counts = Counter(digests[rank] for rank in holders)
         usual = max(holders, key=lambda rank: (counts[digests[rank]], -rank) if self.strict else (0, -rank))
         alike = [rank for rank in holders if digests[rank] == digests[usual]]
-        if len(alike) < len(holders) and self.strict:
+        if len(alike) == len(holders) or not self.strict:
+            return alike
+        if comm.rank in holders and comm.rank not in alike:
             text = f"its state differs from that of ranks {runs(alike)} after commit {newest}"
-            if comm.rank in alike or comm.rank not in holders:
-                comm.barrier()  # raises the abort of the other
             comm.abort(text)
             comm.close()
             raise MismatchError(f"rank {comm.rank} is refused: {text}", rank=comm.rank)
+        comm.barrier()  # raises the abort of the others: they never arrive
         return alike
 
 
@@ -145,9 +146,12 @@ def recovering(*failures: type[Exception]) -> Callable[[Callable[..., T]], Calla
     def run(func: Callable[..., T]) -> Callable[..., T]:
         @functools.wraps(func)
         def call(state: State, *args: Any, **kwargs: Any) -> T:
+            changed = False
             while True:
                 lost = False
                 try:
+                    if changed:
+                        state.on_reset()
                     state.sync()
                     return func(state, *args, **kwargs)
                 except ChangesPending:
@@ -160,7 +164,7 @@ def recovering(*failures: type[Exception]) -> Callable[[Callable[..., T]], Calla
                     raise SystemExit(0)
                 if lost:
                     state.restore()
-                state.on_reset()
+                changed = True
 
         return call
 

@@ -44,6 +44,8 @@ def give(comm: Communicator, snapshot: Snapshot | None, holders: list[int]) -> S
         _send(comm, memory, holders.index(comm.rank), len(holders), dict(zip(lacking, parts, strict=True)))
     else:
         _receive(comm, memory, parts[lacking.index(comm.rank)], holders)
+    if len(lacking) == 1:
+        return mine
     others = comm.split(0 if comm.rank in lacking else None)
     if others is not None:
         for root, part in enumerate(parts):

@@ -49,22 +49,24 @@ class Dies(Exception):
 @pytest.mark.parametrize(("transport", "seed"), [("local", 1), ("local", 2), ("local", 3), ("tcp", 4), ("auto", 5)])
 def test_the_parameters_are_those_of_one_process(transport: str, seed: int) -> None:
     chance = random.Random(seed)
-    dying: set[int] = set()
+    dying, leaving = set[int](), set[int]()
     planned = {at: chance.choice(["come", "come", "leave", "die"]) for at in range(2, 60, 4)}
     numbers = iter(range(10, 100))
-    lock, finished = threading.Lock(), threading.Event()
-    started = []
+    changed = threading.Condition()
+    inside: set[Communicator] = set()
+    newcomers = []
 
     def happen(at: int) -> None:
         """What is planned for a step, on rank 0, once."""
         event = planned.pop(at, None)
-        there = ronde.world().transport.group.numbers
+        there = sorted(set(ronde.world().transport.group.numbers) - dying - leaving)
         if event == "come":
-            started.append(here.come(body, next(numbers)))
+            newcomers.append(here.come(body, next(numbers)))
         elif event == "leave" and len(there) > 2:
-            ask_to_leave(here.store, [chance.choice(list(there)[1:])], "the plan")
+            leaving.add(chance.choice(there))
+            ask_to_leave(here.store, list(leaving), "the plan")
         elif event == "die" and len(there) > 2:
-            dying.add(chance.choice(list(there)))
+            dying.add(chance.choice(there))
 
     @run
     def train(state: Any) -> None:
@@ -72,39 +74,43 @@ def test_the_parameters_are_those_of_one_process(transport: str, seed: int) -> N
             comm = ronde.world()
             number = comm.transport.group.numbers[comm.rank]
             if comm.rank == 0:
-                with lock:
-                    happen(len(state.sizes))
+                happen(len(state.sizes))
             while len(samples := state.sampler.take(BATCH)):
                 state.weights -= comm.allreduce(gradient(state.weights, [samples])) % 1009
                 state.sizes.append(comm.size)
                 if number in dying:
                     raise Dies
                 if comm.rank == 0:
-                    with lock:
-                        happen(len(state.sizes))
+                    happen(len(state.sizes))
                 state.commit()
             state.sampler.next_epoch()
 
     def body(comm: Communicator) -> tuple[list[int], list[int]] | None:
         state = State(weights=np.zeros(4, np.int64), sampler=Sampler(SAMPLES, seed=5), sizes=[])
+        with changed:
+            inside.add(comm)
         try:
             train(state)
         except (SystemExit, Dies) as end:
             if isinstance(end, Dies):
                 ronde.world().abort("it dies")
             return None
-        finished.set()
+        finally:
+            with changed:
+                inside.remove(comm)
+                changed.notify_all()
         return state.weights.tolist(), state.sizes
 
     with job(transport, join_timeout=SECONDS) as here:
-        started += here.start(3, body)
-        assert finished.wait(2 * SECONDS)
+        first = here.start(3, body)
+        results = [future.result(2 * SECONDS) for future in first]
+        with changed:
+            assert changed.wait_for(lambda: not inside, 2 * SECONDS)
         here.store.close()  # ends newcomers that came too late
-        ended = []
-        for future in started:
+        for future in newcomers:
             if not isinstance(future.exception(SECONDS), RendezvousError):
-                ended.append(future.result())
-    ended = [result for result in ended if result is not None]
+                results.append(future.result())
+    ended = [result for result in results if result is not None]
     weights, sizes = ended[0]
     assert all(result == (weights, sizes) for result in ended)
     assert len(set(sizes)) > 1

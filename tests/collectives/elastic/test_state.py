@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import collectives as ronde
 from collectives import AbortedError, Communicator, MismatchError
-from collectives.elastic import Sampler, State, snapshot
+from collectives.elastic import Sampler, State, run, snapshot, transfer
 from collectives.elastic.snapshot import Arrays, Memory, Snapshot
 from tests.collectives.membership.changes import SECONDS, job
 from tests.worlds import world_of
@@ -115,19 +116,119 @@ def test_ranks_that_are_behind_get_the_latest_commit_from_all_that_have_it(
 ) -> None:
     monkeypatch.setattr(snapshot, "CHUNK_BYTES", 64)
 
-    def rank(comm: Communicator) -> int:
+    sent: Counter[int] = Counter()
+    lock = threading.Lock()
+
+    def count(comm: Communicator, data: Any, *args: Any, **kwargs: Any) -> Any:
+        with lock:
+            sent[comm.rank] += data.size
+        return send(comm, data, *args, **kwargs)
+
+    def rank(comm: Communicator) -> None:
         state = State(**values(0))
         state.sync()
+        comm.barrier()
+        with lock:
+            sent.clear()
+        comm.barrier()
         if comm.rank not in behind:
             for name, value in values(5).items():
                 setattr(state, name, value)
             state.save()
-        before = comm.metrics()
         state.sync()
         assert_same({name: getattr(state, name) for name in values(5)}, values(5))
-        return before is not None
 
+    send = Communicator.send_async
+    monkeypatch.setattr(Communicator, "send_async", count)
     with world_of("local", 4) as world:
+        world.run(rank)
+    size = Snapshot.of(values(5), Arrays()).memory().size
+    holders = 4 - len(behind)
+    assert sorted(sent) == sorted({0, 1, 2, 3} - behind)
+    assert sum(sent.values()) == size, "each byte leaves the holders once"
+    assert all(abs(share - size / holders) <= len(behind) for share in sent.values())
+
+
+def test_a_transfer_that_was_damaged_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def damage(memory: Memory, start: int, work: Any) -> None:
+        memory.write(start, work.wait() ^ 1)
+
+    def rank(comm: Communicator) -> None:
+        state = State(weights=np.zeros(100) + comm.rank)
+        with pytest.raises(MismatchError, match=r"ranks 1, 2 received another state than ranks 0 have sent"):
+            state.sync()
+        assert state.weights[0] == comm.rank
+        assert comm.allreduce(1) == 3
+
+    monkeypatch.setattr(transfer, "_land", damage)
+    with world_of("local", 3) as world:
+        world.run(rank)
+
+
+def test_a_rank_that_is_lost_in_a_transfer_is_replaced_by_the_other_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LostError(Exception):
+        pass
+
+    def lose(comm: Communicator, data: Any, *args: Any, **kwargs: Any) -> Any:
+        if comm.size == 4 and comm.rank == 0:
+            raise LostError
+        return send(comm, data, *args, **kwargs)
+
+    @run
+    def train(state: Any) -> tuple[int, float]:
+        return ronde.world().size, float(state.weights.sum())
+
+    def rank(comm: Communicator) -> Any:
+        state = State(weights=np.full(1000, float(comm.rank < 3)))
+        if comm.rank < 3:
+            state.save()
+        try:
+            return train(state)
+        except LostError:
+            comm.abort("it dies")
+            comm.close()
+            return None
+
+    send = Communicator.send_async
+    monkeypatch.setattr(Communicator, "send_async", lose)
+    with world_of("local", 4) as world:
+        assert world.run(rank) == [None, (3, 1000.0), (3, 1000.0), (3, 1000.0)]
+
+
+def test_run_goes_on_without_a_refused_rank() -> None:
+    resets = []
+
+    @run
+    def train(state: Any) -> int:
+        return ronde.world().size
+
+    def rank(comm: Communicator) -> Any:
+        state = State(weights=np.zeros(10) + (comm.rank == 1))
+        state.save()
+        state.register_reset_callbacks([lambda: resets.append(comm.rank)])
+        try:
+            return train(state)
+        except MismatchError as error:
+            return str(error)
+
+    with world_of("local", 3) as world:
+        first, second, third = world.run(rank)
+    assert (first, third) == (2, 2)
+    assert "rank 1 is refused: its state differs from that of ranks 0, 2 after commit 1" in second
+    assert sorted(resets) == [0, 2]
+
+
+def test_errors_of_the_function_are_raised_while_the_world_is_intact() -> None:
+    @run
+    def train(state: Any) -> None:
+        raise ronde.AbortedError("own")
+
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(ronde.AbortedError, match="own"):
+            train(State(step=0))
+        assert comm.allreduce(1) == 2
+
+    with world_of("local", 2) as world:
         world.run(rank)
 
 
@@ -189,7 +290,7 @@ def test_a_sampler_loses_and_repeats_nothing_while_the_ranks_change() -> None:
         except SystemExit:
             return
 
-    @ronde.elastic.run
+    @run
     def train(state: Any) -> None:
         while len(samples := state.sampler.take(4)):
             comm = ronde.world()
