@@ -21,12 +21,16 @@ from transports.tls import Tls
 
 _KEY = "ronde/store"
 _SHORTEST = 0.01
+_PAUSE = 0.05
 
 
 def open_store(
     theirs: Any, rank: int, deadline: float, resources: contextlib.ExitStack, tls: Tls | None
 ) -> tuple[Store, bytes]:
     """Open the store of a group whose ranks share torch's store `theirs`; return it and the secret for authentication.
+
+    torch's store may outlive the ranks: torchrun starts them again with the same one. So the address that a rank finds
+    there may be that of a store that has ended; then it waits for another address.
 
     The secret is created here and published in torch's store, so it keeps out clients that can reach the ports but not
     that store. `resources` closes what is opened. Raises DeadlineExceeded or RendezvousError.
@@ -36,18 +40,35 @@ def open_store(
             secret = new_secret()
             server = resources.enter_context(rendezvous.TcpStoreServer(_address(), secret=secret, tls=tls))
             theirs.set(_KEY, pack([server.url, secret]))
-        left = max(_SHORTEST, deadline - time.monotonic())
-        theirs.wait([_KEY], timedelta(seconds=left))
-        told = unpack(theirs.get(_KEY))
+        while True:
+            left = max(_SHORTEST, deadline - time.monotonic())
+            theirs.wait([_KEY], timedelta(seconds=left))
+            found = _opened(unpack(theirs.get(_KEY)), rank, deadline - _PAUSE, tls)
+            if found is not None:
+                resources.callback(found[0].close)
+                return found
+            time.sleep(_PAUSE)  # nothing in torch's store announces a key that is set anew
     except RuntimeError as error:  # torch has one error for a late key and for a store that is gone
         kind = DeadlineExceeded if time.monotonic() >= deadline - _SHORTEST else RendezvousError
         raise kind(f"rank {rank} did not hear from rank 0 in torch's store: {error}", rank=rank) from error
+
+
+def _opened(told: object, rank: int, last: float, tls: Tls | None) -> tuple[Store, bytes] | None:
+    """The store at a published address, and its secret; None if it does not answer. After `last` (absolute) it raises
+    the reason, a RendezvousError."""
     match told:
         case [str(url), bytes(secret)]:
-            store = rendezvous.open_store(url, secret, deadline, tls=tls)
+            pass
         case _:
             raise RendezvousError("torch's store holds something else where the address of ours should be", rank=rank)
-    resources.callback(store.close)
+    store = rendezvous.open_store(url, secret, time.monotonic(), tls=tls)  # it was published after it was opened
+    try:
+        store.peek(_KEY)
+    except RendezvousError:
+        store.close()
+        if time.monotonic() >= last:
+            raise
+        return None
     return store, secret
 
 
