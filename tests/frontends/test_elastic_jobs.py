@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -43,15 +44,20 @@ def test_a_rank_comes_and_leaves(framework: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "nodes", [["--nnodes=1", "--master-port=29631"], ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=ronde"]]
+    ("nodes", "meeting"),
+    [
+        ("1", "--master-port={}"),
+        ("1:2", "--rdzv-backend=c10d --rdzv-conf=last_call_timeout=2 --rdzv-endpoint=127.0.0.1:{}"),
+    ],
 )
-def test_torchrun_starts_all_ranks_again(nodes: list[str]) -> None:
+def test_torchrun_starts_all_ranks_again(nodes: str, meeting: str) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
     program = str(Path(__file__).parent / "elastic" / "torchrun_train.py")
-    if "--nnodes=1:2" in nodes:
-        nodes = [*nodes, "--rdzv-endpoint=127.0.0.1:29632", "--rdzv-conf=last_call_timeout=2"]
-    command = [sys.executable, "-m", "torch.distributed.run", *nodes, "--nproc-per-node=2", "--max-restarts=1", program]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = [f"--nnodes={nodes}", *meeting.format(port).split(), "--nproc-per-node=2", "--max-restarts=1"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, program]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
