@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from transports.errors import ConfigError
 
@@ -25,12 +25,7 @@ def plot_sizes(path: Path, title: str, charts: Mapping[str, Mapping[str, Sequenc
 
     Raises ConfigError without matplotlib, and for a file that cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: pip install 'ronde[plot]'") from error
-    figure = Figure(figsize=(11, 4 * len(charts)), layout="constrained")
-    figure.suptitle(title)
+    figure = _figure(title, len(charts))
     axes = figure.subplots(len(charts), 2, squeeze=False)
     for (left, right), (name, curves) in zip(axes, charts.items(), strict=True):
         for label, points in curves.items():
@@ -42,6 +37,39 @@ def plot_sizes(path: Path, title: str, charts: Mapping[str, Mapping[str, Sequenc
         for axis in (left, right):
             axis.grid(True, alpha=0.3)
             axis.legend()
+    _save(figure, path)
+
+
+def plot_scaling(path: Path, title: str, curves: Mapping[str, Sequence[tuple[int, float, float]]]) -> None:
+    """Draw scaling efficiency and seconds of exposed communication against ranks: (ranks, efficiency, seconds).
+
+    Raises ConfigError as `plot_sizes`.
+    """
+    figure = _figure(title, 1)
+    left, right = figure.subplots(1, 2)
+    for label, points in curves.items():
+        ranks = [point[0] for point in points]
+        left.semilogx(ranks, [100 * point[1] for point in points], "o-", base=2, label=label)
+        right.semilogx(ranks, [1e3 * point[2] for point in points], "o-", base=2, label=label)
+    left.set(xlabel="ranks", ylabel="%", title="scaling efficiency", ylim=(0, 105))
+    right.set(xlabel="ranks", ylabel="milliseconds", title="exposed communication of a step")
+    for axis in (left, right):
+        axis.grid(True, alpha=0.3)
+        axis.legend()
+    _save(figure, path)
+
+
+def _figure(title: str, rows: int) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("--plot needs matplotlib: pip install 'ronde[plot]'") from error
+    figure = Figure(figsize=(11, 4 * rows), layout="constrained")
+    figure.suptitle(title)
+    return figure
+
+
+def _save(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path, dpi=100)
     except (OSError, ValueError) as error:  # ValueError: an ending that matplotlib does not know

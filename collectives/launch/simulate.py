@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from collectives.algorithms import algorithms
+from collectives.config import Config
 from collectives.launch.bench import bus_factor, parse_size
-from collectives.launch.plots import Curves, add_plot, plot_sizes
+from collectives.launch.plots import Curves, add_plot, plot_scaling, plot_sizes
+from collectives.launch.training import read_layers, read_trace
 from collectives.launch.tune import Found, rules
 from collectives.planning import Costs, Rule, Rules
 from collectives.proof import Network, Topology, simulate_on
 from collectives.schedule import SPECS
-from collectives.simulation import Prediction, choices, predict_call
+from collectives.simulation import Prediction, choices, predict_call, predict_step
 from transports.errors import ConfigError
 
 EXAMPLES: Final = """\
@@ -26,12 +28,19 @@ examples:
   ronde simulate allreduce --ranks 64 --size 64M --what-if nic=100Gbit,algorithm=ring
   ronde simulate --topology cluster.toml --ranks 64 --rules cluster-rules.toml
   ronde simulate --ranks 8 --size 1M --algorithm ring --timeline ring.json
+  ronde simulate --trace runs --topology cluster.toml --ranks 2..512 --plot scaling.png
+  ronde simulate --layers vgg16.csv --ranks 16..512 --what-if nic=100Gbit
 
 The file of --topology has tables [[hosts]], [far], [near], [switch], [local] and [noise]; the documentation has an
 example. The columns are those of nccl-tests. algorithm: the one that Ronde would choose there. bottleneck: what takes
 most of the time: latency, link (bytes between hosts), host (bytes inside one), combine or copy. engine: exact (events,
 shared links), vector (all ranks at once) or model (the formula of the cost model, where others would take too long).
+
+With --trace or --layers a step of training is predicted: its gradients are fused by the rules that run, and reduced
+beside the computation. exposed: communication that computation does not hide. efficiency: computation of the step, by
+the whole of it.
 """
+SIZES: Final = (1 << 10, 1 << 16, 1 << 20, 1 << 26)
 MOST_IN_TIMELINE: Final = 64
 """Ranks of a timeline at most."""
 
@@ -56,7 +65,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--size",
         type=_range(parse_size, 4),
-        default=(1 << 10, 1 << 16, 1 << 20, 1 << 26),
+        default=SIZES,
         metavar="SIZE",
         help="64K, 1K,1M or 1K..1G: four times the last",
     )
@@ -70,6 +79,23 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--timeline", type=Path, metavar="OUT", help="write one call for Perfetto: the last size on the first ranks"
     )
+    training = parser.add_mutually_exclusive_group()
+    training.add_argument(
+        "--trace", type=Path, metavar="DIR", help="predict the training whose timelines (setting timeline) are in DIR"
+    )
+    training.add_argument(
+        "--layers",
+        type=Path,
+        metavar="FILE",
+        help="predict training of a model: .csv or .toml with name, bytes, backward, forward (seconds) of each layer",
+    )
+    parser.add_argument(
+        "--fusion",
+        type=_fusion,
+        default=Config().fusion_bytes,
+        metavar="SIZE",
+        help="of --trace and --layers: the most bytes that are sent together, as the setting fusion_bytes; 0 for none",
+    )
     add_plot(parser)
     parser.set_defaults(main=main, parser=parser)
 
@@ -78,6 +104,10 @@ def _ranks(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a number of ranks, 1 to {1 << 20}")
     return int(text)
+
+
+def _fusion(text: str) -> int:
+    return 0 if text == "0" else parse_size(text)
 
 
 def _range(read: Callable[[str], int], factor: int) -> Callable[[str], tuple[int, ...]]:
@@ -108,6 +138,8 @@ def main(args: argparse.Namespace) -> int:
             known = ", ".join(algorithms(args.collective))
             args.parser.error(f"algorithm {name}: for {args.collective} it must be one of {known}")
     networks = [(topology.network(ranks), changed.network(ranks)) for ranks in args.ranks]
+    if args.trace is not None or args.layers is not None:
+        return _training(args, networks, other if changes else None)
     sys.stdout.write(_head(args.collective, bool(changes)))
     curves: Curves = {}
     try:
@@ -128,6 +160,48 @@ def main(args: argparse.Namespace) -> int:
         _write_timeline(args, networks[0][0])
     if args.plot is not None:
         plot_sizes(args.plot, "ronde simulate", {args.collective: curves})
+    return 0
+
+
+def _training(args: argparse.Namespace, networks: Sequence[tuple[Network, Network]], other: str | None) -> int:
+    """Predict steps of training; `other` is the algorithm of the second networks."""
+    option = "--trace" if args.trace is not None else "--layers"
+    for given, name in (
+        (args.collective != "allreduce", args.collective),
+        (args.size is not SIZES, "--size"),
+        (args.rules is not None, "--rules"),
+        (args.timeline is not None, "--timeline"),
+    ):
+        if given:
+            args.parser.error(f"{name}: cannot be combined with {option}, whose allreduces it would not concern")
+    compares = bool(args.what_if)
+    step, about = read_layers(args.layers) if args.trace is None else read_trace(args.trace)
+    tail = f"{'what if: step (ms)':>22}{'exposed':>12}{'efficiency':>12}{'ratio':>8}" if compares else ""
+    sys.stdout.write(
+        f"# training, simulated, from {about}\n"
+        f"# {len(step.gradients)} gradients, {step.nbytes} bytes, computation {step.computation * 1e3:.3f} ms\n"
+        f"#  ranks   calls   step (ms)  communication     exposed  efficiency{tail}\n"
+    )
+    curves: dict[str, list[tuple[int, float, float]]] = {}
+    try:
+        for network, second in networks:
+            found = predict_step(network, step, fusion=args.fusion, algorithm=args.algorithm)
+            share = found.efficiency(step.computation)
+            line = f"{found.ranks:>8}{found.calls:>8}{found.seconds * 1e3:>12.3f}{found.communication * 1e3:>15.3f}"
+            line += f"{found.exposed * 1e3:>12.3f}{share:>12.1%}"
+            curves.setdefault("as it is", []).append((found.ranks, share, found.exposed))
+            if compares:
+                if_so = predict_step(second, step, fusion=args.fusion, algorithm=other)
+                share = if_so.efficiency(step.computation)
+                line += f"{if_so.seconds * 1e3:>22.3f}{if_so.exposed * 1e3:>12.3f}{share:>12.1%}"
+                line += f"{if_so.seconds / found.seconds if found.seconds else 1.0:>8.2f}"
+                curves.setdefault(args.what_if, []).append((if_so.ranks, share, if_so.exposed))
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+    except ValueError as error:  # an algorithm that cannot run there
+        args.parser.error(str(error))
+    if args.plot is not None:
+        plot_scaling(args.plot, "ronde simulate: a step of training", curves)
     return 0
 
 

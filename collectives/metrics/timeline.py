@@ -51,7 +51,7 @@ class Timeline(TraceFile):
     def operation(self, label: str, finished: Finished) -> None:
         """Add the phases of a named operation."""
         phases: tuple[tuple[str, int, int, Mapping[str, object]], ...] = (
-            ("negotiation", finished.submitted, finished.agreed, {}),
+            ("negotiation", finished.submitted, finished.agreed, {"signature": finished.signature}),
             ("queue", finished.agreed, finished.began, {}),
             ("operations", finished.began, finished.ended, {"operation": finished.description}),
         )

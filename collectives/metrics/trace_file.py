@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 _MANY: Final = 2048
@@ -49,6 +50,7 @@ class Finished(NamedTuple):
     op                its reduction operator; None without one
     dtype, shape      of its first array; empty without one
     description       the whole call as text
+    signature         all arguments that the ranks specify alike, by name; numbers, strings and sequences of them
     submitted, agreed, began, ended
                       when this rank submitted it, when all ranks had, and when its communication began and ended
                       (nanoseconds)
@@ -66,6 +68,7 @@ class Finished(NamedTuple):
     began: int
     ended: int
     arrivals: tuple[tuple[int, int], ...] = ()
+    signature: Mapping[str, object] = MappingProxyType({})
 
 
 class TraceFile(ABC):

@@ -50,6 +50,7 @@ class Operation:
                     began=self.began,
                     ended=now(),
                     arrivals=tuple(self.arrivals),
+                    signature=call._asdict(),
                 )
             )
 

@@ -11,7 +11,7 @@ from collectives.operations.arguments import Arguments, dtype_name
 from collectives.operations.call_queue import CallQueue
 from collectives.operations.clock_sync import compare_clocks
 from collectives.operations.envelope import Status
-from collectives.operations.fusion import Buffer, bundles, reduce_together
+from collectives.operations.fusion import Buffer, array_sizes, bundles, reduce_together
 from collectives.operations.host import ArrayOperations, HostOperations
 from collectives.operations.job import Job, Packable, Part
 from collectives.operations.movement import Movement
@@ -48,6 +48,7 @@ __all__ = [
     "Space",
     "Status",
     "Work",
+    "array_sizes",
     "bundles",
     "compare_clocks",
     "dtype_name",

@@ -73,6 +73,11 @@ def _arrays(signature: Signature) -> tuple[tuple[_Kind, int], ...]:
     return tuple(((dtype, *kind), math.prod(shape) * np.dtype(dtype).itemsize) for dtype, shape in pairs)
 
 
+def array_sizes(signature: Signature) -> tuple[int, ...]:
+    """Return the bytes of every array of an operation."""
+    return tuple(nbytes for _, nbytes in _arrays(signature))
+
+
 class Buffer:
     """The memory that arrays are packed into, kept from one bundle to the next. All ranks use theirs alike."""
 

@@ -17,6 +17,7 @@ from collectives.proof.exchange_order import (
 from collectives.proof.network import (
     Network,
     Topology,
+    parse_time,
 )
 from collectives.proof.simulator import (
     Activity,
@@ -34,6 +35,7 @@ __all__ = [
     "count_blocks",
     "exchange_rounds",
     "lower_ranks",
+    "parse_time",
     "simulate",
     "simulate_on",
 ]
