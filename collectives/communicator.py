@@ -132,7 +132,7 @@ class Communicator:
         ordered = HostOperations(transport, ranks, tag, *parts)
         ordered.stage()
         self._executor, self._arguments = ordered.executor, ordered.arguments
-        named = HostOperations(transport, ranks, tag | _NAMED, *parts, "named")
+        named = HostOperations(transport, ranks, tag | _NAMED, *parts, ordered)
         self._operations, self._named = Operations(ordered, self._queue), Operations(named, self._queue)
         self._now = self._operations.now
         self._engine = Engine(transport, ranks, tag | _ENGINE, named, family.abort_signal, config)

@@ -132,14 +132,11 @@ class Executor:
         """True when a byte that arrives provably comes from a member of the job."""
         return self._transport.authenticated
 
-    @property
-    def onesided(self) -> bool:
-        """True if there is a staging window."""
-        return self._window is not None
-
     def use(self, window: Window) -> None:
         """Take the staging window, which the executor will close. It has two halves, used alternately by one-sided
-        programs. To be called before the first run, if the planner counts on a window."""
+        programs. To be called before the first run, if the planner counts on a window. Calls may have been planned:
+        they are planned again, since there are no tables without a window."""
+        self.forget_plans()
         self._window = self._binder.window = window
         self._state.use(window.controls, window.index, window.nbytes // 2)
 

@@ -34,7 +34,7 @@ from collectives.schedule import Geometry
 from transports import copying
 from transports.base import Transport
 from transports.errors import ConfigError, MismatchError, RendezvousError, TransportError
-from transports.onesided import OneSided
+from transports.onesided import OneSided, Window
 
 T = TypeVar("T")
 
@@ -87,14 +87,15 @@ class HostOperations:
         positions: CallPositions,
         meter: Meter,
         windows: Windows,
-        label: str = "",
+        ordered: HostOperations | None = None,
     ) -> None:
-        """`tag` is that of its frames; `label` tells the tracks of named operations in a timeline from the others."""
+        """`tag` is that of its frames. The named operations are given the ordered ones, which have been staged, since
+        named calls are planned before all ranks are known to be there."""
         self._stage_bytes = config.stage_bytes or (_STAGE_BYTES if len(ranks) <= 4 else _STAGE_BYTES // 2)
         self._windows = windows
         self._connect_timeout = config.connect_timeout
         self._key = f"stage/{tag:x}/{ranks[0]}"
-        self._named = bool(label)
+        self._named = ordered is not None
         self._calibrates = config.calibrate
         self._hosts = geometry.hosts
         self._transport = transport
@@ -102,11 +103,14 @@ class HostOperations:
         code = None if windows.onesided is None else machine_code(config.compiled)
 
         def executor(meter: Meter) -> Executor:
-            planner = Planner(geometry, selector, self._stage_bytes if windows.onesided else 0, meter.follow, label)
+            staged, label = self._stage_bytes if windows.onesided else 0, "named" if self._named else ""
+            planner = Planner(geometry, selector, staged, meter.follow, label)
             return Executor(transport, ranks, tag, planner, meter, abort_signal, positions, windows, code)
 
         self._make_executor = executor
         self.executor = executor(meter)
+        if ordered is not None:
+            self.executor.planner.single_copy = ordered.executor.planner.single_copy
         self.arguments = Arguments(geometry.rank, geometry.size, config.timeout, config.reproducible)
         self.selector = selector
         self.fusion_bytes = config.fusion_bytes
@@ -142,22 +146,26 @@ class HostOperations:
         return self.executor.meter.trace
 
     def stage(self) -> None:
-        """Make the staging window, if the ranks can have one, and run the planner's measurements. Collective; to be
-        called before anything is run.
+        """Make the staging window, if the ranks can have one; the ordered operations also run the planner's
+        measurements. Collective; to be called before anything is run.
 
         Raises ConfigError if ranks have different settings for calibration, since they would wait for each other.
         """
         onesided, deadline = self._windows.onesided, time.monotonic() + self._connect_timeout
         if onesided is not None:
-            self._use_window(onesided, deadline)
+            window = onesided.expose(self._key, self.executor.ranks, 2 * self._stage_bytes, deadline)
+            self.executor.use(window)
+            if self._named:
+                self._share_buffer(deadline)
+            else:
+                self._measure(onesided, window, deadline)
         elif self._calibrates and len(set(self._hosts)) > 1 and self.selector.needs_link:
             with contextlib.closing(self._trial_executor("of a measurement")) as trial:
                 self.selector.use_link(measure_link(self._transport, trial, self._hosts, deadline))
 
-    def _use_window(self, onesided: OneSided, deadline: float) -> None:
+    def _measure(self, onesided: OneSided, window: Window, deadline: float) -> None:
+        """Find out whether the ranks can read each other's memory, and from which size on that is faster."""
         executor = self.executor
-        window = onesided.expose(self._key, executor.ranks, 2 * self._stage_bytes, deadline)
-        executor.use(window)
         try:
             check = self.selector.digest ^ self._calibrates
             executor.planner.single_copy = window.can_read_peers(deadline, check)
@@ -175,8 +183,6 @@ class HostOperations:
         few = len(executor.ranks) <= _MOST_CALIBRATED
         if self._calibrates and few and executor.planner.single_copy and self.selector.calibration is None:
             self._calibrate(onesided, deadline)
-        if self._named:
-            self._share_buffer(deadline)
 
     def _calibrate(self, onesided: OneSided, deadline: float) -> None:
         """Measure when to use single copy, with an executor and a window for that alone: the communicator's own calls

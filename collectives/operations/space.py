@@ -110,7 +110,7 @@ class HostSpace:
 
     @property
     def onesided(self) -> bool:
-        return self.executor.onesided
+        return self.executor.planner.onesided
 
     def array(self, x: Any, name: str = "x", *, records: bool = False) -> Array:
         return as_numpy(x, name, records=records)

@@ -99,6 +99,11 @@ class Planner:
         self.single_copy = False
         """True if the ranks may read each other's private memory. Set it before the first call is planned."""
 
+    @property
+    def onesided(self) -> bool:
+        """True if the ranks share memory, or will before the first call runs."""
+        return self._stage_bytes > 0
+
     def for_devices(self, obstacle: Callable[[Call], str]) -> Planner:
         """Return a planner for arrays on devices, which lie in no window; `obstacle` as above."""
         return Planner(self._geometry, self._selector, 0, self._on_new_plan, self.label, obstacle)

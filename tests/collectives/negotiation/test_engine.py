@@ -31,6 +31,32 @@ def three(worlds: Worlds) -> World:
     return worlds.get("local", 3)
 
 
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_calls_that_some_ranks_plan_before_the_first_batch_and_others_after_it(transport: str) -> None:
+    """The staging window of named calls is made in the first batch."""
+    large = np.arange(1 << 20, dtype=np.float64)
+
+    def submit(comm: Any) -> list[Any]:
+        return [
+            comm.allgather_async(np.full(3, comm.rank), name="small parts"),
+            comm.allgather_async(large + comm.rank, name="large parts"),
+            comm.allreduce_async(large, name="large"),
+            comm.broadcast_async(large * (comm.rank == 0), name="from rank 0"),
+        ]
+
+    def body(comm: Any) -> list[Any]:
+        works = submit(comm) if comm.rank else []
+        comm.allreduce_async(np.ones(3), name="first").wait(PATIENCE)
+        return [work.wait(PATIENCE) for work in works or submit(comm)]
+
+    with world_of(transport, 2) as world:
+        for small, parts, total, received in world.run(body):
+            assert small.tolist() == [0, 0, 0, 1, 1, 1]
+            assert np.array_equal(parts, np.concatenate([large, large + 1]))
+            assert np.array_equal(total, 2 * large)
+            assert np.array_equal(received, large)
+
+
 def still_usable(world: World) -> None:
     def body(comm: Any) -> tuple[float, float]:
         named = comm.allreduce_async(np.float64(comm.rank), name="still usable").wait(PATIENCE)
