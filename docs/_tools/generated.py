@@ -260,7 +260,18 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "examples": examples,
     **{
         name: frontend(name)
-        for name in ("torch", "tensorflow", "keras", "jax", "numpy", "compression", "elastic", "horovod")
+        for name in (
+            "torch",
+            "tensorflow",
+            "keras",
+            "jax",
+            "numpy",
+            "compression",
+            "elastic",
+            "ray",
+            "dask",
+            "horovod",
+        )
     },
 }
 """The parts by name."""

@@ -1,7 +1,8 @@
 """Ronde inside a Ray cluster: Ray places the workers, Ronde connects them.
 
-`RayExecutor` has Horovod's methods, `ElasticRayExecutor` starts again after a lost worker. `register` makes a backend
-for `ray.util.collective`, which is loaded when it is first used. The ranks meet as guests of collectives.launch.
+`RayExecutor` has Horovod's methods, `ElasticRayExecutor` starts again after a lost worker. `RondeConfig` connects the
+workers of Ray Train's trainers, `register` makes a backend for `ray.util.collective`; each is loaded when it is first
+used. The ranks meet as guests of collectives.launch.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from frontends.ray.executor import RayExecutor, RaySettings
 
 if TYPE_CHECKING:
     from frontends.ray.groups import register
+    from frontends.ray.train import RondeConfig
 
-_LATER: Final = {"register": "frontends.ray.groups"}
+_LATER: Final = {"register": "frontends.ray.groups", "RondeConfig": "frontends.ray.train"}
 """Names whose modules load more of Ray, and torch with it."""
 
 __all__ = [
     "ElasticRayExecutor",
     "RayExecutor",
     "RaySettings",
+    "RondeConfig",
     "WorkerLost",
     "register",
 ]

@@ -95,6 +95,30 @@ def test_partitions_go_to_the_rank_that_holds_them(dask_client: Any) -> None:
     assert sum(count for _, count, _ in two) == 80
 
 
+def test_partitions_of_a_dataframe_go_to_the_rank_that_holds_them(dask_client: Any) -> None:
+    frames = pytest.importorskip("dask.dataframe", reason="pip install 'dask[dataframe]'")
+    import pandas
+
+    rows = pandas.DataFrame({"x": range(60), "y": [number % 3 for number in range(60)]})
+    frame = frames.from_pandas(rows, npartitions=6).persist()
+
+    def work(parts: list[Any]) -> tuple[str, list[int], list[float]]:
+        from distributed import get_worker
+
+        assert all(type(part) is pandas.DataFrame for part in parts)
+        sums = [float(part.loc[part.y == group, "x"].sum()) for part in parts for group in range(3)]
+        total = collectives.allreduce(np.array(sums).reshape(-1, 3).sum(axis=0))
+        return get_worker().address, sorted(int(part.x.min()) for part in parts), total.tolist()
+
+    found = engine.run(dask_client, work, data=frame)
+    expected = [float(rows[rows.y == group].x.sum()) for group in range(3)]
+    assert [totals for _, _, totals in found] == [expected] * 4
+    assert sorted(start for _, starts, _ in found for start in starts) == list(range(0, 60, 10))
+    for key, addresses in dask_client.who_has(frame).items():
+        start = 10 * int(str(key).rpartition(",")[2].strip(" )"))
+        assert start in next(starts for address, starts, _ in found if address == addresses[0])
+
+
 def test_the_error_of_a_function_is_that_of_its_rank(dask_client: Any) -> None:
     class Own(Exception):
         pass
