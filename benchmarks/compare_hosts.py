@@ -3,6 +3,7 @@
     python benchmarks/compare_hosts.py                                  the table of docs/performance.md
     python benchmarks/compare_hosts.py --worlds 4x2 --rates 200mbit --max 1M
     python benchmarks/compare_hosts.py --algorithms ring hierarchical   Ronde's algorithms beside its own choice
+    python benchmarks/compare_hosts.py --delay 0.02 --loss 0.001        over a long way, which loses packets
 
 The hosts are network namespaces of this machine with links of the given rate (tests/netns/network.py), so it needs
 root. A world HxR has H hosts of R ranks. `wire` is the time in which the links can pass the bytes that must cross them,
@@ -72,14 +73,18 @@ def wire_seconds(hosts: int, nbytes: int, rate: str) -> float:
 
 
 @contextlib.contextmanager
-def world(shape: str, rate: str, contenders: Sequence[tuple[str, str, tuple[str, ...]]]) -> Iterator[list[Job]]:
+def world(
+    shape: str, rate: str, contenders: Sequence[tuple[str, str, tuple[str, ...]]], delay: float, loss: float
+) -> Iterator[list[Job]]:
     """The jobs of all contenders (name, library, settings) in one world."""
     hosts, each = (int(number) for number in shape.split("x"))
     names = [f"host{index}" for index in range(hosts)]
     with contextlib.ExitStack() as stack:
-        network = stack.enter_context(Network(names))
+        network = stack.enter_context(Network(names, delay=delay))
         for name in names:
             network.slow(name, rate, "400ms", BURST)
+            if loss:
+                network.drop_some(name, loss / 2)  # a packet passes two ports
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ronde-compare-")))
         jobs = []
         for name, library, settings in contenders:
@@ -110,6 +115,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rates", nargs="*", default=RATES, metavar="RATE", help=f"default: {' '.join(RATES)}")
     parser.add_argument("--min", type=parse_size, default=SIZES[0], metavar="SIZE", help="smallest size")
     parser.add_argument("--max", type=parse_size, default=SIZES[-1], metavar="SIZE", help="largest size")
+    parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS", help="added to each way between hosts")
+    parser.add_argument("--loss", type=float, default=0.0, metavar="PART", help="of the packets, as 0.001")
     parser.add_argument("--algorithms", nargs="*", default=[], metavar="NAME", help="also by these, one job each")
     parser.add_argument("--no-gloo", action="store_true", help="without gloo")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contender per line (default: 3)")
@@ -122,6 +129,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(str(error))
     if not all(re.fullmatch("[2-9]x[1-9]", shape) for shape in options.worlds):
         parser.error("--worlds: each must be hosts x ranks, as 4x2")
+    if not 0 <= options.delay <= 1:
+        parser.error(f"--delay {options.delay}: must be 0 to 1 second")
+    if not 0 <= options.loss <= 0.1:
+        parser.error(f"--loss {options.loss}: must be 0 to 0.1")
     return options
 
 
@@ -142,12 +153,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for shape in options.worlds:
         ranks = math.prod(int(number) for number in shape.split("x"))
         for rate in options.rates:
-            with world(shape, rate, contenders) as jobs:
+            with world(shape, rate, contenders, options.delay, options.loss) as jobs:
                 for size in SIZES:
                     if options.min <= size <= options.max:
                         line = measure(jobs, "allreduce", size, ranks, options.rounds)
                         print_line(shape, rate, line, names)
-                        rows.append({"world": shape, "rate": rate, **dataclasses.asdict(line)})
+                        way = {"rate": rate, "delay": options.delay, "loss": options.loss}
+                        rows.append({"world": shape, **way, **dataclasses.asdict(line)})
     if options.json is not None:
         options.json.write_text(json.dumps({"machine": machine(), "lines": rows}, indent=1) + "\n")
     return 1 if any(row["wrong"] for row in rows) else 0

@@ -38,6 +38,9 @@ _HOST = """
 mount -t tmpfs -o mode=1777 ronde /dev/shm && mount --bind "$1" /etc/hosts &&
 echo "$0" > /proc/sys/kernel/hostname && ip link set lo up && echo ready && read -r forever
 """
+_CABLES = """
+ip link set lo up && echo ready && read -r forever
+"""
 _SWITCH = """
 ip link set lo up && ip link add bridge type bridge mcast_snooping 0 && ip link set bridge up && echo ready &&
 read -r forever
@@ -168,17 +171,21 @@ class Network:
 
     hosts  their names; each knows the others by them, as by /etc/hosts
     ipv6   hosts have IPv6 addresses, and no IPv4 but loopback
+    delay  seconds that frames take from one host to another
     """
 
-    def __init__(self, hosts: Sequence[str], *, ipv6: bool = False) -> None:
+    def __init__(self, hosts: Sequence[str], *, ipv6: bool = False, delay: float = 0.0) -> None:
         self._names = tuple(hosts)
         self._ipv6 = ipv6
+        self._delay = delay
         self._resources = contextlib.ExitStack()
         self.hosts: dict[str, Host] = {}
 
     def __enter__(self) -> Network:
         with contextlib.ExitStack() as resources:
             self._switch = _hold(resources, _SWITCH, "switch")
+            if self._delay:
+                self._cables = _hold(resources, _CABLES, "cables")
             book = resources.enter_context(tempfile.NamedTemporaryFile("w", prefix="ronde-hosts-"))
             addresses = [f"fd00:77::{n}" if self._ipv6 else f"10.77.0.{n}" for n in range(1, len(self._names) + 1)]
             book.write(_LOCALHOST)
@@ -187,6 +194,8 @@ class Network:
             for name, address in zip(self._names, addresses, strict=True):
                 host = self.hosts[name] = Host(name, address, _hold(resources, _HOST, name, book.name))
                 self.plug(host, CABLE, f"{address}/{64 if self._ipv6 else 24}", connected=True)
+            if self._delay:
+                resources.enter_context(self._delayed())
             self._resources = resources.pop_all()
         return self
 
@@ -199,13 +208,32 @@ class Network:
         """Give a host another interface, up, with an address. One that is not connected has a cable that leads to a
         port which is up, but no further."""
         port = f"{interface}-{host.name}"
-        self._switch.run(f"ip link add {port} type veth peer name {interface} netns {host.holder.pid}")
+        if self._delay and connected:
+            near, far = _ends(host)
+            self._switch.run(f"ip link add {port} type veth peer name {far} netns {self._cables.pid}")
+            self._cables.run(f"ip link add {near} type veth peer name {interface} netns {host.holder.pid}")
+            for end in (near, far):
+                self._cables.run(f"ip link set {end} up")
+        else:
+            self._switch.run(f"ip link add {port} type veth peer name {interface} netns {host.holder.pid}")
         if connected:
             self._switch.run(f"ip link set {port} master bridge")
         self._switch.run(f"ip link set {port} up")
         self._switch.run(f"tc qdisc add dev {port} clsact")
         host.run(f"ip addr add {address} dev {interface}{' nodad' if ':' in address else ''}")
         host.run(f"ip link set {interface} up")
+
+    @contextlib.contextmanager
+    def _delayed(self) -> Iterator[None]:
+        """Carry frames between the ends of all cables."""
+        pairs = [":".join(_ends(host)) for host in self.hosts.values()]
+        command = [sys.executable, str(Path(__file__).with_name("delay.py")), str(self._delay), *pairs]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(self._cables.command(*command), stdin=pipe, stdout=pipe, stderr=pipe) as relay:
+            assert relay.stdout is not None
+            if not relay.stdout.readline():
+                raise OSError(f"no delay here: {relay.communicate()[1].decode().strip()}")
+            yield
 
     def unplug(self, host: Host, interface: str) -> None:
         """Take an interface away from a host."""
@@ -288,6 +316,11 @@ class Network:
         """Bytes that have come from a host on its cable, in frames of its link layer."""
         (port,) = json.loads(self._switch.run(f"ip -json -stats link show dev {CABLE}-{host}"))
         return int(port["stats64"]["rx"]["bytes"])
+
+
+def _ends(host: Host) -> tuple[str, str]:
+    """The interfaces in the middle of a host's cable, where frames are delayed: towards the host, and the switch."""
+    return f"near-{host.name}", f"far-{host.name}"
 
 
 def _hold(resources: contextlib.ExitStack, script: str, *arguments: str) -> _Holder:

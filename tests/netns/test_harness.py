@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -49,6 +50,21 @@ def test_ranks_of_a_host_share_it_and_others_do_not(pair: Site) -> None:
     identities = [identity for identity, _ in found]
     assert identities[0] == identities[1] != identities[2] == identities[3]
     assert this_member().host not in identities
+
+
+def test_frames_are_delayed() -> None:
+    with Network((NEAR, FAR), delay=0.05) as network:
+        near, far = network.hosts[NEAR], network.hosts[FAR]
+        with near.within(lambda: socket.create_server((near.address, 0))) as listener:
+            began = time.monotonic()
+            with far.within(lambda: socket.create_connection(listener.getsockname(), BOUND)) as calling:
+                assert time.monotonic() - began >= 0.1
+                answering, _ = listener.accept()
+                with answering:
+                    answering.settimeout(BOUND)
+                    sent = os.urandom(1 << 18)
+                    threading.Thread(target=calling.sendall, args=(sent,), daemon=True).start()
+                    assert answering.recv(len(sent), socket.MSG_WAITALL) == sent
 
 
 def test_frames_are_dropped_and_pass_again(pair: Site) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -54,17 +54,16 @@ def test_rules_that_tell_it_are_not_measured(tmp_path: Path) -> None:
     assert not Rules.read(str(table)).tells_link("tcp")
 
 
-def test_larger_messages_are_sent_until_one_takes_long_enough() -> None:
-    """With a clock by which every exchange takes 5 ms, the second size is the last."""
+def sizes_and_cost(seconds: Callable[[int], float]) -> tuple[list[int], LinkCost]:
+    """The measurement where a message of some bytes and its answer take the given times."""
     sizes: list[int] = []
 
     class Exchange:
-        def __init__(self, *arguments: object) -> None:
-            self._times = itertools.chain([1e-4] * 8, [0.005, 0.02], itertools.repeat(9.0))
+        def __init__(self, *arguments: object) -> None: ...
 
-        def seconds(self, nbytes: int) -> float:
+        def round_trip(self, nbytes: int) -> float:
             sizes.append(nbytes)
-            return next(self._times)
+            return seconds(nbytes)
 
     class Trial:
         rank = 1
@@ -72,9 +71,30 @@ def test_larger_messages_are_sent_until_one_takes_long_enough() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "_Exchange", Exchange)
         patch.setattr(measuring, "maximum", lambda trial, seconds, deadline: seconds)
-        cost = measuring.measure_link(None, Trial(), (0, 1), 0.0)  # type: ignore[arg-type]
-    assert sizes == [8] * 8 + [1 << 17, 1 << 19]
-    assert cost == LinkCost(1e-4, (0.02 - 1e-4) / (1 << 19))
+        return sizes, measuring.measure_link(None, Trial(), (0, 1), 0.0)  # type: ignore[arg-type]
+
+
+def test_larger_messages_are_sent_until_one_takes_long_enough() -> None:
+    sizes, cost = sizes_and_cost(lambda nbytes: 2e-4 + nbytes * 42e-9)
+    assert sizes == [8] * 8 + [1 << 17] * 2 + [1 << 19] * 2
+    assert cost == LinkCost(pytest.approx(1e-4, rel=0.01), pytest.approx(42e-9))
+
+
+def test_windows_of_tcp_that_open_slowly_over_a_long_way_do_not_count() -> None:
+    """Bytes beyond the window wait for a round trip; each that has been sent doubles the window."""
+    window = 16384
+
+    def seconds(nbytes: int) -> float:
+        nonlocal window
+        trips, left = 1, nbytes - window
+        while left > 0:
+            window *= 2
+            trips, left = trips + 1, left - window
+        return trips * 0.04 + nbytes * 42e-9
+
+    sizes, cost = sizes_and_cost(seconds)
+    assert max(sizes) == 1 << 21
+    assert cost == LinkCost(pytest.approx(0.02, rel=1e-3), pytest.approx(42e-9))
 
 
 @pytest.mark.parametrize(
