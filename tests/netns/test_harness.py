@@ -63,8 +63,11 @@ def test_frames_are_delayed() -> None:
                 with answering:
                     answering.settimeout(BOUND)
                     sent = os.urandom(1 << 18)
-                    threading.Thread(target=calling.sendall, args=(sent,), daemon=True).start()
-                    assert answering.recv(len(sent), socket.MSG_WAITALL) == sent
+                    sending = threading.Thread(target=calling.sendall, args=(sent,))
+                    sending.start()
+                    with answering.makefile("rb") as stream:
+                        assert stream.read(len(sent)) == sent
+                    sending.join(BOUND)
 
 
 def test_frames_are_dropped_and_pass_again(pair: Site) -> None:
