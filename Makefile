@@ -10,7 +10,7 @@
 # make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
 # make compatibility  run tests of torch, accelerate, transformers and Lightning on the torch backend and on gloo, for
 #              half an hour (ARGS="torch --worlds 2" is a part of it), and write the table in docs/torch-distributed.md
-# make engines install Ray and Dask and run the tests of ranks that they place, for some minutes
+# make engines install Ray, Dask and Spark and run the tests of ranks that they place, for some minutes
 # make docs    build the documentation site into site/ and check its links; make docs ARGS=serve shows it while you edit
 # make release build sdist and wheel into dist/, check them, and install each on every Python that is found here
 # make clean   remove the virtual environment and what tools left behind
@@ -91,7 +91,7 @@ compatibility: $(VENV)/.test
 
 engines: $(VENV)/.test
 	@echo "== installing the engines (a minute)"
-	@$(PIP) -e '.[test,examples,ray,dask]'
+	@$(PIP) -e '.[test,examples,ray,dask,spark]'
 	@$(BIN)/python -m pytest tests/engines $(ARGS)
 
 docs: export NO_MKDOCS_2_WARNING = 1

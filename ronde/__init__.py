@@ -37,10 +37,23 @@ if TYPE_CHECKING:
     from ronde import keras as keras
     from ronde import numpy as numpy
     from ronde import ray as ray
+    from ronde import spark as spark
     from ronde import tensorflow as tensorflow
     from ronde import torch as torch
 
-_MODULES: Final = ("compression", "dask", "elastic", "horovod", "jax", "keras", "numpy", "ray", "tensorflow", "torch")
+_MODULES: Final = (
+    "compression",
+    "dask",
+    "elastic",
+    "horovod",
+    "jax",
+    "keras",
+    "numpy",
+    "ray",
+    "spark",
+    "tensorflow",
+    "torch",
+)
 """Modules that are imported when they are first used. They are not in `__all__`: a star import loads no framework."""
 
 

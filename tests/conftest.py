@@ -41,7 +41,7 @@ MARKS = {
 FIRST = ("frontends", "chaos", "netns", "test_examples.py", "collectives/membership")
 """Folders whose files take longest. They start first, so that no worker is left alone with one of them in the end."""
 
-KEEPERS = {"worlds", "pool", "frameworks", "ray_cluster", "dask_client"}
+KEEPERS = {"worlds", "pool", "frameworks", "ray_cluster", "dask_client", "spark"}
 """Fixtures that keep what a test opens for the tests after it, and close it in the end."""
 
 

@@ -18,11 +18,13 @@ from collectives.launch.guests import (
     in_rank_order,
     own_settings,
 )
+from collectives.launch.lines import Lines
 from collectives.launch.outcome import Failure, Success, dump, load, root_cause
 
 __all__ = [
     "Failure",
     "GuestJob",
+    "Lines",
     "Occupant",
     "Place",
     "Seat",

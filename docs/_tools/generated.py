@@ -270,6 +270,7 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
             "elastic",
             "ray",
             "dask",
+            "spark",
             "horovod",
         )
     },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import socket
 import sys
@@ -13,7 +12,7 @@ from typing import Any, Final
 import cloudpickle
 from distributed import get_worker
 
-from collectives.launch import Failure, Occupant, Seat, Success, dump
+from collectives.launch import Failure, Lines, Occupant, Seat, Success, dump
 from collectives.world import is_initialized, world
 
 _JOB: Final = "RONDE_JOB"
@@ -22,35 +21,6 @@ _JOB: Final = "RONDE_JOB"
 Event = tuple[str, int, Any]
 """Sort, rank and content of a message to the client: ("line", 1, "text"),
 ("progress", 1, (3, 10)), ("end", 1, None)."""
-
-
-class _Lines(io.TextIOBase):
-    """Sends whole lines to the client, and writes everything to the worker's own stream."""
-
-    def __init__(self, own: Any, send: Callable[[str], None]) -> None:
-        super().__init__()
-        self._own = own
-        self._send = send
-        self._rest = ""
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self._own.write(text)
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            self._send(line)
-        return len(text)
-
-    def flush(self) -> None:
-        self._own.flush()
-
-    def finish(self) -> None:
-        """Send the line that has no end."""
-        if self._rest:
-            self._send(self._rest)
-            self._rest = ""
 
 
 def locate() -> tuple[str, int]:
@@ -85,7 +55,7 @@ def call(seat: Seat, fn: bytes, parts: Sequence[Any] | None) -> bytes:
         worker.log_event(topic, ("line", rank, line))
 
     outcome: Success | Failure
-    out, err = _Lines(sys.stdout, send), _Lines(sys.stderr, send)
+    out, err = Lines(sys.stdout, send), Lines(sys.stderr, send)
     try:
         with redirect_stdout(out), redirect_stderr(err):
             function: Callable[..., Any]

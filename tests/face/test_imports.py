@@ -16,7 +16,7 @@ import ronde
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
-ENGINES = ("dask", "ray")
+ENGINES = ("dask", "ray", "spark")
 
 
 def modules() -> list[str]:
@@ -70,7 +70,7 @@ for name, original in {pairs!r}:
 @pytest.mark.parametrize("module", sorted({name.split(".")[1] for name in modules() if "." in name}))
 def test_modules_export_names_of_the_modules_that_they_stand_for(module: str) -> None:
     """`__all__` of each is that of the original, or lists some names of the original; the objects are the same."""
-    needs = {"dask": "distributed"}.get(module, module)
+    needs = {"dask": "distributed", "spark": "pyspark"}.get(module, module)
     if module in (*FRAMEWORKS, *ENGINES) and importlib.util.find_spec(needs) is None:
         pytest.skip(f"{module} is not installed: pip install 'ronde[{module}]'")
     names = [name for name in modules() if name.split(".")[1:2] == [module]]

@@ -1,0 +1,19 @@
+"""Ronde inside a Spark cluster: Spark has started the workers, Ronde connects them.
+
+`run` calls a function on one rank in each task of a barrier stage. `job` is the side of the driver, `task` that of the
+workers, and `desk` the connections between them. The ranks meet as guests of collectives.launch.
+"""
+
+from __future__ import annotations
+
+try:
+    import pyspark as _pyspark  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "pyspark":
+        raise
+    raise ModuleNotFoundError("ronde.spark needs PySpark: pip install 'ronde[spark]'", name=error.name) from None
+
+from collectives.launch import WorkerLost
+from frontends.spark.job import run
+
+__all__ = ["WorkerLost", "run"]

@@ -1,0 +1,223 @@
+"""Ranks in a real Spark cluster of two workers. `make engines` installs PySpark and runs these tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+from examples import spark_digits
+from transports.errors import DeadlineExceeded
+from transports.testing import foreign_files
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ronde[spark]'")
+if shutil.which("java") is None:
+    pytest.skip("Spark needs Java, which is not installed", allow_module_level=True)
+
+from pyspark.sql import SparkSession
+
+import ronde.spark as engine
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # Spark's own
+    pytest.mark.timeout(180),  # the first job starts two Java machines
+]
+SECONDS = 90.0
+ROOT = str(Path(__file__).resolve().parents[2])
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    """A context on two workers with two slots each."""
+    builder = SparkSession.builder.master("local-cluster[2,2,1024]").config("spark.ui.enabled", False)
+    builder = builder.config("spark.executorEnv.PYTHONPATH", ROOT).config("spark.log.level", "OFF")
+    before = dict(os.environ)
+    os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
+    try:
+        session = builder.getOrCreate()
+        yield session.sparkContext
+        session.stop()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def eventually(condition: Callable[[], Any]) -> None:
+    """Wait until another process has done its part."""
+    until = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """The process runs and is no zombie, which Spark leaves to its daemon."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_digits_are_those_of_ronde_run(spark: Any, size: int) -> None:
+    def train() -> tuple[tuple[float, str], str]:
+        return spark_digits.train(3), os.environ.get("SPARK_EXECUTOR_DIRS", "")
+
+    found = engine.run(train, num_proc=size, start_timeout=SECONDS)
+    results = [result for result, _ in found]
+    assert len(set(results)) == 1
+    assert size == 2 or len({folders for _, folders in found}) == 2  # both workers
+    command = [sys.executable, "-m", "collectives.launch.cli", "run", "-np", str(size), sys.executable]
+    command += [str(Path(spark_digits.__file__)), "--here", "--epochs", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert results[0][1][:16] in done.stdout, done.stdout + done.stderr
+    assert "identical" in done.stdout
+
+
+def test_output_has_the_rank_and_variables_hold_for_the_job(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> str | None:
+        print(f"this is number {collectives.rank()}")
+        return os.environ.get("OF_THE_JOB")
+
+    assert engine.run(work, num_proc=2, env={"OF_THE_JOB": "1"}) == ["1", "1"]
+    assert engine.run(work, num_proc=2) == [None, None]
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == sorted([f"[rank {n}] this is number {n}" for n in (0, 1)] * 2)
+
+
+def test_the_error_of_a_function_is_that_of_its_rank(spark: Any) -> None:
+    class Own(Exception):
+        pass
+
+    def fails() -> None:
+        if collectives.rank() == 1:
+            raise Own("no such thing")
+        collectives.barrier()
+
+    with pytest.raises(Own, match="no such thing") as caught:
+        engine.run(fails, num_proc=3)
+    notes = "\n".join(caught.value.__notes__)
+    assert "raised on rank 1" in notes
+    assert "in fails" in notes
+    assert engine.run(collectives.size) == [4] * 4
+
+
+def test_two_jobs_at_once_do_not_meet(spark: Any) -> None:
+    def sums(x: int) -> list[float]:
+        return [float(collectives.allreduce(np.full(100, x + step))[0]) for step in range(50)]
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = {x: pool.submit(engine.run, sums, [x], num_proc=2) for x in (1, 1000)}
+        for x, job in jobs.items():
+            assert job.result(SECONDS) == [[2.0 * (x + step) for step in range(50)]] * 2
+
+
+def test_a_job_waits_for_slots_and_not_for_ever(spark: Any, tmp_path: Path) -> None:
+    def waits() -> None:
+        (tmp_path / f"rank-{collectives.rank()}").touch()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+
+    with pytest.raises(DeadlineExceeded, match="num_proc=5: the executors of Spark have room for 4 tasks at once"):
+        engine.run(collectives.size, num_proc=5, start_timeout=1)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(engine.run, waits, num_proc=3)
+        eventually(lambda: len(list(tmp_path.iterdir())) == 3)
+        with pytest.raises(DeadlineExceeded, match="has not started 2 of 2 tasks"):
+            engine.run(collectives.size, num_proc=2, start_timeout=2)
+        second = pool.submit(engine.run, collectives.size, num_proc=2)
+        (tmp_path / "go").touch()
+        assert first.result(SECONDS) == [None] * 3
+        assert second.result(SECONDS) == [2, 2]
+
+
+def test_cancelling_the_job_ends_the_ranks(spark: Any, tmp_path: Path) -> None:
+    def computes() -> None:
+        (tmp_path / f"rank-{collectives.rank()}").write_text(str(os.getpid()))
+        while True:
+            time.sleep(0.01)
+
+    def cancel() -> None:
+        eventually(lambda: [path.read_text() for path in tmp_path.iterdir()].count("") == 0)
+        eventually(lambda: len(list(tmp_path.iterdir())) == 2)
+        spark.cancelAllJobs()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(RuntimeError, match="Spark ended the job"):
+        engine.run(computes, num_proc=2)
+    thread.join()
+    pids = [int(path.read_text()) for path in tmp_path.iterdir()]
+    eventually(lambda: not any(map(alive, pids)))
+    assert engine.run(collectives.size, num_proc=2) == [2, 2]
+
+
+def test_twenty_jobs_in_turn_leave_nothing(spark: Any) -> None:
+    def state() -> tuple[int, int, int]:
+        return os.getpid(), threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def job() -> tuple[float, tuple[int, int, int]]:
+        return float(collectives.allreduce(np.ones(1 << 16))[0]), state()
+
+    begun = set(map(str, Path("/dev/shm").glob("ronde*")))
+    seen: dict[int, list[tuple[int, int]]] = {}
+    for number in range(21):
+        for total, (pid, threads, descriptors) in engine.run(job, num_proc=2):
+            assert total == 2.0
+            seen.setdefault(pid, []).append((threads, descriptors))
+        if number == 2:
+            _, threads, descriptors = state()
+    for counts in seen.values():
+        assert max(counts)[0] <= counts[0][0] + 1
+        assert counts[-1][1] <= counts[0][1] + 4
+    assert any(len(counts) > 1 for counts in seen.values())  # Spark used a process again
+    assert sum(map(alive, seen)) <= 4  # one for each slot
+    _, threads_now, descriptors_now = state()
+    assert threads_now <= threads + 1
+    assert descriptors_now <= descriptors + 4  # fewer than one a job
+    assert set(map(str, Path("/dev/shm").glob("ronde*"))) - foreign_files() <= begun
+
+
+def test_a_killed_worker_is_named(spark: Any) -> None:
+    def waits() -> None:
+        if collectives.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        collectives.barrier()
+
+    with pytest.raises(engine.WorkerLost, match=r"rank 1 \(host .*, pid \d+\) was lost"):
+        engine.run(waits, num_proc=2)
+    assert engine.run(collectives.size) == [4] * 4
+
+
+def test_the_example() -> None:
+    command = [sys.executable, spark_digits.__file__, "--workers", "2", "--epochs", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\n")
+    assert "on 2 ranks, parameters identical" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ({"num_proc": 0}, ValueError, "num_proc=0: must be an integer"),
+        ({"start_timeout": 0}, ValueError, "start_timeout=0"),
+        ({"function": 3}, TypeError, "function=3: must be callable"),
+        ({"spark_context": 3}, TypeError, "spark_context=3: must be a pyspark.SparkContext"),
+    ],
+)
+def test_bad_arguments(spark: Any, arguments: dict[str, Any], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        engine.run(**{"function": collectives.size, **arguments})
