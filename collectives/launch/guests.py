@@ -13,7 +13,7 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -21,6 +21,7 @@ from collectives.config import Config
 from collectives.launch.environment import PASSED_ON, of_rank, passed_on
 from collectives.launch.outcome import failure
 from collectives.launch.store_keeper import StoreKeeper, free_port
+from collectives.membership import set_bounds
 from collectives.startup import init
 from collectives.world import is_initialized, shutdown, world
 from transports import launchers
@@ -58,7 +59,8 @@ class Seat:
 
     @property
     def rank(self) -> int:
-        """The number of the rank."""
+        """The number of the rank; that of a newcomer tells it from all others, and its rank is known once it has
+        joined."""
         return self.job.rank
 
 
@@ -97,6 +99,9 @@ class GuestJob:
         self._variables = dict(variables or {})
         self._keeper = StoreKeeper({**own_settings(), **self._variables})
         self._name = f"guests-{uuid.uuid4().hex[:12]}"
+        self._seats: list[Seat] = []
+        self._here: Counter[str] = Counter()
+        """The ranks that each node has had."""
 
     def seats(self, places: Sequence[Place], torch: tuple[str, int] | None = None) -> list[Seat]:
         """Serve the store; the seats of the workers in the order of `places`. Once.
@@ -112,14 +117,31 @@ class GuestJob:
         interface = Config.load(environment={**own_settings(), **self._variables}).transport_options("tcp").interface
         url, own = self._keeper.serve(secret, interface, list(dict.fromkeys(place.address for place in places)))
         sizes = Counter(place.node for place in places)
-        seen: Counter[str] = Counter()
         seats: dict[int, Seat] = {}
         for rank, worker in enumerate(in_rank_order(places)):
             node = places[worker].node
-            job = launchers.Job(rank, len(places), url, secret, seen[node], sizes[node], self._name)
+            job = launchers.Job(rank, len(places), url, secret, self._here[node], sizes[node], self._name)
             seats[worker] = Seat(job, torch or own, self._variables)
-            seen[node] += 1
-        return [seats[worker] for worker in range(len(places))]
+            self._here[node] += 1
+        self._seats = [seats[worker] for worker in range(len(places))]
+        return list(self._seats)
+
+    def let_ranks_come(self, minimum: int, maximum: int | None = None) -> None:
+        """Set the bounds on the number of ranks of an elastic job, see `collectives.membership.set_bounds`. After
+        `seats`. Raises RendezvousError."""
+        with contextlib.closing(self._keeper.client()) as store:
+            set_bounds(store, minimum, maximum)
+
+    def newcomer(self, place: Place) -> Seat:
+        """The seat of a worker that comes later. `Occupant.connect` waits there until the ranks admit it, at their next
+        `changes_pending` or `regroup`. The seat's number is the next that no worker has had. After `seats`.
+        """
+        first, number = self._seats[0], len(self._seats)
+        local = self._here[place.node]
+        self._here[place.node] += 1
+        job = replace(first.job, rank=number, local_rank=local, local_size=local + 1, joins=True)
+        self._seats.append(replace(first, job=job))
+        return self._seats[-1]
 
     def close(self) -> None:
         """End the store. Idempotent."""

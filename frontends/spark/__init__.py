@@ -1,7 +1,8 @@
 """Ronde inside a Spark cluster: Spark has started the workers, Ronde connects them.
 
-`run` calls a function on one rank in each task of a barrier stage. `job` is the side of the driver, `task` that of the
-workers, and `desk` the connections between them. The ranks meet as guests of collectives.launch.
+`run` calls a function on one rank in each task of a barrier stage, `run_elastic` in tasks that Spark starts again one
+by one. `job` and `elastic` are the side of the driver, `task` that of the workers, and `desk` the connections between
+them. The ranks meet as guests of collectives.launch.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("ronde.spark needs PySpark: pip install 'ronde[spark]'", name=error.name) from None
 
 from collectives.launch import WorkerLost
+from frontends.spark.elastic import run_elastic
 from frontends.spark.job import run
 
-__all__ = ["WorkerLost", "run"]
+__all__ = ["WorkerLost", "run", "run_elastic"]

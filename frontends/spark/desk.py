@@ -32,7 +32,7 @@ class Invitation:
 class Arrival:
     """The first message of a task.
 
-    task   its number in the stage
+    task   Spark's number of this attempt of it, which no other has
     place  where it runs
     pid    its process
     torch  its address and a free port
@@ -42,6 +42,14 @@ class Arrival:
     place: Place
     pid: int
     torch: tuple[str, int]
+
+    def __str__(self) -> str:
+        return f"host {self.place.address}, pid {self.pid}"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The rank is in the world."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +61,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Result:
-    """The dumped outcome of a rank, which has left the world."""
+    """The dumped outcome of a rank, which has left the world, and its number there in the end."""
 
     outcome: bytes
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class JobEnded:
     error: Exception | None
 
 
-Message = Arrival | Line | Result | Gone
+Message = Arrival | Joined | Line | Result | Gone
 
 
 class Desk(socketserver.ThreadingTCPServer):
@@ -82,22 +91,24 @@ class Desk(socketserver.ThreadingTCPServer):
     `with Desk(...) as desk` closes all connections in the end and waits for its threads.
     """
 
-    daemon_threads = True
-
     def __init__(self, host: str, bind: str) -> None:
         self.events: queue.Queue[tuple[int, Message] | JobEnded] = queue.Queue()
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
+        self._ended = False
         self._sockets: set[socket.socket] = set()
         self._tasks: dict[int, tuple[socket.socket, Connection]] = {}
-        super().__init__((bind, 0), _Handler)
+        super().__init__((bind, 0), socketserver.BaseRequestHandler)
         self.invitation = Invitation((host, self.server_address[1]), self._key)
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="ronde-spark-desk", daemon=True)
         self._thread.start()
 
-    def receive(self, own: socket.socket) -> None:
-        """Put the messages of one connection into `events` until it ends."""
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Put the messages of one connection into `events` until it ends. Each has a thread of its own."""
+        own: socket.socket = request
         with self._lock:
+            if self._ended:
+                return
             self._sockets.add(own)
         task = None
         try:
@@ -137,14 +148,7 @@ class Desk(socketserver.ThreadingTCPServer):
     def __exit__(self, *error: object) -> None:
         self.shutdown()
         self._thread.join()
+        with self._lock:
+            self._ended = True
         self.hang_up()
         self.server_close()
-
-
-class _Handler(socketserver.BaseRequestHandler):
-    """Serves a connection in a thread of its own."""
-
-    server: Desk
-
-    def handle(self) -> None:
-        self.server.receive(self.request)

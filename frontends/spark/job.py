@@ -62,24 +62,16 @@ def run(
     DeadlineExceeded after `start_timeout`; RuntimeError if Spark ended the job, as after its cancellation; ValueError
     for bad arguments. No rank runs then.
     """
-    _check(function, num_proc, start_timeout, spark_context)
-    context = SparkContext.getOrCreate() if spark_context is None else spark_context
-    count = context.defaultParallelism if num_proc is None else num_proc
-    call_bytes = cloudpickle.dumps((function, list(args), dict(kwargs or {})))
+    context, count = check(function, num_proc, start_timeout, spark_context)
     until = time.monotonic() + start_timeout
-    _wait_for_slots(context, count, until)
-    host = context.getConf().get("spark.driver.host")
-    bind = context.getConf().get("spark.driver.bindAddress", host)
+    wait_for_slots(context, count, until)
     with (
         GuestJob({**own_settings(), **(env or {})}) as job,
-        Desk(host, bind) as desk,
-        _submitted(context, count, partial(call, desk.invitation, call_bytes), desk),
+        open_desk(context) as desk,
+        submitted(context, count, desk, cloudpickle.dumps((function, list(args), dict(kwargs or {}))), barrier=True),
     ):
-        arrivals = _arrivals(desk, count, until)
-        places = [arrival.place for arrival in arrivals]
-        seats = job.seats(places, arrivals[in_rank_order(places)[0]].torch)
-        for task, seat in enumerate(seats):
-            desk.send(task, seat)
+        arrivals = collect_arrivals(desk, count, count, until)
+        seats = take_seats(job, desk, arrivals)
         outcomes = _collect(desk, arrivals, seats)
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     if failures:
@@ -88,7 +80,10 @@ def run(
     return [values[rank] for rank in range(count)]
 
 
-def _check(function: object, num_proc: object, start_timeout: float, spark_context: object) -> None:
+def check(
+    function: object, num_proc: int | None, start_timeout: float, spark_context: SparkContext | None
+) -> tuple[SparkContext, int]:
+    """The context and the number of ranks. Raises TypeError and ValueError for bad arguments."""
     if not callable(function):
         raise TypeError(f"function={function!r}: must be callable")
     if num_proc is not None and (not isinstance(num_proc, int) or isinstance(num_proc, bool) or num_proc < 1):
@@ -97,9 +92,11 @@ def _check(function: object, num_proc: object, start_timeout: float, spark_conte
         raise ValueError(f"start_timeout={start_timeout!r}: must be a positive number of seconds")
     if spark_context is not None and not isinstance(spark_context, SparkContext):
         raise TypeError(f"spark_context={spark_context!r}: must be a pyspark.SparkContext, or None")
+    context = SparkContext.getOrCreate() if spark_context is None else spark_context
+    return context, context.defaultParallelism if num_proc is None else num_proc
 
 
-def _wait_for_slots(context: SparkContext, count: int, until: float) -> None:
+def wait_for_slots(context: SparkContext, count: int, until: float) -> None:
     """Wait until the executors have a slot for each rank, free or not. Raises DeadlineExceeded.
 
     Spark itself keeps a barrier stage that does not fit for minutes, and cancelling does not reach it there.
@@ -112,16 +109,26 @@ def _wait_for_slots(context: SparkContext, count: int, until: float) -> None:
         time.sleep(_TICK)
 
 
+def open_desk(context: SparkContext) -> Desk:
+    """A desk at the address by which the executors reach the driver."""
+    host = context.getConf().get("spark.driver.host")
+    return Desk(host, context.getConf().get("spark.driver.bindAddress", host))
+
+
 @contextmanager
-def _submitted(context: SparkContext, count: int, task: Callable[..., Any], desk: Desk) -> Iterator[None]:
-    """While it is open, Spark runs the tasks. On exit the connections end, and then the job, by its tag."""
+def submitted(
+    context: SparkContext, count: int, desk: Desk, function: bytes, *, barrier: bool
+) -> Iterator[Callable[[], None]]:
+    """While it is open, Spark runs the tasks; the value cancels those that have not ended. On exit the connections end,
+    and then the job, by its tag."""
     tag = f"ronde-{uuid.uuid4().hex}"
 
     def submit() -> None:
         context.addJobTag(tag)
         error: Exception | None = None
         try:
-            context.parallelize(range(count), count).barrier().mapPartitions(task).collect()
+            parts = context.parallelize(range(count), count)
+            (parts.barrier() if barrier else parts).mapPartitions(partial(call, desk.invitation, function)).collect()
         except Exception as raised:  # noqa: BLE001  the thread that waits must learn of any error
             error = raised
         desk.events.put(JobEnded(error))
@@ -130,7 +137,7 @@ def _submitted(context: SparkContext, count: int, task: Callable[..., Any], desk
     thread.start()
     finished = False
     try:
-        yield
+        yield partial(context.cancelJobsWithTag, tag)
         finished = True
     finally:
         desk.hang_up()
@@ -141,15 +148,17 @@ def _submitted(context: SparkContext, count: int, task: Callable[..., Any], desk
             thread.join(REPORT_SECONDS)
 
 
-def _arrivals(desk: Desk, count: int, until: float) -> list[Arrival]:
-    """The first messages of all tasks, by their numbers."""
+def collect_arrivals(desk: Desk, count: int, minimum: int, until: float) -> dict[int, Arrival]:
+    """The first messages of `count` tasks, or after `until` of `minimum` or more, by the numbers of the tasks."""
     arrivals: dict[int, Arrival] = {}
     while len(arrivals) < count:
         try:
             event = desk.events.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
+            if len(arrivals) >= minimum:
+                break
             raise DeadlineExceeded(
-                f"run: Spark has not started {count - len(arrivals)} of {count} tasks within start_timeout; "
+                f"run: Spark has not started {minimum - len(arrivals)} of {minimum} tasks within start_timeout; "
                 f"each needs a free slot"
             ) from None
         if isinstance(event, JobEnded):
@@ -157,15 +166,29 @@ def _arrivals(desk: Desk, count: int, until: float) -> list[Arrival]:
         task, message = event
         if isinstance(message, Arrival):
             arrivals[task] = message
-        elif isinstance(message, Gone):
-            raise WorkerLost(f"task {task} (host {arrivals[task].place.address}, pid {arrivals[task].pid}) was lost")
-    return [arrivals[task] for task in range(count)]
+        elif isinstance(message, Gone):  # Spark starts the task again, or ends the job
+            del arrivals[task]
+    return dict(sorted(arrivals.items()))
 
 
-def _collect(desk: Desk, arrivals: Sequence[Arrival], seats: Sequence[Seat]) -> list[Success | Failure]:
+def take_seats(
+    job: GuestJob, desk: Desk, arrivals: Mapping[int, Arrival], bounds: tuple[int, int] | None = None
+) -> dict[int, Seat]:
+    """Make a seat for each task and send it. `bounds`: smallest and largest number of ranks of an elastic job."""
+    places = [arrival.place for arrival in arrivals.values()]
+    first = list(arrivals.values())[in_rank_order(places)[0]]
+    seats = dict(zip(arrivals, job.seats(places, first.torch), strict=True))
+    if bounds is not None:
+        job.let_ranks_come(*bounds)
+    for task, seat in seats.items():
+        desk.send(task, seat)
+    return seats
+
+
+def _collect(desk: Desk, arrivals: Mapping[int, Arrival], seats: Mapping[int, Seat]) -> list[Success | Failure]:
     """The outcomes until all have arrived, a failure is a root cause, or none comes after a consequence."""
     outcomes: list[Success | Failure] = []
-    waiting, until = set(range(len(seats))), float("inf")
+    waiting, until = set(seats), float("inf")
     while waiting:
         try:
             event = desk.events.get(timeout=None if until == float("inf") else max(0.0, until - time.monotonic()))
@@ -176,20 +199,26 @@ def _collect(desk: Desk, arrivals: Sequence[Arrival], seats: Sequence[Seat]) -> 
                 break
             raise RuntimeError("run: Spark ended the job; was it cancelled?") from event.error
         task, message = event
+        if task not in seats:
+            continue  # Spark starts the stage again, whose loss the other messages tell
         rank = seats[task].rank
         if isinstance(message, Line):
-            sys.stdout.write(f"[rank {rank}] {message.text}\n")
+            show(rank, message)
         elif task in waiting and isinstance(message, Result | Gone):
             waiting.discard(task)
             if isinstance(message, Result):
                 outcomes.append(load(rank, message.outcome))
                 desk.hang_up(task)
             else:
-                where = f"host {arrivals[task].place.address}, pid {arrivals[task].pid}"
-                outcomes.append(Failure(rank, WorkerLost(f"rank {rank} ({where}) was lost")))
+                outcomes.append(Failure(rank, WorkerLost(f"rank {rank} ({arrivals[task]}) was lost")))
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
         if failures and not is_consequence(root_cause(failures).error):
             break
         if failures and until == float("inf"):
             until = time.monotonic() + REPORT_SECONDS
     return outcomes
+
+
+def show(rank: int, line: Line) -> None:
+    """Print what a rank has printed."""
+    sys.stdout.write(f"[rank {rank}] {line.text}\n")

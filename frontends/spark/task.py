@@ -1,4 +1,4 @@
-"""A rank as a task of a barrier stage."""
+"""A rank as a task of Spark's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from multiprocessing.connection import Client, Connection
 from typing import Any
 
 import cloudpickle
-from pyspark import BarrierTaskContext
+from pyspark import TaskContext
 
 from collectives.launch import Failure, Lines, Occupant, Place, Seat, Success, dump, free_address
 from collectives.world import is_initialized, world
-from frontends.spark.desk import Arrival, Invitation, Line, Result
+from frontends.spark.desk import Arrival, Invitation, Joined, Line, Result
 
 
 def call(invitation: Invitation, fn: bytes, _: Iterable[int]) -> Iterable[None]:
@@ -28,29 +28,33 @@ def call(invitation: Invitation, fn: bytes, _: Iterable[int]) -> Iterable[None]:
 
     An error of the function is an outcome, so Spark does not see a failed task.
     """
-    context = BarrierTaskContext.get()
-    number = context.partitionId()
-    address = context.getTaskInfos()[number].address.rpartition(":")[0]
+    context = TaskContext.get()
+    assert context is not None
     with Client(invitation.address, authkey=invitation.key) as driver:
+        address = _own_address(driver)
         place = Place(socket.gethostname(), address)
-        driver.send(Arrival(number, place, os.getpid(), free_address(address)))
-        seat: Seat = driver.recv()
+        driver.send(Arrival(context.taskAttemptId(), place, os.getpid(), free_address(address)))
+        try:
+            seat: Seat = driver.recv()
+        except (EOFError, OSError):  # the driver has ended the job
+            return ()
         gpus = context.resources().get("gpu")
         if gpus is not None:
             seat = replace(seat, variables={**seat.variables, "CUDA_VISIBLE_DEVICES": ",".join(gpus.addresses)})
         left = threading.Event()
         watch = threading.Thread(target=_abort_with_driver, args=(driver, left), name="ronde-spark-watch", daemon=True)
         watch.start()
-        outcome = _outcome(seat, fn, lambda line: _send(driver, Line(line)))
+        result = _result(seat, fn, lambda message: _send(driver, message))
         left.set()
-        _send(driver, Result(dump(outcome, cloudpickle.dumps)))
+        _send(driver, result)
         watch.join()  # the driver ends the connection when it has the result
     return ()
 
 
-def _outcome(seat: Seat, fn: bytes, send: Callable[[str], None]) -> Success | Failure:
+def _result(seat: Seat, fn: bytes, send: Callable[[Line | Joined], None]) -> Result:
     outcome: Success | Failure
-    out, err = Lines(sys.stdout, send), Lines(sys.stderr, send)
+    rank = seat.rank
+    out, err = [Lines(own, lambda line: send(Line(line))) for own in (sys.stdout, sys.stderr)]
     try:
         with redirect_stdout(out), redirect_stderr(err):
             function: Callable[..., Any]
@@ -59,16 +63,25 @@ def _outcome(seat: Seat, fn: bytes, send: Callable[[str], None]) -> Success | Fa
             function, args, kwargs = cloudpickle.loads(fn)
             with Occupant(seat) as occupant:
                 occupant.connect()
+                send(Joined())
                 value = occupant.call(function, args, kwargs)
+                if is_initialized():
+                    rank = world().rank
         outcome = Success(seat.rank, value)
-    except Exception as error:  # noqa: BLE001  the caller of run must learn of any error
+    except Exception as error:  # noqa: BLE001  the caller must learn of any error
         outcome = Failure(seat.rank, error)
     for stream in (out, err):
         stream.finish()
-    return outcome
+    return Result(dump(outcome, cloudpickle.dumps), rank)
 
 
-def _send(driver: Connection, message: Line | Result) -> None:
+def _own_address(driver: Connection) -> str:
+    """The address of this node on the way to the driver."""
+    with socket.socket(fileno=os.dup(driver.fileno())) as copy:
+        return str(copy.getsockname()[0])
+
+
+def _send(driver: Connection, message: Joined | Line | Result) -> None:
     with contextlib.suppress(OSError):  # the driver has ended the job
         driver.send(message)
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import collectives
+from collectives import elastic
 from examples import spark_digits
 from transports.errors import DeadlineExceeded
 from transports.testing import foreign_files
@@ -207,6 +208,69 @@ def test_the_example() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("\n")
     assert "on 2 ranks, parameters identical" in done.stdout
+
+
+def test_elastic_ranks_go_on_and_a_replacement_joins_them(spark: Any, tmp_path: Path) -> None:
+    def work() -> tuple[int, int, int]:
+        @elastic.run
+        def train(state: elastic.State) -> int:
+            while state.step < 20 or collectives.size() < 3:
+                if state.step == 10 and collectives.rank() == 1 and not (tmp_path / "killed").exists():
+                    (tmp_path / "killed").write_text(str(os.getpid()))
+                    os.kill(os.getpid(), signal.SIGKILL)
+                state.total += float(collectives.allreduce(np.ones(8), op="average")[0])
+                state.step += 1
+                state.commit()
+            return state.step
+
+        (tmp_path / f"began-{os.getpid()}").touch()
+        state = elastic.State(step=0, total=0.0)
+        steps = train(state)
+        assert state.total == steps
+        return steps, collectives.rank(), os.getpid()
+
+    found = engine.run_elastic(work, num_proc=3, min_num_proc=2, start_timeout=SECONDS)
+    assert [rank for _, rank, _ in found] == [0, 1, 2]
+    assert len({steps for steps, _, _ in found}) == 1
+    lost = int((tmp_path / "killed").read_text())
+    began = {int(path.name.removeprefix("began-")) for path in tmp_path.glob("began-*")}
+    assert began == {lost, *(pid for _, _, pid in found)}  # the others were not started again
+    assert engine.run(collectives.size) == [4] * 4
+
+
+def test_elastic_ranks_are_added_while_there_are_slots(spark: Any) -> None:
+    def work() -> int:
+        @elastic.run
+        def train(state: elastic.State) -> int:
+            while collectives.size() < 4:
+                collectives.barrier()
+                state.commit()
+            return collectives.size()
+
+        return train(elastic.State())
+
+    assert engine.run_elastic(work, num_proc=2, max_num_proc=4, start_timeout=SECONDS) == [4] * 4
+
+
+def test_elastic_ends_after_an_error_and_beyond_its_limit(spark: Any) -> None:
+    def fails() -> None:
+        if collectives.rank() == 1:
+            raise LookupError("no such thing")
+        collectives.barrier()
+
+    def dies() -> None:
+        if collectives.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elastic.run(lambda state: collectives.barrier())(elastic.State())
+
+    with pytest.raises(LookupError, match="no such thing") as caught:
+        engine.run_elastic(fails, num_proc=2)
+    assert "raised on rank 1" in "\n".join(caught.value.__notes__)
+    with pytest.raises(engine.WorkerLost, match=r"rank 1 \(host .*, pid \d+\) was lost"):
+        engine.run_elastic(dies, num_proc=2, reset_limit=0)
+    with pytest.raises(ValueError, match="min_num_proc=3, num_proc=2, max_num_proc=2"):
+        engine.run_elastic(collectives.size, num_proc=2, min_num_proc=3)
+    assert engine.run(collectives.size) == [4] * 4
 
 
 @pytest.mark.parametrize(

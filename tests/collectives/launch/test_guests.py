@@ -26,6 +26,21 @@ def test_ranks_are_sorted_by_node_and_know_their_neighbours() -> None:
     assert len({seat.job.store for seat in seats}) == 1
 
 
+def test_newcomers_have_numbers_of_their_own() -> None:
+    with GuestJob() as job:
+        first = job.seats([HERE, THERE])
+        job.let_ranks_come(1, 3)
+        with pytest.raises(ValueError, match="maximum=1: must be at least minimum=2"):
+            job.let_ranks_come(2, 1)
+        seats = [job.newcomer(HERE), job.newcomer(HERE), job.newcomer(THERE)]
+    assert [(seat.rank, seat.job.joins, seat.job.local_rank) for seat in seats] == [
+        (2, True, 1),
+        (3, True, 2),
+        (4, True, 1),
+    ]
+    assert {(seat.job.store, seat.job.secret) for seat in seats} == {(first[0].job.store, first[0].job.secret)}
+
+
 def test_the_secret_travels_but_is_not_shown() -> None:
     with GuestJob() as job, GuestJob() as other:
         seat, strange = job.seats([HERE])[0], other.seats([HERE])[0]
