@@ -12,8 +12,9 @@ order, names and errors.
 
 A framework has a module of its own, which is imported when it is first used: `ronde.torch`, `ronde.tensorflow`,
 `ronde.keras`, `ronde.jax`, and `ronde.numpy` for loops written by hand. `import ronde.torch as hvd` replaces
-`import horovod.torch as hvd`. `ronde.ray` starts ranks in a Ray cluster,
-`ronde.horovod` has `horovod.run`, `ronde.compression` the compressors.
+`import horovod.torch as hvd`. `ronde.ray` starts ranks in a Ray cluster, `ronde.horovod` has `horovod.run`,
+`ronde.compression` the compressors, `ronde.elastic` state for ranks that come and go, `ronde.local_sgd` loosely coupled
+training.
 
 This package only re-exports: the code is in `collectives`, `frontends` and `transports`.
 """
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ronde import horovod as horovod
     from ronde import jax as jax
     from ronde import keras as keras
+    from ronde import local_sgd as local_sgd
     from ronde import numpy as numpy
     from ronde import ray as ray
     from ronde import spark as spark
@@ -48,6 +50,7 @@ _MODULES: Final = (
     "horovod",
     "jax",
     "keras",
+    "local_sgd",
     "numpy",
     "ray",
     "spark",

@@ -42,3 +42,17 @@ def test_elastic_digits() -> None:
     accuracy = re.fullmatch(r"\[rank 0\] test accuracy: (\d+\.\d) %", said.splitlines()[-1])
     assert accuracy is not None
     assert float(accuracy[1]) >= 96
+
+
+def test_diloco_digits() -> None:
+    """A worker is killed, and a spare takes its place: no survivor loses more than a round."""
+    script = str(EXAMPLES / "diloco_digits.py")
+    elastic = ["-np", "3", "--min-np", "2", "--max-np", "3", "--spares", "1"]
+    done = ronde("run", *elastic, sys.executable, script, "--steps", "300", "--kill", "133")
+    said = done.stdout.decode()
+    assert done.returncode == 0, said + done.stderr.decode()  # 1 if the accuracy is more than 1 % below
+    assert "came: 3; left: 1 (its process ended)" in done.stderr.decode()
+    assert "parameters bit-identical on 3 ranks: yes" in said
+    accuracy = re.search(r"accuracy (\d+\.\d) %, with gradients averaged in each step (\d+\.\d) %", said)
+    assert accuracy is not None
+    assert float(accuracy[1]) >= max(94.0, float(accuracy[2]) - 1)

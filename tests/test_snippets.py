@@ -39,6 +39,7 @@ PLAYED: dict[str, tuple[str, ...]] = {
     "docs/tutorial/two-hosts.md": (),
     "docs/compression.md": (),
     "docs/elastic.md": (),
+    "docs/local-sgd.md": (),
     "docs/simulate.md": (),
     "docs/troubleshooting.md": (),
     "docs/migrating-from-mpi4py.md": (),

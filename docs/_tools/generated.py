@@ -272,6 +272,7 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
             "dask",
             "spark",
             "horovod",
+            "local_sgd",
         )
     },
 }

@@ -7,8 +7,8 @@
     ...
     gradients = hvd.allreduce(gradients)        # the average over the ranks
 
-docs/numpy.md is its guide. trees.py defines the trees of arrays that all functions accept; a function that reduces in
-the background belongs in averager.py.
+docs/numpy.md is its guide. collectives.trees defines the trees of arrays that all functions accept; a function that
+reduces in the background belongs in averager.py.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ import numpy as np
 
 from collectives import OpName, ProcessSet, Work, global_process_set
 from collectives.compression import Compressor, State
+from collectives.trees import Array, leaves, rebuilt
 from frontends.horovod import Average, Sum, as_horovod, choose_op, communicator_of
 from frontends.numpy.ops import as_array, as_leaf, writable
-from frontends.numpy.trees import Array, leaves, rebuilt
 
 
 class GradientAverager:

@@ -9,6 +9,7 @@ import numpy as np
 
 from collectives import OpName, ProcessSet, global_process_set
 from collectives.compression import Compressor
+from collectives.trees import Array, leaves, rebuilt
 from frontends.horovod import (
     Average,
     allgather_object,
@@ -18,7 +19,6 @@ from frontends.horovod import (
     communicator_of,
     root_in,
 )
-from frontends.numpy.trees import Array, leaves, rebuilt
 
 
 def allreduce(

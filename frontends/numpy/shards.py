@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from collectives import ProcessSet, global_process_set
+from collectives.trees import Array, like
 from frontends.horovod import communicator_of
-from frontends.numpy.trees import Array, like
 
 _REMAINDERS: Final = ("pad", "drop", "uneven")
 

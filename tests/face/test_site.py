@@ -20,7 +20,20 @@ from docs._tools import docstrings, generated, links, pictures
 from transports import registry
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("torch", "tensorflow", "keras", "jax", "numpy", "compression", "ray", "dask", "spark", "horovod")
+MODULES = (
+    "torch",
+    "tensorflow",
+    "keras",
+    "jax",
+    "numpy",
+    "compression",
+    "elastic",
+    "local_sgd",
+    "ray",
+    "dask",
+    "spark",
+    "horovod",
+)
 
 
 def settings() -> list[str]:

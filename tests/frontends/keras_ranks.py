@@ -400,3 +400,34 @@ def optimizer_with(hvd: Any, **options: Any) -> Any:
     import keras
 
     return hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), compression=hvd.Compression.int8(), **options)
+
+
+def local_sgd() -> None:
+    """`fit` with a DiLoCo: ranks that saw other rows end with the same weights, near those of all rows."""
+    hvd = horovod()
+    from frontends.keras.local_sgd import DiLoCo, DiLoCoCallback, LocalSGD
+
+    keras = importlib.import_module("keras")
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(1), keras.layers.BatchNormalization(trainable=False)]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    x = np.random.default_rng(hvd.rank()).normal(size=(24, 3)).astype(np.float32)
+    outer = DiLoCo(model, every=4, fragments=2, delay=1)
+    model.fit(x, x.sum(1) + 1, epochs=15, callbacks=[DiLoCoCallback(outer)], **QUIET)
+    assert outer.steps == 60
+    assert len(outer.state_dict()["global"]) == 2
+    weights = [keras.ops.convert_to_numpy(variable) for variable in model.trainable_variables]
+    np.testing.assert_allclose(np.concatenate([w.reshape(-1) for w in weights]), np.ones(4), atol=0.1)
+    assert len(set(hvd.allgather_object(b"".join(w.tobytes() for w in weights)))) == 1
+
+    variables = [keras.Variable(np.full(2, float(hvd.rank()), np.float32))]
+    local = LocalSGD(variables, every=1)
+    local.start(variables)
+    variables[0].assign(np.full(2, 4.0 * hvd.rank(), np.float32))
+    assert local.step(variables) is variables
+    assert keras.ops.convert_to_numpy(variables[0]).tolist() == [2.0, 2.0]
+    with pytest.raises(TypeError, match=r"must be \w+ or a dict, list or tuple, not ndarray"):
+        LocalSGD([np.zeros(2)])
+    hvd.shutdown()

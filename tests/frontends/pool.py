@@ -270,6 +270,7 @@ def run_as_main(argv: list[str]) -> str:
     """In a rank: run a script with these arguments; what it has written to stdout."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(StringIO()) as said:
         patch.setattr(sys, "argv", argv)
+        patch.setattr(sys, "path", [str(Path(argv[0]).parent), *sys.path])
         try:
             runpy.run_path(argv[0], run_name="__main__")
         except SystemExit as end:

@@ -82,3 +82,7 @@ except ModuleNotFoundError as error:
     print(error)
 """
     assert f"pip install 'ronde[{absent}]'" in output("-c", code, KERAS_BACKEND="torch")
+
+
+def test_local_sgd(pool: Pool) -> None:
+    pool.run(keras_ranks.local_sgd, ranks=2)

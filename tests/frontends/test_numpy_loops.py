@@ -373,3 +373,13 @@ def test_the_example(pool: Callable[[int], Pool], size: int, options: list[str])
     assert "epoch 8: loss" in text
     assert float(found[1]) > 90
     assert int(found[2]) == size
+
+
+def test_loosely_coupled_workers(pool: Callable[[int], Pool]) -> None:
+    """The example as it is; tests/test_examples.py kills a worker of it."""
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
+    text = pool(2).run_script(ROOT / "examples/diloco_digits.py", "--steps", 300)
+    assert "parameters bit-identical on 2 ranks: yes" in text
+    found = re.search(r"with gradients [\d,]+: (\d+) times as many", text)
+    assert found is not None, text
+    assert 150 < int(found[1]) < 220, "50 steps a round, times 3.94, and one round more in the end"

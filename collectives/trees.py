@@ -4,34 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from numbers import Number
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 
+ARRAYS_AND_NUMBERS: Final = (np.ndarray, np.generic, Number)
+"""Classes of leaves: NumPy's arrays and scalars, and Python's numbers."""
 
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+
+def leaves(tree: Any, path: str = "", kinds: tuple[type, ...] = ARRAYS_AND_NUMBERS) -> Iterator[tuple[str, Any]]:
     """Yield the path and value of each leaf, such as ("layers/0/bias", array).
 
+    kinds   classes of leaves
+
     Dicts are walked by sorted keys, so the order is the same on ranks that filled them differently. None is a tree
-    without leaves. Raises TypeError for a leaf that is neither an array nor a number, and for a masked array.
+    without leaves. Raises TypeError for a leaf of another class, and for a masked array.
     """
     argument = f"tree[{path!r}]" if path else "tree"
     if tree is None:
         return
     if isinstance(tree, dict):
         for key in sorted(tree, key=str):
-            yield from leaves(tree[key], f"{path}/{key}" if path else str(key))
+            yield from leaves(tree[key], f"{path}/{key}" if path else str(key), kinds)
     elif isinstance(tree, list | tuple):
         for index, part in enumerate(tree):
-            yield from leaves(part, f"{path}/{index}" if path else str(index))
+            yield from leaves(part, f"{path}/{index}" if path else str(index), kinds)
     elif isinstance(tree, np.ma.MaskedArray):
         raise TypeError(f"{argument}: is a masked array, and masks are not communicated; pass its filled(value)")
-    elif is_array(tree) or isinstance(tree, Number):
+    elif isinstance(tree, kinds):
         yield path, tree
     else:
-        raise TypeError(f"{argument}: must be an array, a number or a dict, list or tuple, not {type(tree).__name__}")
+        wanted = "an array, a number" if kinds == ARRAYS_AND_NUMBERS else " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{argument}: must be {wanted} or a dict, list or tuple, not {type(tree).__name__}")
 
 
 def rebuilt(tree: Any, values: Iterator[Any]) -> Any:
@@ -52,8 +58,3 @@ def like(given: tuple[Any, ...], parts: Iterator[Any]) -> tuple[Any, ...]:
     """Return a tuple of the same class as `given`, which may be a named tuple."""
     make: Callable[..., tuple[Any, ...]] | None = getattr(type(given), "_make", None)
     return tuple(parts) if make is None else make(parts)
-
-
-def is_array(leaf: Any) -> bool:
-    """True for NumPy arrays and scalars."""
-    return isinstance(leaf, np.ndarray | np.generic)
