@@ -1,6 +1,6 @@
 """Ronde inside a Ray cluster: Ray places the workers, Ronde connects them.
 
-`RayExecutor` has Horovod's methods, `ElasticRayExecutor` starts again after a lost worker. `RondeConfig` connects the
+`RayExecutor` has Horovod's methods, `ElasticRayExecutor` goes on after a lost worker. `RondeConfig` connects the
 workers of Ray Train's trainers, `register` makes a backend for `ray.util.collective`; each is loaded when it is first
 used. The ranks meet as guests of collectives.launch.
 """
@@ -19,7 +19,8 @@ except ModuleNotFoundError as error:
 
 from collectives.launch import WorkerLost
 from frontends.ray.elastic import ElasticRayExecutor
-from frontends.ray.executor import RayExecutor, RaySettings
+from frontends.ray.executor import RayExecutor
+from frontends.ray.ranks import RaySettings
 
 if TYPE_CHECKING:
     from frontends.ray.groups import register

@@ -1,24 +1,24 @@
-"""Elastic training in a Ray cluster: after a lost worker the job starts again with the nodes that there are.
+"""Elastic training in a Ray cluster: the other ranks go on when one is lost, and a new one joins them.
 
-The ranks are started anew, so the function continues from a checkpoint of its own.
+Ranks whose function does not regroup are all started again, with as many as the nodes have room for.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 from collectives.launch import WorkerLost
-from frontends.ray.executor import RayExecutor, RaySettings, resources_of
-from frontends.ray.placement import capacity
+from frontends.ray.executor import refuse_ray_client, resources_of
+from frontends.ray.placement import Demand, capacity
+from frontends.ray.ranks import Executable, Ranks, RaySettings
 
-T = TypeVar("T")
 log: Final = logging.getLogger("ronde.ray")
 
 
 class ElasticRayExecutor:
-    """As RayExecutor, with as many ranks as the cluster has room for; a call is repeated after a worker was lost.
+    """As RayExecutor, with as many ranks as the cluster has room for, which may be lost.
 
     settings         limits of time, see RayExecutor
     min_workers      the smallest number of ranks
@@ -26,11 +26,14 @@ class ElasticRayExecutor:
     cpus_per_worker  CPUs that Ray reserves for a rank
     use_gpu          True to reserve gpus_per_worker GPUs for a rank
     gpus_per_worker  by default 1 with use_gpu
-    reset_limit      how often the ranks may be started again; None for no limit
+    reset_limit      how many ranks may be lost; None for no limit
     env_vars         variables for the ranks
 
-    All ranks are processes of their own that are started again together: the function must load its last checkpoint.
-    An error that the function raises is not repeated. `start`, then any of the calls, and `shutdown` in the end.
+    A function that uses `ronde.elastic.run`, or that of a frontend, goes on after a lost rank: the others regroup, and
+    a new one joins them, if Ray has room for it, with the function called from the start. With fewer than min_workers
+    they wait for it. If the function does not regroup, all ranks are started again and the call is repeated: it must
+    load its last checkpoint. An error that the function raises is not repeated. `start`, then any of the calls, and
+    `shutdown` in the end.
 
     Raises ValueError for bad arguments.
     """
@@ -54,21 +57,16 @@ class ElasticRayExecutor:
         if reset_limit is not None and reset_limit < 0:
             raise ValueError(f"reset_limit={reset_limit!r}: must be 0 or more, or None")
         self._resources = resources_of(cpus_per_worker, use_gpu, gpus_per_worker)
-        self._settings = settings
-        self._min, self._max, self._resets_left = min_workers, max_workers, reset_limit
-        self._options: dict[str, Any] = {
-            "cpus_per_worker": cpus_per_worker,
-            "use_gpu": use_gpu,
-            "gpus_per_worker": gpus_per_worker,
-        }
+        self._settings = settings or RaySettings()
+        self._min, self._max, self._losses_left = min_workers, max_workers, reset_limit
         self._variables = dict(env_vars or {})
-        self._executable: tuple[Any, Any, Any] = (None, None, None)
-        self._executor: RayExecutor | None = None
+        self._executable = Executable(None, None, None)
+        self._ranks: Ranks | None = None
 
     @property
     def num_workers(self) -> int:
         """The number of ranks now; 0 before `start`."""
-        return 0 if self._executor is None else self._executor.num_workers
+        return 0 if self._ranks is None else len(self._ranks)
 
     def start(
         self,
@@ -78,40 +76,45 @@ class ElasticRayExecutor:
         extra_env_vars: Mapping[str, str] | None = None,
     ) -> None:
         """Start the ranks: as RayExecutor.start. Raises as that; ValueError if min_workers never fit."""
-        if self._executor is not None:
+        if self._ranks is not None:
             raise RuntimeError("start: the executor was started before; call shutdown first")
         self._variables |= extra_env_vars or {}
-        self._executable = (executable_cls, executable_args, executable_kwargs)
+        self._executable = Executable(executable_cls, executable_args, executable_kwargs)
         self._start()
 
     def run(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Call `fn(*args, **kwargs)` on every rank; the results of the call that no lost worker ended, in rank order.
+        """Call `fn(*args, **kwargs)` on every rank; the results of the ranks that there are in the end, in rank order.
 
         Raises the error that the function raised; WorkerLost beyond reset_limit. All ranks are ended then.
         """
-        return self._repeat(lambda executor: executor.run(fn, args, kwargs))
+        call = (fn, list(args or ()), dict(kwargs or {}))
+        return self._repeat(lambda actor: actor.call.remote(*call))
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """As RayExecutor.run_remote: Ray's references. Such a call is not repeated."""
-        return self._started().run_remote(fn, args, kwargs)
+        """As RayExecutor.run_remote: Ray's references. Such a call is not repeated, and no lost rank is replaced."""
+        call = (fn, list(args or ()), dict(kwargs or {}))
+        return [actor.call.remote(*call) for actor in self._started().actors]
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Call `fn(executable)` on every rank; repeated as `run`."""
-        return self._repeat(lambda executor: executor.execute(fn))
+        """Call `fn(executable)` on every rank; as `run`."""
+        return self._repeat(lambda actor: actor.call_executable.remote(fn))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """As `execute`, on rank 0 alone."""
-        return self._repeat(lambda executor: executor.execute_single(fn))
+        """Call `fn(executable)` on rank 0 alone. It is not repeated. Raises as `run`."""
+        ranks = self._started()
+        try:
+            return ranks.collect([ranks.actors[0].call_executable.remote(fn)])[0]
+        except BaseException:
+            self._end(wait=False)
+            raise
 
     def shutdown(self) -> None:
         """End the ranks and give the resources back. Idempotent."""
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown()
+        self._end(wait=True)
 
     def __enter__(self) -> Self:
         self.start()
@@ -120,30 +123,43 @@ class ElasticRayExecutor:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _repeat(self, call: Callable[[RayExecutor], T]) -> T:
+    def _repeat(self, submit: Callable[[Any], Any]) -> list[Any]:
         while True:
+            ranks = self._started()
+            if not ranks:
+                self._start()  # the call before has closed the world
+                continue
             try:
-                return call(self._started())
+                return ranks.call_elastic(submit, self._losses_left)
             except WorkerLost as error:
-                self._executor = None
-                if self._resets_left == 0:
+                if self._losses_left is not None and ranks.lost > self._losses_left:
+                    self._end(wait=False)
                     raise
-                if self._resets_left is not None:
-                    self._resets_left -= 1
                 log.warning("%s; starting again", error)
                 self._start()
             except BaseException:
-                self._executor = None
+                self._end(wait=False)
                 raise
 
-    def _started(self) -> RayExecutor:
-        if self._executor is None:
+    def _started(self) -> Ranks:
+        if self._ranks is None:
             raise RuntimeError("the executor has no ranks: call start first")
-        return self._executor
+        return self._ranks
+
+    def _end(self, *, wait: bool) -> None:
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.end(wait=wait)
 
     def _start(self) -> None:
+        """Start ranks, in place of those that there are."""
+        refuse_ray_client()
+        if self._ranks is not None and self._losses_left is not None:
+            self._losses_left -= self._ranks.lost
+        self._end(wait=False)
         room = capacity(self._resources)
-        count = room if self._max is None else min(room, self._max)
-        executor = RayExecutor(self._settings, max(count, self._min), **self._options)
-        executor.start(*self._executable, extra_env_vars=self._variables)
-        self._executor = executor
+        count = max(room if self._max is None else min(room, self._max), self._min)
+        bounds = (self._min, count if self._max is None else self._max)
+        ranks = Ranks(Demand(count, self._resources), self._settings, use_current=False, bounds=bounds)
+        ranks.start(self._executable, self._variables)
+        self._ranks = ranks

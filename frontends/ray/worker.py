@@ -7,7 +7,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from collectives.launch import Occupant, Seat, free_address
+import ray
+
+from collectives.launch import Occupant, Place, Seat, free_address
+from collectives.world import is_initialized, world
 
 
 class Worker:
@@ -25,6 +28,14 @@ class Worker:
     def pid(self) -> int:
         """The process id, which is known once the actor has started."""
         return os.getpid()
+
+    def place(self) -> tuple[Place, int]:
+        """The node, and the process id."""
+        return Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()), os.getpid()
+
+    def rank_now(self) -> int | None:
+        """The rank in the world; None if the world has been closed."""
+        return world().rank if is_initialized() else None
 
     def free_address(self, address: str) -> tuple[str, int]:
         """The node's address with a free port."""

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import collectives
+from collectives import elastic
 from examples import ray_digits
 from transports.errors import DeadlineExceeded
 
@@ -307,6 +308,36 @@ def test_elastic_starts_again_without_the_lost_worker(tmp_path: Path) -> None:
             executor.run(trains)
     with pytest.raises(ValueError, match="max_workers=1: must be min_workers"):
         engine.ElasticRayExecutor(min_workers=2, max_workers=1)
+    eventually(all_is_free)
+
+
+def test_elastic_ranks_go_on_and_a_replacement_joins_them(tmp_path: Path) -> None:
+    def work() -> tuple[int, int, int]:
+        @elastic.run
+        def train(state: elastic.State) -> int:
+            while state.step < 20 or collectives.size() < 3:
+                if state.step == 10 and collectives.rank() == 1 and not (tmp_path / "killed").exists():
+                    (tmp_path / "killed").write_text(str(os.getpid()))
+                    os.kill(os.getpid(), signal.SIGKILL)
+                state.total += float(collectives.allreduce(np.ones(8), op="average")[0])
+                state.step += 1
+                state.commit()
+            return state.step
+
+        (tmp_path / f"began-{os.getpid()}").touch()
+        state = elastic.State(step=0, total=0.0)
+        steps = train(state)
+        assert state.total == steps
+        return steps, collectives.rank(), os.getpid()
+
+    with engine.ElasticRayExecutor(min_workers=2, max_workers=3, reset_limit=1) as executor:
+        found = executor.run(work)
+        assert [rank for _, rank, _ in found] == [0, 1, 2]
+        assert len({steps for steps, _, _ in found}) == 1
+        lost = int((tmp_path / "killed").read_text())
+        began = {int(path.name.removeprefix("began-")) for path in tmp_path.glob("began-*")}
+        assert began == {lost, *(pid for _, _, pid in found)}  # the others were not started again
+        assert executor.run(collectives.size) == [3, 3, 3]
     eventually(all_is_free)
 
 

@@ -1,0 +1,274 @@
+"""The actors of a job: they start, answer calls, are replaced and end together."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from collectives.failure import is_consequence
+from collectives.launch import Failure, GuestJob, Success, WorkerLost, own_settings, root_cause
+from frontends.ray.placement import Demand, Placement
+from frontends.ray.worker import Worker
+from transports.errors import DeadlineExceeded
+
+REPORT_SECONDS: Final = 5.0
+"""Time to wait for the root cause after a failure that looks like a consequence: Ray tells of a dead worker later than
+the other ranks notice it."""
+CLOSE_SECONDS: Final = 10.0
+"""Time for the ranks to leave the world by themselves, and then for Ray to end their processes."""
+
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+"""Ray colours its tracebacks."""
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """Limits of time.
+
+    timeout_s                   seconds for the workers to start and to connect
+    placement_group_timeout_s   seconds for Ray to reserve their resources
+    """
+
+    timeout_s: float = 300.0
+    placement_group_timeout_s: float = 100.0
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "placement_group_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be a positive number of seconds")
+
+
+@dataclass
+class Executable:
+    """What each rank makes when it has connected: `cls(*args, **kwargs)`; None for nothing."""
+
+    cls: Callable[..., Any] | None
+    args: Sequence[Any] | None
+    kwargs: Mapping[str, Any] | None
+
+    def words(self) -> tuple[Callable[..., Any] | None, list[Any], dict[str, Any]]:
+        """The arguments of Worker.connect."""
+        return self.cls, list(self.args or ()), dict(self.kwargs or {})
+
+
+@dataclass(eq=False)
+class _Rank:
+    """An actor. `number`: its rank at the start; a replacement has one that no other had."""
+
+    number: int
+    bundle: int
+    actor: Any
+    name: str
+
+
+@dataclass
+class _Crew:
+    """All that a replacement needs. `made`: number of actors of the job so far."""
+
+    group: Any
+    job: GuestJob
+    executable: Executable
+    made: int
+
+
+class Ranks:
+    """The ranks of a job as actors of Ray. `start`, then calls, and `end`, which may be followed by another `start`.
+
+    demand       the workers that are wanted
+    settings     limits of time
+    use_current  True: inside a placement group, use its bundles
+    bounds       smallest and largest number of ranks, if they may come and go
+    """
+
+    def __init__(
+        self, demand: Demand, settings: RaySettings, *, use_current: bool, bounds: tuple[int, int] | None = None
+    ) -> None:
+        self._demand = demand
+        self._settings = settings
+        self._use_current = use_current
+        self._bounds = bounds
+        self.lost = 0
+        """How many ranks were lost in `call_elastic`."""
+        self._ranks: list[_Rank] = []
+        self._crew: _Crew | None = None
+        self._resources = contextlib.ExitStack()
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    @property
+    def actors(self) -> list[Any]:
+        """The actors, rank 0 first. Raises RuntimeError before `start`."""
+        if not self._ranks:
+            raise RuntimeError("the executor has no ranks: call start first")
+        return [rank.actor for rank in self._ranks]
+
+    def start(self, executable: Executable, variables: Mapping[str, str]) -> None:
+        """Start the actors, all or none, and connect them. Raises as RayExecutor.start; nothing is left then."""
+        settings = self._settings
+        try:
+            placement = Placement(self._demand, settings.placement_group_timeout_s, use_current=self._use_current)
+            self._resources.callback(placement.close)
+            job = self._resources.enter_context(GuestJob({**own_settings(), **variables}))
+            self._ranks = [
+                _Rank(number, bundle, self._actor(placement.group, number, bundle), f"node {place.address}")
+                for number, (bundle, place) in enumerate(zip(placement.bundles, placement.places, strict=True))
+            ]
+            self._crew = _Crew(placement.group, job, executable, len(self._ranks))
+            until = time.monotonic() + settings.timeout_s
+            pids = self.collect([actor.pid.remote() for actor in self.actors], until)
+            for rank, pid in zip(self._ranks, pids, strict=True):
+                rank.name += f", pid {pid}"
+            address = placement.places[0].address
+            torch = self.collect([self.actors[0].free_address.remote(address)], until)[0]
+            seats = job.seats(placement.places, torch)
+            if self._bounds is not None:
+                job.let_ranks_come(*self._bounds)
+            words = executable.words()
+            self.collect([a.connect.remote(seat, *words) for a, seat in zip(self.actors, seats, strict=True)], until)
+        except BaseException:
+            self.end(wait=False)
+            raise
+
+    def _actor(self, group: Any, number: int, bundle: int) -> Any:
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+        resources = self._demand.resources
+        options = {"num_cpus": resources["CPU"], "num_gpus": resources["GPU"], "scheduling_strategy": strategy}
+        return ray.remote(Worker).options(**options).remote(number)
+
+    def collect(self, references: Sequence[Any], until: float | None = None) -> list[Any]:
+        """The values of the ranks from 0 on. Raises the root cause; DeadlineExceeded that names the ranks."""
+        rank_of = dict(zip(references, self._ranks, strict=False))
+        waiting, limit = list(references), until
+        values: dict[Any, Any] = {}
+        failures: list[Failure] = []
+        while waiting:
+            left = None if limit is None else max(0.0, limit - time.monotonic())
+            done, waiting = ray.wait(waiting, num_returns=1, timeout=left)
+            if not done:
+                break
+            outcome = _outcome(rank_of[done[0]], done[0])
+            if isinstance(outcome, Success):
+                values[done[0]] = outcome.value
+                continue
+            failures.append(outcome)
+            if not is_consequence(outcome.error):
+                break
+            if len(failures) == 1:
+                limit = time.monotonic() + REPORT_SECONDS
+        if failures:
+            root_cause(failures).reraise()
+        if waiting:
+            late = ", ".join(str(rank_of[reference].number) for reference in waiting)
+            raise DeadlineExceeded(f"start: not within timeout_s={self._settings.timeout_s:g} s: rank {late}")
+        return [values[reference] for reference in references]
+
+    def call_elastic(self, submit: Callable[[Any], Any], losses: int | None) -> list[Any]:
+        """Make a call on every rank, and on the replacements of ranks that are lost. The results of the ranks that
+        there are in the end, in rank order.
+
+        submit  makes the call to an actor; Ray's reference
+        losses  how many ranks may have been lost, with those of calls before; None for no limit
+
+        Raises the root cause: WorkerLost beyond `losses`, and if the other ranks did not go on without the lost one.
+        """
+        crew = self._crew
+        assert crew is not None
+        running = {submit(rank.actor): rank for rank in self._ranks}
+        starting: dict[Any, _Rank] = {}
+        joining: dict[Any, _Rank] = {}
+        values: dict[_Rank, Any] = {}
+        failures: list[Failure] = []
+        lost: list[Failure] = []
+        until: float | None = None
+        while running:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            done, _ = ray.wait([*running, *starting, *joining], num_returns=1, timeout=left)
+            if not done:
+                break
+            reference = done[0]
+            rank = (running | starting | joining)[reference]
+            outcome = _outcome(rank, reference)
+            if reference in starting:
+                del starting[reference]
+                if isinstance(outcome, Success):
+                    place, pid = outcome.value
+                    rank.name = f"node {place.address}, pid {pid}"
+                    joining[rank.actor.connect.remote(crew.job.newcomer(place), *crew.executable.words())] = rank
+            elif reference in joining:
+                del joining[reference]
+                if isinstance(outcome, Success):
+                    running[submit(rank.actor)] = rank
+                    self._ranks.append(rank)
+            else:
+                del running[reference]
+                if isinstance(outcome, Success):
+                    values[rank] = outcome.value
+                elif isinstance(outcome.error, WorkerLost):
+                    lost.append(outcome)
+                    self.lost += 1
+                    self._ranks.remove(rank)
+                    actor = self._actor(crew.group, crew.made, rank.bundle)
+                    starting[actor.place.remote()] = _Rank(crew.made, rank.bundle, actor, rank.name)
+                    crew.made += 1
+                else:
+                    failures.append(outcome)
+            if failures and not is_consequence(root_cause(failures).error):
+                break
+            if losses is not None and self.lost > losses:
+                break
+            if failures and until is None:
+                until = time.monotonic() + REPORT_SECONDS
+        for rank in [*starting.values(), *joining.values()]:
+            ray.kill(rank.actor)
+        if failures or running or not values:
+            root_cause([*failures, *lost]).reraise()
+        numbers = ray.get([actor.rank_now.remote() for actor in self.actors])
+        ranks = self._ranks
+        if None not in numbers:
+            ranks = self._ranks = [
+                rank for _, rank in sorted(zip(numbers, ranks, strict=True), key=lambda pair: pair[0])
+            ]
+        elif self.lost:
+            self.end(wait=False)  # the function has closed the world; its first seats cannot make it again
+        return [values[rank] for rank in ranks]
+
+    def end(self, *, wait: bool) -> None:
+        """End all ranks. `wait`: let them leave the world by themselves. Idempotent."""
+        actors, self._ranks, self._crew = [rank.actor for rank in self._ranks], [], None
+        resources, self._resources = self._resources, contextlib.ExitStack()
+        with resources:
+            if wait and actors:
+                with contextlib.suppress(RayError, GetTimeoutError):
+                    ray.get([actor.leave.remote() for actor in actors], timeout=CLOSE_SECONDS)
+            for actor in actors:
+                ray.kill(actor)
+            if actors:  # a call to an actor fails once Ray has ended its process
+                ray.wait([a.pid.remote() for a in actors], num_returns=len(actors), timeout=CLOSE_SECONDS)
+
+
+def _outcome(rank: _Rank, reference: Any) -> Success | Failure:
+    number = rank.number
+    try:
+        return Success(number, ray.get(reference))
+    except RayTaskError as error:
+        if isinstance(error.cause, Exception) and not isinstance(error.cause, RayError):
+            return Failure(number, error.cause, _plain(error))
+        return Failure(number, RuntimeError(f"rank {number} raised an error that cannot be pickled"), _plain(error))
+    except RayActorError as error:
+        reason = str(error).partition("\n")[0].rstrip(". ")
+        return Failure(number, WorkerLost(f"rank {number} ({rank.name}) was lost: {reason}"))
+    except RayError as error:
+        return Failure(number, RuntimeError(f"rank {number}: Ray cannot fetch the result"), _plain(error))
+
+
+def _plain(error: RayError) -> str:
+    return _COLOURS.sub("", str(error)).rstrip()
