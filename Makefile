@@ -46,12 +46,12 @@ demo: $(VENV)/.demo
 
 test: lint
 	@echo "== pytest"
-	@$(PYTEST) -m "not cluster" $(ARGS)
+	@$(PYTEST) -m "not cluster and not engines" $(ARGS)
 
 check: JOBS = 4
 check: lint
 	@echo "== pytest, on threads and arrays"
-	@$(PYTEST) -m "not cluster and not frameworks and not processes and not long" --no-processes $(ARGS)
+	@$(PYTEST) -m "not cluster and not engines and not frameworks and not processes and not long" --no-processes $(ARGS)
 
 proof: $(VENV)/.test
 	@RONDE_PROOF=long RONDE_FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal \

@@ -28,7 +28,7 @@ MARKS = {
     "netns": "cluster",
     "transports/launchers/test_real_launchers.py": "cluster",
     "collectives/membership/test_many_processes.py": "cluster",
-    "engines": "frameworks",
+    "engines": "engines",
     "frontends": "frameworks",
     "gpu": "long",
     "security": "long",
