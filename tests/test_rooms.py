@@ -1,23 +1,16 @@
-"""The picture of the rooms in docs/architecture.md is that of the declaration in pyproject.toml."""
+"""The rooms of docs/architecture.md and its picture are those of the declaration in pyproject.toml."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from benchmarks import rooms
+from docs._tools import pictures, rooms
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_the_picture_is_up_to_date() -> None:
-    page = (ROOT / rooms.PAGE).read_text("utf-8")
-    assert page == rooms.updated(page, rooms.picture(ROOT)), "run: python -m benchmarks.rooms"
-
-
 def test_each_room_is_in_the_picture_and_has_a_paragraph() -> None:
-    page = (ROOT / rooms.PAGE).read_text("utf-8")
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
     drawn = {name for names in rooms.layers(ROOT) for name in names}
     folders = {path.parent.name for path in (ROOT / "collectives").glob("*/__init__.py")}
     assert folders <= drawn
@@ -35,11 +28,12 @@ def test_layers_and_shapes(tmp_path: Path) -> None:
     (tmp_path / "collectives/face.py").touch()
     (tmp_path / "pyproject.toml").write_text(contracts)
     assert rooms.layers(tmp_path) == [["face"], ["upper", "lower"]]
-    graph = rooms.picture(tmp_path)
-    assert all(node in graph for node in ('face("face.py")', 'upper["upper/"]', 'transports_wire["wire/"]'))
-    assert graph.endswith("frontends --> L0 --> L1 --> transports")
-
-
-def test_a_page_without_markers_is_refused() -> None:
-    with pytest.raises(ValueError, match="begin rooms"):
-        rooms.updated("# A page\n", "flowchart TD")
+    assert rooms.rows(tmp_path) == [
+        ("frontends/", ["torch/"]),
+        ("", ["face.py"]),
+        ("", ["upper/", "lower/"]),
+        ("transports/: the contract, and its backends", ["wire/"]),
+    ]
+    picture = pictures.rooms(tmp_path)
+    places = [picture.index(f">{name}<") for name in ("torch/", "face.py", "upper/", "lower/", "wire/")]
+    assert places == sorted(places)

@@ -1,7 +1,7 @@
 """Draws the pictures of the site and the README: python -m docs._tools.pictures
 
-`ring.svg` is simulated, and `chart.svg` is made from benchmarks/results/. They have a background of their own, so that
-they can be read on light and dark pages.
+`ring.svg` is simulated, `chart.svg` is made from benchmarks/results/, and `rooms.svg` from pyproject.toml. They have a
+background of their own, so that they can be read on light and dark pages.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import math
 import statistics
 import sys
 from html import escape
+from pathlib import Path
 from typing import Final
 
+from docs._tools import rooms as declared
 from docs._tools.generated import ROOT
 
 FOLDER: Final = ROOT / "docs" / "pictures"
@@ -222,7 +224,41 @@ def _bytes(count: int) -> str:
     return f"{count} B"
 
 
-PICTURES: Final = {"ring.svg": ring, "hosts.svg": hosts, "calls.svg": calls, "chart.svg": chart}
+def rooms(folder: Path = ROOT) -> str:
+    """The rooms in their layers, as pyproject.toml declares them; modules beside the rooms are paler."""
+    width, high, gap, inner = 860, 26, 10, 828
+    parts: list[str] = []
+    top, frame = 6.0, ""
+    for title, names in declared.rows(folder):
+        if frame != (title or "collectives/"):
+            frame = title or "collectives/"
+            top += 8
+            parts.append(text(16, top + 12, frame, "start", 'font-size="12" font-weight="600"'))
+            top += 20
+        lines: list[list[tuple[str, float, float]]] = [[]]
+        left = 0.0
+        for name in names:
+            wide = 20 + 7.2 * len(name)
+            if left + wide > inner:
+                lines.append([])
+                left = 0.0
+            lines[-1].append((name, left, wide))
+            left += wide + gap
+        for line in lines:
+            start = (width - (line[-1][1] + line[-1][2])) / 2
+            for name, left, wide in line:
+                color = COLORS[3] if title.startswith("transports") else COLORS[1] if title else COLORS[0]
+                opacity = 0.35 if name.endswith("/") else 0.15
+                parts.append(box(start + left, top, wide, high - 4, color, f'fill-opacity="{opacity}"'))
+                parts.append(text(start + left + wide / 2, top + 15, name, more='font-size="12"'))
+            top += high
+        top += 4
+    words = "A layer may import the layers below it. Paler boxes are modules beside the rooms."
+    parts.append(text(16, top + 14, words, "start", 'font-size="12"'))
+    return svg(width, round(top + 26), "The rooms in their layers", parts)
+
+
+PICTURES: Final = {"ring.svg": ring, "hosts.svg": hosts, "calls.svg": calls, "chart.svg": chart, "rooms.svg": rooms}
 """File -> the function that draws it."""
 
 
