@@ -220,11 +220,32 @@ ad.primitive_jvps[COLLECTIVE] = _differentiate
 ad.primitive_transposes[COLLECTIVE] = _transpose
 
 
-def _refuse_batches(*_: Any, request: Request, **__: Any) -> NoReturn:
-    raise NotImplementedError(
-        f"{request.kind}: cannot be used within vmap, whose calls have no order; call it on the batched array, "
-        "outside of vmap"
-    )
+# vmap
 
 
-batching.primitive_batchers[COLLECTIVE] = _refuse_batches
+def _batch(
+    operands: Sequence[Any], axes: Sequence[int | None], *, request: Request, path: str, in_place: bool
+) -> tuple[list[jax.Array], list[int | None]]:
+    """One operation on the arrays of all members of the batch. Rows are of the first axis, so the batch is the second
+    one where rows are counted."""
+    if request.op == "adasum" or request.feedback is not None:
+        what = "Adasum" if request.op == "adasum" else "a compression with loss"
+        raise NotImplementedError(
+            f"{request.kind}: {what} takes an array as a whole, not its members within vmap; call it on the batched "
+            "array, outside of vmap"
+        )
+    if request.kind in ("allreduce", "broadcast"):
+        return COLLECTIVE.bind(*operands, request=request, path=path, in_place=in_place), list(axes)
+    moved = [
+        one if axis is None else _second(jnp.moveaxis(one, axis, 0)) for one, axis in zip(operands, axes, strict=True)
+    ]
+    results = COLLECTIVE.bind(*moved, request=request, path=path, in_place=in_place)
+    return results, [None if axis is None else 1 for axis in axes]
+
+
+def _second(batched: jax.Array) -> jax.Array:
+    """Move the first axis behind that of rows; a number has one row."""
+    return batched[None] if batched.ndim == 1 else jnp.moveaxis(batched, 0, 1)
+
+
+batching.primitive_batchers[COLLECTIVE] = _batch

@@ -60,11 +60,15 @@ def mistakes(rank: int, size: int) -> None:
         (lambda: hvd.allgather(x, rows=[1, 1]), ValueError, "x has 3"),
         (lambda: hvd.allgather(x, rows=[3, -1]), ValueError, "0 or more"),
         (
-            lambda: jax.vmap(hvd.allreduce)(jnp.ones((2, 2))),
+            lambda: jax.jit(jax.vmap(lambda one: hvd.allreduce(one, hvd.Adasum)))(jnp.ones((2, 2))),
             NotImplementedError,
-            "allreduce: cannot be used within vmap",
+            "allreduce: Adasum takes an array as a whole, not its members within vmap",
         ),
-        (lambda: jax.jit(jax.vmap(hvd.allgather))(jnp.ones((2, 2))), NotImplementedError, "outside of vmap"),
+        (
+            lambda: jax.vmap(lambda one: hvd.allreduce(one, compression=hvd.Compression.int8()))(jnp.ones((2, 2))),
+            NotImplementedError,
+            "allreduce: a compression with loss takes an array as a whole",
+        ),
     ):
         with pytest.raises(kind, match=text):
             wrong()

@@ -227,3 +227,48 @@ def steps(rank: int, size: int) -> None:
 def test_200_steps_of_independent_operations(pool: Pools) -> None:
     pool(2).run(in_world, steps)
     pool(3).run(in_world, steps, transport="tcp", jax_path="callback")
+
+
+def batches(rank: int, size: int) -> None:
+    """vmap gives what a loop over the batch gives, for all positions of the batch's axis."""
+    x = jnp.asarray(np.random.default_rng(rank).integers(0, 9, (3, 2 * size, 4)), jnp.float32)
+    rows = [peer + 1 for peer in range(size)]
+    table = [[1 + (i + j) % 2 for j in range(size)] for i in range(size)]
+    own = sum(table[rank])
+    calls = {
+        "allreduce": (hvd.allreduce, x),
+        "max": (lambda one: hvd.allreduce(one, op=hvd.Max), x),
+        "broadcast": (lambda one: hvd.broadcast(one, size - 1), x),
+        "allgather": (hvd.allgather, x),
+        "allgather of numbers": (hvd.allgather, x[:, 0, 0]),
+        "allgather of different rows": (lambda one: hvd.allgather(one, rows=rows), x[:, : rows[rank]]),
+        "reduce_scatter": (lambda one: hvd.reduce_scatter(one, op=hvd.Sum), x),
+        "alltoall": (hvd.alltoall, x),
+        "alltoall by a table": (lambda one: hvd.alltoall(one, table)[0], jnp.resize(x, (3, own, 2))),
+    }
+    for name, (call, given) in calls.items():
+        wanted = np.stack([np.asarray(call(one)) for one in given])
+        for axis in {0, given.ndim - 1}:
+            batched = jnp.moveaxis(given, 0, axis)
+            try:
+                same(jax.vmap(call, in_axes=axis, out_axes=-1)(batched), np.moveaxis(wanted, 0, -1))
+            except AssertionError as error:
+                error.add_note(f"{name}, axis {axis}")
+                raise
+
+    tree = {"batched": x, "shared": x[0]}
+    found = jax.jit(jax.vmap(hvd.allreduce, in_axes=({"batched": 0, "shared": None},)))(tree)
+    same(found, {"batched": hvd.allreduce(x), "shared": np.stack([np.asarray(hvd.allreduce(x[0]))] * 3)})
+    inner = jax.vmap(jax.vmap(hvd.allreduce, in_axes=1, out_axes=1))
+    same(inner(x), hvd.allreduce(x))
+
+    def loss(one: Any) -> Any:
+        return (hvd.allreduce(one, op=hvd.Sum) ** 2).sum()
+
+    same(jax.jit(jax.vmap(jax.grad(loss)))(x), np.stack([np.asarray(jax.grad(loss)(one)) for one in x]))
+    looped = jax.vmap(lambda one: jax.lax.scan(lambda carry, _: (hvd.allreduce(carry), 0), one, length=2)[0])
+    same(looped(x), hvd.allreduce(x))
+
+
+def test_vmap(pool: Pools) -> None:
+    pool(2).run(in_world, batches)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontends.pool import ROOT, Pool
+from tests.frontends.pool import ROOT, Framework, Pool
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'ronde[jax]'")
 optax = pytest.importorskip("optax", reason="optax is not installed: pip install 'ronde[jax]'")
@@ -177,3 +177,26 @@ def compressed(rank: int, size: int) -> None:
 
 def test_compressions_with_a_memory(pool: Pools) -> None:
     pool(2).run(in_world, compressed)
+
+
+def test_the_example_of_vmap(pool: Pools) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
+    text = pool(2).run_script(ROOT / "examples/jax_vmap_digits.py", "--epochs", 2)
+    found = [float(each) for each in re.findall(r"accuracy ([\d.]+)% on 2 ranks", text)]
+    assert len(found) == 3
+    assert found == sorted(found), "higher rates learn more in two epochs"
+    assert found[-1] > 85
+
+
+def test_the_example_of_shard_map(frameworks: Callable[[str], Framework]) -> None:
+    """Each process sets its number of devices before JAX starts: the ranks are new ones."""
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
+    ranks = frameworks("jax").fresh(2)
+    try:
+        text = ranks.run_script(ROOT / "examples/jax_shard_map_digits.py", "--steps", 10)
+    finally:
+        ranks.close()
+    assert "2 processes with 2 devices each" in text
+    found = re.search(r"largest difference of a parameter to one device: (\S+)", text)
+    assert found is not None
+    assert float(found[1]) < 1e-5

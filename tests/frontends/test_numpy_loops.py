@@ -383,3 +383,23 @@ def test_loosely_coupled_workers(pool: Callable[[int], Pool]) -> None:
     found = re.search(r"with gradients [\d,]+: (\d+) times as many", text)
     assert found is not None, text
     assert 150 < int(found[1]) < 220, "50 steps a round, times 3.94, and one round more in the end"
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "ranks"),
+    [
+        ("pipeline_digits.py", [], "with 4 layers on 4 ranks"),
+        ("tensor_parallel_digits.py", [], "on 1 x 4 ranks"),
+        ("tensor_parallel_digits.py", ["--tensor", "2"], "on 2 x 2 ranks"),
+    ],
+)
+def test_model_parallelism_is_one_process(
+    pool: Callable[[int], Pool], script: str, options: list[str], ranks: str
+) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
+    text = pool(4).run_script(ROOT / "examples" / script, "--steps", 40, *options)
+    assert ranks in text
+    found = re.search(r"loss (\S+) to (\S+) .*\nlargest difference of a loss to one process: (\S+)", text)
+    assert found is not None, text
+    assert float(found[2]) < float(found[1])
+    assert float(found[3]) < 1e-8
