@@ -66,8 +66,8 @@ class State:
             return Memory(key, zlib.crc32(name.encode()))
         if memory.key != key:
             raise ValueError(
-                f"state: {name!r} is a {memory.key[2]} array of shape {memory.key[1]} with {memory.key[0]} there, "
-                f"not {dtype} {shape} with {compressor}; call state.forget() to begin anew"
+                f"state: holds {name!r} as {memory.key[2]} of shape {memory.key[1]} with {memory.key[0]}; "
+                f"this call has {dtype} of shape {shape} with {compressor}; call state.forget() to begin anew"
             )
         return memory
 
@@ -168,7 +168,7 @@ class Compressor(ABC):
         """Check the arguments and hand the operation to `compose`. Its result is a list, unless the array is alone."""
         arrays = [as_numpy(x, "x" if alone else f"xs[{index}]") for index, x in enumerate(xs)]
         if op not in ("sum", "average"):
-            raise ValueError(f"op={op!r}: {self} knows sum and average")
+            raise ValueError(f"op={op!r}: {self} takes sum and average only")
         for array in arrays:
             check_op(op, array.dtype)
         outs = [None] * len(arrays) if out is None else list(out)

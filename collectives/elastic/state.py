@@ -115,7 +115,9 @@ class State:
             digests = comm.allgather_object(saved.digest(outline=True))
             wrong = [rank for rank in range(comm.size) if rank not in holders and digests[rank] != digests[holders[0]]]
             if wrong:
-                raise MismatchError(f"ranks {runs(wrong)} received another state than ranks {runs(holders)} have sent")
+                raise MismatchError(
+                    f"ranks {runs(wrong)} received a state that differs from that of ranks {runs(holders)}"
+                )
         self._saved, self._commits = saved, max(newest, 1)
         if not has:
             self.write(saved.value(self.library))

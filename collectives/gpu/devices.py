@@ -141,7 +141,7 @@ class Cuda:
         if isinstance(x, self.module.ndarray):
             array = x
         elif not is_device_array(x):
-            raise TypeError(f"{name}: a {type_name(x)} that is not on a GPU, as other arguments are")
+            raise TypeError(f"{name}: must be on a GPU, as the other arguments are; it is a {type_name(x)}")
         else:
             try:
                 array = self.module.from_dlpack(x) if hasattr(x, "__dlpack__") else self.module.asarray(x)
@@ -155,7 +155,7 @@ class Cuda:
         try:
             return self.module.empty(shape, dtype)
         except ValueError as error:
-            raise TypeError(f"{dtype}: CuPy has no arrays of it: {error}") from error
+            raise TypeError(f"dtype {dtype}: CuPy does not support it: {error}") from error
 
     def flat(self, array: Any) -> Any:
         """The elements in C order as a one-dimensional array: a view if possible, else a copy."""
@@ -276,7 +276,7 @@ def _handle(stream: Any) -> int:
 def check_out(place: DeviceStream, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """`out` as a CuPy array, in the current place. Raises TypeError or ValueError, naming it, if it does not fit."""
     if not is_device_array(out):
-        raise TypeError("out: is not on a GPU, as x is")
+        raise TypeError("out: must be on a GPU, as x is")
     array = place.cuda.array(out, "out")
     if array.dtype != dtype:
         raise TypeError(f"out: has dtype {array.dtype}, must have {dtype}")

@@ -84,7 +84,7 @@ class Operations:
         found = _device_array(x, out)
         if found is None:
             if stream is not None:
-                raise ValueError(f"stream={stream!r}: is for arrays on GPUs, and x is none")
+                raise ValueError(f"stream={stream!r}: must be None, because x is not on a GPU")
             return None
         place = cuda().stream_of(found, stream)
         return cast(ArrayOperations, _DeviceCall(self.devices, place, found, bool(blocking), start))

@@ -68,7 +68,7 @@ class Enqueuer:
                 raise
         if self._group is not None and self._group.device != place.device:
             raise ValueError(
-                f"x: is on GPU {place.device}; this communicator has used GPU {self._group.device}, and must go on so"
+                f"x: is on GPU {place.device}; must be on GPU {self._group.device}, which this communicator has used"
             )
         return self._group is not None
 

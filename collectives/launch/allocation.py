@@ -36,7 +36,9 @@ def allocated(environment: Mapping[str, str]) -> list[Host] | None:
     nodes = launchers.expand(environment[name], name)
     tasks = tasks_per_node(environment.get(_TASKS, f"1(x{len(nodes)})"))
     if len(tasks) != len(nodes):
-        raise ConfigError(f"{_TASKS}={environment[_TASKS]!r}: is about {len(tasks)} nodes, but {name} has {len(nodes)}")
+        raise ConfigError(
+            f"{_TASKS}={environment[_TASKS]!r}: describes {len(tasks)} nodes, but {name} has {len(nodes)}"
+        )
     return [Host(node, node, count) for node, count in zip(nodes, tasks, strict=True)]
 
 

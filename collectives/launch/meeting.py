@@ -92,7 +92,7 @@ def lead(meeting: Meeting, keeper: StoreKeeper, interface: str) -> list[Node]:
                     failed.callback(pipes.close)
                     nodes.append(Node(name, count, pipes))
                 case _:
-                    raise ConfigError(f"--meet: node {number} sent something else than its name and number of ranks")
+                    raise ConfigError(f"--meet: node {number} did not send its name and number of ranks")
         failed.pop_all()
         store.close()
     return nodes

@@ -68,7 +68,8 @@ def _await_admission(store: Store, number: int | None, terms: str, secret: bytes
         if time.monotonic() >= deadline:
             waited = time.monotonic() - begun
             raise DeadlineExceeded(
-                f"no rank admitted this process within {waited:.1g} s: they do in `regroup`, as far as there is room"
+                f"no rank admitted this process within {waited:.1g} s: "
+                "ranks admit newcomers in `regroup`, up to its maximum"
             )
 
 
@@ -102,7 +103,7 @@ def _await_verdict(store: Store, ticket: str, secret: bytes, deadline: float) ->
             case [_, "refused", str(reason)]:
                 raise ConfigError(f"the ranks do not admit this process: {reason}")
             case _:
-                raise RendezvousError("the store holds something else where a call to a newcomer should be")
+                raise RendezvousError("the store holds a value that is not a call to a newcomer")
 
 
 def _words(called: bytes) -> object:
@@ -116,7 +117,7 @@ def _group_after(store: Store, generation: int, decision: bytes, ticket: str, se
     """The group after the verdict of a generation; None if the newcomer is not in it. Raises RendezvousError."""
     packed = store.peek(f"{group_path(generation)}/{MEMBERS}")
     if packed is None:
-        raise RendezvousError("the ranks called this process and did not say who they are")
+        raise RendezvousError("the ranks' call to this newcomer lacks the table of ranks")
     old = members_from(packed)
     verdict = verdict_from(decision, len(old))
     tickets = [newcomer.ticket for newcomer in verdict.admitted]

@@ -162,4 +162,4 @@ def _change_from(packed: bytes) -> Change:
                 return Change(generation, numbers[0], numbers[1], reasons, numbers[2])
     except (ValueError, TypeError) as error:
         raise RendezvousError(f"the store holds a change of the ranks that cannot be read: {error}") from error
-    raise RendezvousError("the store holds something else where a change of the ranks should be")
+    raise RendezvousError("the store holds a value that is not a change of the ranks")

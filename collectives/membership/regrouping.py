@@ -106,7 +106,7 @@ def _agree(
             peer=verdict.by,
         )
     if verdict.refusal:
-        raise RendezvousError(f"the ranks do not go on: {verdict.refusal}", rank=group.rank)
+        raise RendezvousError(f"the ranks do not continue: {verdict.refusal}", rank=group.rank)
     if group.rank == min(verdict.staying or verdict.leaving):
         _record(group, verdict)
     return verdict

@@ -40,7 +40,7 @@ def newcomer_from(fields: object) -> Newcomer:
     match fields:
         case [str(ticket), int() | None as number, bytes(member), str(terms)]:
             return Newcomer(ticket, number, member, terms)
-    raise RendezvousError("the store holds something else where a newcomer should be")
+    raise RendezvousError("the store holds a value that is not a newcomer's entry")
 
 
 @dataclass(frozen=True)
@@ -123,4 +123,4 @@ def roster_from(packed: bytes | None) -> Roster:
                 )
     except (ValueError, TypeError) as error:
         raise RendezvousError(f"the store holds a roster that cannot be read: {error}") from error
-    raise RendezvousError("the store holds something else where the roster should be")
+    raise RendezvousError("the store holds a value that is not the roster")

@@ -178,7 +178,7 @@ class HostHeartbeat:
                     return min(seconds, _CREDIT_SHARE * self._heartbeat) if seen == beats else 0.0
         except ValueError as error:
             raise RendezvousError(f"the store holds a report on a host that cannot be read: {error}") from error
-        raise RendezvousError("the store holds something else where a report on a host should be")
+        raise RendezvousError("the store holds a value that is not a report on a host")
 
     def to_ask(self, silence: float | None) -> bool:
         """True if the host is to be asked for a heartbeat. It has time for several answers until it is lost."""

@@ -79,7 +79,9 @@ AnyCompression: TypeAlias = type[Compressor] | ErrorFeedback
 def is_lossy(compression: AnyCompression) -> TypeGuard[ErrorFeedback]:
     """True for an ErrorFeedback. Raises TypeError for a bare compressor, which has no memory."""
     if isinstance(compression, Lossy):
-        raise TypeError(f"compression={compression}: give Compression.of({compression}), which has a memory")
+        raise TypeError(
+            f"compression={compression}: give Compression.of({compression}), which keeps the error feedback"
+        )
     return isinstance(compression, ErrorFeedback)
 
 
@@ -97,7 +99,9 @@ def number_of(feedback: ErrorFeedback) -> int:
 def numbered(number: int) -> ErrorFeedback:
     """Return the lossy compression with a number of this process. Raises ValueError for a program from elsewhere."""
     if number >= len(_IN_PROGRAMS):
-        raise ValueError("compression: the graph is of another process, whose compression and its memory are not here")
+        raise ValueError(
+            "compression: the graph was made in another process; make it in this one, which keeps the error feedback"
+        )
     return _IN_PROGRAMS[number]
 
 

@@ -74,7 +74,7 @@ def _check(argument: str, places: Sequence[Sequence[str]], num_proc: int) -> Non
     for place in places:
         text = (place[1] if len(place) > 1 else "") or "1"
         if not text.isdecimal():
-            raise ValueError(f"{argument}: {place[0]}: {text!r} is no number of slots")
+            raise ValueError(f"{argument}: {place[0]}: {text!r} is not a number of slots; must be NAME:SLOTS")
         slots += int(text)
     if slots < num_proc:
         raise ValueError(f"{argument}: has {slots} slots for num_proc={num_proc}")

@@ -195,7 +195,7 @@ def _arrays(x: Any, otherwise: str = "") -> tuple[list[jax.Array], Any]:
         except TypeError as error:
             raise TypeError(f"{where}: must be an array or a number, not {type(leaf).__name__}") from error
         if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-            raise TypeError(f"{where}: arrays of {array.dtype} cannot be moved; jax.random.key_data makes one of a key")
+            raise TypeError(f"{where}: arrays of {array.dtype} cannot be moved; convert a key by jax.random.key_data")
         if array.dtype.name in _PARTS:
             raise TypeError(f"{where}: arrays of {array.dtype} cannot be moved; their elements are less than a byte")
         if otherwise and not array.ndim:

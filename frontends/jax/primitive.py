@@ -130,7 +130,7 @@ def _lower_callback(
 def _lower_elsewhere(ctx: Any, *operands: Any, request: Request, **_: Any) -> NoReturn:
     raise NotImplementedError(
         f"{request.kind}: compiled programs can call Ronde on the CPU only, not on {ctx.module_context.platforms}. "
-        "Outside of jit, collectives.allreduce takes arrays on a GPU by DLPack; or set JAX_PLATFORMS=cpu"
+        "Outside of jit, ronde.allreduce takes arrays on a GPU by DLPack; or set JAX_PLATFORMS=cpu"
     )
 
 

@@ -113,7 +113,7 @@ def check_shares(whole: torch.Tensor, share: torch.Tensor, size: int, name: str)
     if whole.numel() != size * share.numel():
         raise ValueError(f"{name}: has {whole.numel()} elements, must have {size} times {share.numel()}")
     if whole.dtype != share.dtype:
-        raise TypeError(f"{name}: has dtype {whole.dtype}, must have {share.dtype}, like what is to be its shares")
+        raise TypeError(f"{name}: has dtype {whole.dtype}, must have {share.dtype}, as its shares have")
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> Any:
@@ -130,7 +130,7 @@ def distribute(outputs: Sequence[torch.Tensor]) -> Callable[[list[Any]], None]:
         whole = as_tensor(values[0])
         counts = [output.numel() for output in outputs]
         if whole.numel() != sum(counts):
-            raise ValueError(f"output tensors: have {sum(counts)} elements together, and {whole.numel()} came")
+            raise ValueError(f"output tensors: have {sum(counts)} elements together, but {whole.numel()} were received")
         for output, piece in zip(outputs, whole.split(counts), strict=True):
             put(piece, output)
 

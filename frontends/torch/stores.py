@@ -60,7 +60,7 @@ def _opened(told: object, rank: int, last: float, tls: Tls | None) -> tuple[Stor
         case [str(url), bytes(secret)]:
             pass
         case _:
-            raise RendezvousError("torch's store holds something else where the address of ours should be", rank=rank)
+            raise RendezvousError("torch's store holds a value that is not the address of Ronde's store", rank=rank)
     store = rendezvous.open_store(url, secret, time.monotonic(), tls=tls)  # it was published after it was opened
     try:
         store.peek(_KEY)

@@ -48,7 +48,7 @@ def test_numbers_of_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     ("options", "text"),
     [
         ({"hosts": "localhost:2,elsewhere:2"}, "hosts: elsewhere: run starts ranks on this machine only"),
-        ({"hosts": "localhost:many"}, "hosts: localhost: 'many' is no number of slots"),
+        ({"hosts": "localhost:many"}, "hosts: localhost: 'many' is not a number of slots"),
         ({"hosts": "localhost:2", "num_proc": 3}, "hosts: has 2 slots for num_proc=3"),
         ({"hosts": "localhost:2", "hostfile": "hosts"}, "hosts and hostfile: give one"),
         ({"use_gloo": True, "use_mpi": True}, "use_gloo and use_mpi: give one"),

@@ -279,13 +279,13 @@ def test_junk_in_the_store_is_an_error(store: Store, junk: bytes) -> None:
     for value in (junk, pack_table([junk, junk])):
         scoped = store.prefixed(f"with {value.hex()}")
         scoped.set("generation-0/members", value)
-        with pytest.raises(RendezvousError, match="the store holds something"):
+        with pytest.raises(RendezvousError, match=r"the store holds (something|a value)"):
             join(1, 2, scoped, deadline=soon())
 
 
 def test_table_of_another_size_is_an_error(store: Store) -> None:
     store.set("generation-0/members", pack_table([pack_member(this_member())] * 3))
-    with pytest.raises(RendezvousError, match="the store holds something else where the table of ranks should be"):
+    with pytest.raises(RendezvousError, match="the store holds a value that is not the table of ranks"):
         join(1, 2, store, deadline=soon())
 
 

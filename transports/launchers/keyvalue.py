@@ -94,17 +94,17 @@ def _accept(offer: bytes) -> tuple[list[tuple[str, int]], bytes]:
     try:
         told = unpack(offer)
     except ValueError as error:
-        raise RendezvousError(f"what rank 0 published cannot be read: {error}") from error
+        raise RendezvousError(f"the value that rank 0 published cannot be read: {error}") from error
     match told:
         case {"addresses": [*rows], "secret": bytes(secret)}:
             return [_address(row) for row in rows], secret
         case {"error": dict(fields)}:
             raise from_wire(fields)
-    raise RendezvousError("rank 0 published something else than the address of its store")
+    raise RendezvousError("rank 0 published a value that is not the address of its store")
 
 
 def _address(row: object) -> tuple[str, int]:
     match row:
         case [str(host), int(port)] if 0 < port < 65536:
             return host, port
-    raise RendezvousError("rank 0 published something else than the address of its store")
+    raise RendezvousError("rank 0 published a value that is not the address of its store")

@@ -114,11 +114,11 @@ class Pmi(KeyValue):
     def get(self, key: str, deadline: float) -> bytes:
         count = self._get(f"{key}-n", deadline)
         if not count.isdecimal() or int(count) > MAX_CHUNKS:
-            raise RendezvousError(f"PMI-1: key {key!r} holds something else than rank 0 has put")
+            raise RendezvousError(f"PMI-1: key {key!r} does not hold the value that rank 0 has put")
         try:
             return bytes.fromhex("".join(self._get(f"{key}-{i}", deadline) for i in range(int(count))))
         except ValueError as error:
-            raise RendezvousError(f"PMI-1: key {key!r} holds something else than rank 0 has put") from error
+            raise RendezvousError(f"PMI-1: key {key!r} does not hold the value that rank 0 has put") from error
 
     def _get(self, name: str, deadline: float) -> str:
         return _field(self._line.ask(f"cmd=get kvsname={self._space} key={name}", "get_result", deadline), "value")
@@ -231,7 +231,7 @@ def _finalize(descriptor: int, process: int, shared: bool) -> None:
 
 def _field(fields: dict[str, str], name: str) -> str:
     if name not in fields:
-        raise RendezvousError(f"the launcher's PMI-1 did not say {name}")
+        raise RendezvousError(f"the launcher's PMI-1 did not report {name}")
     return fields[name]
 
 

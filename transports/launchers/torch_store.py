@@ -65,7 +65,7 @@ class TorchStore(KeyValue):
         self._send(bytes([_GET]) + name, deadline)
         (length,) = struct.unpack("=Q", self._receive(8, deadline))
         if length > _MAX_VALUE:
-            raise RendezvousError(f"torchrun's store at {self._url} sent something that is no answer")
+            raise RendezvousError(f"torchrun's store at {self._url} sent an invalid answer")
         return self._receive(length, deadline)
 
     def _name(self, key: str) -> bytes:

@@ -191,7 +191,7 @@ class Meeting:
                     raise type(error)(error.message, rank=self._rank, peer=error.peer)
         except ValueError as error:
             raise RendezvousError(f"the store holds something that cannot be read: {error}") from error
-        raise RendezvousError("the store holds something else where the table of ranks should be", rank=self._rank)
+        raise RendezvousError("the store holds a value that is not the table of ranks", rank=self._rank)
 
     def _overdue(self) -> DeadlineExceeded:
         seconds = max(0.0, self._deadline - self._begun)
@@ -233,7 +233,7 @@ def pack_member(member: Member) -> bytes:
 def _members(rows: list[bytes], size: int) -> tuple[Member, ...]:
     """The members of a complete table. Raises RendezvousError."""
     if len(rows) != size:
-        raise RendezvousError("the store holds something else where the table of ranks should be")
+        raise RendezvousError("the store holds a value that is not the table of ranks")
     texts: dict[str, str] = {}  # members of a host share the same
     return tuple(unpack_member(row, texts) for row in rows)
 
@@ -249,4 +249,4 @@ def unpack_member(row: bytes, texts: dict[str, str] | None = None) -> Member:
                 return Member(host, hostname, pid, start, space)
     except ValueError as error:
         raise RendezvousError(f"the store holds something that cannot be read: {error}") from error
-    raise RendezvousError("the store holds something else where host and process of a rank should be")
+    raise RendezvousError("the store holds a value that is not the host and process of a rank")

@@ -194,7 +194,7 @@ class TcpStore(Store):
         return values
 
     def _no_answer(self) -> RendezvousError:
-        return RendezvousError(f"the store at {self.url} failed to answer: it sent something that is no answer")
+        return RendezvousError(f"the store at {self.url} failed to answer: it sent an invalid answer")
 
     def _ask(self, op: str, key: str, argument: object = None, *, deadline: float | None = None) -> object:
         """Send a request and return its result; None for a `get` that timed out. Only a `get` has a `deadline`."""
@@ -232,7 +232,7 @@ class TcpStore(Store):
                 return answer
             case ("add", "ok", int()) | ("delete", "ok", bool()) | (_, "bad" | "full", str()):
                 return answer
-        raise ValueError("it sent something that is no answer")
+        raise ValueError("it sent an invalid answer")
 
     def _take(self, deadline: float) -> socket.socket:
         with self._links.lock:
@@ -281,7 +281,7 @@ class TcpStore(Store):
         try:
             # On loopback a connection to a free port of the ephemeral range can meet itself (simultaneous open).
             if link.getsockname() == link.getpeername():
-                raise ConnectionRefusedError("nobody listens there")
+                raise ConnectionRefusedError("no process listens there")
             sockets.tune(link)
             if self._tls is not None:
                 link.settimeout(_left(deadline))
@@ -328,7 +328,7 @@ class _Awaited(Awaited):
                     return position, value
                 case ["late", None]:  # after LONGEST_GET
                     continue
-            raise self._failed(ValueError("it sent something that is no answer"))
+            raise self._failed(ValueError("it sent an invalid answer"))
 
     def close(self) -> None:
         link, self._link = self._link, None
@@ -360,7 +360,7 @@ class _Awaited(Awaited):
                     number, *answer = decode(bytes(inbox[HEADER.size :]))
                     inbox.clear()
                     if number != 0:
-                        raise ValueError("it sent something that is no answer")
+                        raise ValueError("it sent an invalid answer")
                     return answer
             link.settimeout(_left(until))
             got = link.recv(need - len(inbox))

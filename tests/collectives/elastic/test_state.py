@@ -155,7 +155,7 @@ def test_a_transfer_that_was_damaged_is_refused(monkeypatch: pytest.MonkeyPatch)
 
     def rank(comm: Communicator) -> None:
         state = State(weights=np.zeros(100) + comm.rank)
-        with pytest.raises(MismatchError, match=r"ranks 1, 2 received another state than ranks 0 have sent"):
+        with pytest.raises(MismatchError, match=r"ranks 1, 2 received a state that differs from that of ranks 0"):
             state.sync()
         assert state.weights[0] == comm.rank
         assert comm.allreduce(1) == 3

@@ -93,7 +93,7 @@ def test_no_store_of_torchrun() -> None:
     ("answers", "error"),
     [
         (b"\1", "ended a wait"),
-        (b"\0" + struct.pack("=Q", 1 << 40), "sent something that is no answer"),
+        (b"\0" + struct.pack("=Q", 1 << 40), "sent an invalid answer"),
         (b"\0" + struct.pack("=Q", 9) + b"short", "failed: it closed the connection"),
         (b"", "failed: it closed the connection"),
     ],

@@ -165,14 +165,14 @@ def test_nobody_at_the_port() -> None:
 @pytest.mark.parametrize(
     ("command", "answer", "error"),
     [
-        ("get_maxes", b"cmd=maxes rc=0\n", "did not say vallen_max"),
+        ("get_maxes", b"cmd=maxes rc=0\n", "did not report vallen_max"),
         ("get_maxes", b"cmd=maxes rc=0 vallen_max=many\n", "said vallen_max='many'"),
         ("get_maxes", b"cmd=barrier_out rc=0\n", "said 'cmd=barrier_out rc=0', where cmd=maxes should be"),
         ("get_maxes", b"\xff\xfe\n", "where cmd=maxes should be"),
         ("get_maxes", b"x" * (pmi.MAX_LINE + 2), "closed by the launcher"),
         ("put", b"cmd=put_result rc=-1 msg=no\n", "refused: 'cmd=put_result rc=-1 msg=no'"),
-        ("get", b"cmd=get_result rc=0 value=99\n", "holds something else than rank 0 has put"),
-        ("get", b"cmd=get_result rc=0 value=x\n", "holds something else than rank 0 has put"),
+        ("get", b"cmd=get_result rc=0 value=99\n", "does not hold the value that rank 0 has put"),
+        ("get", b"cmd=get_result rc=0 value=x\n", "does not hold the value that rank 0 has put"),
     ],
 )
 def test_answers_that_are_none(serve: Callable[..., Server], command: str, answer: bytes, error: str) -> None:
