@@ -215,7 +215,9 @@ def test_bad_arguments_are_found_before_anything_is_sent(transport: str, nccl: b
             with pytest.raises(kind, match=message):
                 getattr(comm, method)(*args, **kwargs)
         mixed = [x, np.ones(6, np.float32)]
-        with pytest.raises(TypeError, match=r"xs\[1\]: a numpy.ndarray that is not on a GPU"):
+        with pytest.raises(
+            TypeError, match=r"xs\[1\]: must be on a GPU, as the other arguments are; it is a numpy.ndarray"
+        ):
             comm.grouped_allreduce(mixed)
         same(host(comm.allreduce(x)), np.full(6, size, np.float32))
 
@@ -261,7 +263,7 @@ def test_one_gpu_per_communicator() -> None:
         comm.allreduce(cupy.asarray(np.ones(3)))
         with cupy.cuda.Device(2):
             x = cupy.asarray(np.ones(3))
-        with pytest.raises(ValueError, match="x: is on GPU 2; this communicator has used GPU "):
+        with pytest.raises(ValueError, match=r"x: is on GPU 2; must be on GPU [01], which this communicator has used"):
             comm.allreduce(x)
 
     with gpus() as some, some.world(2) as world:
