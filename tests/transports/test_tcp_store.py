@@ -213,6 +213,15 @@ def test_garbage_is_cut(server: TcpStoreServer, client: TcpStore, garbage: bytes
     client.set("key", b"still served")
 
 
+@pytest.mark.parametrize("keys", [[["a list"]], [b"bytes"], [None], 5, "text"])
+def test_a_member_that_asks_for_no_keys_is_cut(server: TcpStoreServer, client: TcpStore, keys: object) -> None:
+    with connect(server) as member:
+        handshake(member)
+        member.sendall(wire.encode([1, "peek", "", pack(keys)]))
+        assert is_cut(member)
+    client.set("key", b"still served")
+
+
 def test_slow_strangers_are_cut_while_others_are_served(
     server: TcpStoreServer, client: TcpStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,7 +173,7 @@ class Book(Desk):
                 found = self._tables.get(table)
                 return self._fitting(table, pack_table(found.rows if found is not None else []))
             case ["peek", str(), bytes(argument)]:
-                return ["ok", pack([self._values.get(key) for key in unpack(argument)])]
+                return ["ok", pack([self._values.get(key) for key in keys_to_peek(argument)])]
         raise ValueError("no request")
 
     def _add(self, key: str, amount: int) -> Answer:
@@ -251,6 +251,14 @@ def wait_of(client: Hashable, number: int, request: list[object], now: float) ->
                     return Wait(client, number, tuple(dict.fromkeys(map(str, keys))), now + seconds, True)
             raise ValueError("no keys to wait for")
     return None
+
+
+def keys_to_peek(argument: bytes) -> list[str]:
+    """The keys of a request "peek". Raises ValueError."""
+    match unpack(argument):
+        case [*keys] if all(isinstance(key, str) for key in keys):
+            return keys
+    raise ValueError("no keys")
 
 
 def rows_to_put(table: str, argument: bytes) -> tuple[int, list[tuple[int, bytes]]]:
