@@ -24,13 +24,17 @@ def on_terminal() -> str:
     try:
         env = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
         subprocess.run([sys.executable, "-c", SCRIPT], stdout=theirs, stderr=theirs, env=env, timeout=60, check=True)
-    finally:
         os.close(theirs)
-    said = b""
-    with contextlib.suppress(OSError), open(ours, "rb", buffering=0) as file:  # EIO is the end
-        while more := file.read(1 << 16):
-            said += more
-    return said.decode()
+        theirs = -1
+        said = b""
+        with contextlib.suppress(OSError):  # EIO is the end
+            while more := os.read(ours, 1 << 16):
+                said += more
+        return said.decode()
+    finally:
+        os.close(ours)
+        if theirs >= 0:
+            os.close(theirs)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads a terminal as Linux has it")
