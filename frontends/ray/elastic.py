@@ -18,7 +18,7 @@ log: Final = logging.getLogger("ronde.ray")
 
 
 class ElasticRayExecutor:
-    """As RayExecutor, with as many ranks as the cluster has room for, which may be lost.
+    """A RayExecutor with as many ranks as the cluster has room for, which may be lost.
 
     settings         limits of time, see RayExecutor
     min_workers      the smallest number of ranks
@@ -95,7 +95,7 @@ class ElasticRayExecutor:
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """As RayExecutor.run_remote: Ray's references. Such a call is not repeated, and no lost rank is replaced."""
+        """Call as RayExecutor.run_remote: Ray's references. The call is not repeated, and no lost rank is replaced."""
         call = (fn, list(args or ()), dict(kwargs or {}))
         return [actor.call.remote(*call) for actor in self._started().actors]
 

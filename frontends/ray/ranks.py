@@ -48,7 +48,7 @@ class RaySettings:
 
 @dataclass
 class Executable:
-    """What each rank makes when it has connected: `cls(*args, **kwargs)`; None for nothing."""
+    """The object that each rank makes when it has connected: `cls(*args, **kwargs)`; none if cls is None."""
 
     cls: Callable[..., Any] | None
     args: Sequence[Any] | None
@@ -96,7 +96,7 @@ class Ranks:
         self._use_current = use_current
         self._bounds = bounds
         self.lost = 0
-        """How many ranks were lost in `call_elastic`."""
+        """The number of ranks that were lost in `call_elastic`."""
         self._ranks: list[_Rank] = []
         self._crew: _Crew | None = None
         self._resources = contextlib.ExitStack()

@@ -59,7 +59,7 @@ class RondeConfig(BackendConfig):  # type: ignore[misc]  # Ray's types are not c
         return context
 
     def to_dict(self) -> dict[str, Any]:
-        """What Ray shows of the configuration."""
+        """The part of the configuration that Ray shows."""
         return {"backend": self.backend, "torch": self.torch, "timeout_s": self.timeout_s}
 
     def torch_config(self) -> Any:

@@ -19,7 +19,7 @@ from collectives.launch import Place
 
 @dataclass(frozen=True)
 class Invitation:
-    """How a task reaches its driver. The key is not in its repr."""
+    """The address of the driver and the key, by which a task connects. `repr` leaves out the key."""
 
     address: tuple[str, int]
     key: bytes

@@ -44,7 +44,7 @@ def data_parallel(loop: Any, folder: Path, size: int, **options: Any) -> Any:
 
 
 def outcomes(folder: Path) -> list[Any]:
-    """What the ranks wrote, in rank order."""
+    """The values that the ranks wrote, in rank order."""
     return [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("rank-*"))]
 
 

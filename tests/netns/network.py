@@ -38,9 +38,7 @@ _HOST = """
 mount -t tmpfs -o mode=1777 ronde /dev/shm && mount --bind "$1" /etc/hosts &&
 echo "$0" > /proc/sys/kernel/hostname && ip link set lo up && echo ready && read -r forever
 """
-_CABLES = """
-ip link set lo up && echo ready && read -r forever
-"""
+_CABLES = "ip link set lo up && echo ready && read -r forever"
 _SWITCH = """
 ip link set lo up && ip link add bridge type bridge mcast_snooping 0 && ip link set bridge up && echo ready &&
 read -r forever
