@@ -36,15 +36,19 @@ pages that play.
 
 N stands for the bytes of a call, p for the number of ranks. *Rounds* are messages, or signals in shared memory, one
 after the other. *Bytes* are those that one rank sends, or copies out of the memory of others. Both are for eight
-ranks.
-
-## The choice
-
-Allreduce by size. `4 x 2` is four hosts of two ranks with links of 1 Gbit/s; the others are on one host, over TCP.
+ranks. The tables show the choice by size: `4 x 2` is four hosts of two ranks with links of 1 Gbit/s, `12 x 1` twelve
+hosts; the others are on one host, over TCP.
 
 """
-_SIZES: Final = (4, 1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 24, 1 << 27)
-_NAMES: Final = ("4 B", "1 KiB", "16 KiB", "128 KiB", "1 MiB", "16 MiB", "128 MiB")
+_SIZES: Final = {
+    "4 B": 4,
+    "1 KiB": 1 << 10,
+    "16 KiB": 1 << 14,
+    "128 KiB": 1 << 17,
+    "1 MiB": 1 << 20,
+    "16 MiB": 1 << 24,
+    "128 MiB": 1 << 27,
+}
 _WORLDS: Final = {
     "2 ranks": (0, 0),
     "3 ranks": (0,) * 3,
@@ -52,18 +56,21 @@ _WORLDS: Final = {
     "6 ranks": (0,) * 6,
     "8 ranks": (0,) * 8,
     "4 x 2": (0, 0, 1, 1, 2, 2, 3, 3),
+    "4 x 8": tuple(rank // 8 for rank in range(32)),
+    "12 x 1": tuple(range(12)),
 }
 
 
-def choices() -> list[str]:
+def choices(collective: str) -> list[str]:
     """The table of chosen algorithms."""
-    lines = [f"| | {' | '.join(_NAMES)} |", f"|---|{'---|' * len(_NAMES)}"]
+    sizes = {"no bytes": 0} if collective == "barrier" else _SIZES
+    lines = [f"| | {' | '.join(sizes)} |", f"|---|{'---|' * len(sizes)}"]
     for name, hosts in _WORLDS.items():
         selector = Selector(Model(), Rules(), "tcp")
         if len(set(hosts)) > 1:
             selector.use_link(LinkCost(1e-4, 8e-9))
         geometry = Geometry(0, len(hosts), hosts=hosts)
-        row = [selector.choose(Demand("allreduce", geometry, size, size)).algorithm.name for size in _SIZES]
+        row = [selector.choose(Demand(collective, geometry, size, size)).algorithm.name for size in sizes.values()]
         lines.append(f"| {name} | {' | '.join(row)} |")
     return lines
 
@@ -103,12 +110,11 @@ def _properties(found: Algorithm) -> str:
 
 def page() -> str:
     """The whole page."""
-    lines = [*choices(), ""]
+    lines = []
     for collective in SPECS:
-        if collective != "barrier":
-            lines += [f"## {collective}", ""]
-            for found in algorithms(collective).values():
-                lines += section(found)
+        lines += [f"## {collective}", "", *choices(collective), ""]
+        for found in algorithms(collective).values():
+            lines += section(found)
     return HEAD + "\n".join(lines).rstrip() + "\n"
 
 

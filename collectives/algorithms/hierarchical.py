@@ -13,7 +13,7 @@ its first; with equally populated hosts a team is one rank. Each lane carries it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import pairwise
 
@@ -21,7 +21,26 @@ from collectives.algorithms.registry import Cost, algorithm
 from collectives.algorithms.ring import circulate
 from collectives.algorithms.symmetry import by_host_and_lane
 from collectives.algorithms.tree import broadcast_from, depth, reduce_to
-from collectives.schedule import Geometry, Run, Step, by_host, copy, inp, lanes, out, recv, rounds, runs, scratch, send
+from collectives.schedule import (
+    Geometry,
+    Ref,
+    Run,
+    Step,
+    binomial_children,
+    binomial_parent,
+    by_host,
+    copy,
+    dissemination,
+    inp,
+    lanes,
+    out,
+    recv,
+    rounds,
+    runs,
+    scratch,
+    send,
+    settle,
+)
 
 
 def _allreduce_cost(g: Geometry) -> Cost:
@@ -211,3 +230,123 @@ def allgather(g: Geometry) -> Iterator[Step]:
         last = len(leaders) - 1
         yield from circulate(leaders, lane, parts, own=out, place=out, copying=last, label="inside the host")
     yield from broadcast_from(team, team.index(g.rank), 0, out(0, g.size), out(0, g.size), "broadcast in team")
+
+
+_Hold = Callable[[int, int], Ref]
+"""(chunk, width) -> its memory."""
+
+
+def _reduce_scatter_cost(g: Geometry) -> Cost:
+    world = lanes(g.hosts, g.size)
+    local, far, team = world.lanes, world.hosts, max(len(team) for host in world.teams for team in host)
+    pieces = max(len(runs(rank for team in lane for rank in team)) for lane in zip(*world.teams, strict=True))
+    across = (far - 1) * team * g.segments
+    local_rounds = depth(team) + (local - 1) * pieces + team - 1
+    local_sent = depth(team) + (local - 1) / local + (team - 1) / g.size
+    outside = (far - 1) / far / local
+    return Cost(
+        local_rounds + across,
+        local_sent + outside,
+        (local - 1) / local + depth(team) + outside / g.segments,
+        local_rounds=local_rounds,
+        local_sent=local_sent,
+        flight=g.segments,
+    )
+
+
+@algorithm(
+    "reduce_scatter",
+    "hierarchical",
+    traffic=lambda g: g.size - 1 + Fraction(_outside_lanes(g), g.size),
+    cost=_reduce_scatter_cost,
+    segmented=True,
+    multihost=True,
+)
+def reduce_scatter(g: Geometry) -> Iterator[Step]:
+    """Inside a host a ring leaves every rank with its lane's part of the data. Each lane is a ring across hosts, in
+    segments; all lanes share the hosts' links. Teams of several ranks combine first, and get their blocks last.
+
+    The mirror image of the hierarchical allgather (Träff and Hunold 2020). Traffic (p - 1) N, (h - 1) N of it between
+    hosts, and 1 / p N more for every rank that does not lead a team. Time with h hosts of l ranks: 2 (l - 1) local
+    messages with (l - 1) / l N, then h - 1 with N / h of a host's ranks together.
+    """
+    world = lanes(g.hosts, g.size)
+    host, lane = world.find(g.rank)
+    team = world.teams[host][lane]
+    leaders = [members[0] for members in world.teams[host]]
+    across = [members[lane][0] for members in world.teams]
+    whole, each = g.size * g.segments, g.segments
+
+    def work(chunk: int, width: int) -> Ref:
+        return scratch(0, chunk, width, base=0)
+
+    def result(chunk: int, width: int) -> Ref:
+        return out(chunk, width) if chunk // each == g.rank else work(chunk, width)
+
+    own: _Hold = inp
+    if len(team) > 1:
+        yield from reduce_to(team, team.index(g.rank), 0, inp(0, whole), work(0, whole), whole, "reduce in team")
+        own = work
+    if g.rank != team[0]:
+        yield recv(team[0], out(g.rank * each, each), "scatter in team")
+        return
+    last = len(leaders) - 1
+    members = [[rank for hosts in world.teams for rank in hosts[other]] for other in range(world.lanes)]
+    parts = [[(first * each, width * each) for first, width in runs(ranks)] for ranks in members]
+    yield from circulate(
+        leaders, lane, parts, own=own, place=work, first=-1, reducing=last, slot=whole, label="inside the host"
+    )
+    if last:
+        own = work
+    last = len(across) - 1
+    parts = [[(rank * each + s, 1) for rank in hosts[lane] for s in range(each)] for hosts in world.teams]
+    yield from circulate(
+        across, host, parts, own=own, place=result, first=-1, reducing=last, slot=whole, label="across hosts"
+    )
+    if not last:
+        yield copy(own(g.rank * each, each), out(g.rank * each, each), "copy own block")
+    hold = result if last else own
+    for member in team[1:]:
+        yield send(member, hold(member * each, each), "scatter in team")
+
+
+def _barrier_cost(g: Geometry) -> Cost:
+    local, far = 2 * rounds(_largest_host(g)), rounds(len(by_host(g.hosts, g.size)))
+    return Cost(local + far, 0, local_rounds=local)
+
+
+@algorithm(
+    "barrier",
+    "hierarchical",
+    blocks=lambda size: 1,
+    cost=_barrier_cost,
+    multihost=True,
+)
+def barrier(g: Geometry) -> Iterator[Step]:
+    """Empty messages go up a binomial tree to the first rank of each host. These ranks disseminate (Hensgen et al.
+    1988). Then the trees are passed downwards.
+
+    No bytes. Time with h hosts of l ranks: 2 ceil(log2 l) local rounds, and ceil(log2 h) between hosts, where
+    dissemination has ceil(log2 p) (Thakur and Gropp 2003).
+    """
+    hosts = by_host(g.hosts, g.size)
+    team = next(members for members in hosts if g.rank in members)
+    me = team.index(g.rank)
+    children = binomial_children(me, len(team))
+    for child in reversed(children):
+        yield recv(team[child], None, "arrive inside the host")
+    yield settle("arrive inside the host")
+    if me:
+        parent = team[binomial_parent(me)]
+        yield send(parent, None, "arrive inside the host")
+        yield recv(parent, None, "leave inside the host")
+        yield settle("leave inside the host")
+    else:
+        leaders = [members[0] for members in hosts]
+        for k, (ahead, behind) in enumerate(dissemination(hosts.index(team), len(hosts))):
+            label = f"across hosts {k + 1}/{rounds(len(hosts))}"
+            yield recv(leaders[behind], None, label)
+            yield send(leaders[ahead], None, label)
+            yield settle(label)
+    for child in children:
+        yield send(team[child], None, "leave inside the host")

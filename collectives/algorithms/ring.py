@@ -31,6 +31,7 @@ def circulate(
     first: int = 0,
     reducing: int = 0,
     copying: int = 0,
+    slot: int = 0,
     label: str = "ring",
 ) -> Iterator[Step]:
     """Move parts to the right around the ring `team`; the rank is member number `me`.
@@ -41,6 +42,7 @@ def circulate(
     parts   the pieces (chunk, width) of each part; a piece is sent as soon as it is received and combined
     own     piece -> memory of the own contribution
     place   piece -> destination of a received piece; None if it only passes through SCRATCH
+    slot    first SCRATCH slot for received pieces
     """
     if not reducing + copying:
         return
@@ -61,7 +63,7 @@ def circulate(
     def landing(item: int) -> Ref:
         k, piece = items[item]
         target = None if k < reducing else place(*piece)
-        return scratch(item % slots * room, *piece) if target is None else target
+        return scratch(slot + item % slots * room, *piece) if target is None else target
 
     def receive(item: int) -> Iterator[Step]:
         if item < len(items):

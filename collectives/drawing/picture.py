@@ -67,8 +67,10 @@ class Picture:
 
 
 def chunk_text(chunks: tuple[int, int]) -> str:
-    """Chunks as people read them: '3', '4-7', '2 parts'."""
+    """Chunks as people read them: '3', '4-7', '2 parts', '0 parts' for an empty message."""
     first, width = chunks
+    if not width:
+        return "0 parts"
     if first < 0:
         return f"{width} part{'s' * (width > 1)}"
     return str(first) if width == 1 else f"{first}-{first + width - 1}"

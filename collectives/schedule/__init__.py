@@ -41,6 +41,7 @@ from collectives.schedule.steps import (
 )
 from collectives.schedule.topology import (
     Fold,
+    Lanes,
     Run,
     Tree,
     around,
@@ -67,6 +68,7 @@ __all__ = [
     "Geometry",
     "Instruction",
     "Kind",
+    "Lanes",
     "Layout",
     "Program",
     "Ref",

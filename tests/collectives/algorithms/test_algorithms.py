@@ -17,7 +17,7 @@ from collectives.algorithms.registry import Cost
 from collectives.proof.all_ranks import count_blocks
 from collectives.proof.verify import Proof, prove
 from collectives.schedule.contracts import SPECS
-from collectives.schedule.steps import Geometry, Step
+from collectives.schedule.steps import Geometry, Opcode, Step
 from collectives.schedule.topology import Fold, rounds
 
 ALL = [found for collective in SPECS for found in algorithms(collective).values()]
@@ -122,13 +122,22 @@ def test_algorithms_have_their_public_names() -> None:
             "windowed",
             "single_copy",
         },
-        "reduce_scatter": {"ring", "circulant", "halving", "pairwise", "direct", "windowed", "single_copy"},
-        "gather": {"binomial", "linear", "direct"},
-        "scatter": {"binomial", "linear", "direct"},
-        "alltoall": {"pairwise", "bruck", "linear", "direct", "windowed", "single_copy"},
+        "reduce_scatter": {
+            "ring",
+            "circulant",
+            "halving",
+            "pairwise",
+            "hierarchical",
+            "direct",
+            "windowed",
+            "single_copy",
+        },
+        "gather": {"binomial", "linear", "hierarchical", "direct"},
+        "scatter": {"binomial", "linear", "hierarchical", "direct"},
+        "alltoall": {"pairwise", "bruck", "linear", "hierarchical", "direct", "windowed", "single_copy"},
         "scan": {"chain", "doubling"},
         "exscan": {"chain", "doubling"},
-        "barrier": {"dissemination", "direct"},
+        "barrier": {"dissemination", "hierarchical", "direct"},
     }
 
 
@@ -156,6 +165,46 @@ def test_messages_are_as_few_as_the_textbook_says(size: int) -> None:
     assert shape("barrier", "dissemination", size).messages == size * logarithm
     assert shape("alltoall", "bruck", size).messages == size * logarithm
     assert shape("alltoall", "pairwise", size).messages == size * (size - 1)
+
+
+@pytest.mark.parametrize("size", [size for size in range(3, 65) if size & (size - 1)])
+def test_circulant_sends_fewer_bytes_than_folding(size: int) -> None:
+    """Through the busiest rank, for an allreduce of any size that is no power of two. In sum both send 2 (p - 1) N: the
+    ranks that are folded away send less."""
+    elements = 64 * size
+
+    def sent(name: str) -> list[int]:
+        found = algorithms("allreduce")[name]
+        steps = [list(found.generate(Geometry(rank, size))) for rank in range(size)]
+        each = elements // count_blocks(found, size)
+        return [each * sum(step.sent for step in of) for of in steps]
+
+    circulant, folding = sent("circulant"), sent("halving_doubling")
+    assert set(circulant) == {2 * (size - 1) * 64}
+    assert sum(circulant) == sum(folding)
+    assert max(circulant) < max(folding)
+
+
+def test_hierarchical_algorithms_use_the_links_between_hosts_no_more_than_they_must() -> None:
+    """Four hosts of three ranks: messages and blocks that pass between hosts, in both directions."""
+    hosts = tuple(rank // 3 for rank in range(12))
+    away = {}
+    for collective in ("reduce_scatter", "gather", "scatter", "alltoall", "barrier"):
+        found = algorithms(collective)["hierarchical"]
+        steps = [
+            step
+            for rank in range(12)
+            for step in found.generate(Geometry(rank, 12, hosts=hosts))
+            if step.opcode is Opcode.SEND and hosts[step.peer] != hosts[rank]
+        ]
+        away[collective] = len(steps), sum(step.sent for step in steps)
+    assert away == {
+        "reduce_scatter": (12 * 3, 12 * 3),
+        "gather": (3, 9 + 3),
+        "scatter": (3, 9 + 3),
+        "alltoall": (12 * 3, 12 * 9),
+        "barrier": (4 * 2, 0),
+    }
 
 
 @pytest.mark.parametrize("segments", [1, 8])

@@ -68,6 +68,17 @@ def test_reproducible_calls_have_a_choice_wherever_they_combine() -> None:
             assert choice.algorithm.tree_order
 
 
+@pytest.mark.parametrize("collective", ["reduce_scatter", "allgather", "gather", "scatter", "alltoall", "barrier"])
+def test_hierarchical_algorithms_are_for_hosts_of_several_ranks(collective: str) -> None:
+    def chosen(each: int) -> str:
+        selector = Selector(Model(inter_alpha=1e-4, inter_beta=8e-9), Rules(), "tcp")
+        hosts = tuple(rank // each for rank in range(4 * each))
+        return selector.choose(Demand(collective, Geometry(0, 4 * each, hosts=hosts), 1 << 18, 1 << 18)).algorithm.name
+
+    assert chosen(8) == "hierarchical"
+    assert chosen(1) != "hierarchical"
+
+
 def test_a_name_is_obeyed_or_refused() -> None:
     selector = Selector(MODEL, Rules(), "tcp")
     assert selector.choose(demand(nbytes=1 << 26), "recursive_doubling").algorithm.name == "recursive_doubling"
