@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from collectives.algorithms.registry import Cost, algorithm
-from collectives.schedule import Geometry, Lanes, Step, copy, inp, lanes, out, recv, scratch, send, settle
+from collectives.schedule import Geometry, Step, copy, inp, lanes, out, recv, scratch, send, settle
 
 
 def _traffic(g: Geometry) -> Fraction:
@@ -65,9 +65,9 @@ class _Slots:
         return self.used - width
 
 
-def _others(world: Lanes, host: int) -> list[tuple[int, int]]:
+def _others(hosts: int, host: int) -> list[tuple[int, int]]:
     """Return the hosts (ahead, behind) of every round of a pairwise exchange."""
-    return [((host + i) % world.hosts, (host - i) % world.hosts) for i in range(1, world.hosts)]
+    return [((host + i) % hosts, (host - i) % hosts) for i in range(1, hosts)]
 
 
 @algorithm(
@@ -92,7 +92,7 @@ def alltoall(g: Geometry) -> Iterator[Step]:
     local = sorted(rank for members in world.teams[host] for rank in members)
     me, row = local.index(g.rank), g.rank * g.size
     far = {
-        number: [rank for ahead, _ in _others(world, host) for rank in world.teams[ahead][number]]
+        number: [rank for ahead, _ in _others(world.hosts, host) for rank in world.teams[ahead][number]]
         for number in range(world.lanes)
     }
     slots = _Slots(row)
@@ -128,7 +128,7 @@ def alltoall(g: Geometry) -> Iterator[Step]:
     if g.rank in leader:
         label = "across hosts"
         begin = 0
-        for ahead, behind in _others(world, host):
+        for ahead, behind in _others(world.hosts, host):
             targets, sources = world.teams[ahead][lane], sorted(rank for each in world.teams[behind] for rank in each)
             packed = slots.take(len(local) * len(targets))
             landing = slots.take(len(sources) * len(team))

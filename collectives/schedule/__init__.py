@@ -41,7 +41,6 @@ from collectives.schedule.steps import (
 )
 from collectives.schedule.topology import (
     Fold,
-    Lanes,
     Run,
     Tree,
     around,
@@ -68,7 +67,6 @@ __all__ = [
     "Geometry",
     "Instruction",
     "Kind",
-    "Lanes",
     "Layout",
     "Program",
     "Ref",
