@@ -11,8 +11,8 @@ The functions here act on the world communicator. `Communicator` has the same as
 order, names and errors.
 
 A framework has a module of its own, which is imported when it is first used: `ronde.torch`, `ronde.tensorflow`,
-`ronde.keras`, `ronde.jax`, and `ronde.numpy` for loops written by hand. `import ronde.torch as hvd` replaces
-`import horovod.torch as hvd`. `ronde.ray` starts ranks in a Ray cluster, `ronde.horovod` has `horovod.run`,
+`ronde.keras`, `ronde.jax`, `ronde.mxnet`, and `ronde.numpy` for loops written by hand. `import ronde.torch as hvd`
+replaces `import horovod.torch as hvd`. `ronde.ray` starts ranks in a Ray cluster, `ronde.horovod` has `horovod.run`,
 `ronde.compression` the compressors, `ronde.elastic` state for ranks that come and go, `ronde.local_sgd` loosely coupled
 training.
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ronde import jax as jax
     from ronde import keras as keras
     from ronde import local_sgd as local_sgd
+    from ronde import mxnet as mxnet
     from ronde import numpy as numpy
     from ronde import ray as ray
     from ronde import spark as spark
@@ -51,6 +52,7 @@ _MODULES: Final = (
     "jax",
     "keras",
     "local_sgd",
+    "mxnet",
     "numpy",
     "ray",
     "spark",

@@ -24,7 +24,7 @@ MAX_NAMES = 45
 MIN_DOC_LINES = 3
 """Minimum number of lines of the docstring of a room."""
 
-USER_FACES = {"frontends/jax", "frontends/keras", "frontends/numpy", "frontends/tensorflow", "frontends/torch"}
+USER_FACES = {f"frontends/{name}" for name in ("jax", "keras", "mxnet", "numpy", "tensorflow", "torch")}
 """Rooms whose names are Horovod's API, which has more than MAX_NAMES."""
 
 _DECLARING = {"ABC", "Enum", "NamedTuple", "Protocol", "Structure", "TypedDict"}

@@ -55,6 +55,7 @@ ELSEWHERE = {
     "docs/reliability.md": "tests/test_snippets.py",
     "docs/messages.md": "tests/test_snippets.py",
     "docs/jax.md": "tests/frontends/test_jax_training.py",
+    "docs/mxnet.md": "tests/frontends/test_mxnet.py",
     "docs/numpy.md": "tests/frontends/test_numpy_loops.py",
     "docs/tf-distribute.md": "tests/frontends/test_tf_distribute.py",
 }

@@ -265,6 +265,7 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
             "tensorflow",
             "keras",
             "jax",
+            "mxnet",
             "numpy",
             "compression",
             "elastic",

@@ -15,7 +15,7 @@ import frontends.numpy
 import ronde
 
 ROOT = Path(__file__).resolve().parents[2]
-FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet")
 ENGINES = ("dask", "ray", "spark")
 
 
@@ -40,8 +40,8 @@ def test_modules_are_found_as_attributes() -> None:
     assert ronde.numpy.allreduce is frontends.numpy.allreduce
     assert ronde.compression.Int8 is importlib.import_module("collectives.compression").Int8
     assert {*FRAMEWORKS, "numpy", "compression", "allreduce", "run"} <= set(dir(ronde))
-    with pytest.raises(AttributeError, match="module 'ronde' has no attribute 'mxnet'"):
-        ronde.mxnet  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'ronde' has no attribute 'caffe'"):
+        ronde.caffe  # noqa: B018
 
 
 def test_importing_it_loads_no_framework_and_no_numpy_frontend() -> None:

@@ -25,6 +25,7 @@ MODULES = (
     "tensorflow",
     "keras",
     "jax",
+    "mxnet",
     "numpy",
     "compression",
     "elastic",

@@ -302,14 +302,16 @@ class Framework:
 
 
 def framework(name: str) -> Framework:
-    """torch, jax, numpy (with scikit-learn), tensorflow (with Keras on it), tf-keras; or keras-jax and keras-torch,
-    which have no other framework."""
+    """torch, jax, mxnet, numpy (with scikit-learn), tensorflow (with Keras on it), tf-keras; or keras-jax and
+    keras-torch, which have no other framework."""
     if name == "numpy":
         return Framework("frontends.numpy", "sklearn.datasets", "sklearn.linear_model", "sklearn.model_selection")
     if name == "torch":
         return Framework("frontends.torch", "frontends.torch.distributed")
     if name == "jax":
         return Framework("frontends.jax", "optax")
+    if name == "mxnet":
+        return Framework("frontends.mxnet", "sklearn.datasets")
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     if name == "tf-keras":
         return Framework("frontends.keras", KERAS_BACKEND="tensorflow", TF_USE_LEGACY_KERAS="1", **quiet)

@@ -1,0 +1,136 @@
+"""Horovod's API for MXNet 1.9.1: `import ronde.mxnet as hvd` before `import mxnet`, and a Horovod script runs.
+
+Names, signatures, defaults and semantics are those of `horovod.mxnet` 0.28; docs/migrating-from-horovod.md lists the
+differences. Beside Horovod's API there is a KVStore, `mx.kv.create("ronde")`.
+
+    trainer, optimizer -> gradients -> ops -> tensors -> library (MXNet, imported under NumPy 2)
+    kvstore, functions ----------------^
+
+tensors.py is the only place that converts between MXNet's arrays and NumPy's.
+"""
+
+from __future__ import annotations
+
+try:
+    from frontends.mxnet import library as _library  # noqa: F401
+except ModuleNotFoundError as error:
+    _absent = (error.name or "").partition(".")[0]
+    if _absent == "mxnet":
+        # MXNet requires NumPy 1, so it can be no part of an extra
+        text = "ronde.mxnet needs mxnet: pip install 'ronde[mxnet]' and pip install --no-deps mxnet==1.9.1"
+    elif _absent in ("requests", "distutils"):
+        text = f"mxnet needs {_absent}: pip install 'ronde[mxnet]'"
+    else:
+        raise
+    raise ModuleNotFoundError(text, name=_absent) from None
+
+from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
+from frontends.horovod import (
+    Adasum,
+    Average,
+    HorovodInternalError,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather_object,
+    barrier,
+    broadcast_object,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    join,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from frontends.mxnet.compression import Compression
+from frontends.mxnet.functions import broadcast_parameters
+from frontends.mxnet.kvstore import Ronde
+from frontends.mxnet.ops import (
+    allgather,
+    allreduce,
+    allreduce_,
+    alltoall,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_reducescatter,
+    reducescatter,
+)
+from frontends.mxnet.optimizer import DistributedOptimizer
+from frontends.mxnet.trainer import DistributedTrainer
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "DistributedTrainer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Ronde",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_object",
+    "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]

@@ -1,0 +1,74 @@
+"""The average of gradients over the ranks, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from collectives import ProcessSet
+from frontends.horovod import Average, alone_in, divided, is_lossy, predivided
+from frontends.mxnet import ops
+from frontends.mxnet.compression import AnyCompression
+
+
+class GradientReduction:
+    """Averages gradients while MXNet still computes others.
+
+    compression   Compression.none, .fp16, .bf16, any Compressor, or with loss and a memory of its own
+                  Compression.int8(), .topk(0.01), .powersgd(2)
+    predivide     the sum is of gradients that are divided by it; the result is multiplied by it
+    groups        number of groups that travel as one operation each; 0: every gradient is an operation
+    process_set   ranks that average. Others keep their gradients
+
+    Raises ValueError for a bad number, and for a lossy compression with `predivide`; TypeError for a bare compressor.
+    """
+
+    def __init__(self, compression: AnyCompression, predivide: float, groups: int, process_set: ProcessSet) -> None:
+        if isinstance(groups, bool) or not isinstance(groups, int) or groups < 0:
+            raise ValueError(f"num_groups={groups!r}: must be an int, 0 or more")
+        if not predivide > 0:
+            raise ValueError(f"gradient_predivide_factor={predivide!r}: must be a number above 0")
+        if is_lossy(compression):
+            compression.check(Average, predivide, 1.0)
+        self._compression = compression
+        self._factors = predivided(Average, predivide)
+        self._groups = groups
+        self._process_set = process_set
+
+    def run(self, gradients: Sequence[tuple[str, Any]]) -> None:
+        """Replace gradients by their averages. Collective in the process set.
+
+        gradients   pairs of a name, the same on all ranks, and the gradient, in the order of the layers. The backward
+                    pass ends with the first layer, so the last gradient is waited for and sent first
+
+        Raises TypeError for sparse gradients, HorovodInternalError if the ranks disagree or a rank is lost; the
+        gradients are undefined then.
+        """
+        if alone_in(self._process_set):
+            return
+        groups = divided(gradients, self._groups) if self._groups else [[gradient] for gradient in gradients]
+        begun = [self._begin(group) for group in reversed(groups)]
+        for finish in begun:
+            finish()
+
+    def _begin(self, group: Sequence[tuple[str, Any]]) -> Callable[[], None]:
+        """Begin the operation of a group; the returned function ends it."""
+        names, tensors = [name for name, _ in group], [tensor for _, tensor in group]
+        label = names[0] if len(names) == 1 else f"{names[0]}:{names[-1]}"
+        compression = self._compression
+        if is_lossy(compression):
+            handle = ops.begin_compressed(tensors, Average, label, names, compression, self._process_set)
+            return lambda: handle.synchronize() and None
+        packed = [compression.compress(tensor) for tensor in tensors]
+        sent = [tensor for tensor, _ in packed]
+        begin = ops.begin_allreduce if len(sent) == 1 else ops.begin_grouped
+        handle = begin(sent, sent, Average, label, *self._factors, self._process_set)
+
+        def finish() -> None:
+            handle.synchronize()
+            for tensor, (reduced, context) in zip(tensors, packed, strict=True):
+                result = compression.decompress(reduced, context)
+                if result is not tensor:
+                    tensor[:] = result
+
+        return finish
