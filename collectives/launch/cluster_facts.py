@@ -12,7 +12,18 @@ from collectives.version import __version__
 from transports.interfaces import interfaces, mtu
 from transports.rendezvous import this_member
 
-PACKAGES: Final = ("numpy", "msgpack", "ml_dtypes", "torch", "tensorflow", "tensorflow-cpu", "jax", "keras", "cupy")
+PACKAGES: Final = (
+    "numpy",
+    "msgpack",
+    "ml_dtypes",
+    "torch",
+    "tensorflow",
+    "tensorflow-cpu",
+    "jax",
+    "keras",
+    "mxnet",
+    "cupy",
+)
 
 
 def facts_here() -> dict[str, Any]:

@@ -15,6 +15,7 @@ FRAMEWORKS: Final = {
     "tensorflow": ("tensorflow", "tensorflow-cpu"),
     "keras": ("keras",),
     "jax": ("jax",),
+    "mxnet": ("mxnet",),
 }
 """The module of `ronde` for a framework, and the distributions that bring it."""
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.frontends import mxnet_ranks
-from tests.frontends.launch import output, ronde_run
 from tests.frontends.mxnet_ranks import in_world
 from tests.frontends.pool import ROOT, Pool
 from tests.test_snippets import snippets
@@ -78,12 +77,9 @@ def test_the_page(pool: Pools, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "options"), [(2, []), (3, ["--kvstore", "--compression", "bf16"])])
 def test_the_example(pool: Pools, size: int, options: list[str]) -> None:
-    """On two ranks as a user starts it, on three in ranks that have MXNet already."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
-    script = ROOT / "examples/mxnet_digits.py"
-    text = output(*ronde_run(2), script) if size == 2 else pool(size).run_script(script, *options)
+    text = pool(3).run_script(ROOT / "examples/mxnet_digits.py", "--epochs", 3, *options, ranks=size)
     found = re.search(r"accuracy ([\d.]+)% on (\d) ranks, parameters identical", text)
     assert found is not None, text
-    assert "epoch 6: loss" in text
-    assert float(found[1]) > 92
-    assert int(found[2]) == size
+    assert "epoch 3: loss" in text
+    assert (float(found[1]) > 85, int(found[2])) == (True, size), text

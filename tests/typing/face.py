@@ -18,5 +18,6 @@ def names(sampler: ElasticSampler) -> None:
     assert_type(ronde.tensorflow.local_rank(), int)
     assert_type(ronde.keras.size(), int)
     assert_type(ronde.jax.size(), int)
+    assert_type(ronde.mxnet.rank(), int)
     assert_type(State(), ronde.compression.State)
     sampler.set_epoch(1)

@@ -31,7 +31,7 @@ def test_a_sound_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["problems"] == found["warnings"] == []
     assert found["versions"]["ronde"] == collectives.__version__
     assert set(found["versions"]) == {"ronde", "python", "numpy", "msgpack", "ml_dtypes", "numba"}
-    assert set(found["frameworks"]) == {"torch", "tensorflow", "keras", "jax"}
+    assert set(found["frameworks"]) == {"torch", "tensorflow", "keras", "jax", "mxnet"}
     assert {"CUDA", "NCCL", "cupy", "driver"} <= set(found["gpu"])
     assert set(found["transports"]) == set(registry.names())
     assert found["transports"]["local"] is None
