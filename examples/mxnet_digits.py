@@ -47,15 +47,13 @@ def main() -> None:
     loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     adam = {"learning_rate": options.lr * hvd.size()}
     rows = BATCH
-    if (
-        options.kvstore
-    ):  # the trainer takes the parameters of rank 0, and sums gradients: `step` gets the rows of all ranks
+    hvd.broadcast_parameters(net.collect_params(), root_rank=0)
+    if options.kvstore:  # a store sums gradients: `step` gets the number of rows of all ranks
         compression = None if options.compression == "none" else {"type": options.compression}
         store = mx.kv.create("ronde")
         trainer = mx.gluon.Trainer(net.collect_params(), "adam", adam, kvstore=store, compression_params=compression)
         rows = BATCH * hvd.size()
     else:
-        hvd.broadcast_parameters(net.collect_params(), root_rank=0)
         chosen = getattr(hvd.Compression, options.compression)
         trainer = hvd.DistributedTrainer(net.collect_params(), "adam", adam, compression=chosen)
     data = mx.gluon.data.ArrayDataset(images[mine], labels[mine])

@@ -60,9 +60,10 @@ from frontends.horovod.ops import (
     scale_options,
 )
 from frontends.horovod.run import run
-from frontends.horovod.splits import divided, rows_for
+from frontends.horovod.splits import BUCKET, buckets, divided, rows_for
 
 __all__ = [
+    "BUCKET",
     "Adasum",
     "AnyCompression",
     "Average",
@@ -87,6 +88,7 @@ __all__ = [
     "as_horovod",
     "barrier",
     "broadcast_object",
+    "buckets",
     "ccl_built",
     "check_linear",
     "choose_op",

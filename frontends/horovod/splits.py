@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from collectives.schedule import split_evenly
 
 T = TypeVar("T")
+
+BUCKET: Final = 25_000_000
+"""Bytes of gradients that travel together if no groups are given: few operations, and most of a backward pass's
+gradients are sent before its end. The same value as in torch's DistributedDataParallel."""
 
 
 def rows_for(
@@ -41,3 +45,16 @@ def divided(items: Sequence[T], groups: int) -> list[list[T]]:
     """Cut `items` into at most `groups` consecutive lists of about equal length; none of them is empty."""
     left = iter(items)
     return [list(islice(left, size)) for size in split_evenly(len(items), groups) if size]
+
+
+def buckets(items: Sequence[T], sizes: Iterable[int], limit: int = BUCKET) -> list[list[T]]:
+    """Cut `items` into consecutive lists by their sizes. A list ends with the item that brings it to `limit`."""
+    found: list[list[T]] = []
+    filled = limit
+    for item, size in zip(items, sizes, strict=True):
+        if filled >= limit:
+            found.append([])
+            filled = 0
+        found[-1].append(item)
+        filled += size
+    return found

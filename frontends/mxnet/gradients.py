@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from collectives import ProcessSet
-from frontends.horovod import Average, alone_in, divided, is_lossy, predivided
+from frontends.horovod import Average, alone_in, buckets, divided, is_lossy, predivided
 from frontends.mxnet import ops
 from frontends.mxnet.compression import AnyCompression
+from frontends.mxnet.tensors import dtype_of
 
 
 class GradientReduction:
@@ -17,7 +18,7 @@ class GradientReduction:
     compression   Compression.none, .fp16, .bf16, any Compressor, or with loss and a memory of its own
                   Compression.int8(), .topk(0.01), .powersgd(2)
     predivide     the sum is of gradients that are divided by it; the result is multiplied by it
-    groups        number of groups that travel as one operation each; 0: every gradient is an operation
+    groups        number of groups that travel as one operation each; 0: as many as have about 25 MB
     process_set   ranks that average. Others keep their gradients
 
     Raises ValueError for a bad number, and for a lossy compression with `predivide`; TypeError for a bare compressor.
@@ -39,15 +40,19 @@ class GradientReduction:
         """Replace gradients by their averages. Collective in the process set.
 
         gradients   pairs of a name, the same on all ranks, and the gradient, in the order of the layers. The backward
-                    pass ends with the first layer, so the last gradient is waited for and sent first
+                    pass ends with the first layer, so the last gradients are waited for and sent first
 
         Raises TypeError for sparse gradients, HorovodInternalError if the ranks disagree or a rank is lost; the
         gradients are undefined then.
         """
         if alone_in(self._process_set):
             return
-        groups = divided(gradients, self._groups) if self._groups else [[gradient] for gradient in gradients]
-        begun = [self._begin(group) for group in reversed(groups)]
+        order = gradients[::-1]
+        if self._groups:
+            groups = divided(order, self._groups)
+        else:
+            groups = buckets(order, (gradient.size * dtype_of(gradient).itemsize for _, gradient in order))
+        begun = [self._begin(group) for group in groups]
         for finish in begun:
             finish()
 

@@ -18,7 +18,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
 
     optimizer                  the optimizer; its attributes are read and set through this one
     gradient_predivide_factor  gradients are divided by it before the sum, and multiplied by it / size after
-    num_groups                 number of operations in which the gradients of an update travel; 0: one for each
+    num_groups                 number of operations in which the gradients of an update travel; 0: one for every 25 MB
     process_set                ranks that average; others update with their own gradients
 
     For Module, and for loops that call an Updater. With Gluon use DistributedTrainer, which sends gradients while the

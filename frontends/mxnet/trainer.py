@@ -23,7 +23,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
                                Compression.int8(), .topk(0.01), .powersgd(2)
     gradient_predivide_factor  gradients are divided by it before the sum, and multiplied by it / size after
     prefix                     of the names by which ranks match gradients
-    num_groups                 number of operations in which the gradients travel; 0: one for each gradient
+    num_groups                 number of operations in which the gradients travel; 0: one for every 25 MB
     process_set                ranks that average; others step with their own gradients
 
     The gradients of the last layers travel while the backward pass computes those of the first. `step` takes

@@ -6,20 +6,16 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet
-from frontends.horovod import alone_in, divided, is_lossy, predivided
+from frontends.horovod import BUCKET, alone_in, buckets, divided, is_lossy, predivided
 from frontends.tensorflow import ops
 from frontends.tensorflow.compression import AnyCompression
 
 Groups = int | Sequence[Sequence[Any]] | None
-
-BUCKET: Final = 25_000_000
-"""Bytes of gradients that travel together in a graph if no groups are given: few operations, and most of a
-backward pass's gradients are sent before its end. The same value as in torch's DistributedDataParallel."""
 
 
 class Reducer:
@@ -130,16 +126,10 @@ class Reducer:
                 key = _key(sources[index])
                 found.setdefault(group_of.get(key, ("alone", index)), []).append(index)
             return list(found.values())
-        buckets: list[list[int]] = []
-        room, whole = 0, tf.executing_eagerly() or self._crowded
-        for index in indices:
-            if room <= 0:
-                buckets.append([])
-                room = BUCKET
-            buckets[-1].append(index)
-            if not whole:
-                room -= (sources[index].shape.num_elements() or 0) * gradients[index].dtype.size
-        return buckets
+        if tf.executing_eagerly() or self._crowded:
+            return [indices] if indices else []
+        sizes = [(sources[index].shape.num_elements() or 0) * gradients[index].dtype.size for index in indices]
+        return buckets(indices, sizes, BUCKET)
 
 
 def source_names(sources: Sequence[Any]) -> list[str]:

@@ -285,6 +285,12 @@ def trainers(hvd: Any, mx: Any) -> None:
     )
     learn(mx, net, trainer, mine, ROWS // size)
     compare(hvd, net, values(net))
+    # after allreduce_grads the gradients are the averages
+    for parameter in net.collect_params().values():
+        parameter.grad()[:] = rank + 1
+    trainer = hvd.DistributedTrainer(net.collect_params(), "sgd")
+    trainer.allreduce_grads()
+    same(net[1].bias.grad(), np.full(3, (size + 1) / 2))
     # parameters whose shapes are found in the first forward pass are broadcast then, on a hybridized net
     net = network(mx, seed=rank, deferred=True)
     net.hybridize()
@@ -349,14 +355,17 @@ def stores(hvd: Any, mx: Any) -> None:
         store.init("w", of_rank(mx, rank))
     for name, (kind, options) in LEARNING.items():
         expected = alone(mx, name)
-        # Trainer takes the ranks' parameters from rank 0 by the store, also those that are initialized later
         for given in (store, "dist_ronde"):
-            net = network(mx, seed=rank, scope=True)
+            net = network(mx, seed=0, scope=True)
             trainer = mx.gluon.Trainer(net.collect_params(), kind, dict(options), kvstore=given)
-            for parameter in net.collect_params().values():
-                hvd.broadcast_(parameter.data(), 0)
             learn(mx, net, trainer, [slice(rank, None, size)] * STEPS, ROWS)
             compare(hvd, net, expected)
+    # Trainer gives all ranks the parameters of rank 0 in its first step, when the first gradients are there
+    net = network(mx, seed=rank, scope=True)
+    learn(
+        mx, net, mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store), [slice(rank, None, size)] * STEPS, ROWS
+    )
+    compare(hvd, net, values(net))
     kind, options = LEARNING["momentum"]
     for compression, atol in (("fp16", 5e-3), ("int8", 0.1)):
         net = network(mx, seed=0, scope=True)
