@@ -60,6 +60,7 @@ def reductions(hvd: Any, mx: Any) -> None:
     product = np.prod([2.0 * ones * (r + 1) for r in range(size)], axis=0)
     same(hvd.allreduce(x, op=hvd.Product, prescale_factor=2.0), product)
     same(hvd.allreduce(x, op=hvd.Sum, postscale_factor=0.5), ones * total * 0.5)
+    same(hvd.allreduce(mx.nd.array(ones), op=hvd.Adasum), ones)
     pair = [of_rank(mx, rank), of_rank(mx, rank, "int64", (5,))]
     found = hvd.grouped_allreduce(pair, op=hvd.Sum, name="pair")
     same(found[0], ones * total)
@@ -170,6 +171,10 @@ def errors(hvd: Any, mx: Any) -> None:
     wide.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
     with pytest.raises(ValueError, match="must be on one device"):
         hvd.DistributedTrainer(wide.collect_params(), "sgd")
+    sparse = mx.gluon.nn.Embedding(3, 2, sparse_grad=True)
+    sparse.initialize()
+    with pytest.raises(ValueError, match="are sparse; must be dense"):
+        hvd.DistributedTrainer(sparse.collect_params(), "sgd")
     # an error of MXNet's engine is raised by the operation that waits for the array
     with pytest.raises(mx.base.MXNetError):
         hvd.allreduce_(mx.nd.random.normal(0, -1, shape=(3,)))
@@ -298,6 +303,22 @@ def trainers(hvd: Any, mx: Any) -> None:
     kind, options = LEARNING["momentum"]
     learn(mx, net, hvd.DistributedTrainer(net.collect_params(), kind, dict(options)), mine, ROWS // size)
     assert len(set(hvd.allgather_object(digest(net)))) == 1
+
+
+def uneven(hvd: Any, mx: Any) -> None:
+    """Rank r has r + 1 batches; ranks without data contribute zeros."""
+    rank, size = hvd.rank(), hvd.size()
+    weight = mx.gluon.Parameter("weight", shape=(3,), init="zeros")
+    weight.initialize()
+    trainer = hvd.DistributedTrainer([weight], "sgd", {"learning_rate": 1.0})
+    for _ in range(rank + 1):
+        with mx.autograd.record():
+            loss = (weight.data() * (rank + 1)).sum()
+        loss.backward()
+        trainer.step(1)
+    assert hvd.join() == size - 1
+    sums = [sum(other + 1 for other in range(step, size)) / size for step in range(rank + 1)]
+    np.testing.assert_allclose(weight.data().asnumpy(), -sum(sums), rtol=1e-6)
 
 
 def optimizers(hvd: Any, mx: Any, directory: str) -> None:

@@ -58,6 +58,10 @@ def test_process_sets(pool: Pools) -> None:
     pool(3).run(in_world, mxnet_ranks.process_sets)
 
 
+def test_uneven_data(pool: Pools) -> None:
+    pool(3).run(in_world, mxnet_ranks.uneven)
+
+
 def test_errors(pool: Pools) -> None:
     pool(3).run(in_world, mxnet_ranks.errors, ranks=2)
 
