@@ -30,7 +30,7 @@ Ronde chooses by a cost model with the properties of the machine ([architecture.
 yourself, pass `algorithm="ring"` to a call, or write a rule table with `ronde tune`. `comm.plan(...)` and the log
 tell the choice.
 
-The drawings are of four ranks: `3 > 1` in the column of a rank means that it sends part 3 to rank 1, `3 < 1` that it
+The drawings are of four ranks, broadcasts in three segments: `3 > 1` in the column of a rank means that it sends part 3 to rank 1, `3 < 1` that it
 reads part 3 in the memory of rank 1. `ronde draw allreduce --algorithm ring -np 8 -o ring.svg` makes others, also as
 pages that play.
 
@@ -82,7 +82,8 @@ def section(found: Algorithm) -> list[str]:
     hosts = (0, 0, 0, 0, 1, 1, 1, 1) if found.multihost else ()
     cost = found.cost(Geometry(0, 8, hosts=hosts))
     size, drawn = (4, (0, 0, 1, 1)) if found.multihost else (4, ())
-    picture = draw_text(picture_of(found, size, hosts=drawn), 126).split("\n", 2)[2]
+    segments = 3 if found.collective == "broadcast" and found.segmented and not found.onesided else 1
+    picture = draw_text(picture_of(found, size, segments=segments, hosts=drawn), 126).split("\n", 2)[2]
     return [
         f"### {found.name}",
         "",

@@ -61,13 +61,13 @@ def crossing(algorithm: Algorithm, geometry: Geometry) -> tuple[float, int]:
     """Return the bytes that cross the link of the busiest host in one direction, in units of N, and the largest number
     of ranks on other hosts to which a rank sends.
 
-    The figure is counted in the steps of the ranks of the hosts that may be busiest: the first, the last and the
-    root's. `geometry` is that of any rank, with one segment.
+    The figure is counted in the steps of the ranks of the hosts that may be busiest: the first, the middle one, the
+    last and the root's. `geometry` is that of any rank, with one segment.
     """
     hosts = geometry.hosts
     chunk = 1 / algorithm.blocks(geometry.size)
     busiest, most = 0.0, 0
-    for host in {hosts[0], hosts[-1], hosts[geometry.root]}:
+    for host in {hosts[0], hosts[geometry.size // 2], hosts[-1], hosts[geometry.root]}:
         leaving = coming = 0
         for rank in (rank for rank, its in enumerate(hosts) if its == host):
             targets = set()
@@ -103,6 +103,8 @@ def explain(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model)
     if len(set(geometry.hosts)) > 1:
         outside, targets = crossing(algorithm, dataclasses.replace(geometry, rank=0, segments=1))
         sharing = max(Counter(geometry.hosts).values())
+        # With one rank on each host all bytes of the critical path cross; segments may take other ways.
+        outside = cost.sent if sharing == 1 else min(outside, sharing * cost.sent)
         inside = cost.local_sent or max(0.0, cost.sent - outside / sharing)
         link = nbytes * outside * model.inter_beta
         if cost.flight == 1:

@@ -184,9 +184,11 @@ class Selector:
         return min(choices, key=lambda choice: choice.seconds)
 
 
-def _preference(choice: Choice) -> tuple[bool, float, bool]:
-    """Native ones first, then the cheapest; of equal cost one that combines in the canonical order."""
-    return not choice.algorithm.native, choice.seconds, not choice.algorithm.tree_order
+def _preference(choice: Choice) -> tuple[bool, float, bool, bool]:
+    """Native ones first, then the cheapest; of equal cost one that combines in the canonical order, then one without
+    segments."""
+    found = choice.algorithm
+    return not found.native, choice.seconds, not found.tree_order, found.segmented
 
 
 def obstacle(algorithm: Algorithm, demand: Demand) -> str:

@@ -104,6 +104,7 @@ def test_algorithms_have_their_public_names() -> None:
             "recursive_doubling",
             "halving_doubling",
             "tree",
+            "double_tree",
             "hierarchical",
             "direct",
             "direct_segmented",
@@ -111,7 +112,17 @@ def test_algorithms_have_their_public_names() -> None:
             "single_copy",
         },
         "reduce": {"binomial", "chain", "halving_gather", "hierarchical", "direct", "direct_segmented"},
-        "broadcast": {"binomial", "chain", "binary_tree", "scatter_allgather", "hierarchical", "direct", "single_copy"},
+        "broadcast": {
+            "binomial",
+            "chain",
+            "binary_tree",
+            "double_tree",
+            "circulant",
+            "scatter_allgather",
+            "hierarchical",
+            "direct",
+            "single_copy",
+        },
         "allgather": {
             "ring",
             "circulant",
@@ -183,6 +194,19 @@ def test_circulant_sends_fewer_bytes_than_folding(size: int) -> None:
     assert set(circulant) == {2 * (size - 1) * 64}
     assert sum(circulant) == sum(folding)
     assert max(circulant) < max(folding)
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "broadcast"])
+@pytest.mark.parametrize("size", [4, 7, 16, 33])
+def test_ranks_of_double_trees_send_alike(collective: str, size: int) -> None:
+    """No rank sends more than the data in one direction: an inner rank of one tree is a leaf of the other. With one
+    binary tree inner ranks send twice as much. Two ranks beside the root may have children in both trees."""
+    found = algorithms(collective)["double_tree"]
+    ways = 2 if collective == "allreduce" else 1
+    sent = [sum(step.sent for step in found.generate(Geometry(rank, size))) for rank in range(size)]
+    assert sum(sent) == ways * 2 * (size - 1)
+    assert max(sent) <= ways * 2 + 1
+    assert sum(number > ways * 2 for number in sent) <= 2
 
 
 def test_hierarchical_algorithms_use_the_links_between_hosts_no_more_than_they_must() -> None:

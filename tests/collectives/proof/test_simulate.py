@@ -62,6 +62,9 @@ def test_textbook_times() -> None:
     a, b = WIRE.alpha, WIRE.beta * 1_000_000
     assert seconds("broadcast", "binomial", 8, 1_000_000) == pytest.approx(3 * (a + b))
     assert seconds("broadcast", "chain", 8, 1_000_000, segments=10) == pytest.approx(16 * (a + b / 10))
+    for size, rounds in ((2, 1), (3, 2), (8, 3), (12, 4), (13, 4), (33, 6)):
+        optimum = (10 - 1 + rounds) * (a + b / 10)
+        assert seconds("broadcast", "circulant", size, 1_000_000, segments=10) == pytest.approx(optimum)
     assert seconds("broadcast", "scatter_allgather", 8, 1_000_000) == pytest.approx(10 * a + b * 14 / 8)
     assert seconds("allreduce", "recursive_doubling", 8, 1_000_000) == pytest.approx(3 * (a + b))
     assert seconds("allreduce", "ring", 8, 1_000_000) == pytest.approx(14 * (a + b / 8))
