@@ -30,9 +30,9 @@ Ronde chooses by a cost model with the properties of the machine ([architecture.
 yourself, pass `algorithm="ring"` to a call, or write a rule table with `ronde tune`. `comm.plan(...)` and the log
 tell the choice.
 
-The drawings are of four ranks, broadcasts in three segments: `3 > 1` in the column of a rank means that it sends part 3 to rank 1, `3 < 1` that it
-reads part 3 in the memory of rank 1. `ronde draw allreduce --algorithm ring -np 8 -o ring.svg` makes others, also as
-pages that play.
+The drawings are of four ranks, broadcasts in three segments: `3 > 1` in the column of a rank means that it sends part
+3 to rank 1, `3 < 1` that it reads part 3 in the memory of rank 1. `ronde draw allreduce --algorithm ring -np 8 -o
+ring.svg` makes others, also as pages that play.
 
 N stands for the bytes of a call, p for the number of ranks. *Rounds* are messages, or signals in shared memory, one
 after the other. *Bytes* are those that one rank sends, or copies out of the memory of others. Both are for eight
