@@ -34,6 +34,9 @@ The drawings are of four ranks, broadcasts in three segments: `3 > 1` in the col
 3 to rank 1, `3 < 1` that it reads part 3 in the memory of rank 1. `ronde draw allreduce --algorithm ring -np 8 -o
 ring.svg` makes others, also as pages that play.
 
+`ronde.import_msccl("file.xml")` adds an algorithm of MSCCL, such as those of its compiler and of synthesisers. It is
+proved first. All ranks must import the same files, before `init`.
+
 N stands for the bytes of a call, p for the number of ranks. *Rounds* are messages, or signals in shared memory, one
 after the other. *Bytes* are those that one rank sends, or copies out of the memory of others. Both are for eight
 ranks. The tables show the choice by size: `4 x 2` is four hosts of two ranks with links of 1 Gbit/s, `12 x 1` twelve

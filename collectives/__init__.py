@@ -92,6 +92,7 @@ from collectives.functions import (
 from collectives.launch import run
 from collectives.operations import Status, Work
 from collectives.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from collectives.proof import import_msccl
 from collectives.startup import connect, init, wait_to_join
 from collectives.version import __version__ as __version__
 from collectives.world import NotInitializedError, is_initialized, shutdown, world, world_scope
@@ -164,6 +165,7 @@ __all__ = [
     "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_async",
+    "import_msccl",
     "init",
     "iprobe",
     "is_initialized",

@@ -19,6 +19,7 @@ from collectives.algorithms import (
     host_exchange,
     host_trees,
     linear,
+    msccl,
     native,
     pairwise,
     pipeline,
@@ -30,7 +31,8 @@ from collectives.algorithms import (
     tree,
     windowed,
 )
-from collectives.algorithms.registry import Algorithm, Cost, algorithm, algorithms
+from collectives.algorithms.msccl import read_msccl
+from collectives.algorithms.registry import Algorithm, Cost, add, algorithm, algorithms
 from collectives.algorithms.symmetry import Relation, Symmetry
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "Cost",
     "Relation",
     "Symmetry",
+    "add",
     "algorithm",
     "algorithms",
     "bruck",
@@ -52,10 +55,12 @@ __all__ = [
     "host_exchange",
     "host_trees",
     "linear",
+    "msccl",
     "native",
     "pairwise",
     "pipeline",
     "prefix",
+    "read_msccl",
     "recursive_doubling",
     "ring",
     "scatter_allgather",

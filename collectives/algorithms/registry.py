@@ -66,6 +66,7 @@ class Algorithm:
     windows       the buffers among IN and OUT that must lie in windows on all ranks
     single_copy   peers read IN and OUT in private memory
     symmetry      the symmetry of its ranks; None where one program does not stand for many
+    only_size     the only number of ranks that it is for; 0: any
     native        one NATIVE step, the transport's own collective; there is nothing to prove
     """
 
@@ -86,6 +87,7 @@ class Algorithm:
     windows: tuple[Buf, ...] = ()
     single_copy: bool = False
     symmetry: Callable[[Geometry], Symmetry | None] = lambda g: None
+    only_size: int = 0
     native: bool = False
 
     @property
@@ -101,6 +103,14 @@ class Algorithm:
 _ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
 
 
+def add(made: Algorithm) -> None:
+    """Register an algorithm. Raises ValueError if the collective has one of this name."""
+    names = _ALGORITHMS.setdefault(made.collective, {})
+    if made.name in names:
+        raise ValueError(f"algorithm {made.name!r} for {made.collective} is registered already")
+    names[made.name] = made
+
+
 def _decorator(
     make: Callable[Concatenate[Generator, P], Algorithm],
 ) -> Callable[P, Callable[[Generator], Generator]]:
@@ -113,11 +123,7 @@ def _decorator(
         """
 
         def register(generate: Generator) -> Generator:
-            made = make(generate, *args, **kwargs)
-            names = _ALGORITHMS.setdefault(made.collective, {})
-            if made.name in names:
-                raise ValueError(f"algorithm {made.name!r} for {made.collective} is registered already")
-            names[made.name] = made
+            add(make(generate, *args, **kwargs))
             return generate
 
         return register

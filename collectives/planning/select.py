@@ -195,6 +195,8 @@ def obstacle(algorithm: Algorithm, demand: Demand) -> str:
     """Return the reason why an algorithm cannot meet a demand; empty if it can."""
     if algorithm.native and demand.native:
         return demand.native
+    if algorithm.only_size not in (0, demand.geometry.size):
+        return f"it is for {algorithm.only_size} ranks, and these are {demand.geometry.size}"
     if algorithm.onesided:
         if not demand.stage_bytes:
             return "it needs one-sided windows that all ranks map, and there are none here"

@@ -1,7 +1,7 @@
 """Analysis of algorithms without communication: proof of correctness, simulation, and the order of exchanges.
 
 All of it works on the programs of all ranks, the same data that the runtime executes. The runtime itself uses only the
-exchange order, for GPUs; the rest serves tests, pictures and tools.
+exchange order, for GPUs, and the import of foreign schedules; the rest serves tests, pictures and tools.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from collectives.proof.all_ranks import (
 )
 from collectives.proof.exchange_order import (
     exchange_rounds,
+)
+from collectives.proof.importing import (
+    import_msccl,
 )
 from collectives.proof.network import (
     Network,
@@ -34,6 +37,7 @@ __all__ = [
     "Topology",
     "count_blocks",
     "exchange_rounds",
+    "import_msccl",
     "lower_ranks",
     "parse_time",
     "simulate",

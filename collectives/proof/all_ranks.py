@@ -68,6 +68,8 @@ def lower_ranks(
     """
     if size < 1:
         raise ValueError(f"size={size!r}: must be at least 1")
+    if algorithm.only_size not in (0, size):
+        raise ValueError(f"size={size!r}: must be {algorithm.only_size} for {algorithm.name!r}")
     if not 0 <= root < size:
         raise ValueError(f"root={root!r}: must be a rank, 0 to {size - 1}")
     if segments < 1 or (segments > 1 and not algorithm.segmented):
