@@ -14,22 +14,22 @@ from collectives.launch.guests import (
     Place,
     Seat,
     WorkerLost,
+    call_as_rank,
     free_address,
     in_rank_order,
     own_settings,
 )
-from collectives.launch.lines import Lines
 from collectives.launch.outcome import Failure, Success, dump, load, root_cause
 
 __all__ = [
     "Failure",
     "GuestJob",
-    "Lines",
     "Occupant",
     "Place",
     "Seat",
     "Success",
     "WorkerLost",
+    "call_as_rank",
     "dump",
     "free_address",
     "in_rank_order",

@@ -10,16 +10,20 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pickle
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
 from collectives.config import Config
 from collectives.launch.environment import PASSED_ON, of_rank, passed_on
-from collectives.launch.outcome import failure
+from collectives.launch.lines import Lines
+from collectives.launch.outcome import Failure, Success, dump, failure
 from collectives.launch.store_keeper import StoreKeeper, free_port
 from collectives.membership import set_bounds
 from collectives.startup import init
@@ -207,3 +211,44 @@ class Occupant:
                 del os.environ[name]
             os.environ.update(self._before)
             gc.collect()  # objects of the closed world refer to each other, and to its shared memory
+
+
+def call_as_rank(
+    seat: Seat,
+    function: bytes,
+    send: Callable[[str], None],
+    pickler: Callable[[object], bytes],
+    *,
+    first: Sequence[Any] = (),
+    connected: Callable[[], None] | None = None,
+) -> tuple[bytes, int]:
+    """Be the rank of the seat and call a function: the whole of an engine's task. Raises no Exception.
+
+    function   a pickled tuple of the function, its arguments and its keyword arguments
+    send       called with each line that the function prints by Python; the worker's own streams get it as well
+    pickler    pickles the outcome, such as cloudpickle.dumps
+    first      arguments before those in `function`
+    connected  called when the world is there
+
+    Returns the dumped outcome, and the number that the rank had in the world in the end. An error of unpickling, of
+    connecting or of the function is an outcome as well, so that the engine does not repeat the task.
+    """
+    outcome: Success | Failure
+    rank = seat.rank
+    out, err = Lines(sys.stdout, send), Lines(sys.stderr, send)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            called, args, kwargs = pickle.loads(function)
+            with Occupant(seat) as occupant:
+                occupant.connect()
+                if connected is not None:
+                    connected()
+                value = occupant.call(called, [*first, *args], kwargs)
+                if is_initialized():
+                    rank = world().rank
+        outcome = Success(seat.rank, value)
+    except Exception as error:  # noqa: BLE001  the caller of the job must learn of any error
+        outcome = Failure(seat.rank, error)
+    for stream in (out, err):
+        stream.finish()
+    return dump(outcome, pickler), rank

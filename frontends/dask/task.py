@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Sequence
 from typing import Any, Final
 
 import cloudpickle
 from distributed import get_worker
 
-from collectives.launch import Failure, Lines, Occupant, Seat, Success, dump
+from collectives.launch import Seat, call_as_rank
 from collectives.world import is_initialized, world
 
 _JOB: Final = "RONDE_JOB"
@@ -54,24 +52,9 @@ def call(seat: Seat, fn: bytes, parts: Sequence[Any] | None) -> bytes:
     def send(line: str) -> None:
         worker.log_event(topic, ("line", rank, line))
 
-    outcome: Success | Failure
-    out, err = Lines(sys.stdout, send), Lines(sys.stderr, send)
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            function: Callable[..., Any]
-            args: Sequence[Any]
-            kwargs: Mapping[str, Any]
-            function, args, kwargs = cloudpickle.loads(fn)
-            with Occupant(seat) as occupant:
-                occupant.connect()
-                value = occupant.call(function, args if parts is None else [list(parts), *args], kwargs)
-        outcome = Success(rank, value)
-    except Exception as error:  # noqa: BLE001  the caller of run must learn of any error
-        outcome = Failure(rank, error)
-    for stream in (out, err):
-        stream.finish()
+    outcome, _ = call_as_rank(seat, fn, send, cloudpickle.dumps, first=() if parts is None else [list(parts)])
     worker.log_event(topic, ("end", rank, None))
-    return dump(outcome, cloudpickle.dumps)
+    return outcome
 
 
 def cancel(job: str) -> None:

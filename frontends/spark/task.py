@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterable
 from dataclasses import replace
 from multiprocessing.connection import Client, Connection
-from typing import Any
 
 import cloudpickle
 from pyspark import TaskContext
 
-from collectives.launch import Failure, Lines, Occupant, Place, Seat, Success, dump, free_address
+from collectives.launch import Place, Seat, call_as_rank, free_address
 from collectives.world import is_initialized, world
 from frontends.spark.desk import Arrival, Invitation, Joined, Line, Result
 
@@ -44,35 +41,17 @@ def call(invitation: Invitation, fn: bytes, _: Iterable[int]) -> Iterable[None]:
         left = threading.Event()
         watch = threading.Thread(target=_abort_with_driver, args=(driver, left), name="ronde-spark-watch", daemon=True)
         watch.start()
-        result = _result(seat, fn, lambda message: _send(driver, message))
+        outcome, rank = call_as_rank(
+            seat,
+            fn,
+            lambda line: _send(driver, Line(line)),
+            cloudpickle.dumps,
+            connected=lambda: _send(driver, Joined()),
+        )
         left.set()
-        _send(driver, result)
+        _send(driver, Result(outcome, rank))
         watch.join()  # the driver ends the connection when it has the result
     return ()
-
-
-def _result(seat: Seat, fn: bytes, send: Callable[[Line | Joined], None]) -> Result:
-    outcome: Success | Failure
-    rank = seat.rank
-    out, err = [Lines(own, lambda line: send(Line(line))) for own in (sys.stdout, sys.stderr)]
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            function: Callable[..., Any]
-            args: Sequence[Any]
-            kwargs: Mapping[str, Any]
-            function, args, kwargs = cloudpickle.loads(fn)
-            with Occupant(seat) as occupant:
-                occupant.connect()
-                send(Joined())
-                value = occupant.call(function, args, kwargs)
-                if is_initialized():
-                    rank = world().rank
-        outcome = Success(seat.rank, value)
-    except Exception as error:  # noqa: BLE001  the caller must learn of any error
-        outcome = Failure(seat.rank, error)
-    for stream in (out, err):
-        stream.finish()
-    return Result(dump(outcome, cloudpickle.dumps), rank)
 
 
 def _own_address(driver: Connection) -> str:

@@ -224,6 +224,25 @@ def test_a_killed_worker_is_named(dask_client: Any) -> None:
     assert engine.run(dask_client, collectives.size) == [4] * 4
 
 
+def test_a_worker_that_is_killed_from_outside_is_named(dask_client: Any, tmp_path: Path) -> None:
+    def waits() -> None:
+        (tmp_path / f"{collectives.rank()}-{os.getpid()}").touch()
+        while True:
+            collectives.barrier()
+
+    begun = segments()
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(engine.run, dask_client, waits, np=3)
+        eventually(lambda: len(list(tmp_path.iterdir())) == 3)
+        pid = next(int(path.name.partition("-")[2]) for path in tmp_path.glob("2-*"))
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(engine.WorkerLost, match=rf"rank 2 \(worker tcp://.*, pid {pid}\) was lost"):
+            job.result(SECONDS)
+    dask_client.wait_for_workers(4, timeout=SECONDS)
+    assert engine.run(dask_client, collectives.size) == [4] * 4
+    assert segments() <= begun
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [

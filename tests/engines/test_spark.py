@@ -71,6 +71,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def segments() -> set[str]:
+    """The segments of shared memory, but for those of worlds that are not of this test."""
+    return set(map(str, Path("/dev/shm").glob("ronde*"))) - foreign_files()
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_digits_are_those_of_ronde_run(spark: Any, size: int) -> None:
     def train() -> tuple[tuple[float, str], str]:
@@ -172,7 +177,7 @@ def test_twenty_jobs_in_turn_leave_nothing(spark: Any) -> None:
     def job() -> tuple[float, tuple[int, int, int]]:
         return float(collectives.allreduce(np.ones(1 << 16))[0]), state()
 
-    begun = set(map(str, Path("/dev/shm").glob("ronde*")))
+    begun = segments()
     seen: dict[int, list[tuple[int, int]]] = {}
     for number in range(21):
         for total, (pid, threads, descriptors) in engine.run(job, num_proc=2):
@@ -188,7 +193,7 @@ def test_twenty_jobs_in_turn_leave_nothing(spark: Any) -> None:
     after = state()  # of the driver
     assert after[1] <= before[1] + 1
     assert after[2] <= before[2] + 4  # fewer than one a job
-    assert set(map(str, Path("/dev/shm").glob("ronde*"))) - foreign_files() <= begun
+    assert segments() <= begun
 
 
 def test_a_killed_worker_is_named(spark: Any) -> None:
@@ -200,6 +205,35 @@ def test_a_killed_worker_is_named(spark: Any) -> None:
     with pytest.raises(engine.WorkerLost, match=r"rank 1 \(host .*, pid \d+\) was lost"):
         engine.run(waits, num_proc=2)
     assert engine.run(collectives.size) == [4] * 4
+
+
+def test_a_lost_executor_is_named(spark: Any, tmp_path: Path) -> None:
+    def waits() -> None:
+        stat = Path(f"/proc/{os.getppid()}/stat").read_text()  # of PySpark's daemon, a child of the executor
+        executor = int(stat.rpartition(")")[2].split()[1])
+        assert Path(f"/proc/{executor}/exe").resolve().name == "java"
+        (tmp_path / f"{collectives.rank()}-{os.getpid()}-{executor}").touch()
+        collectives.barrier()
+        if collectives.rank() == 1:
+            os.kill(executor, signal.SIGKILL)
+        while True:
+            collectives.barrier()
+
+    begun = segments()
+    with pytest.raises(engine.WorkerLost, match=r"rank \d \(host .*, pid \d+\) was lost") as caught:
+        engine.run(waits, num_proc=4, start_timeout=SECONDS)
+    ranks = [tuple(map(int, path.name.split("-"))) for path in tmp_path.iterdir()]
+    assert len(ranks) == 4
+    executor = next(executor for rank, _, executor in ranks if rank == 1)
+    eventually(lambda: not alive(executor))
+    assert any(
+        f"rank {rank} (" in str(caught.value) and f"pid {pid})" in str(caught.value)
+        for rank, pid, of in ranks
+        if of == executor
+    )
+    eventually(lambda: not any(alive(pid) for _, pid, of in ranks if of == executor))
+    assert engine.run(collectives.size, num_proc=4, start_timeout=SECONDS) == [4] * 4  # on a new executor
+    assert segments() <= begun
 
 
 def test_the_example() -> None:

@@ -8,7 +8,18 @@ import pickle
 import pytest
 
 import collectives
-from collectives.launch import GuestJob, Occupant, Place, Success, dump, in_rank_order, load, own_settings
+from collectives.launch import (
+    Failure,
+    GuestJob,
+    Occupant,
+    Place,
+    Success,
+    call_as_rank,
+    dump,
+    in_rank_order,
+    load,
+    own_settings,
+)
 
 HERE = Place("node-a", "127.0.0.1")
 THERE = Place("node-b", "127.0.0.1")
@@ -72,6 +83,34 @@ def test_an_error_aborts_the_world_and_does_not_end_the_worker() -> None:
         rank.connect()
         with pytest.raises(RuntimeError, match=r"rank 0 raised SystemExit\(3\)"):
             rank.call(exit, [3])
+    assert not collectives.is_initialized()
+
+
+def _prints(first: int, second: int, *, last: int) -> int:
+    print("begun")
+    print("no end", end="")
+    return first + 10 * second + 100 * last
+
+
+def test_a_task_is_the_rank_and_its_outcome_has_any_error(capsys: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    joined: list[int] = []
+
+    def told() -> None:
+        joined.append(collectives.size())
+
+    with GuestJob() as job:
+        seat = job.seats([HERE])[0]
+        work = pickle.dumps((_prints, [2], {"last": 3}))
+        outcome, rank = call_as_rank(seat, work, lines.append, pickle.dumps, first=[1], connected=told)
+    assert (load(0, outcome), rank, lines, joined) == (Success(0, 321), 0, ["begun", "no end"], [1])
+    assert capsys.readouterr().out == "begun\nno end"
+    for broken, text in [(b"no pickle", ""), (pickle.dumps((int, ["seven"], {})), "seven")]:
+        with GuestJob() as job:
+            failed = load(0, call_as_rank(job.seats([HERE])[0], broken, lines.append, pickle.dumps)[0])
+        assert isinstance(failed, Failure)
+        assert text in str(failed.error)
+        assert "Traceback" in failed.trace
     assert not collectives.is_initialized()
 
 
