@@ -41,6 +41,10 @@ def ended(pid: int) -> bool:
         return True
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def eventually(condition: Callable[[], Any]) -> None:
     """Wait until Ray's raylet, another process, has done what it was asked for."""
     until = time.monotonic() + SECONDS
@@ -181,6 +185,32 @@ def test_a_killed_worker_is_named() -> None:
         executor.run(waits)
     assert time.monotonic() - begun < SECONDS
     eventually(lambda: all(map(ended, pids)))
+    eventually(all_is_free)
+
+
+def test_a_lost_node_is_named(ray_cluster: Any, tmp_path: Path) -> None:
+    def waits() -> None:
+        (tmp_path / f"{collectives.rank()}-{os.getpid()}").touch()
+        while True:
+            collectives.barrier()
+
+    def lose() -> None:
+        eventually(lambda: len(list(tmp_path.iterdir())) == 3)
+        ray_cluster.remove_node(node, allow_graceful=False)  # kills its raylet
+
+    node = ray_cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
+    executor = engine.RayExecutor(num_hosts=3)
+    executor.start()
+    pids = executor.pids
+    raylet = node.all_processes["raylet"][0].process.pid
+    rank = next(rank for rank, pid in enumerate(pids) if parent(pid) == raylet)
+    thread = threading.Thread(target=lose)
+    thread.start()
+    with pytest.raises(engine.WorkerLost, match=rf"rank {rank} \(node .*, pid {pids[rank]}\) was lost"):
+        executor.run(waits)
+    thread.join()
+    eventually(lambda: all(map(ended, [raylet, *pids])))
+    eventually(lambda: ray.cluster_resources()["CPU"] == 4)
     eventually(all_is_free)
 
 
