@@ -14,7 +14,7 @@ A framework has a module of its own, which is imported when it is first used: `r
 `ronde.keras`, `ronde.jax`, `ronde.mxnet`, and `ronde.numpy` for loops written by hand. `import ronde.torch as hvd`
 replaces `import horovod.torch as hvd`. `ronde.ray` starts ranks in a Ray cluster, `ronde.horovod` has `horovod.run`,
 `ronde.compression` the compressors, `ronde.elastic` state for ranks that come and go, `ronde.local_sgd` loosely coupled
-training.
+training, `ronde.parameter_server` asynchronous SGD.
 
 This package only re-exports: the code is in `collectives`, `frontends` and `transports`.
 """
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ronde import local_sgd as local_sgd
     from ronde import mxnet as mxnet
     from ronde import numpy as numpy
+    from ronde import parameter_server as parameter_server
     from ronde import ray as ray
     from ronde import spark as spark
     from ronde import tensorflow as tensorflow
@@ -54,6 +55,7 @@ _MODULES: Final = (
     "local_sgd",
     "mxnet",
     "numpy",
+    "parameter_server",
     "ray",
     "spark",
     "tensorflow",

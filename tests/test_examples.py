@@ -56,3 +56,27 @@ def test_diloco_digits() -> None:
     accuracy = re.search(r"accuracy (\d+\.\d) %, with gradients averaged in each step (\d+\.\d) %", said)
     assert accuracy is not None
     assert float(accuracy[1]) >= max(94.0, float(accuracy[2]) - 1)
+
+
+def test_parameter_server_digits() -> None:
+    """Asynchronous SGD beside a worker that is 10 times slower: 3 times the throughput, accuracy within 1 %."""
+    script = str(EXAMPLES / "parameter_server_digits.py")
+    done = ronde("run", "-np", "3", sys.executable, script, "--steps", "100", "--pause", "0.006")
+    said = done.stdout.decode()
+    assert done.returncode == 0, said + done.stderr.decode()  # 1 if accuracy or throughput is too low
+    assert "times that of synchronous training" in said
+
+
+def test_parameter_server_digits_with_a_killed_server() -> None:
+    """A spare takes its place, and reads the snapshot."""
+    script = str(EXAMPLES / "parameter_server_digits.py")
+    elastic = ["-np", "3", "--min-np", "3", "--max-np", "3", "--spares", "1"]
+    done = ronde("run", *elastic, sys.executable, script, "--kill", "2", "--every", "20")
+    said = done.stdout.decode()
+    assert done.returncode == 0, said + done.stderr.decode()  # 1 if the accuracy is too low
+    assert "came: 3; left: 2 (its process ended)" in done.stderr.decode()
+    counts = re.search(r"changes pushed (\d+), applied (\d+)", said)
+    assert counts is not None
+    assert int(counts[1]) - int(counts[2]) <= 20 + 2, (
+        "the stated bound: updates since the snapshot, a step of each worker"
+    )

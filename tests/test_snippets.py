@@ -40,6 +40,7 @@ PLAYED: dict[str, tuple[str, ...]] = {
     "docs/compression.md": (),
     "docs/elastic.md": (),
     "docs/local-sgd.md": (),
+    "docs/parameter-servers.md": (),
     "docs/model-parallel.md": (),
     "docs/simulate.md": (),
     "docs/troubleshooting.md": (),

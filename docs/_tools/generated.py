@@ -274,6 +274,7 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
             "spark",
             "horovod",
             "local_sgd",
+            "parameter_server",
         )
     },
 }

@@ -81,7 +81,12 @@ def test_modules_export_names_of_the_modules_that_they_stand_for(module: str) ->
 def original(name: str) -> str:
     """The module that a module of the package stands for."""
     name = name.replace("ronde.", "frontends.", 1).replace(".tensorflow.keras", ".keras")
-    of_collectives = ("frontends.compression", "frontends.elastic", "frontends.local_sgd")
+    of_collectives = (
+        "frontends.compression",
+        "frontends.elastic",
+        "frontends.local_sgd",
+        "frontends.parameter_server",
+    )
     return name.replace("frontends.", "collectives.", 1) if name in of_collectives else name
 
 

@@ -30,6 +30,7 @@ MODULES = (
     "compression",
     "elastic",
     "local_sgd",
+    "parameter_server",
     "ray",
     "dask",
     "spark",
