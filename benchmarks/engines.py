@@ -1,8 +1,8 @@
 """The start of ranks inside an engine: from the call to the end of `init` on the last rank, beside gloo started by the
 engine's own library.
 
-    python -m benchmarks.engines                        2 ranks in Ray, Dask and Spark
-    python -m benchmarks.engines --np 4 --engines dask --rounds 9 --json results.json
+    python -m benchmarks.engines                        2 ranks, then 4, in Ray, Dask and Spark
+    python -m benchmarks.engines --np 8 --engines dask --rounds 9 --json results.json
 
 The engine is a local one of two nodes or workers, which runs before the call. The contenders of an engine run in turns,
 and the first round is not counted. The figures are medians, with the fastest round in brackets:
@@ -190,19 +190,21 @@ def measure(engine: str, size: int, rounds: int) -> dict[str, list[float]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the starts; 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--np", type=int, default=2, metavar="N", help="ranks (default: 2)")
+    parser.add_argument("--np", type=int, nargs="+", default=[2, 4], metavar="N", help="ranks (default: 2 4)")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="default: all")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender (default: 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every time to FILE")
     options = parser.parse_args(arguments)
-    found = {"machine": machine(), "ranks": options.np, "torch": version("torch")}
+    found = {"machine": machine(), "torch": version("torch")}
     for engine in options.engines:
-        seconds = measure(engine, options.np, options.rounds)
         release = version(PACKAGES[engine])
-        found[engine] = {"version": release, "seconds": seconds}
-        print(f"\n{PACKAGES[engine]} {release}, {options.np} ranks, load {os.getloadavg()[0]:.1f}; seconds")
-        for name, taken in seconds.items():
-            print(f"  {name:<26} {statistics.median(taken):6.2f}  ({min(taken):.2f})", flush=True)
+        by_ranks: dict[int, dict[str, list[float]]] = {}
+        for size in options.np:
+            by_ranks[size] = measure(engine, size, options.rounds)
+            print(f"\n{PACKAGES[engine]} {release}, {size} ranks, load {os.getloadavg()[0]:.1f}; seconds")
+            for name, taken in by_ranks[size].items():
+                print(f"  {name:<26} {statistics.median(taken):6.2f}  ({min(taken):.2f})", flush=True)
+        found[engine] = {"version": release, "seconds": by_ranks}
     if options.json is not None:
         options.json.write_text(f"{json.dumps(found, indent=1)}\n", "utf-8")
     return 0
