@@ -218,6 +218,21 @@ def test_every_command_exists() -> None:
     assert all(count > 3 for count in seen.values()), seen
 
 
+def test_the_files_and_tests_that_contributing_names_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    quoted = re.findall(r"`([^`\n]+)`", text)
+    paths = [
+        path
+        for path in quoted
+        if re.fullmatch(r"(collectives|transports|frontends|tests|docs|benchmarks)/[\w/.]+", path)
+    ]
+    missing = [path for path in paths if "NAME" not in path and not (ROOT / path).exists()]
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    names = [name for name in quoted if re.fullmatch(r"test_\w+", name)]
+    unknown = [name for name in names if f"def {name}(" not in sources]
+    assert len(paths) > 15 and names and not missing and not unknown, (missing, unknown)
+
+
 def check_options(page: str, command: str, words: list[str]) -> None:
     """Every option of a command, up to the program that it starts, is known to its parser."""
     parsers = [action for action in cli.parser()._actions if action.dest == "==SUPPRESS==" or action.choices]
