@@ -9,6 +9,7 @@ slowest rank. Contenders:
 
     compute      forward, backward, SGD, without communication
     hvd          the same with hvd.DistributedOptimizer
+    hvd views    the same with gradient_as_bucket_view=True
     ddp gloo     the same with DistributedDataParallel over torch's gloo
     ddp ronde    the same with DistributedDataParallel over the backend `ronde`
     flat         an allreduce in place of one array as large as all gradients
@@ -47,7 +48,7 @@ TIMEOUT = 1800.0
 KEEP = {"MALLOC_TRIM_THRESHOLD_": "16000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
 """Environment in which glibc keeps freed memory. Gradients are freed in every step. By default glibc returns their
 pages to the system or not, depending on later allocations, which made one contender or another slower by half."""
-CONTENDERS = ("compute", "hvd", "ddp gloo", "ddp ronde", "flat", "grouped")
+CONTENDERS = ("compute", "hvd", "hvd views", "ddp gloo", "ddp ronde", "flat", "grouped")
 
 
 def network(options: argparse.Namespace) -> torch.nn.Sequential:
@@ -84,14 +85,17 @@ def steps(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
         model, optimizer = plain()
         return training(torch.nn.parallel.DistributedDataParallel(model, process_group=group), optimizer)
 
-    model, optimizer = plain()
-    hvd.broadcast_parameters(model.state_dict(), 0)
-    distributed = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    arrays = [np.ones(tuple(parameter.shape), np.float32) for parameter in model.parameters()]
+    def optimized(**how: Any) -> Callable[[], object]:
+        model, optimizer = plain()
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        return training(model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), **how))
+
+    arrays = [np.ones(tuple(parameter.shape), np.float32) for parameter in network(options).parameters()]
     flat = np.ones(sum(array.size for array in arrays), np.float32)
     return {
         "compute": training(*plain()),
-        "hvd": training(model, distributed),
+        "hvd": optimized(),
+        "hvd views": optimized(gradient_as_bucket_view=True),
         "ddp gloo": parallel(None),
         "ddp ronde": parallel(dist.new_group(backend="ronde")),
         "flat": lambda: comm.allreduce(flat, "average", out=flat),
@@ -133,7 +137,7 @@ def ratios(times: dict[str, np.ndarray[Any, Any]]) -> dict[str, float]:
     found = {}
     if "hvd" in times:
         hvd_times = times["hvd"]
-        for name in ("ddp gloo", "ddp ronde"):
+        for name in ("hvd views", "ddp gloo", "ddp ronde"):
             if name in times:
                 found[f"{name} / hvd"] = median(times[name] / hvd_times)
         if {"compute", "flat"} <= set(times):

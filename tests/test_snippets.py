@@ -230,7 +230,10 @@ def test_the_files_and_tests_that_contributing_names_exist() -> None:
     sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     names = [name for name in quoted if re.fullmatch(r"test_\w+", name)]
     unknown = [name for name in names if f"def {name}(" not in sources]
-    assert len(paths) > 15 and names and not missing and not unknown, (missing, unknown)
+    assert len(paths) > 15
+    assert names
+    assert not missing
+    assert not unknown
 
 
 def check_options(page: str, command: str, words: list[str]) -> None:

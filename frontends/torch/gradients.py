@@ -2,8 +2,9 @@
 
 `lay_out` gives a group memory in a window that all ranks map, so its gradients are reduced in place. A gradient is
 copied there once: a large one when autograd has just written it and it is still in the cache, small ones together when
-all of the group are complete. From then on the parameter's `grad` is a view of that memory, and autograd reuses its
-own. DistributedDataParallel calls this gradient_as_bucket_view.
+all of the group are complete. With gradient_as_bucket_view, as in DistributedDataParallel, the parameter's `grad`
+is a view of that memory from then on, and autograd reuses its own. Without it only small gradients have such memory,
+and the results are copied back: a large gradient is reduced where autograd wrote it.
 
     window   | w1 ........ | b1 . | w2 ...... |     a Memory for each group and dtype, gradients aligned to 64 bytes
                Slot(w1)      ...
@@ -16,7 +17,7 @@ import warnings
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -30,6 +31,8 @@ Parameter: TypeAlias = torch.nn.Parameter
 
 GROUP_BYTES: Final = 24 << 20
 """Bytes of gradients at which a group is full, and the next one begins."""
+COPIED_BYTES: Final = 1 << 20
+"""Bytes. A larger gradient is not copied to memory of a group and back: an operation of its own takes less time."""
 _HUGE: Final = 256 << 20
 _SMALL: Final = 64 << 10
 """Bytes. A larger gradient is moved as soon as it is complete, while it is in the cache."""
@@ -84,7 +87,7 @@ class Memory:
             if in_use and not any(slot.holds_gradient for slot in self.slots):
                 warnings.warn(
                     "a gradient of an earlier step is still in use, and is overwritten now: take gradient.clone(), or "
-                    "give DistributedOptimizer gradient_as_bucket_view=False",
+                    "create DistributedOptimizer without gradient_as_bucket_view",
                     stacklevel=2,
                 )
             piece = self._array[:]  # lives as long as a tensor looks at it
@@ -122,35 +125,17 @@ class Slot:
         """Return the gradient."""
         return self._memory.tensor().as_strided(self._shape, self._stride, self._start)
 
-    def take(self, gradient: torch.Tensor) -> bool:
-        """Move the parameter's gradient into the slot. False if the parameter keeps its own tensor too, which must get
-        the result."""
+    def take(self, gradient: torch.Tensor, *, as_view: bool) -> bool:
+        """Copy the parameter's gradient into the slot, which becomes the gradient with `as_view`. False if the
+        parameter keeps its own tensor, which must get the result."""
         if gradient.data_ptr() == self.address:
             return True
         view = self.view()
         view.copy_(gradient.detach())
-        if gradient.requires_grad:  # it is part of a graph of its own
+        if not as_view or gradient.requires_grad:  # the latter is part of a graph of its own
             return False
         self._parameter.grad = view
         return True
-
-
-def take_together(gradients: Iterable[Gradient]) -> list[Gradient]:
-    """Move gradients into their slots by one call. Returns those that it is not for: missing and sparse ones, and those
-    with a graph of their own."""
-    left, views, sources = [], [], []
-    for one in gradients:
-        slot, own = one.slot, one.parameter.grad
-        if slot is None or own is None or own.is_sparse or own.requires_grad:
-            left.append(one)
-        elif own.data_ptr() != slot.address:
-            view = slot.view()
-            views.append(view)
-            sources.append(own)
-            one.parameter.grad = view
-    if views:
-        torch._foreach_copy_(views, sources)
-    return left
 
 
 class Group:
@@ -183,6 +168,42 @@ class Group:
         self.outside = []
         for memory in self.memories:
             memory.start_over()
+
+
+def take_together(group: Group, *, as_view: bool) -> list[Gradient]:
+    """Copy the waiting gradients of a group into their slots by one call. With `as_view` the slots become the
+    parameters' gradients. Returns those that it is not for: missing and sparse ones, and those with a graph of their
+    own."""
+    left, views, sources = [], [], []
+    for one in group.waiting:
+        slot, own = one.slot, one.parameter.grad
+        if slot is None or own is None or own.is_sparse or own.requires_grad:
+            left.append(one)
+        elif own.data_ptr() != slot.address:
+            view = slot.view()
+            views.append(view)
+            sources.append(own)
+            if as_view:
+                one.parameter.grad = view
+            else:
+                group.outside.append(one.parameter)
+    if views:
+        torch._foreach_copy_(views, sources)
+    return left
+
+
+def give_back(group: Group) -> None:
+    """Copy the results of a group to the gradients that are outside its memory: as sparse as these are."""
+    results, own = [], []
+    for parameter in group.outside:
+        gradient, result = parameter.grad, group.slots[parameter].view()
+        if gradient is None or gradient.is_sparse:
+            parameter.grad = result.clone() if gradient is None else result.to_sparse(gradient.sparse_dim())
+        else:
+            results.append(result)
+            own.append(gradient.detach())
+    if own:
+        torch._foreach_copy_(own, results)
 
 
 def given_groups(names: Mapping[Parameter, str], groups: int | Sequence[Sequence[Parameter]] | None) -> list[Group]:

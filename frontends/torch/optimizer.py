@@ -31,7 +31,7 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[Parameter]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-    gradient_as_bucket_view: bool = True,
+    gradient_as_bucket_view: bool = False,
 ) -> torch.optim.Optimizer:
     """Make `step` use gradients combined over the ranks. State and parameter groups of `optimizer` are kept.
 
@@ -46,9 +46,10 @@ def DistributedOptimizer(
                                need no gradient are left out
     num_groups                 the same, as an int; deprecated
     sparse_as_dense            make sparse gradients dense before they are combined
-    gradient_as_bucket_view    keep gradients in memory that all ranks map, and reduce them there; if the transport has
-                               no such memory, keep small gradients together, and reduce them as one. The next step
-                               overwrites them, so clone gradients to keep. Not with compression
+    gradient_as_bucket_view    as in DistributedDataParallel, True makes gradients views of memory of the optimizer's:
+                               they are not copied back after they are combined, and if the transport has memory that
+                               all ranks map, they are there. The next step overwrites them: clone gradients to keep.
+                               Not with compression
 
     Raises ValueError for bad names, groups or numbers.
     """

@@ -10,15 +10,17 @@ from typing import Any, Final
 import torch
 
 from collectives import Communicator, OpName, ProcessSet
-from frontends.horovod import ErrorFeedback, Handle, alone_in, as_horovod, communicator_of
+from frontends.horovod import ErrorFeedback, alone_in, as_horovod, communicator_of
 from frontends.torch import ops
 from frontends.torch.compression import AnyCompression, Compression, Compressor
 from frontends.torch.gradients import (
+    COPIED_BYTES,
     GROUP_BYTES,
     Gradient,
     Group,
     Parameter,
     can_lie,
+    give_back,
     given_groups,
     lay_out,
     own_groups,
@@ -74,7 +76,9 @@ class GradientReduction:
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self._wanted = groups if groups is None or isinstance(groups, int) else self._trainable(groups, names)
-        self._as_view = as_view and compression is Compression.none
+        self._as_view = as_view
+        self._own_memory = compression is Compression.none
+        """True if gradients may travel in memory of the optimizer's; a compressor takes them one by one."""
         self._laid_out: tuple[Communicator, int] | None = None
         self._sparse: set[Parameter] = set()
         self._pending: list[_Pending] = []
@@ -143,15 +147,15 @@ class GradientReduction:
         """Hook: a backward pass has added to a gradient."""
         if self._counter.count(gradient.number):
             self._start(gradient)
-        elif gradient.slot is not None and not gradient.small:  # so that later passes add to it there
+        elif self._as_view and gradient.slot is not None and not gradient.small:  # so that later passes add to it there
             early = parameter.grad
             if early is not None and not early.is_sparse:
-                gradient.slot.take(early)
+                gradient.slot.take(early, as_view=True)
 
     def _start(self, gradient: Gradient) -> None:
         if not self._in_step:
             self._in_step = True
-            if self._as_view or self._feedback is not None:
+            if self._own_memory or self._feedback is not None:
                 self._arrange()
         gradient.begun = True
         group = gradient.group
@@ -165,7 +169,7 @@ class GradientReduction:
                 self._move_to_slot(group, gradient)
         group.ready += 1
         if group.ready == len(group.parameters):
-            for late in take_together(group.waiting):
+            for late in take_together(group, as_view=self._as_view):
                 self._move_to_slot(group, late)
             self._reduce_group(group)
 
@@ -184,8 +188,8 @@ class GradientReduction:
     def _arrange(self) -> None:
         """Make groups, and give memory to them, unless that is done. Collective.
 
-        Without memory that all ranks map, only small gradients get groups of their own: each operation costs more than
-        the copying of a small gradient, and a large one is best sent from where it is.
+        If gradients are no views, or without memory that all ranks map, large gradients get no groups: they are best
+        sent from where they are.
 
         All ranks call it when the first gradient of a step is complete; they have seen the same gradients be sparse.
         """
@@ -195,18 +199,21 @@ class GradientReduction:
         given = given_groups(self._names, self._wanted)
         self._use(given)  # releases the memory of the old groups
         apart = self._sparse.union(self._group_of)
-        large = comm.maps or self._feedback is not None
+        views = self._as_view and comm.maps
+        large = views or self._feedback is not None
         free = {
             gradient.parameter: gradient.name
             for gradient in self._gradients
-            if gradient.parameter not in apart and can_lie(gradient.parameter) and (gradient.small or large)
+            if gradient.parameter not in apart
+            and can_lie(gradient.parameter)
+            and (large or gradient.parameter.nbytes <= COPIED_BYTES)
         }
         own = own_groups(free, min(GROUP_BYTES, comm.config.fusion_bytes))
         if self._feedback is not None:
             self._laid_out = comm, len(self._sparse)
             self._use([*given, *own])
             return
-        able = [group for group in given if comm.maps and all(map(can_lie, group.parameters))]
+        able = [group for group in given if views and all(map(can_lie, group.parameters))]
         with as_horovod():
             if lay_out(comm, [*able, *own], self._names):
                 self._laid_out = comm, len(self._sparse)
@@ -275,7 +282,7 @@ class GradientReduction:
             slot.view().copy_(gradient)
             group.outside.append(parameter)
         elif not gradient.is_sparse:
-            if not slot.take(gradient):
+            if not slot.take(gradient, as_view=self._as_view):
                 group.outside.append(parameter)
         elif group.given:
             raise ValueError(_SPARSE)
@@ -286,14 +293,14 @@ class GradientReduction:
     def _reduce_group(self, group: Group) -> None:
         if group.slots:
             handle = ops.combine_arrays_async(group.arrays, group.name, self._op, *self._factors, self._process_set)
-            self._pending.append(_Pending(group.parameters, lambda: self._finish_group(group, handle)))
+
+            def finish() -> None:
+                handle.synchronize()
+                give_back(group)
+
+            self._pending.append(_Pending(group.parameters, finish))
         else:
             self._reduce_without_slots(group)
-
-    def _finish_group(self, group: Group, handle: Handle) -> None:
-        handle.synchronize()
-        for parameter in group.outside:
-            self._give_back(parameter, group.slots[parameter].view())
 
     def _reduce_without_slots(self, group: Group) -> None:
         parameters = group.parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -292,18 +293,20 @@ def lying(rank: int, size: int, on: bool) -> int:
     return len([group for group in optimizer._reduction._groups if group.slots])
 
 
-@pytest.mark.parametrize(("transport", "on", "wanted"), [("shm", True, 3), ("shm", False, 0), ("tcp", True, 3)])
+@pytest.mark.parametrize(("transport", "on", "wanted"), [("shm", True, 3), ("shm", False, 3), ("tcp", True, 3)])
 def test_gradients_lie_in_windows(pool: Pools, transport: str, on: bool, wanted: int) -> None:
     assert pool(2).run(in_world, lying, on, transport=transport) == [wanted, wanted]
 
 
-def grouped(rank: int, size: int) -> tuple[list[str], list[float]]:
+def grouped(rank: int, size: int, on: bool) -> tuple[list[str], list[float]]:
     """The parameters whose gradients have memory of a group, and a mean of each gradient."""
-    net = torch.nn.Sequential(torch.nn.Linear(150, 150), torch.nn.Linear(150, 1))
+    net = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.Linear(600, 1))
     hvd.broadcast_parameters(net.state_dict(), 0)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters(), gradient_as_bucket_view=on
+    )
     for _ in range(2):
-        found = gradients_of(net, optimizer, torch.full((1, 150), 1.0 + rank))
+        found = gradients_of(net, optimizer, torch.full((1, 600), 1.0 + rank))
     return [one.name for one in optimizer._reduction._gradients if one.slot], [
         gradient.mean().item() for gradient in found
     ]
@@ -311,8 +314,8 @@ def grouped(rank: int, size: int) -> tuple[list[str], list[float]]:
 
 def test_large_gradients_are_sent_from_where_they_are(pool: Pools) -> None:
     every = ["0.weight", "0.bias", "1.weight", "1.bias"]
-    for transport, wanted in (("shm", every), ("tcp", every[1:])):
-        (names, means), other = pool(2).run(in_world, grouped, transport=transport)
+    for transport, on, wanted in (("shm", True, every), ("shm", False, every[1:]), ("tcp", True, every[1:])):
+        (names, means), other = pool(2).run(in_world, grouped, on, transport=transport)
         assert names == wanted
         assert means == other[1]
 
@@ -347,18 +350,21 @@ def test_uneven_data_and_windows(pool: Pools) -> None:
     assert pool(2).run(in_world, late) == [[2.0, 2.0, 4.0, 4.0], [4.0, 4.0]]
 
 
-def kept(rank: int, size: int) -> None:
+def kept(rank: int, size: int, on: bool) -> None:
     """Gradients that somebody keeps, and those that are part of a graph."""
     net = torch.nn.Linear(3, 1, bias=False)
     hvd.broadcast_parameters(net.state_dict(), 0)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters(), gradient_as_bucket_view=on
+    )
     x = torch.full((1, 3), 1.0 + 2 * rank)
     gradients_of(net, optimizer, x)
+    assert net.weight.grad is not None
     old = net.weight.grad[:, :1]
     assert old.item() == 2.0
-    with pytest.warns(UserWarning, match=r"take gradient\.clone\(\)"):
+    with pytest.warns(UserWarning, match=r"take gradient\.clone\(\)") if on else contextlib.nullcontext():
         gradients_of(net, optimizer, 3 * x)
-    assert old.item() == 6.0
+    assert old.item() == (6.0 if on else 2.0)
     optimizer.zero_grad()
     (net(x) ** 2).sum().backward(create_graph=True)
     optimizer.synchronize()
@@ -367,8 +373,11 @@ def kept(rank: int, size: int) -> None:
     assert net.weight.grad.requires_grad
 
 
-def test_gradients_that_are_kept(pool: Pools) -> None:
-    pool(2).run(in_world, kept)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_gradients_that_are_kept(pool: Pools, transport: str) -> None:
+    """By default they keep their values; as views the next step overwrites them, with a warning."""
+    pool(2).run(in_world, kept, False, transport=transport)
+    pool(2).run(in_world, kept, True, transport=transport)
 
 
 def sometimes_sparse(rank: int, size: int) -> None:
@@ -398,7 +407,7 @@ def test_gradients_that_turn_out_to_be_sparse(pool: Pools) -> None:
 def sparse_on_their_way_dense(rank: int, size: int) -> None:
     """Alone, in a group, in a group with memory, and compressed."""
     for options in (
-        {"gradient_as_bucket_view": False},
+        {"gradient_as_bucket_view": True},
         {"groups": 1},
         {},
         {"groups": 1, "compression": hvd.Compression.fp16},
