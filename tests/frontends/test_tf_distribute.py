@@ -9,13 +9,12 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.frontends.pool import Framework, Pool
+from tests.frontends.pool import ROOT, Framework, Pool, run_as_main
 
 for needed in ("tensorflow", "keras"):
     if importlib.util.find_spec(needed) is None:
@@ -41,13 +40,9 @@ def from_tf_config(ports: list[int], tasks: list[tuple[str, int]]) -> tuple[int,
     import frontends.keras as hvd
 
     two_cpus()
-    kind, index = tasks[int(os.environ["RONDE_RANK"])]
-    for name in [name for name in os.environ if name.startswith("RONDE_") and name != "RONDE_TRANSPORT"]:
-        del os.environ[name]
     addresses = [f"127.0.0.1:{port}" for port in ports]
     cluster = {"chief": addresses[:1], "worker": addresses[1:]} if ("chief", 0) in tasks else {"worker": addresses}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
-    try:
+    with task_of(cluster, *tasks[int(os.environ["RONDE_RANK"])]):
         with pytest.raises(hvd.HorovodInternalError, match=r"TF_CONFIG.*RONDE_SECRET or RONDE_SECRET_FILE: is needed"):
             hvd.init()
         os.environ["RONDE_SECRET"] = SECRET
@@ -55,9 +50,27 @@ def from_tf_config(ports: list[int], tasks: list[tuple[str, int]]) -> tuple[int,
             hvd.init()
             found = hvd.rank(), hvd.size(), float(hvd.allreduce(hvd.rank() + 1.0, op=hvd.Sum))
             hvd.shutdown()
+    return found
+
+
+@contextlib.contextmanager
+def task_of(cluster: dict[str, list[str]], kind: str, index: int) -> Iterator[None]:
+    """The environment of a task that only TF_CONFIG tells its rank."""
+    for name in [name for name in os.environ if name.startswith("RONDE_") and name != "RONDE_TRANSPORT"]:
+        del os.environ[name]
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+    try:
+        yield
     finally:
         del os.environ["TF_CONFIG"]
-    return found
+
+
+def parameter_servers(ports: list[int]) -> str:
+    """Runs the example as a task of chief, worker and ps; what it has written."""
+    cluster = {kind: [f"127.0.0.1:{port}"] for kind, port in zip(("ps", "worker", "chief"), ports, strict=True)}
+    with task_of(cluster, list(cluster)[int(os.environ["RONDE_RANK"])], 0):
+        os.environ["RONDE_SECRET"] = SECRET
+        return run_as_main([str(ROOT / "examples/tensorflow_parameter_server_digits.py"), "--steps", "100"])
 
 
 def two_cpus() -> None:
@@ -195,7 +208,23 @@ def test_ranks_meet_by_tf_config(pool: Pool, tasks: list[tuple[str, int]]) -> No
     assert found == [(rank, 2, 3.0) for rank in ranks]
 
 
+def test_parameter_servers_by_tf_config(frameworks: Callable[[str], Framework]) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
+    server, worker, chief = frameworks("tensorflow")(3).run(parameter_servers, free_ports(3))
+    assert server == "rank 2 of 3 was a server and pushed 0 changes\n"
+    first, second = (
+        re.match(r"rank (\d) of 3 was a worker and pushed (\d+) changes", text) for text in (chief, worker)
+    )
+    assert first is not None
+    assert second is not None
+    assert (first[1], second[1]) == ("0", "1")
+    found = re.search(r"accuracy ([\d.]+)% after (\d+) changes", chief)
+    assert found is not None
+    assert int(found[2]) == int(first[2]) + int(second[2])
+    assert float(found[1]) > 90
+
+
 def test_the_example_of_the_page_runs(pool: Pool) -> None:
-    page = (Path(__file__).parents[2] / "docs/tf-distribute.md").read_text()
+    page = (ROOT / "docs/tf-distribute.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     pool.run(from_the_page, code)

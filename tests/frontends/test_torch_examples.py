@@ -62,6 +62,15 @@ def test_mixed_precision(pool: Callable[[int], Pool]) -> None:
     assert accuracy(text) > 80
 
 
+def test_parameter_servers(pool: Callable[[int], Pool]) -> None:
+    text = pool(4).run_script(ROOT / "examples/torch_parameter_server_digits.py", "--servers", 2, "--steps", 100)
+    assert text.count("was a server and pushed 0 changes") == 2
+    found = re.search(r"after (\d+) changes", text)
+    assert found is not None
+    assert int(found[1]) == sum(int(count) for count in re.findall(r"pushed (\d+) changes", text))
+    assert accuracy(text) > 90
+
+
 def run_as_torchrun(port: str, *argv: str) -> str:
     """In a rank: run a script in the environment that torchrun gives."""
     place = {"RANK": os.environ["RONDE_RANK"], "WORLD_SIZE": os.environ["RONDE_SIZE"]}

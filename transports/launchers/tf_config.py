@@ -1,9 +1,10 @@
 """TF_CONFIG, the variable that describes a TensorFlow cluster to its processes.
 
-    {"cluster": {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"]}, "task": {"type": "worker", "index": 1}}
+    {"cluster": {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"], "ps": ["d:2222"]},
+     "task": {"type": "worker", "index": 1}}
 
-The chief, if there is one, is rank 0; the workers follow in order. The store is served at the address of rank 0, in
-place of TensorFlow's server.
+The chief, if there is one, is rank 0; the workers follow in order, then the parameter servers (ps). The store is served
+at the address of rank 0, in place of TensorFlow's server.
 https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
 """
 
@@ -18,6 +19,8 @@ from transports.rendezvous import parse_url
 
 VARIABLE: Final = "TF_CONFIG"
 _SHAPE: Final = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
+_RANKS: Final = ("chief", "worker", "ps")
+"""The types of tasks that are ranks, in the order of the ranks."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,18 @@ def parse_task(text: str) -> ClusterTask | None:
             number = str(index)
         case _:
             raise ConfigError(f"{VARIABLE}={text!r}: must be such as {_SHAPE}")
-    jobs = {job: _addresses(job, cluster.get(job, [])) for job in ("chief", "worker")}
+    jobs = {job: _addresses(job, cluster.get(job, [])) for job in _RANKS}
     if kind not in jobs:
-        raise ConfigError(f"{VARIABLE}: a task of type {kind!r} has nothing to do; ranks are of type chief or worker")
+        names = f"{', '.join(_RANKS[:-1])} or {_RANKS[-1]}"
+        raise ConfigError(f"{VARIABLE}: a task of type {kind!r} has nothing to do; ranks are of type {names}")
     if not number.isdecimal() or int(number) >= len(jobs[kind]):
         raise ConfigError(f"{VARIABLE}: the task's index is {index!r}; there are {len(jobs[kind])} of type {kind}")
     if len(jobs["chief"]) > 1:
         raise ConfigError(f"{VARIABLE}: has {len(jobs['chief'])} chiefs; must have one, or none")
-    tasks = (*jobs["chief"], *jobs["worker"])
-    rank = int(number) + (len(jobs["chief"]) if kind == "worker" else 0)
+    if not jobs["chief"] and not jobs["worker"]:
+        raise ConfigError(f"{VARIABLE}: has parameter servers only; must have a chief or workers")
+    tasks = tuple(address for job in _RANKS for address in jobs[job])
+    rank = int(number) + sum(len(jobs[job]) for job in _RANKS[: _RANKS.index(kind)])
     return ClusterTask(rank, len(tasks), parse_url(f"tcp://{tasks[0]}"), tasks)
 
 

@@ -75,7 +75,7 @@ EACH = {
     "horovod": (HOROVOD, 1, 2),
     "slurm": (SLURM, 5, 8),
     "kubeflow": (KUBEFLOW, 1, 2),
-    "tf_config": (TF_CONFIG, 2, 3),
+    "tf_config": (TF_CONFIG, 2, 4),
     "kubernetes": (KUBERNETES, 2, 3),
     "env": (UNKNOWN, 1, 2),
 }
@@ -200,7 +200,7 @@ def test_meeting(env: dict[str, str], text: str) -> None:
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, ["PMI_FD or PMI_PORT: is not set"]),
         (UNKNOWN, ["RANK=1, WORLD_SIZE=2", "MASTER_ADDR, MASTER_PORT: are not set"]),
         ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]),
-        (TF_CONFIG, ["rank 2 of 3 (TF_CONFIG)", "RONDE_SECRET or RONDE_SECRET_FILE: is needed"]),
+        (TF_CONFIG, ["rank 2 of 4 (TF_CONFIG)", "RONDE_SECRET or RONDE_SECRET_FILE: is needed"]),
         (JSM | SECRET, ["LSB_DJOB_RANKFILE: is not set"]),
     ],
 )
@@ -326,17 +326,20 @@ def test_rankfile(tmp_path: Path) -> None:
     assert "cannot be read" in why_not(JSM | SECRET | {"LSB_DJOB_RANKFILE": str(tmp_path)})
 
 
-@pytest.mark.parametrize(("kind", "index", "rank"), [("chief", 0, 0), ("worker", 0, 1), ("worker", "1", 2)])
+@pytest.mark.parametrize(
+    ("kind", "index", "rank"), [("chief", 0, 0), ("worker", 0, 1), ("worker", "1", 2), ("ps", 0, 3)]
+)
 def test_tasks_of_a_cluster(kind: str, index: int | str, rank: int) -> None:
     launch = found({"TF_CONFIG": json.dumps({"cluster": CLUSTER, "task": {"type": kind, "index": index}})})
-    assert (launch.rank, launch.size) == (rank, 3)
+    assert (launch.rank, launch.size) == (rank, 4)
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         ({"cluster": CLUSTER}, "must be such as"),
-        ({"cluster": CLUSTER, "task": {"type": "ps", "index": 0}}, "type 'ps' has nothing to do"),
+        ({"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}, "are of type chief, worker or ps"),
+        ({"cluster": {"ps": ["c:4"]}, "task": {"type": "ps", "index": 0}}, "parameter servers only"),
         ({"cluster": CLUSTER, "task": {"type": "worker", "index": 2}}, "there are 2 of type worker"),
         ({"cluster": {"worker": "b:2"}, "task": {"type": "worker", "index": 0}}, "list of addresses"),
         ({"cluster": {"worker": ["b"]}, "task": {"type": "worker", "index": 0}}, "host:port"),
