@@ -63,8 +63,8 @@ def test_mixed_precision(pool: Callable[[int], Pool]) -> None:
 
 
 def test_parameter_servers(pool: Callable[[int], Pool]) -> None:
-    text = pool(4).run_script(ROOT / "examples/torch_parameter_server_digits.py", "--servers", 2, "--steps", 100)
-    assert text.count("was a server and pushed 0 changes") == 2
+    text = pool(2).run_script(ROOT / "examples/torch_parameter_server_digits.py", "--steps", 100)
+    assert "rank 1 of 2 was a server and pushed 0 changes" in text
     found = re.search(r"after (\d+) changes", text)
     assert found is not None
     assert int(found[1]) == sum(int(count) for count in re.findall(r"pushed (\d+) changes", text))
