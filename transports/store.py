@@ -216,7 +216,7 @@ def read_rows(value: bytes) -> list[bytes | None]:
         raise ValueError("a table that is cut short, or too large")
     rows = unpack(data, max_bytes=_MAX_TABLE_BYTES, max_items=MAX_PLACES)
     if not isinstance(rows, list) or not all(row is None or isinstance(row, bytes) for row in rows):
-        raise ValueError("a table of something else than bytes")
+        raise ValueError("a table whose rows are not bytes")
     return rows
 
 

@@ -231,7 +231,7 @@ def test_two_processes_of_one_rank_both_learn_of_each_other(store: Store, monkey
         first = pool.submit(join, 2, 4, store, deadline=soon(60))
         store.get("generation-0/members/row/2", soon())
         monkeypatch.setattr(bootstrap, "this_member", lambda: Member("h", "node2", 22))
-        text = r"two processes say they are rank 2 of 4: node1, pid 11; and node2, pid 22"
+        text = r"two processes have rank 2 of 4: node1, pid 11, and node2, pid 22"
         with pytest.raises(RendezvousError, match=text):
             join(2, 4, store, deadline=soon(60))
         with pytest.raises(RendezvousError, match=text):
@@ -240,7 +240,7 @@ def test_two_processes_of_one_rank_both_learn_of_each_other(store: Store, monkey
 
 def test_duplicate_that_comes_late_does_not_disturb_the_group(store: Store) -> None:
     table = meet([store] * 2) and store.get("generation-0/members", soon())
-    with pytest.raises(RendezvousError, match="two processes say they are rank 1 of 2"):
+    with pytest.raises(RendezvousError, match="two processes have rank 1 of 2"):
         join(1, 2, store, deadline=soon())
     assert store.get("generation-0/members", soon()) == table
 
@@ -248,7 +248,7 @@ def test_duplicate_that_comes_late_does_not_disturb_the_group(store: Store) -> N
 def test_duplicate_of_a_rank_that_died_at_once(store: Store) -> None:
     store.set("generation-0/members/size", b"2")
     store.add("generation-0/members/taken/1", 1)
-    with pytest.raises(RendezvousError, match="rank 1 of 2: one that did not say who it is; and "):
+    with pytest.raises(RendezvousError, match="rank 1 of 2: a process without a description, and "):
         join(1, 2, store, deadline=soon())
 
 

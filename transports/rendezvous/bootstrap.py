@@ -215,10 +215,10 @@ class Meeting:
             other = "another one" if first is None else f"rank {first[0]} ({unpack_member(first[1])})"
             return f"the size differs: {other} says {len(rows)}, rank {rank} ({self._member}) says {size}"
         taken = rows[rank]
-        other = "one that did not say who it is" if taken is None else str(unpack_member(taken))
+        other = "a process without a description" if taken is None else str(unpack_member(taken))
         return (
-            f"two processes say they are rank {rank} of {size}: {other}; and {self._member}. If the first is gone: "
-            f"a store serves one job, and a generation is joined once"
+            f"two processes have rank {rank} of {size}: {other}, and {self._member}. If the first has ended: a store "
+            f"serves one job, so start the job again with a new store"
         )
 
 

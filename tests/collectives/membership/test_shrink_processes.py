@@ -178,7 +178,7 @@ def test_generations_are_counted_for_each_rank() -> None:
         store.get("generation-5/members/row/0", soon())
         second = pool.submit(meet, 0, soon())
         for meeting in (early, second):
-            with pytest.raises(RendezvousError, match="two processes say they are rank 0 of 2"):
+            with pytest.raises(RendezvousError, match="two processes have rank 0 of 2"):
                 meeting.result(SECONDS)
 
 
