@@ -80,6 +80,7 @@ def spawned(rank: int, options: argparse.Namespace, port: int) -> None:
     """Train as a rank that torch.multiprocessing has started."""
     known = {"RANK": rank, "WORLD_SIZE": options.spawn, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in known.items()})
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.spawn))  # the ranks share this machine's cores
     train(options)
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from tests.frontends.pool import ROOT, bound
+from tests.frontends.pool import COMPILING, ROOT, bound
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node"]
 
@@ -23,7 +23,7 @@ def python(*words: object, **environment: str) -> subprocess.CompletedProcess[st
     limits = {"RONDE_CONNECT_TIMEOUT": patience, "RONDE_TIMEOUT": patience}
     return subprocess.run(
         [sys.executable, *map(str, words)],
-        env=os.environ | quiet | limits | environment,
+        env=os.environ | quiet | COMPILING | limits | environment,
         capture_output=True,
         text=True,
         timeout=bound(360),

@@ -35,6 +35,10 @@ from transports.rendezvous.server import TcpStoreServer
 ROOT = Path(__file__).parents[2]
 
 
+COMPILING = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+"""Environment in which XLA compiles quickly: tests run small programs, and spend most of their time in its compiler."""
+
+
 def bound(seconds: float = 120.0) -> float:
     """A limit for something that takes much less than `seconds` on a quiet machine: more where others compute, too."""
     others = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -309,12 +313,14 @@ def framework(name: str) -> Framework:
     if name == "torch":
         return Framework("frontends.torch", "frontends.torch.distributed")
     if name == "jax":
-        return Framework("frontends.jax", "optax")
+        return Framework("frontends.jax", "optax", **COMPILING)
     if name == "mxnet":
         return Framework("frontends.mxnet", "sklearn.datasets")
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     if name == "tf-keras":
         return Framework("frontends.keras", KERAS_BACKEND="tensorflow", TF_USE_LEGACY_KERAS="1", **quiet)
     if name == "tensorflow":
-        return Framework("tests.frontends.keras_alone", "frontends.tensorflow", KERAS_BACKEND=name, **quiet)
-    return Framework("tests.frontends.keras_alone", KERAS_BACKEND=name.removeprefix("keras-"), **quiet)
+        return Framework(
+            "tests.frontends.keras_alone", "frontends.tensorflow", KERAS_BACKEND=name, **quiet, **COMPILING
+        )
+    return Framework("tests.frontends.keras_alone", KERAS_BACKEND=name.removeprefix("keras-"), **quiet, **COMPILING)
