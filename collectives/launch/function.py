@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from collectives.config import Config
-from collectives.failure import is_consequence
 from collectives.launch.notebook import notebook_output
 from collectives.launch.outcome import Failure, Outcome, Ranks, Success, root_cause
 from collectives.launch.process_ranks import ProcessRanks
@@ -79,7 +78,7 @@ def _collect(ranks: Ranks, np: int, deadline: float) -> list[Outcome]:
     while len(outcomes) < np and time.monotonic() < until:
         outcomes += ranks.receive(until)
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-        if failures and not is_consequence(root_cause(failures).error):
+        if failures and not root_cause(failures).consequence:
             break
         if failures and until == deadline:
             until = min(deadline, time.monotonic() + REPORT_SECONDS)

@@ -21,11 +21,21 @@ class Success:
 
 @dataclass(frozen=True)
 class Failure:
-    """The function raised, or the rank died. `trace`: the traceback as text if `error` has lost its own in transit."""
+    """The function raised, or the rank died.
+
+    trace        the traceback as text if `error` has lost its own in transit
+    consequence  whether it may be the consequence of another failure; by default as `error` and its causes tell. In
+                 transit an error loses its causes
+    """
 
     rank: int
     error: Exception
     trace: str = ""
+    consequence: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.consequence is None:
+            object.__setattr__(self, "consequence", is_consequence(self.error))
 
     def reraise(self) -> NoReturn:
         """Raise the error, with a note of its rank and traceback."""
@@ -51,7 +61,7 @@ class Ranks(Protocol):
 
 def root_cause(failures: Sequence[Failure]) -> Failure:
     """The failure to report: the first that is not a consequence of another one; if there is none, the first."""
-    return next((failure for failure in failures if not is_consequence(failure.error)), failures[0])
+    return next((failure for failure in failures if not failure.consequence), failures[0])
 
 
 def failure(rank: int, error: BaseException) -> Failure:
@@ -83,11 +93,11 @@ def dump(outcome: Outcome, pickler: Callable[[object], bytes] = pickle.dumps) ->
             )
     trace = "".join(traceback.format_exception(outcome.error)).rstrip()
     try:
-        data = pickler(Failure(rank, outcome.error, trace))
+        data = pickler(Failure(rank, outcome.error, trace, outcome.consequence))
         pickle.loads(data)
     except Exception:  # noqa: BLE001  likewise
         text = f"rank {rank} raised {type(outcome.error).__qualname__}: {outcome.error}"
-        return pickle.dumps(Failure(rank, RuntimeError(text), trace))
+        return pickle.dumps(Failure(rank, RuntimeError(text), trace, outcome.consequence))
     return data
 
 

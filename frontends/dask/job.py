@@ -14,7 +14,6 @@ import cloudpickle
 from distributed import Client, futures_of, wait
 from distributed.comm import get_address_host
 
-from collectives.failure import is_consequence
 from collectives.launch import (
     Failure,
     GuestJob,
@@ -213,7 +212,7 @@ def _collect(
             del waiting[rank]
             outcomes.append(Failure(rank, WorkerLost(f"rank {rank} ({names[rank][1]}) was lost")))
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-        if failures and not is_consequence(root_cause(failures).error):
+        if failures and not root_cause(failures).consequence:
             break
         if failures and until == float("inf"):
             until = time.monotonic() + REPORT_SECONDS

@@ -13,7 +13,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from collectives.failure import is_consequence
 from collectives.launch import Failure, GuestJob, Success, WorkerLost, own_settings, root_cause
 from frontends.ray.placement import Demand, Placement
 from frontends.ray.worker import Worker
@@ -160,7 +159,7 @@ class Ranks:
                 values[done[0]] = outcome.value
                 continue
             failures.append(outcome)
-            if not is_consequence(outcome.error):
+            if not outcome.consequence:
                 break
             if len(failures) == 1:
                 limit = time.monotonic() + REPORT_SECONDS
@@ -221,7 +220,7 @@ class Ranks:
                     crew.made += 1
                 else:
                     failures.append(outcome)
-            if failures and not is_consequence(root_cause(failures).error):
+            if failures and not root_cause(failures).consequence:
                 break
             if losses is not None and self.lost > losses:
                 break

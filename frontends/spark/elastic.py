@@ -15,7 +15,6 @@ from typing import Any
 import cloudpickle
 from pyspark import SparkContext
 
-from collectives.failure import is_consequence
 from collectives.launch import Failure, GuestJob, Seat, WorkerLost, load, own_settings, root_cause
 from frontends.spark.desk import Arrival, Desk, Gone, JobEnded, Joined, Line, Message, Result
 from frontends.spark.job import (
@@ -127,7 +126,7 @@ class _Ranks:
                     raise RuntimeError("run_elastic: Spark ended the job; was it cancelled?") from event.error
                 break
             self._handle(*event)
-            if self.failures and not is_consequence(root_cause(self.failures).error):
+            if self.failures and not root_cause(self.failures).consequence:
                 break
             if self.reset_limit is not None and len(self.lost) > self.reset_limit:
                 root_cause(self.lost).reraise()

@@ -14,7 +14,6 @@ from typing import Any, Final
 import cloudpickle
 from pyspark import InheritableThread, SparkContext
 
-from collectives.failure import is_consequence
 from collectives.launch import (
     Failure,
     GuestJob,
@@ -212,7 +211,7 @@ def _collect(desk: Desk, arrivals: Mapping[int, Arrival], seats: Mapping[int, Se
             else:
                 outcomes.append(Failure(rank, WorkerLost(f"rank {rank} ({arrivals[task]}) was lost")))
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-        if failures and not is_consequence(root_cause(failures).error):
+        if failures and not root_cause(failures).consequence:
             break
         if failures and until == float("inf"):
             until = time.monotonic() + REPORT_SECONDS

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+ROOT = str(Path(__file__).resolve().parents[2])
 
 # Before Ray is imported: it writes no token into the home folder, and shows lines that differ in a number alone.
 os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}
@@ -26,3 +30,21 @@ def ray_cluster() -> Iterator[Any]:
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    """A context of Spark on two workers with two slots each."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local-cluster[2,2,1024]").config("spark.ui.enabled", False)
+    builder = builder.config("spark.executorEnv.PYTHONPATH", ROOT).config("spark.log.level", "OFF")
+    before = dict(os.environ)
+    os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
+    try:
+        session = builder.getOrCreate()
+        yield session.sparkContext
+        session.stop()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,6 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ro
 if shutil.which("java") is None:
     pytest.skip("Spark needs Java, which is not installed", allow_module_level=True)
 
-from pyspark.sql import SparkSession
-
 import ronde.spark as engine
 
 pytestmark = [
@@ -36,23 +34,6 @@ pytestmark = [
     pytest.mark.timeout(180),  # the first job starts two Java machines
 ]
 SECONDS = 90.0
-ROOT = str(Path(__file__).resolve().parents[2])
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    """A context on two workers with two slots each."""
-    builder = SparkSession.builder.master("local-cluster[2,2,1024]").config("spark.ui.enabled", False)
-    builder = builder.config("spark.executorEnv.PYTHONPATH", ROOT).config("spark.log.level", "OFF")
-    before = dict(os.environ)
-    os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
-    try:
-        session = builder.getOrCreate()
-        yield session.sparkContext
-        session.stop()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def eventually(condition: Callable[[], Any]) -> None:

@@ -16,7 +16,7 @@ import numpy
 import pytest
 
 import collectives as ronde
-from collectives.launch.outcome import Failure, root_cause
+from collectives.launch.outcome import Failure, dump, load, root_cause
 from tests.collectives.launch.launcher import BOUND, Watch, environment
 
 PROCESSES = "tcp"
@@ -284,6 +284,17 @@ def test_root_cause_is_preferred_to_consequences() -> None:
     reason = Failure(1, RuntimeError("exited with 7"))
     assert root_cause([lost, deadline, reason]) is reason
     assert root_cause([lost, deadline]) is lost
+
+
+def test_a_consequence_in_an_error_of_another_class_is_known_after_transit() -> None:
+    wrapped = RuntimeError("rank 1 died, in the words of a framework")
+    wrapped.__cause__ = ronde.PeerLost("rank 1 died")
+    arrived = load(0, dump(Failure(0, wrapped)))
+    reason = load(1, dump(Failure(1, ValueError("no such thing"))))
+    assert isinstance(arrived, Failure)
+    assert isinstance(reason, Failure)
+    assert arrived.error.__cause__ is None
+    assert root_cause([arrived, reason]) is reason
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="processes are watched by pidfds, as Linux has")
