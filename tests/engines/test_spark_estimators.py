@@ -234,8 +234,9 @@ def test_bad_rows(line: Any, tmp_path: Path) -> None:
         job.load_checkpoint("none")
 
 
+@pytest.mark.timeout(300)  # it starts a cluster of its own
 def test_the_example() -> None:
     command = [sys.executable, spark_estimator_digits.__file__, "--epochs", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=270, check=False)
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
