@@ -109,6 +109,16 @@ class Shard:
                 found[name] = Parameter(value, int(saved[_VERSION + name]) + every)
         return cls(found, path, every)
 
+    def interrupt(self) -> None:
+        """Forget the rounds under way, because ranks were lost. Raises OSError, as `save`.
+
+        Versions grow as by an update: a worker that waits for a newer one may have lost the change that would make it.
+        """
+        for parameter in self.parameters.values():
+            parameter.give_up()
+            parameter.version += 1
+        self.updated()
+
     def updated(self) -> None:
         """Count an update, and write a snapshot if it is time."""
         self._updates += 1

@@ -84,11 +84,12 @@ class Synchronizer:
                 default the setting `timeout`
 
     versions    for each name the version that this worker pulled last; 0 before the first pull. A version is a number
-                that grows with each round of the parameter
+                that grows with each round of the parameter, and each time that ranks are lost
     role        "worker" or "server" after `start`
 
     Servers keep float32 (float64 for float64). A worker that is lost costs its changes that have not been applied. With
-    it, or with a server, are lost the unfinished rounds, and changes that the others pushed and that have not arrived.
+    it, or with a server, are lost the unfinished rounds, and changes that the others pushed and that have not arrived:
+    if each worker waits for a newer version after each push, one change of each with all workers as quorum, else two.
     A lost server costs at most `every` updates of each of its shards beside that: its shards go to a newcomer or to the
     servers that are left, from their snapshots.
 
@@ -183,7 +184,8 @@ class Synchronizer:
         Call it after the constructor and, without `elastic`, after each regroup.
 
         Raises MismatchError if ranks have other arguments, ValueError if servers or workers lack or a snapshot is of
-        other parameters, RuntimeError on all ranks if a server cannot read its snapshot; the errors of a communicator.
+        other parameters, RuntimeError on all ranks if a server cannot read or write its snapshot; the errors of a
+        communicator.
         """
         if comm is not None:
             self._given = comm
@@ -235,7 +237,8 @@ class Synchronizer:
         """Return a parameter's value, of its shape and dtype, after all changes that this worker pushed before. A
         worker's call.
 
-        newer_than   wait until the version is higher than this, such as `versions[name]`
+        newer_than   wait until the version is higher than this, such as `versions[name]`; or until ranks are lost:
+                     versions grow then too
 
         Raises KeyError for an unknown name, RuntimeError on a server, or before `start`. DeadlineExceeded after
         `timeout`, with the communicator aborted; the errors of a communicator.
@@ -458,9 +461,6 @@ class Synchronizer:
         self._outgoing.clear()
         self._pushes.clear()
         self._waiting.clear()
-        for shard in self._shards.values():
-            for parameter in shard.parameters.values():
-                parameter.give_up()
         mine = _Row(self.role, self._running, self._finished, sorted(self._shards), self._terms())
         rows = comm.allgather_object(mine, timeout=self._timeout)
         for rank, row in enumerate(rows):
@@ -483,15 +483,19 @@ class Synchronizer:
         self._running = True
 
     def _restore(self, comm: Communicator, running: bool) -> None:
-        """Get the shards that fell to this server. Raises RuntimeError on all ranks if one of them cannot."""
+        """Give up the rounds of this server's shards, and get those that fell to it. Raises RuntimeError on all ranks
+        if one of them cannot."""
         trouble = ""
         for number, server in enumerate(self._server_of):
-            if server != comm.rank or number in self._shards:
+            if server != comm.rank:
                 continue
             try:
-                self._shards[number] = self._shard(number, running)
+                if number in self._shards:
+                    self._shards[number].interrupt()
+                else:
+                    self._shards[number] = self._shard(number, running)
             except (OSError, ValueError, BadZipFile) as error:
-                trouble = f"rank {comm.rank} cannot restore shard {number}: {error}"
+                trouble = f"rank {comm.rank} cannot restore or save shard {number}: {error}"
         troubles = [text for text in comm.allgather_object(trouble, timeout=self._timeout) if text]
         if troubles:
             raise RuntimeError("; ".join(troubles))
