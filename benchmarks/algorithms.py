@@ -26,7 +26,7 @@ HEAD: Final = """\
 Each collective has several algorithms. An algorithm is data: the steps of every rank, which the prover checks, the
 simulator times, the executor runs, and `ronde draw` draws. This page is made from them.
 
-Ronde chooses by a cost model with the properties of the machine ([architecture.md](architecture.md)). To choose
+Ronde chooses by a cost model with the properties of the machine ([Architecture](architecture.md)). To choose
 yourself, pass `algorithm="ring"` to a call, or write a rule table with `ronde tune`. `comm.plan(...)` and the log
 tell the choice.
 
