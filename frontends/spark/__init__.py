@@ -5,7 +5,7 @@ by one. `job` and `elastic` are the side of the driver, `task` that of the worke
 them. The ranks meet as guests of collectives.launch.
 
 `estimator` has what estimators for dataframes share: `data` writes and reads the rows, `store` keeps them and the
-checkpoints. The public module `torch` adds the framework. The door imports none of these.
+checkpoints. The public modules `torch` and `keras` add the frameworks. The door imports none of these.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +182,6 @@ def test_parquet_of_others(line: Any, tmp_path: Path) -> None:
 
 
 def test_the_error_of_a_rank_is_raised_with_its_traceback(line: Any, tmp_path: Path) -> None:
-    from functools import partial
-
     with pytest.raises(LookupError, match="no such thing") as caught:
         estimator(tmp_path, loss=partial(off_by, 1)).fit(line)
     notes = "\n".join(caught.value.__notes__)
@@ -232,6 +231,110 @@ def test_bad_rows(line: Any, tmp_path: Path) -> None:
         model.transform(line.drop("array"))
     with pytest.raises(FileNotFoundError, match="run_id='none'"):
         job.load_checkpoint("none")
+
+
+@pytest.fixture
+def keras_here(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Keras, on torch, which is loaded already."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    return pytest.importorskip("keras", reason="Keras is not installed: pip install 'ronde[keras]'")
+
+
+def keras_estimator(folder: Path, **changes: Any) -> Any:
+    import keras
+
+    from ronde.spark.keras import KerasEstimator
+
+    keras.utils.set_random_seed(0)
+    given = {
+        "model": changes.pop("model", None) or keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]),
+        "optimizer": keras.optimizers.SGD(0.1, momentum=0.5),
+        "loss": "mse",
+        "feature_cols": ["vector"],
+        "label_cols": ["y"],
+        "store": Store.create(str(folder)),
+        "num_proc": 2,
+        "batch_size": 10,
+        "epochs": 3,
+        "random_seed": 1,
+        "verbose": 0,
+    }
+    return KerasEstimator(**{**given, **changes})
+
+
+def test_a_keras_model_learns_and_goes_on(
+    keras_here: Any, line: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"validation": 0.2, "metrics": ["mae"]}
+    whole = keras_estimator(tmp_path, epochs=4, verbose=1, **options).fit(line)
+    assert "[rank 0] epoch 4 of 4: loss " in capsys.readouterr().out
+    kernel, bias = whole.getModel().get_weights()
+    np.testing.assert_allclose([*kernel.ravel(), *bias], [2, -3, 1], atol=0.05)
+    history = whole.getHistory()
+    assert sorted(history) == ["loss", "mae", "val_loss", "val_mae"]
+    assert history["val_loss"][3] < 0.01 < history["val_loss"][0]
+    rows = pickle.loads(pickle.dumps(whole)).transform(line).collect()
+    assert max(abs(row["y__output"] - row["y"]) for row in rows) < 0.3
+    keras_estimator(tmp_path, run_id="parts", epochs=2, **options).fit(line)
+    parts = keras_estimator(tmp_path, run_id="parts", epochs=4, **options).fit(line)
+    assert parts.getHistory() == history
+    for one, other in zip(whole.getModel().get_weights(), parts.getModel().get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_keras_models_of_several_columns_with_own_classes(keras_here: Any, line: Any, tmp_path: Path) -> None:
+    keras = keras_here
+
+    class Twice(keras.layers.Layer):  # type: ignore[name-defined,misc]
+        def call(self, x: Any) -> Any:
+            return x * 2
+
+    a, b = keras.Input((1,)), keras.Input((1,))
+    both = Twice()(keras.layers.Concatenate()([a, b]))
+    model = keras.Model([a, b], [keras.layers.Dense(1)(both), keras.layers.Dense(2)(both)])
+    job = keras_estimator(
+        tmp_path,
+        model=model,
+        feature_cols=["a", "b"],
+        label_cols=["y", "array"],
+        loss=["mse", "mse"],
+        loss_weights=[0.5, 1.0],
+        optimizer="adam",
+        custom_objects={"Twice": Twice},
+        callbacks=[keras.callbacks.EarlyStopping("loss", min_delta=1e9)],
+        epochs=9,
+    )
+    fitted = job.fit(line)
+    assert len(fitted.getHistory()["loss"]) == 2  # it was stopped on both ranks
+    fitted.setOutputCols(["number", "two"]).save(str(tmp_path / "model"))
+    row = type(fitted).load(str(tmp_path / "model")).transform(line).first()
+    expected = fitted.getModel().predict_on_batch((np.array([[row["a"]]]), np.array([[row["b"]]])))
+    assert row["number"] == pytest.approx(float(expected[0][0, 0]), abs=1e-5)
+    np.testing.assert_allclose(row["two"].toArray(), expected[1][0], atol=1e-5)
+
+
+def test_keras_weights_passes_and_bad_arguments(keras_here: Any, line: Any, tmp_path: Path) -> None:
+    keras = keras_here
+    ignored = line.withColumn("weight", (line.a > 0).cast("double")).withColumn(
+        "y", line.y * (line.a > 0).cast("double")
+    )
+    options = {"sample_weight_col": "weight", "validation": "held", "backward_passes_per_step": 2, "epochs": 12}
+    kernel, bias = keras_estimator(tmp_path, **options).fit(ignored).getModel().get_weights()
+    np.testing.assert_allclose([*kernel.ravel(), *bias], [2, -3, 1], atol=0.1)
+    with pytest.raises(LookupError, match="no such thing") as caught:
+        keras_estimator(tmp_path, loss=partial(off_by, 1)).fit(line)
+    assert "in off_by" in "\n".join(caught.value.__notes__)
+    for changes, kind, text in (
+        ({"model": torch.nn.Linear(1, 1)}, TypeError, "model: must be a model of Keras 3, not Linear"),
+        ({"model": keras.Sequential([keras.layers.Dense(1)])}, ValueError, "model: must be built"),
+        ({"feature_cols": ["a", "b"]}, ValueError, "must be a column for each of 1 inputs"),
+        ({"label_cols": ["y", "a"]}, ValueError, "must be a column for each of 1 outputs"),
+        ({"optimizer": "none such"}, ValueError, "none such"),
+        ({"callbacks": [3]}, TypeError, "callbacks="),
+        ({"feature_cols": ["z"]}, ValueError, "df: has no column 'z'"),
+    ):
+        with pytest.raises(kind, match=text):
+            keras_estimator(tmp_path, **changes).fit(line)
 
 
 @pytest.mark.timeout(300)  # it starts a cluster of its own
