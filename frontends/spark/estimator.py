@@ -82,13 +82,13 @@ class Plan:
         steps = self.train_steps_per_epoch or reader.steps
         return reader.stream(len(self.history) * steps), steps
 
-    def validating(self) -> tuple[Iterator[Batch], int]:
-        """The batches of this rank for validation, again and again, and the number of them for one validation."""
+    def validating(self) -> tuple[Reader, int]:
+        """The reader for validation, and the number of its first batches that one validation takes; 0 without rows."""
         reader = self._reader(self.validation, self.val_batch_size, 0)
         steps = reader.steps
         if self.validation_steps_per_epoch is not None:
             steps = min(steps, self.validation_steps_per_epoch)
-        return _repeated(reader, steps), steps
+        return reader, steps
 
     def keep(self, history: Sequence[Mapping[str, Any]], state: bytes, shapes: Sequence[Sequence[int]]) -> None:
         """Save a checkpoint after an epoch, and once more if its loss is the lowest one. Rank 0 calls it."""
@@ -116,13 +116,6 @@ class Plan:
             self.random_seed,
             self.transformation_fn,
         )
-
-
-def _repeated(reader: Reader, steps: int) -> Iterator[Batch]:
-    while True:
-        batches = reader.stream()
-        for _ in range(steps):
-            yield next(batches)
 
 
 def _loss(epoch: Mapping[str, Any]) -> float:

@@ -17,7 +17,7 @@ import frontends.keras as hvd
 # After ronde.keras, which tells how Keras and its backend are installed.
 import keras  # isort: skip
 
-from frontends.spark.data import Batch
+from frontends.spark.data import Batch, Reader
 from frontends.spark.estimator import FrameEstimator, FrameModel, Plan, Predict
 from frontends.spark.store import Checkpoint, Store
 
@@ -230,6 +230,26 @@ def _loaded(state: bytes) -> tuple[list[Any], list[Any]]:
     return weights, slots
 
 
+class _Validation(keras.utils.PyDataset):  # type: ignore[misc]
+    """The batches for validation, by number. `fit` asks for the first ones again to see their shapes; a generator would
+    lose them then."""
+
+    def __init__(self, plan: Plan, model: Any, reader: Reader, steps: int) -> None:
+        super().__init__()
+        self._fed = lambda first: _fed(plan, model, reader.stream(first))
+        self._steps, self._next = steps, 0
+        self._batches = self._fed(0)
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __getitem__(self, index: int) -> Any:
+        if index != self._next:
+            self._batches = self._fed(index)
+        self._next = index + 1
+        return next(self._batches)
+
+
 class _Checkpoints(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves a checkpoint after each epoch, on rank 0. It comes last, and so sees the averages."""
 
@@ -277,14 +297,13 @@ def _train(plan: Plan, described: _Described, optimizer: dict[str, Any], pickled
         first = next(batches)
         outputs = model.predict_on_batch(_inputs(model, first, plan.feature_cols))
         shapes = [output.shape[1:] for output in (outputs if isinstance(outputs, list | tuple) else [outputs])]
-        checks, checked = plan.validating() if plan.validation.rows else (None, None)
+        reader, checked = plan.validating()
         model.fit(
             _fed(plan, model, chain([first], batches)),
             steps_per_epoch=steps,
             epochs=plan.epochs,
             initial_epoch=len(plan.history),
-            validation_data=None if checks is None else _fed(plan, model, checks),
-            validation_steps=checked,
+            validation_data=_Validation(plan, model, reader, checked) if checked else None,
             callbacks=[
                 hvd.callbacks.BroadcastGlobalVariablesCallback(0),
                 hvd.callbacks.MetricAverageCallback(),

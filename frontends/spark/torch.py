@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -262,11 +263,11 @@ def _train(
     rank = _Rank(plan, net, losses, metrics, device)
     history = list(plan.history)
     batches, steps = plan.training()
-    checks, checked = plan.validating() if plan.validation.rows else (iter(()), 0)
+    reader, checked = plan.validating()
     for epoch in range(len(history), plan.epochs):
         numbers = {"epoch": epoch + 1, "train": rank.train(batches, steps, optimizer)}
         if checked:
-            numbers["validation"] = rank.validate(checks, checked)
+            numbers["validation"] = rank.validate(islice(reader.stream(), checked))
         history.append(numbers)
         if first:
             buffer = io.BytesIO()
@@ -307,13 +308,13 @@ class _Rank:
             total += numbers
         return self._averages(total)
 
-    def validate(self, batches: Iterator[Batch], steps: int) -> dict[str, float]:
-        """The averages over `steps` batches of all ranks. Collective."""
+    def validate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """The averages over the batches of all ranks. Collective."""
         self._net.model.eval()
         total = self._zeros()
         with torch.no_grad():
-            for _ in range(steps):
-                total += self._batch(next(batches))[1]
+            for batch in batches:
+                total += self._batch(batch)[1]
         return self._averages(total)
 
     def _batch(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
