@@ -236,7 +236,7 @@ class _Validation(keras.utils.PyDataset):  # type: ignore[misc]
 
     def __init__(self, plan: Plan, model: Any, reader: Reader, steps: int) -> None:
         super().__init__()
-        self._fed = lambda first: _fed(plan, model, reader.stream(first))
+        self._fed: Callable[[int], Iterator[Any]] = lambda first: _fed(plan, model, reader.stream(first))
         self._steps, self._next = steps, 0
         self._batches = self._fed(0)
 

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,8 @@ def test_keras_models_of_several_columns_with_own_classes(keras_here: Any, line:
     expected = fitted.getModel().predict_on_batch((np.array([[row["a"]]]), np.array([[row["b"]]])))
     assert row["number"] == pytest.approx(float(expected[0][0, 0]), abs=1e-5)
     np.testing.assert_allclose(row["two"].toArray(), expected[1][0], atol=1e-5)
+    with pytest.raises(RuntimeError, match="has loaded Keras on torch, not on jax"):
+        replace(fitted._described, backend="jax").build()
 
 
 def test_keras_weights_passes_and_bad_arguments(keras_here: Any, line: Any, tmp_path: Path) -> None:
