@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from frontends.tensorflow.distribute import RondeCrossDeviceOps
+from frontends.tensorflow.distribute import MirroredStrategy, RondeCrossDeviceOps
 
-__all__ = ["RondeCrossDeviceOps"]
+__all__ = ["MirroredStrategy", "RondeCrossDeviceOps"]

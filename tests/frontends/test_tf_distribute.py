@@ -9,6 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,9 +178,69 @@ def fit(devices: int) -> None:
     hvd.shutdown()
 
 
-def from_the_page(code: str) -> None:
+def from_the_page(script: str) -> str:
+    """Runs a program; what it has written."""
+    import keras
+
     two_cpus()
-    exec(compile(code, "docs/tf-distribute.md", "exec"), {})
+    keras.backend.clear_session()  # names begin anew, as in a new process
+    return run_as_main([script])
+
+
+def strategy_of_all_ranks(devices: int) -> None:
+    """Variables, batches, reduce and gather of MirroredStrategy over the devices of all ranks."""
+    import tensorflow as tf
+
+    import frontends.tensorflow as hvd
+    from frontends.tensorflow.distribute import MirroredStrategy
+
+    two_cpus()
+    everywhere = MirroredStrategy([f"/cpu:{index}" for index in range(devices)])
+    rank, size = hvd.rank(), hvd.size()
+    whole = size * devices
+    assert everywhere.num_replicas_in_sync == whole
+    with everywhere.scope():
+        made = [tf.Variable([rank + 5.0, 1.0]), tf.Variable(lambda: tf.constant(rank + 5)), tf.Variable(rank == 0)]
+    assert [variable.numpy().tolist() for variable in made] == [[5.0, 1.0], 5, True]
+
+    rows = tf.data.Dataset.range(8).map(lambda number: {"x": number}).batch(4)
+    seen = everywhere.gather(next(iter(everywhere.experimental_distribute_dataset(rows)))["x"], axis=0)
+    assert sorted(seen.numpy()) == [0, 1, 2, 3]
+    few = everywhere.experimental_distribute_dataset(rows.unbatch().batch(whole - 1))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"a batch must have {whole} rows or more"):
+        next(iter(few))
+    off = tf.data.Options()
+    off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    with pytest.raises(ValueError, match=r"AutoShardPolicy\.OFF"):
+        everywhere.experimental_distribute_dataset(rows.with_options(off))
+
+    def shards(context: Any) -> Any:
+        assert (context.num_input_pipelines, context.input_pipeline_id) == (size, rank)
+        batch = context.get_per_replica_batch_size(8)
+        return tf.data.Dataset.range(8).shard(size, context.input_pipeline_id).batch(batch)
+
+    seen = everywhere.gather(next(iter(everywhere.distribute_datasets_from_function(shards))), axis=0)
+    assert sorted(seen.numpy()) == list(range(8))
+
+    def value(context: Any) -> Any:  # rows of 1 to whole
+        number = rank * devices + context.replica_id_in_sync_group + 1
+        return tf.fill([1, number], float(number))
+
+    values = everywhere.experimental_distribute_values_from_function(value)
+    numbers = np.arange(1, whole + 1)
+    squares = float((numbers**2).sum())
+    for run in (lambda function: function, tf.function):
+        assert run(lambda: everywhere.reduce("SUM", values, axis=1))().numpy() == [squares]
+        assert run(lambda: everywhere.reduce("mean", values, axis=1))().numpy() == pytest.approx(
+            [squares / numbers.sum()]
+        )
+        assert run(lambda: everywhere.gather(values, axis=1))().numpy().tolist() == [
+            np.repeat(numbers, numbers).tolist()
+        ]
+    both = everywhere.run(lambda: {"a": tf.constant([rank, 7]), "b": tf.constant(2.0 * rank)})
+    means = everywhere.reduce(tf.distribute.ReduceOp.MEAN, both, axis=None)
+    assert (means["a"].numpy().tolist(), means["b"].numpy()) == ([0, 7], 1.0)
+    hvd.shutdown()
 
 
 # Tests
@@ -196,9 +257,8 @@ def test_reduce_over_devices_and_ranks(pool: Pool) -> None:
     pool.run(operations, 2, transport="tcp")
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_fit_under_mirrored_strategy(pool: Pool, devices: int) -> None:
-    pool.run(fit, devices)
+def test_fit_under_mirrored_strategy(pool: Pool) -> None:
+    pool.run(fit, 2)
 
 
 @pytest.mark.parametrize("tasks", [[("worker", 0), ("worker", 1)], [("worker", 0), ("chief", 0)]])
@@ -224,7 +284,42 @@ def test_parameter_servers_by_tf_config(frameworks: Callable[[str], Framework]) 
     assert float(found[1]) > 90
 
 
-def test_the_example_of_the_page_runs(pool: Pool) -> None:
+def blocks(language: str) -> list[str]:
     page = (ROOT / "docs/tf-distribute.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    pool.run(from_the_page, code)
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+def changed(script: str, diff: str) -> str:
+    """The script with the hunks of a diff applied, each of which must fit in one place."""
+    for hunk in diff.split("@@\n"):
+        lines = hunk.splitlines(keepends=True)
+        old, new = ("".join(line[1:] for line in lines if line[0] in " " + sign) for sign in "-+")
+        assert script.count(old) == 1, old
+        script = script.replace(old, new)
+    return script
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_changed_line(pool: Pool, number: int, tmp_path: Path) -> None:
+    """The scripts of the page: as they are in one process, and changed on two ranks."""
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
+    diff, script, other = blocks("diff")[number], tmp_path / "script.py", tmp_path / "changed.py"
+    assert sum(line.startswith("-") for line in diff.splitlines()) == 1
+    script.write_text(blocks("python")[number])
+    other.write_text(changed(script.read_text(), diff))
+    (alone,) = pool.run(from_the_page, str(script), ranks=1)
+    first, second = pool.run(from_the_page, str(other))
+    assert first == second
+    losses, expected = (re.findall(r"loss ([\d.]+)", text) for text in (first, alone))
+    assert losses
+    np.testing.assert_allclose(np.array(losses, float), np.array(expected, float), rtol=1e-3)
+
+
+def test_mirrored_strategy_of_all_ranks(pool: Pool) -> None:
+    pool.run(strategy_of_all_ranks, 2)
+
+
+def test_the_example_of_the_page_runs(pool: Pool, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(blocks("python")[2])
+    pool.run(from_the_page, str(script))
