@@ -178,9 +178,11 @@ class Job:
             raise RuntimeError(f"{self.name}: a rank has ended")
         return [json.loads(line) for line in lines]
 
-    def prepare(self, collective: str, nbytes: int) -> int:
-        """Make the arrays; returns the maximum number of calls in a batch."""
-        return int(min(answer["longest"] for answer in self.ask(do="prepare", collective=collective, bytes=nbytes)))
+    def prepare(self, collective: str, nbytes: int, **how: str | None) -> int:
+        """Make the arrays; returns the maximum number of calls in a batch. `algorithm=` sets that of Ronde's allreduces
+        from now on, None its own choice."""
+        answers = self.ask(do="prepare", collective=collective, bytes=nbytes, **how)
+        return int(min(answer["longest"] for answer in answers))
 
     def turn(self, calls: int, batches: int) -> tuple[float, int]:
         """Seconds per call of the slowest rank, and wrong elements on all ranks."""

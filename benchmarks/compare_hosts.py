@@ -74,15 +74,20 @@ def wire_seconds(hosts: int, nbytes: int, rate: str) -> float:
 
 @contextlib.contextmanager
 def world(
-    shape: str, rate: str, contenders: Sequence[tuple[str, str, tuple[str, ...]]], delay: float, loss: float
+    shape: str,
+    rates: Sequence[str],
+    contenders: Sequence[tuple[str, str, tuple[str, ...]]],
+    delay: float = 0.0,
+    loss: float = 0.0,
+    burst: str = BURST,
 ) -> Iterator[list[Job]]:
-    """The jobs of all contenders (name, library, settings) in one world."""
+    """The jobs of all contenders (name, library, settings) in one world, whose hosts have links of `rates`."""
     hosts, each = (int(number) for number in shape.split("x"))
     names = [f"host{index}" for index in range(hosts)]
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(Network(names, delay=delay))
-        for name in names:
-            network.slow(name, rate, "400ms", BURST)
+        for name, rate in zip(names, rates, strict=True):
+            network.slow(name, rate, "400ms", burst)
             if loss:
                 network.drop_some(name, loss / 2)  # a packet passes two ports
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ronde-compare-")))
@@ -153,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for shape in options.worlds:
         ranks = math.prod(int(number) for number in shape.split("x"))
         for rate in options.rates:
-            with world(shape, rate, contenders, options.delay, options.loss) as jobs:
+            with world(shape, [rate] * int(shape[0]), contenders, options.delay, options.loss) as jobs:
                 for size in SIZES:
                     if options.min <= size <= options.max:
                         line = measure(jobs, "allreduce", size, ranks, options.rounds)

@@ -34,6 +34,8 @@ class Library(ABC):
     rank: int
     size: int
     version: str
+    algorithm: str | None = None
+    """The algorithm of Ronde's allreduces; None for its own choice."""
 
     def array(self, count: int) -> Array:
         """An array in the kind of memory that is measured. A large one begins on a huge page: otherwise it has huge
@@ -88,13 +90,14 @@ class Ronde(Library):
         self.world = collectives.init()
         self.rank, self.size = self.world.rank, self.world.size
         self.version = f"Ronde {version('ronde')}, {self.world.transport.name}"
+        self.algorithm = os.environ.get("COMPARE_ALGORITHM")
 
     def barrier(self) -> None:
         self.world.barrier()
 
     def allreduce(self, x: Array) -> Callable[[], object]:
-        algorithm = os.environ.get("COMPARE_ALGORITHM")
-        if algorithm is not None:
+        if self.algorithm is not None:
+            algorithm = self.algorithm
             return lambda: self.world.allreduce(x, out=x, algorithm=algorithm)
         return lambda: self.world.allreduce(x, out=x)
 
@@ -299,6 +302,7 @@ def serve(library: Library, link: socket.socket) -> None:
         match request["do"]:
             case "prepare":
                 trial = None
+                library.algorithm = request.get("algorithm", library.algorithm)
                 trial = Trial(library, request["collective"], request["bytes"])
                 say({"longest": trial.longest(library.size)})
             case "turn":

@@ -1,0 +1,254 @@
+"""The predictions of `ronde simulate` beside measured allreduces, over network namespaces with slow links.
+
+    python -m benchmarks.validate_model --json FILE                 all cells; those in FILE are kept
+    python -m benchmarks.validate_model --json FILE --worlds 4x1 --rates 50mbit --max 1M
+    python -m benchmarks.validate_model --json FILE --worlds        only print the table of FILE
+
+A cell is a world (hosts x ranks), a rate of the links, one host at a quarter of the rate or none, and a size. In each
+of them every algorithm is measured, and predicted by the exact engine. The model knows nothing of the cell's times: its
+latencies and rates come from exchanges of two ranks, between two hosts at each rate and inside one host. `chosen` is
+the algorithm that this model selects. The program needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.compare import OURS, Job, size_text, time_text
+from benchmarks.compare_hosts import bits_per_second, world
+from collectives.algorithms import algorithms
+from collectives.launch.bench import machine, parse_size
+from collectives.proof import Topology, simulate_on
+from collectives.simulation import choices, predict_call
+from tests.netns.network import obstacle
+
+WORLDS: Final = ("4x1", "8x1", "4x2", "2x4")
+RATES: Final = ("200mbit", "50mbit")
+SIZES: Final = (1 << 16, 1 << 20, 1 << 24)
+ALGORITHMS: Final = (
+    "ring",
+    "halving_doubling",
+    "recursive_doubling",
+    "hierarchical",
+    "tree",
+    "double_tree",
+    "circulant",
+)
+BURST: Final = "16kb"
+"""A larger one lets a small array pass at once, which no cable does."""
+SMALL: Final = 8
+LARGE: Final = 1 << 22
+NEAR_LARGE: Final = 1 << 20
+TURN: Final = 0.3
+"""Seconds of a turn of calls that take less."""
+CLOSE: Final = 1.1
+"""The time of the algorithm chosen, by that of the best, up to which the choice is right."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What exchanges of two ranks have shown: seconds of the smallest one and rate in bytes per second, between hosts
+    and inside one."""
+
+    latency: float
+    rate: float
+    near_latency: float
+    near_rate: float
+
+    def topology(self, hosts: int, ranks: int, rate: str, quarter: bool) -> Topology:
+        """The network of a world whose links have the rate, the last host's a quarter of it if `quarter`."""
+        bits = bits_per_second(rate)
+        efficiency = min(1.0, self.rate * 8 / bits)
+        made = Topology().change(
+            (
+                f"ranks={ranks}",
+                f"far.latency={self.latency * 1e6:.3f}us",
+                f"far.overhead={self.latency * 5e5:.3f}us",
+                f"far.efficiency={efficiency:.4f}",
+                f"near.latency={self.near_latency * 1e6:.3f}us",
+                f"near.rate={self.near_rate / 1e6:.3f}MB",
+            )
+        )
+        few = made.change([f"count={hosts - quarter}", f"nic={bits / 1e6:g}Mbit"]).hosts
+        slow = made.change(["count=1", f"nic={bits / 4e6:g}Mbit"]).hosts if quarter else ()
+        return Topology((*few, *slow), made.far, made.near, made.switch, made.local, made.noise)
+
+
+def seconds_of(job: Job, size: int, algorithm: str | None) -> tuple[float, list[str]]:
+    """Median seconds of a call, and the algorithms by which it ran. Raises RuntimeError if a result is wrong."""
+    longest = job.prepare("allreduce", size, algorithm=algorithm)
+    first, wrong = job.turn(1, 1)
+    calls = max(1, min(longest, int(TURN / first)))
+    times = []
+    for _ in range(3 if first < 1 else 1):
+        seconds, bad = job.turn(calls, 1)
+        times.append(seconds)
+        wrong += bad
+    if wrong:
+        raise RuntimeError(f"{wrong} wrong elements in an allreduce of {size} bytes by {algorithm}")
+    return statistics.median(times), job.algorithms
+
+
+@contextlib.contextmanager
+def ronde(shape: str, rates: Sequence[str]) -> Iterator[Job]:
+    """One job of Ronde in a world."""
+    with world(shape, rates, [(OURS, OURS, ("RONDE_TRANSPORT=auto",))], burst=BURST) as jobs:
+        yield jobs[0]
+
+
+def exchange(shape: str, rates: Sequence[str], large: int) -> tuple[float, float]:
+    """Seconds of the smallest exchange of two ranks, and bytes per second of a large one."""
+    with ronde(shape, rates) as job:
+        small = seconds_of(job, SMALL, "recursive_doubling")[0]
+        more = seconds_of(job, large, "recursive_doubling")[0]
+    return small, large / max(more - small, 1e-9)
+
+
+def predictions(topology: Topology, ranks: int, size: int) -> tuple[str, dict[str, float]]:
+    """The algorithm that the model selects, and the predicted seconds of all that are able."""
+    network = topology.network(ranks)
+    able = {choice.algorithm.name for choice in choices(network, "allreduce", size)}
+    found = {}
+    for name in ALGORITHMS:
+        if name in able:
+            segments = predict_call(network, "allreduce", size, algorithm=name).segments
+            found[name] = simulate_on(network, algorithms("allreduce")[name], size, segments=segments).seconds
+    return predict_call(network, "allreduce", size).algorithm, found
+
+
+def errors(cells: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The predicted times by the measured ones, less one, of all algorithms in all cells."""
+    return [
+        cell["predicted"][name] / seconds - 1
+        for cell in cells
+        for name, seconds in cell["measured"].items()
+        if name in cell["predicted"]
+    ]
+
+
+def regret(cell: Mapping[str, Any]) -> float:
+    """The measured time of the algorithm chosen, by that of the best; infinite if it was not measured."""
+    return float(cell["measured"].get(cell["chosen"], math.inf) / min(cell["measured"].values()))
+
+
+def summary(cells: Sequence[Mapping[str, Any]]) -> str:
+    """One line on some cells."""
+    sizes = sorted(abs(error) for error in errors(cells))
+    right = sum(regret(cell) <= CLOSE for cell in cells)
+    return (
+        f"{len(sizes)} times in {len(cells)} cells: median error {statistics.median(sizes):.1%}, "
+        f"worst {sizes[-1]:.1%}; chosen within 10 % of the best in {right} cells ({right / len(cells):.0%})"
+    )
+
+
+def print_cell(cell: Mapping[str, Any]) -> None:
+    """The rows of a cell."""
+    hosts = ", one at a quarter" if cell["quarter"] else ""
+    print(
+        f"{cell['world']} at {cell['rate']}{hosts}, {size_text(cell['size'])}: chosen {cell['chosen']}, "
+        f"{regret(cell):.2f} of the best; a job's own choice {', '.join(cell['own'])} {time_text(cell['own_seconds'])}"
+    )
+    for name, seconds in cell["measured"].items():
+        foreseen = cell["predicted"][name]
+        print(f"    {name:<20}{time_text(seconds):>10}{time_text(foreseen):>10}{foreseen / seconds - 1:>+9.1%}")
+    sys.stdout.flush()
+
+
+def measure_world(shape: str, rate: str, quarter: bool, sizes: Sequence[int], found: Calibration) -> Iterator[Any]:
+    """Yield the cells of one world."""
+    hosts, ranks = (int(number) for number in shape.split("x"))
+    topology = found.topology(hosts, ranks, rate, quarter)
+    rates = [rate] * hosts
+    if quarter:
+        rates[-1] = f"{bits_per_second(rate) / 4e6:g}mbit"
+    with ronde(shape, rates) as job:
+        for size in sizes:
+            chosen, predicted = predictions(topology, hosts * ranks, size)
+            measured = {name: seconds_of(job, size, name)[0] for name in predicted}
+            own_seconds, own = seconds_of(job, size, None)
+            yield {
+                "world": shape,
+                "rate": rate,
+                "quarter": quarter,
+                "size": size,
+                "chosen": chosen,
+                "measured": measured,
+                "predicted": predicted,
+                "own": own,
+                "own_seconds": own_seconds,
+                "load": machine()["load"],
+            }
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="cells; continued if it exists")
+    parser.add_argument("--worlds", nargs="*", choices=WORLDS, default=WORLDS, metavar="HxR", help=", ".join(WORLDS))
+    parser.add_argument("--rates", nargs="+", choices=RATES, default=RATES, metavar="RATE", help=", ".join(RATES))
+    parser.add_argument("--quarter", choices=("yes", "no", "both"), default="both", help="one host at a quarter")
+    parser.add_argument("--min", type=parse_size, default=SIZES[0], metavar="SIZE", help="smallest size")
+    parser.add_argument("--max", type=parse_size, default=SIZES[-1], metavar="SIZE", help="largest size")
+    return parser.parse_args(arguments)
+
+
+def calibrate(kept: dict[str, Any], rate: str) -> Calibration:
+    """The calibration for a rate, measured unless it is kept."""
+    found = kept["calibration"]
+    if "near" not in found:
+        found["near"] = exchange("1x2", [rate], NEAR_LARGE)
+    if rate not in found:
+        found[rate] = exchange("2x1", [rate] * 2, LARGE)
+    print(f"calibration at {rate}: far {found[rate]}, near {found['near']} (seconds, bytes per second)", flush=True)
+    return Calibration(*found[rate], *found["near"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Validate; 2 if there can be no network namespaces."""
+    options = parse(arguments)
+    reason = obstacle() if options.worlds else None
+    if reason is not None:
+        print(reason, file=sys.stderr)
+        return 2
+    kept: dict[str, Any] = {"machine": machine(), "burst": BURST, "calibration": {}, "cells": []}
+    if options.json.exists():
+        kept = json.loads(options.json.read_text())
+    key = ("world", "rate", "quarter", "size")
+    sizes = [size for size in SIZES if options.min <= size <= options.max]
+    for rate in options.rates if options.worlds else ():
+        found = calibrate(kept, rate)
+        for quarter in (False, True):
+            if options.quarter == ("no" if quarter else "yes"):
+                continue
+            for shape in options.worlds:
+                done = {tuple(cell[name] for name in key) for cell in kept["cells"]}
+                missing = [size for size in sizes if (shape, rate, quarter, size) not in done]
+                for cell in measure_world(shape, rate, quarter, missing, found) if missing else ():
+                    print_cell(cell)
+                    kept["cells"].append(cell)
+                    options.json.write_text(json.dumps(kept, indent=1) + "\n")
+    if not options.worlds:
+        for cell in kept["cells"]:
+            print_cell(cell)
+    for title, some in (
+        ("all", kept["cells"]),
+        *((size_text(size), [cell for cell in kept["cells"] if cell["size"] == size]) for size in SIZES),
+        ("equal hosts", [cell for cell in kept["cells"] if not cell["quarter"]]),
+        ("one at a quarter", [cell for cell in kept["cells"] if cell["quarter"]]),
+    ):
+        if some:
+            print(f"{title}: {summary(some)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
