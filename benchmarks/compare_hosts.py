@@ -132,7 +132,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             bits_per_second(rate)
         except ValueError as error:
             parser.error(str(error))
-    if not all(re.fullmatch("[2-9]x[1-9]", shape) for shape in options.worlds):
+    if not all(re.fullmatch("([2-9]|1[0-9])x[1-9]", shape) for shape in options.worlds):
         parser.error("--worlds: each must be hosts x ranks, as 4x2")
     if not 0 <= options.delay <= 1:
         parser.error(f"--delay {options.delay}: must be 0 to 1 second")
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for shape in options.worlds:
         ranks = math.prod(int(number) for number in shape.split("x"))
         for rate in options.rates:
-            with world(shape, [rate] * int(shape[0]), contenders, options.delay, options.loss) as jobs:
+            with world(shape, [rate] * int(shape.split("x")[0]), contenders, options.delay, options.loss) as jobs:
                 for size in SIZES:
                     if options.min <= size <= options.max:
                         line = measure(jobs, "allreduce", size, ranks, options.rounds)
