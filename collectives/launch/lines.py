@@ -31,7 +31,8 @@ class Lines(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        self._own.flush()
+        if not self._own.closed:  # a stream is flushed once more when it is collected, maybe after the worker's is closed
+            self._own.flush()
 
     def finish(self) -> None:
         """Send the line that has no end."""
