@@ -31,7 +31,7 @@ class Lines(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        if not self._own.closed:  # a stream is flushed once more when it is collected, maybe after the worker's is closed
+        if not self._own.closed:  # it may be, when this stream is collected and flushed once more
             self._own.flush()
 
     def finish(self) -> None:

@@ -35,7 +35,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "texts"),
     [
         (["--help"], ["run", "bench", "doctor", "examples:", "ronde run -np 4 train.py"]),
-        (["run", "--help"], ["examples:", "--num-proc N", "--transport NAME", "--set KEY=VALUE", "--timeout S", "128 + N"]),
+        (["run", "--help"], ["examples:", "--num-proc N", "--transport NAME", "--set KEY=V", "--timeout S", "128 + N"]),
         (["doctor", "--help"], ["examples:", "--json", "exit code"]),
         (["bench", "--help"], ["examples:"]),
     ],
