@@ -22,7 +22,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 ARGS ?=
-JOBS ?= 4
+JOBS ?= 3
 TABLE ?= all
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
@@ -48,6 +48,7 @@ test: lint
 	@echo "== pytest"
 	@$(PYTEST) -m "not cluster and not engines" $(ARGS)
 
+check: JOBS = 4
 check: lint
 	@echo "== pytest, on threads and arrays"
 	@$(PYTEST) -m "not cluster and not engines and not frameworks and not processes and not long" --no-processes $(ARGS)

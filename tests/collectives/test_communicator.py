@@ -32,7 +32,7 @@ from collectives.arrays import ALIASES
 from tests.collectives.launch.launcher import ronde as ronde_command
 from tests.worlds import World, Worlds, world_of
 
-MANY = 10_000 if os.environ.get("RONDE_PROOF") == "long" else 1000
+MANY = 10_000 if os.environ.get("RONDE_PROOF") == "long" else 2_500
 
 
 @pytest.fixture(scope="module")
