@@ -233,7 +233,7 @@ def _place_by_launcher(
     launchers.check_not_taken(launch, os.environ)
     store, secret = launchers.meet(
         launch,
-        history=PROCESS_WORLD.meetings,
+        history=PROCESS_WORLD.meetings[launch.job],
         interface=settings.transport_options("tcp").interface,
         deadline=deadline,
         tls=settings.load_tls(),

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import copy
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
@@ -28,7 +29,7 @@ class ProcessWorld:
     """The world communicator of this process, and the resources that must be released after it.
 
     lock      held while the world is made or closed
-    meetings  what this process remembers of its meetings with the ranks of its launcher
+    meetings  for each job, by its id, the meetings of this process with the ranks of the job
     forked    in a forked child of a rank, the error of calls without a world; else None
     """
 
@@ -36,7 +37,7 @@ class ProcessWorld:
         self.lock = threading.Lock()
         self.communicator: Communicator | None = None
         self.resources = contextlib.ExitStack()
-        self.meetings = History()
+        self.meetings = defaultdict[str, History](History)
         self.forked: ForkedError | None = None
         forking.register(self)
 

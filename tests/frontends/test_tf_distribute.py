@@ -270,7 +270,11 @@ def test_ranks_meet_by_tf_config(pool: Pool, tasks: list[tuple[str, int]]) -> No
 
 def test_parameter_servers_by_tf_config(frameworks: Callable[[str], Framework]) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
-    server, worker, chief = frameworks("tensorflow")(3).run(parameter_servers, free_ports(3))
+    pool = frameworks("tensorflow")(3)
+    pool.run(
+        from_tf_config, free_ports(2), [("worker", 0), ("worker", 1)], ranks=2
+    )  # the third rank has met less often
+    server, worker, chief = pool.run(parameter_servers, free_ports(3))
     assert server == "rank 2 of 3 was a server and pushed 0 changes\n"
     first, second = (
         re.match(r"rank (\d) of 3 was a worker and pushed (\d+) changes", text) for text in (chief, worker)

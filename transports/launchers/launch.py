@@ -71,7 +71,7 @@ def meet(
 ) -> tuple[Store, bytes]:
     """The store in which the ranks find each other, and the job's secret. Collective.
 
-    history    the meetings of this process; this one is added
+    history    the meetings of this process in the job; this one is added
     interface  the setting tcp.interface: the interface or address that rank 0 listens on
     deadline   the time of time.monotonic() at which it gives up
     resources  gets what must be closed when the rank leaves

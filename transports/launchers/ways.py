@@ -12,7 +12,7 @@ from transports.tls import Tls
 
 @dataclass
 class History:
-    """The earlier meetings of a process, as the next ones need them.
+    """The earlier meetings of a process in a job, as the next ones need them.
 
     number     how many there were; the same on all ranks
     published  the addresses of rank 0's host and the secret that rank 0 has published in the first; None before
@@ -27,7 +27,7 @@ class Meeting:
     """One meeting of the ranks of a job, as one of them sees it.
 
     job        the job's id, see Launch
-    history    the meetings of this process before this one
+    history    the meetings of this process in the job before this one
     one_host   True if the launcher says that all ranks are on one host
     interface  the interface or address that rank 0 listens on; "" for all that may lead there
     deadline   the time of time.monotonic() at which the rank gives up
