@@ -302,6 +302,8 @@ def work(options: argparse.Namespace) -> None:
     if options.framework == "torch" and (options.ddp or options.backend == "gloo"):
         import torch.distributed as dist
 
+        del step  # DDP keeps the group; gloo may wait forever if one rank closes it after the others have ended
+        dist.barrier()
         dist.destroy_process_group()
 
 
