@@ -121,6 +121,8 @@ class Job:
         self.version = ""
         self.algorithms: list[str] = []
         """The algorithms of the last turn's calls; empty if the library does not report them."""
+        self.algorithm: str | None = None
+        """The algorithm of Ronde's allreduces that `prepare` asks for; None for Ronde's own choice."""
         self._ranks: list[Any] = []
         self._links: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -178,10 +180,9 @@ class Job:
             raise RuntimeError(f"{self.name}: a rank has ended")
         return [json.loads(line) for line in lines]
 
-    def prepare(self, collective: str, nbytes: int, **how: str | None) -> int:
-        """Make the arrays; returns the maximum number of calls in a batch. `algorithm=` sets that of Ronde's allreduces
-        from now on, None its own choice."""
-        answers = self.ask(do="prepare", collective=collective, bytes=nbytes, **how)
+    def prepare(self, collective: str, nbytes: int) -> int:
+        """Make the arrays; returns the maximum number of calls in a batch."""
+        answers = self.ask(do="prepare", collective=collective, bytes=nbytes, algorithm=self.algorithm)
         return int(min(answer["longest"] for answer in answers))
 
     def turn(self, calls: int, batches: int) -> tuple[float, int]:

@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(reason, file=sys.stderr)
         return 2
     contenders = [(OURS, OURS, ("RONDE_TRANSPORT=auto",))]
-    contenders += [(name, OURS, (f"COMPARE_ALGORITHM={name}",)) for name in options.algorithms]
+    contenders += [(name, OURS, ()) for name in options.algorithms]
     contenders += [] if options.no_gloo else [("gloo", "gloo", ())]
     names = [name for name, _, _ in contenders]
     rows = []
@@ -159,6 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ranks = math.prod(int(number) for number in shape.split("x"))
         for rate in options.rates:
             with world(shape, [rate] * int(shape.split("x")[0]), contenders, options.delay, options.loss) as jobs:
+                for job in jobs:
+                    job.algorithm = job.name if job.name in options.algorithms else None
                 for size in SIZES:
                     if options.min <= size <= options.max:
                         line = measure(jobs, "allreduce", size, ranks, options.rounds)

@@ -1,7 +1,6 @@
 """One rank of one contender of `compare.py`: carries out the driver's requests with one library.
 
     contender.py LIBRARY SOCKET      as a rank under the library's own launcher
-    COMPARE_ALGORITHM=ring ...       Ronde's allreduce by a certain algorithm
 
 It imports only NumPy and the library, connects to the driver's Unix socket, and blocks on it during the turns of other
 contenders. A request and an answer are one line of JSON each.
@@ -90,7 +89,6 @@ class Ronde(Library):
         self.world = collectives.init()
         self.rank, self.size = self.world.rank, self.world.size
         self.version = f"Ronde {version('ronde')}, {self.world.transport.name}"
-        self.algorithm = os.environ.get("COMPARE_ALGORITHM")
 
     def barrier(self) -> None:
         self.world.barrier()
@@ -302,7 +300,7 @@ def serve(library: Library, link: socket.socket) -> None:
         match request["do"]:
             case "prepare":
                 trial = None
-                library.algorithm = request.get("algorithm", library.algorithm)
+                library.algorithm = request["algorithm"]
                 trial = Trial(library, request["collective"], request["bytes"])
                 say({"longest": trial.longest(library.size)})
             case "turn":

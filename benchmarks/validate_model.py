@@ -25,7 +25,6 @@ from typing import Any, Final
 
 from benchmarks.compare import OURS, Job, size_text, time_text
 from benchmarks.compare_hosts import bits_per_second, world
-from collectives.algorithms import algorithms
 from collectives.launch.bench import machine, parse_size
 from collectives.proof import Topology, simulate_on
 from collectives.simulation import choices, predict_call
@@ -56,8 +55,7 @@ CLOSE: Final = 1.1
 
 @dataclass(frozen=True)
 class Calibration:
-    """What exchanges of two ranks have shown: seconds of the smallest one and rate in bytes per second, between hosts
-    and inside one."""
+    """The exchanges of two ranks between hosts, and inside one: seconds of the smallest one, and bytes per second."""
 
     latency: float
     rate: float
@@ -85,7 +83,8 @@ class Calibration:
 
 def seconds_of(job: Job, size: int, algorithm: str | None) -> tuple[float, list[str]]:
     """Median seconds of a call, and the algorithms by which it ran. Raises RuntimeError if a result is wrong."""
-    longest = job.prepare("allreduce", size, algorithm=algorithm)
+    job.algorithm = algorithm
+    longest = job.prepare("allreduce", size)
     first, wrong = job.turn(1, 1)
     calls = max(1, min(longest, int(TURN / first)))
     times = []
@@ -116,12 +115,12 @@ def exchange(shape: str, rates: Sequence[str], large: int) -> tuple[float, float
 def predictions(topology: Topology, ranks: int, size: int) -> tuple[str, dict[str, float]]:
     """The algorithm that the model selects, and the predicted seconds of all that are able."""
     network = topology.network(ranks)
-    able = {choice.algorithm.name for choice in choices(network, "allreduce", size)}
-    found = {}
-    for name in ALGORITHMS:
-        if name in able:
-            segments = predict_call(network, "allreduce", size, algorithm=name).segments
-            found[name] = simulate_on(network, algorithms("allreduce")[name], size, segments=segments).seconds
+    able = {choice.algorithm.name: choice for choice in choices(network, "allreduce", size)}
+    found = {
+        name: simulate_on(network, able[name].algorithm, size, segments=able[name].segments).seconds
+        for name in ALGORITHMS
+        if name in able
+    }
     return predict_call(network, "allreduce", size).algorithm, found
 
 

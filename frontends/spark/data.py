@@ -247,7 +247,7 @@ class Split:
 
 @dataclass
 class _Seen:
-    """What a task has found in a column: empty values and lengths of arrays."""
+    """Empty values and lengths of arrays that a task has found in a column."""
 
     nulls: int = 0
     lengths: set[int | None] = field(default_factory=set)

@@ -222,7 +222,7 @@ def _saved(weights: Sequence[Any], slots: Sequence[Any]) -> bytes:
 
 
 def _loaded(state: bytes) -> tuple[list[Any], list[Any]]:
-    """What `_saved` has saved."""
+    """The values of the model's and of the optimizer's variables, from the bytes of `_saved`."""
     with np.load(io.BytesIO(state), allow_pickle=False) as parts:
         weights, slots = (
             [parts[f"{kind}{n}"] for n in range(sum(name[0] == kind for name in parts.files))] for kind in "wo"
