@@ -122,6 +122,20 @@ def _loss(epoch: Mapping[str, Any]) -> float:
     return float(epoch.get("validation", epoch["train"])["loss"])
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """A training's result, as a transformer gets it.
+
+    batch_size  rows of a batch in predictions
+    """
+
+    run_id: str
+    feature_cols: Sequence[str]
+    label_cols: Sequence[str]
+    checkpoint: Checkpoint
+    batch_size: int
+
+
 class FrameEstimator(Estimator):  # type: ignore[misc]
     """Base of the estimators. A subclass gives its constructor's arguments, which become Params of Spark ML."""
 
@@ -156,7 +170,7 @@ class FrameEstimator(Estimator):  # type: ignore[misc]
         checkpoint = self._get("store").load_checkpoint(run_id, which)
         if checkpoint is None:
             raise FileNotFoundError(f"run_id={run_id!r}: the store has no checkpoint of this run")
-        return self._transformer(checkpoint, run_id)
+        return self._transformer(self._fitted(checkpoint, run_id))
 
     def _fit(self, dataset: Any) -> Any:
         """Spark ML's `fit` calls it."""
@@ -193,7 +207,11 @@ class FrameEstimator(Estimator):  # type: ignore[misc]
             )
             done = plan.store.load_checkpoint(plan.run_id)
             assert done is not None  # rank 0 has saved one after each epoch
-        return self._transformer(done, plan.run_id)
+        return self._transformer(self._fitted(done, plan.run_id))
+
+    def _fitted(self, checkpoint: Checkpoint, run_id: str) -> Fitted:
+        size = self._get("val_batch_size") or self._get("batch_size")
+        return Fitted(run_id, self._get("feature_cols"), self._get("label_cols"), checkpoint, size)
 
     def _plan(self, context: Any) -> tuple[Plan, int]:
         """The training without its tables, and the number of ranks. Raises ValueError and TypeError."""
@@ -255,7 +273,7 @@ class FrameEstimator(Estimator):  # type: ignore[misc]
         """The training of a rank, which saves checkpoints by `plan.keep` on rank 0."""
 
     @abstractmethod
-    def _transformer(self, checkpoint: Checkpoint, run_id: str) -> FrameModel:
+    def _transformer(self, fitted: Fitted) -> FrameModel:
         """The transformer of a checkpoint."""
 
 
@@ -267,21 +285,14 @@ def _call(task: bytes) -> None:
 class FrameModel(Model):  # type: ignore[misc]
     """Base of the transformers."""
 
-    def __init__(
-        self,
-        run_id: str,
-        feature_cols: Sequence[str],
-        label_cols: Sequence[str],
-        checkpoint: Checkpoint,
-        batch_size: int,
-    ) -> None:
+    def __init__(self, fitted: Fitted) -> None:
         super().__init__()
-        self.run_id = run_id
-        self._features = list(feature_cols)
-        self._outputs = [f"{label}__output" for label in label_cols]
-        self._shapes = [tuple(shape) for shape in checkpoint.shapes]
-        self._history = checkpoint.history
-        self._batch_size = batch_size
+        self.run_id = fitted.run_id
+        self._features = list(fitted.feature_cols)
+        self._outputs = [f"{label}__output" for label in fitted.label_cols]
+        self._shapes = [tuple(shape) for shape in fitted.checkpoint.shapes]
+        self._history = fitted.checkpoint.history
+        self._batch_size = fitted.batch_size
 
     def setOutputCols(self, names: Sequence[str]) -> Self:
         """Name the columns of predictions, one for each label. By default they are LABEL__output. Returns self.
@@ -336,7 +347,7 @@ class FrameModel(Model):  # type: ignore[misc]
         return found
 
     def _environment(self) -> dict[str, str]:
-        """As that of the estimator."""
+        """Variables that the framework needs in workers before it is imported."""
         return {}
 
     @abstractmethod

@@ -18,8 +18,8 @@ import frontends.keras as hvd
 import keras  # isort: skip
 
 from frontends.spark.data import Batch, Reader
-from frontends.spark.estimator import FrameEstimator, FrameModel, Plan, Predict
-from frontends.spark.store import Checkpoint, Store
+from frontends.spark.estimator import Fitted, FrameEstimator, FrameModel, Plan, Predict
+from frontends.spark.store import Store
 
 __all__ = ["KerasEstimator", "KerasModel"]
 
@@ -105,15 +105,8 @@ class KerasEstimator(FrameEstimator):
         config.pop("compile_config", None)  # this estimator's loss and optimizer count
         return _Described(config, weights, dict(self._get("custom_objects") or {}))
 
-    def _transformer(self, checkpoint: Checkpoint, run_id: str) -> KerasModel:
-        return KerasModel(
-            self._described(checkpoint.state),
-            run_id,
-            self._get("feature_cols"),
-            self._get("label_cols"),
-            checkpoint,
-            self._get("val_batch_size") or self._get("batch_size"),
-        )
+    def _transformer(self, fitted: Fitted) -> KerasModel:
+        return KerasModel(self._described(fitted.checkpoint.state), fitted)
 
 
 class KerasModel(FrameModel):
@@ -122,16 +115,8 @@ class KerasModel(FrameModel):
     It is a number, or a vector if the model returns several for a row. KerasEstimator makes it.
     """
 
-    def __init__(
-        self,
-        described: _Described,
-        run_id: str,
-        feature_cols: Sequence[str],
-        label_cols: Sequence[str],
-        checkpoint: Checkpoint,
-        batch_size: int,
-    ) -> None:
-        super().__init__(run_id, feature_cols, label_cols, checkpoint, batch_size)
+    def __init__(self, described: _Described, fitted: Fitted) -> None:
+        super().__init__(fitted)
         self._described = described
 
     def getModel(self) -> Any:

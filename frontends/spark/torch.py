@@ -18,8 +18,8 @@ import frontends.torch as hvd
 import torch  # isort: skip
 
 from frontends.spark.data import Batch
-from frontends.spark.estimator import FrameEstimator, FrameModel, Plan, Predict
-from frontends.spark.store import Checkpoint, Store
+from frontends.spark.estimator import Fitted, FrameEstimator, FrameModel, Plan, Predict
+from frontends.spark.store import Store
 
 __all__ = ["TorchEstimator", "TorchModel"]
 
@@ -138,19 +138,10 @@ class TorchEstimator(FrameEstimator):
         net = _Net(self._get("model"), self._get("input_shapes"))
         return partial(_train, plan, net, self._get("optimizer"), losses, self._metrics(), self._get("use_gpu"))
 
-    def _transformer(self, checkpoint: Checkpoint, run_id: str) -> TorchModel:
+    def _transformer(self, fitted: Fitted) -> TorchModel:
         model = copy.deepcopy(self._get("model")).cpu()
-        model.load_state_dict(_loaded(checkpoint.state, torch.device("cpu"))["model"])
-        size = self._get("val_batch_size") or self._get("batch_size")
-        return TorchModel(
-            model.eval(),
-            self._get("input_shapes"),
-            run_id,
-            self._get("feature_cols"),
-            self._get("label_cols"),
-            checkpoint,
-            size,
-        )
+        model.load_state_dict(_loaded(fitted.checkpoint.state, torch.device("cpu"))["model"])
+        return TorchModel(model.eval(), self._get("input_shapes"), fitted)
 
 
 class TorchModel(FrameModel):
@@ -159,17 +150,8 @@ class TorchModel(FrameModel):
     It is a number, or a vector if the model returns several for a row. TorchEstimator makes it.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        input_shapes: Sequence[Sequence[int]] | None,
-        run_id: str,
-        feature_cols: Sequence[str],
-        label_cols: Sequence[str],
-        checkpoint: Checkpoint,
-        batch_size: int,
-    ) -> None:
-        super().__init__(run_id, feature_cols, label_cols, checkpoint, batch_size)
+    def __init__(self, model: torch.nn.Module, input_shapes: Sequence[Sequence[int]] | None, fitted: Fitted) -> None:
+        super().__init__(fitted)
         self._net = _Net(model, input_shapes)
 
     def getModel(self) -> torch.nn.Module:

@@ -53,13 +53,9 @@ def line(spark: Any) -> Any:
     return SparkSession(spark).createDataFrame(rows, ["a", "b", "array", "vector", "y", "held", "name"]).cache()
 
 
-def estimator(folder: Path, **changes: Any) -> TorchEstimator:
-    torch.manual_seed(0)
-    model = changes.pop("model", None) or torch.nn.Linear(2, 1)
-    given = {
-        "model": model,
-        "optimizer": torch.optim.SGD(model.parameters(), 0.1, momentum=0.5),
-        "loss": torch.nn.functional.mse_loss,
+def common(folder: Path) -> dict[str, Any]:
+    """The arguments that are the same for both frameworks."""
+    return {
         "feature_cols": ["vector"],
         "label_cols": ["y"],
         "store": Store.create(str(folder)),
@@ -68,6 +64,17 @@ def estimator(folder: Path, **changes: Any) -> TorchEstimator:
         "epochs": 3,
         "random_seed": 1,
         "verbose": 0,
+    }
+
+
+def estimator(folder: Path, **changes: Any) -> TorchEstimator:
+    torch.manual_seed(0)
+    model = changes.pop("model", None) or torch.nn.Linear(2, 1)
+    given = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1, momentum=0.5),
+        "loss": torch.nn.functional.mse_loss,
+        **common(folder),
     }
     return TorchEstimator(**{**given, **changes})
 
@@ -251,14 +258,7 @@ def keras_estimator(folder: Path, **changes: Any) -> Any:
         "model": changes.pop("model", None) or keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]),
         "optimizer": keras.optimizers.SGD(0.1, momentum=0.5),
         "loss": "mse",
-        "feature_cols": ["vector"],
-        "label_cols": ["y"],
-        "store": Store.create(str(folder)),
-        "num_proc": 2,
-        "batch_size": 10,
-        "epochs": 3,
-        "random_seed": 1,
-        "verbose": 0,
+        **common(folder),
     }
     return KerasEstimator(**{**given, **changes})
 
