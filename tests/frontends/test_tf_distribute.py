@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ronde
 from tests.frontends.pool import ROOT, Framework, Pool, run_as_main
 
 for needed in ("tensorflow", "keras"):
@@ -64,6 +65,15 @@ def task_of(cluster: dict[str, list[str]], kind: str, index: int) -> Iterator[No
         yield
     finally:
         del os.environ["TF_CONFIG"]
+
+
+def meet(ports: list[int]) -> None:
+    """Joins a job of two workers by TF_CONFIG, and leaves it."""
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    with task_of(cluster, "worker", int(os.environ["RONDE_RANK"])):
+        os.environ["RONDE_SECRET"] = SECRET
+        ronde.init()
+        ronde.shutdown()
 
 
 def parameter_servers(ports: list[int]) -> str:
@@ -271,9 +281,7 @@ def test_ranks_meet_by_tf_config(pool: Pool, tasks: list[tuple[str, int]]) -> No
 def test_parameter_servers_by_tf_config(frameworks: Callable[[str], Framework]) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
     pool = frameworks("tensorflow")(3)
-    pool.run(
-        from_tf_config, free_ports(2), [("worker", 0), ("worker", 1)], ranks=2
-    )  # the third rank has met less often
+    pool.run(meet, free_ports(2), ranks=2)  # the third rank has met less often then
     server, worker, chief = pool.run(parameter_servers, free_ports(3))
     assert server == "rank 2 of 3 was a server and pushed 0 changes\n"
     first, second = (
