@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,14 @@ ROOT = str(Path(__file__).resolve().parents[2])
 
 # Before Ray is imported: it writes no token into the home folder, and shows lines that differ in a number alone.
 os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

@@ -168,6 +168,7 @@ def test_all_at_once_or_not_at_all(dask_client: Any, tmp_path: Path) -> None:
     assert engine.run(dask_client, collectives.size, np=2) == [2, 2]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupting_the_caller_ends_the_ranks(dask_client: Any, tmp_path: Path) -> None:
     def waits() -> None:
         (tmp_path / f"rank-{collectives.rank()}").touch()

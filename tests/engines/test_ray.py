@@ -214,6 +214,7 @@ def test_a_lost_node_is_named(ray_cluster: Any, tmp_path: Path) -> None:
     eventually(all_is_free)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_cancelling_ends_the_ranks(tmp_path: Path) -> None:
     def waits() -> None:
         (tmp_path / str(collectives.rank())).touch()
