@@ -357,8 +357,9 @@ class ProcessGroup(Described):
         if self.rank() not in new_ranks:
             return None
         ranks = list(new_ranks)
-        name = group_name or f"{self.group_name}:split:{self._splits}:{'_'.join(map(str, ranks))}"
-        store = dist.PrefixStore(f"{name}/", self._store)
+        members = "_".join(map(str, ranks))
+        name = group_name or f"{self.group_name}:split:{self._splits}:{members}"
+        store = dist.PrefixStore(f"{name}:{members}/", self._store)  # torch 2.9 gives all groups one name
         group = create(store, ranks.index(self.rank()), len(ranks), timeout or timedelta(seconds=self._seconds))
         group._set_group_name(name)
         group._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")

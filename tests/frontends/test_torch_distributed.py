@@ -20,6 +20,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 import torch.distributed as dist  # noqa: E402
 
+# The names of torch 2.13, or those before it.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 Pools = Callable[[int], Pool]
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
 
@@ -90,12 +94,12 @@ def collectives_of(dtype: torch.dtype, rank: int, size: int) -> None:
     for peer, gathered in enumerate(outputs):
         same(gathered, full(peer, 2, 2))
     whole = full(99, size, 3)
-    dist.all_gather_single(whole, full(rank, 3))
+    all_gather_single(whole, full(rank, 3))
     same(whole, torch.arange(size).to(dtype)[:, None].expand(size, 3))
     output = full(99, 2)
     dist.reduce_scatter(output, [full(peer + 1, 2) for peer in range(size)])
     same(output, full((rank + 1) * size, 2))
-    dist.reduce_scatter_single(output, torch.arange(2 * size).to(dtype))
+    reduce_scatter_single(output, torch.arange(2 * size).to(dtype))
     same(output, torch.arange(2 * rank, 2 * rank + 2).to(dtype) * size)
     outputs = [full(99, peer + 1) for peer in range(size)]
     dist.all_to_all(outputs, [full(10 * rank + peer, rank + 1) for peer in range(size)])
@@ -173,7 +177,7 @@ def reductions_of_bool(path: str, backend: str) -> list[Any]:
             dist.all_reduce(everywhere, op=op)
             dist.reduce(single, 0, op=op)
             dist.reduce_scatter(scattered, [ours, ~ours], op=op)
-            dist.reduce_scatter_single(share, ours, op=op)
+            reduce_scatter_single(share, ours, op=op)
             several = [ours.clone(), ~ours]
             dist.all_reduce_coalesced(several, op=op)
             dist.all_reduce(empty, op=op)
@@ -507,8 +511,8 @@ def coalesced(path: str) -> None:
         assert all(bool((x == size * (size + 1) / 2).all()) for x in xs)
         outputs = [torch.empty(size * 2), torch.empty(size * 3)]
         with _coalescing_manager(async_ops=True) as manager:
-            dist.all_gather_single(outputs[0], torch.ones(2) * rank)
-            dist.all_gather_single(outputs[1], torch.ones(3) * rank)
+            all_gather_single(outputs[0], torch.ones(2) * rank)
+            all_gather_single(outputs[1], torch.ones(3) * rank)
         manager.wait()
         assert torch.equal(outputs[1].reshape(size, 3)[:, 0], torch.arange(size).float())
 
@@ -626,7 +630,7 @@ def bad_arguments(path: str) -> None:
         with pytest.raises(ValueError, match=r"input_split_sizes=\[-1, 4\]: must be .* 3 together"):
             dist.all_to_all_single(torch.ones(3), torch.ones(3), [2, 1], [-1, 4])
         with pytest.raises(TypeError, match=r"input: has dtype torch.float64, must have torch.float32"):
-            dist.reduce_scatter_single(torch.ones(2), torch.ones(2 * size, dtype=torch.float64))
+            reduce_scatter_single(torch.ones(2), torch.ones(2 * size, dtype=torch.float64))
         with pytest.raises(ValueError, match=r"output_lists: are of lengths \[1, 2\], must be 2"):
             dist.group.WORLD.allgather_coalesced([[torch.ones(1)], [torch.ones(1)] * 2], [torch.ones(1)])
         with pytest.raises(TypeError, match="dense"):

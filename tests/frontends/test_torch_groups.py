@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -70,9 +71,10 @@ def raw_calls(path: str, backend: str) -> list[Any]:
         told.append(output.tolist())
         world.reduce_scatter(output, [mine(2.0), mine(3.0)], dist.ReduceOp.SUM).wait()
         told.append(output.tolist())
-        outputs = empty()
-        world.alltoall(outputs, [mine(2.0), mine(3.0)]).wait()
-        told.append([output.tolist() for output in outputs])
+        if torch.__version__ >= (2, 13):  # torch 2.9's gloo has none
+            outputs = empty()
+            world.alltoall(outputs, [mine(2.0), mine(3.0)]).wait()
+            told.append([output.tolist() for output in outputs])
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
             several = [mine(), mine(10.0)]
             world.allreduce(several, op).wait()
@@ -173,6 +175,8 @@ def waits(path: str, way: str) -> str:
 
 @pytest.mark.parametrize("way", ["timeout of the call", "set_timeout", "timeout of the wait"])
 def test_late_operations_have_torchs_words_and_the_rank(pool: Pools, meeting: str, way: str) -> None:
+    if way == "timeout of the call" and "timeout" not in inspect.signature(dist.barrier).parameters:
+        pytest.skip(f"torch {torch.__version__}: calls have no timeout")
     text, _ = pool(2).run(waits, meeting, way)
     assert text.startswith("ronde: Timed out waiting 500ms: ")
     assert "rank 1" in text or way == "timeout of the wait"
