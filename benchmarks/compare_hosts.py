@@ -80,14 +80,18 @@ def world(
     delay: float = 0.0,
     loss: float = 0.0,
     burst: str = BURST,
+    congestion: str | None = None,
 ) -> Iterator[list[Job]]:
-    """The jobs of all contenders (name, library, settings) in one world, whose hosts have links of `rates`."""
+    """The jobs of all contenders (name, library, settings) in one world, whose hosts have links of `rates`, and TCP's
+    congestion control: without a name that of the machine."""
     hosts, each = (int(number) for number in shape.split("x"))
     names = [f"host{index}" for index in range(hosts)]
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(Network(names, delay=delay))
         for name, rate in zip(names, rates, strict=True):
             network.slow(name, rate, "400ms", burst)
+            if congestion is not None:
+                network.hosts[name].run("sysctl -q -w", f"net.ipv4.tcp_congestion_control={congestion}")
             if loss:
                 network.drop_some(name, loss / 2)  # a packet passes two ports
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ronde-compare-")))

@@ -44,6 +44,10 @@ ALGORITHMS: Final = (
 )
 BURST: Final = "16kb"
 """A larger one lets a small array pass at once, which no cable does."""
+CONGESTION: Final = "reno"
+"""TCP's congestion control on the hosts. It and cubic, the default of Linux, send at the link's rate at once. BBR, the
+default of some machines, paces each connection by its own estimate: one that is used in turns is slower than its link
+(docs/simulate.md has figures)."""
 SMALL: Final = 8
 LARGE: Final = 1 << 22
 NEAR_LARGE: Final = 1 << 20
@@ -100,7 +104,7 @@ def seconds_of(job: Job, size: int, algorithm: str | None) -> tuple[float, list[
 @contextlib.contextmanager
 def ronde(shape: str, rates: Sequence[str]) -> Iterator[Job]:
     """One job of Ronde in a world."""
-    with world(shape, rates, [(OURS, OURS, ("RONDE_TRANSPORT=auto",))], burst=BURST) as jobs:
+    with world(shape, rates, [(OURS, OURS, ("RONDE_TRANSPORT=auto",))], burst=BURST, congestion=CONGESTION) as jobs:
         yield jobs[0]
 
 
@@ -218,7 +222,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason is not None:
         print(reason, file=sys.stderr)
         return 2
-    kept: dict[str, Any] = {"machine": machine(), "burst": BURST, "calibration": {}, "cells": []}
+    kept: dict[str, Any] = {
+        "machine": machine(),
+        "burst": BURST,
+        "congestion": CONGESTION,
+        "calibration": {},
+        "cells": [],
+    }
     if options.json.exists():
         kept = json.loads(options.json.read_text())
     key = ("world", "rate", "quarter", "size")
