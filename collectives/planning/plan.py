@@ -64,8 +64,9 @@ class Plan:
 
     @property
     def averages(self) -> bool:
-        """True if the program divides an average itself. Otherwise its result for op average is the sum."""
-        return self.call.op == "average" and self.algorithm.finishes
+        """True if the program divides an average itself. Otherwise its result for op average is the sum. The program of
+        one rank combines nothing, so it has no step that could divide."""
+        return self.call.op == "average" and self.algorithm.finishes and self.geometry.size > 1
 
 
 class Planner:

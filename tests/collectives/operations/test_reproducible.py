@@ -150,6 +150,17 @@ def test_averages_are_quotients_also_of_special_numbers(dtype: np.dtype[Any], si
     assert bits(with_one_nan(added)) == bits(with_one_nan(wanted))
 
 
+def test_one_rank_divides_too(worlds: Worlds) -> None:
+    """An infinity with a finite imaginary part, divided by 1, has a NaN there by NumPy."""
+    x = np.array([complex(-np.inf, 0.02)], np.complex64)
+
+    def body(comm: Communicator) -> list[Any]:
+        return [comm.allreduce(x, "average"), comm.reduce_scatter(x, "average", algorithm="pairwise")]
+
+    (results,) = world(worlds, "local", 1).run(body)
+    assert [np.isnan(result.imag).tolist() for result in results] == [[True], [True]]
+
+
 # Reproducible calls
 
 
