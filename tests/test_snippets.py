@@ -117,12 +117,17 @@ def shell(command: str, directory: Path) -> str:
     return done.stdout
 
 
+def save(page: str, directory: Path) -> None:
+    """Save the programs of a page."""
+    for block in blocks(page):
+        if block.file:
+            (directory / block.file).write_text(block.text)
+
+
 def play(page: str, directory: Path) -> dict[str, str]:
     """Run a page; returns the output of each command."""
     for other in PLAYED[page]:
-        for block in blocks(other):
-            if block.file:
-                (directory / block.file).write_text(block.text)
+        save(other, directory)
     said = {}
     for block in blocks(page):
         commands = []

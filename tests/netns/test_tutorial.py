@@ -12,7 +12,7 @@ import pytest
 
 from tests.netns.cluster import BOUND, Cluster
 from tests.netns.conftest import ssh_hosts
-from tests.test_snippets import ROOT, blocks
+from tests.test_snippets import ROOT, blocks, save
 
 pytestmark = pytest.mark.long
 
@@ -21,21 +21,19 @@ PAGE = "docs/tutorial/two-hosts.md"
 
 
 @pytest.fixture
-def pair() -> Iterator[Cluster]:
+def ssh_pair() -> Iterator[Cluster]:
     """The two hosts of the page, with sshd."""
     with ssh_hosts("h1", "h2") as made:
         yield made
 
 
-def test_the_page_on_two_hosts(pair: Cluster, tmp_path: Path) -> None:
-    for block in blocks(PROGRAM):
-        if block.file:
-            (tmp_path / block.file).write_text(block.text)
+def test_the_page_on_two_hosts(ssh_pair: Cluster, tmp_path: Path) -> None:
+    save(PROGRAM, tmp_path)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     said = {}
     for command in [line for block in blocks(PAGE) if block.language == "bash" for line in block.text.splitlines()]:
         done = subprocess.run(
-            pair.hosts["h1"].command(
+            ssh_pair.hosts["h1"].command(
                 "env", "-C", str(tmp_path), f"PATH={path}", f"PYTHONPATH={ROOT}", "sh", "-c", command
             ),
             capture_output=True,
