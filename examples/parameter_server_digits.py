@@ -72,7 +72,7 @@ def asynchronous(x: np.ndarray, y: np.ndarray, options: argparse.Namespace, fold
 
 
 def synchronous(x: np.ndarray, y: np.ndarray, options: argparse.Namespace, workers: ronde.Communicator) -> Network:
-    """As many gradients, averaged over the workers in each step."""
+    """Train on the same number of gradients, averaged over the workers in each step."""
     network = Network(seed=0)
     for step in range(options.steps):
         gradients(network, x, y, (workers.rank, step), options.pause * (10 if workers.rank == 1 else 1))

@@ -18,7 +18,7 @@ class WindowOffset(NamedTuple):
 
 
 WindowOffsets = tuple[WindowOffset | None, WindowOffset | None]
-"""Of IN and of OUT; None for an array that is in no window, or need not be in one."""
+"""The offsets of IN and of OUT; None for an array that is in no window, or need not be in one."""
 
 
 class Call(NamedTuple):

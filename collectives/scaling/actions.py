@@ -1,4 +1,4 @@
-"""What a plan asks the launcher to do. Processes have numbers, which are never used again."""
+"""The actions that a plan asks the launcher for. Processes have numbers, which are never used again."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Plan:
     # Decisions
 
     def decide(self, now: float) -> list[Action]:
-        """What to do now."""
+        """The actions that are due now."""
         if self._over:
             return []
         self._settle(now)

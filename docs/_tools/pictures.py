@@ -132,7 +132,7 @@ def hosts() -> str:
 
 
 def calls() -> str:
-    """What the collectives do, on three ranks."""
+    """A picture of the collectives on three ranks."""
     rows = (
         ("allreduce", ("1", "2", "3"), ("6", "6", "6")),
         ("broadcast", ("1", "-", "-"), ("1", "1", "1")),

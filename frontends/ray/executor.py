@@ -107,7 +107,7 @@ class RayExecutor:
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """As `run`, but returns Ray's object references of the results at once. `ray.get` of them raises the errors.
+        """Start a run, and return Ray's object references of the results at once. `ray.get` of them raises the errors.
 
         After an error `shutdown` and `start` are needed.
         """
@@ -122,7 +122,7 @@ class RayExecutor:
         return self._all([actor.call_executable.remote(fn) for actor in self._ranks.actors])
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """As `execute`, on rank 0 alone."""
+        """Run `execute` on rank 0 alone."""
         return self._all([self._ranks.actors[0].call_executable.remote(fn)])[0]
 
     def shutdown(self) -> None:

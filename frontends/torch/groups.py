@@ -22,7 +22,7 @@ _OPS: Final = {
     dist.ReduceOp.RedOpType.BXOR: "bxor",
 }
 _LOGICAL_OPS: Final = {dist.ReduceOp.RedOpType.SUM: "bor", dist.ReduceOp.RedOpType.PRODUCT: "band"}
-"""Of bool tensors: as in torch, where True + True is True."""
+"""The ops on bool tensors: as in torch, where True + True is True."""
 _COMBINE: Final[dict[Any, Callable[..., torch.Tensor]]] = {
     dist.ReduceOp.RedOpType.SUM: torch.add,
     dist.ReduceOp.RedOpType.PRODUCT: torch.mul,

@@ -20,7 +20,7 @@ DELIBERATE: Final = {
 
 @dataclass(frozen=True, order=True)
 class Bed:
-    """Where tests run: the project that they are of, the number of ranks, the backend, and its transport ("" for
+    """A place where tests run: their project, the number of ranks, the backend, and its transport ("" for
     gloo)."""
 
     project: str
@@ -86,5 +86,5 @@ def reason_of(name: str) -> str:
 
 
 def count(outcomes: Iterable[str], outcome: str) -> int:
-    """How often an outcome occurs."""
+    """The number of times that an outcome occurs."""
     return sum(each == outcome for each in outcomes)

@@ -25,7 +25,7 @@ from tests.gpu.machine import Work
 
 
 class Event:
-    """As torch.cuda.Event."""
+    """A stand-in for torch.cuda.Event."""
 
     def __init__(self, cuda: Cuda) -> None:
         self._machine = cuda.machine

@@ -92,7 +92,7 @@ def half_ring(coll: str, size: int) -> str:
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test imports is forgotten."""
+    """Forget the algorithms that a test imports."""
     monkeypatch.setattr(registry, "_ALGORITHMS", {name: dict(of) for name, of in registry._ALGORITHMS.items()})
 
 

@@ -163,7 +163,7 @@ def _without_the_first(body: Callable[[Communicator], list[Vector]]) -> Callable
 
 
 def test_named_tensors_may_come_in_any_order(worlds: Worlds) -> None:
-    """As gradients do. The names are those of operations and of what the state remembers."""
+    """Compress as gradients do. The names are those of operations and of the state's memory."""
     world = worlds.get("local", 3)
     shapes = {"a": (70, 90), "b": (5000,), "c": (64, 64), "d": (10,)}
     xs = {name: vectors(3, shape, np.float64, seed=number) for number, (name, shape) in enumerate(shapes.items())}

@@ -57,7 +57,7 @@ def test_the_parameters_are_those_of_one_process(transport: str, seed: int) -> N
     newcomers = []
 
     def happen(at: int) -> None:
-        """What is planned for a step, on rank 0, once."""
+        """The changes planned for a step, on rank 0, once."""
         event = planned.pop(at, None)
         there = sorted(set(ronde.world().transport.group.numbers) - dying - leaving)
         if event == "come":

@@ -209,7 +209,7 @@ def test_addresses_of_all_kinds_of_memory() -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "auto"])
 def test_copies_are_exposed_of_unreadable_memory(transport: str) -> None:
-    """As of memory of devices. Rank 0 has such, the others know nothing of it."""
+    """Memory of this kind stands for that of a device. Rank 0 alone has it."""
 
     def body(comm: Communicator) -> None:
         plain = np.arange(4096, dtype=np.uint8)

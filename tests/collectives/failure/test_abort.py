@@ -9,7 +9,7 @@ from transports.rendezvous.causes import Causes
 
 
 def test_cause_of_the_transport_wins_over_a_later_abort() -> None:
-    """As when an interrupt hits the transport first, and then the call that uses it."""
+    """An interrupt may hit the transport first, and then the call that uses it."""
 
     def rank(comm: Communicator) -> str:
         if comm.rank == 0:

@@ -74,7 +74,7 @@ class Rig:
         )
 
     def publish(self, epoch: int, check: int) -> None:
-        """As rank 1."""
+        """Act as rank 1."""
         slot = CHECKS + 2 * (epoch % KEPT)
         self.controls[1, slot : slot + 2] = epoch, check
         self.controls[1, EPOCH] = epoch

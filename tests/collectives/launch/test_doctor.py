@@ -55,7 +55,7 @@ def test_every_setting_says_where_it_came_from(
 
 
 def test_launcher_of_this_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which it is, by which variables, and how its ranks would meet; a problem if they cannot."""
+    """The doctor names the launcher, its variables, and the way to meet; a problem if there is none."""
     secret = "5a" * 16
     for name, value in {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "0", "RONDE_SECRET": secret}.items():
         monkeypatch.setenv(name, value)

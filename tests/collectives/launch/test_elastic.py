@@ -45,7 +45,7 @@ class Job:
         return code, err.decode()
 
     def words(self, word: str) -> list[list[str]]:
-        """What was printed with this word."""
+        """The lines that were printed with this word."""
         return [line[line.index(word) + 1 :] for line in self.lines if word in line]
 
 

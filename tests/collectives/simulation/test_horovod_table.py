@@ -7,7 +7,7 @@ import pytest
 from benchmarks.horovod_table import MODELS, VGG, Fit, Model, buckets, efficiency, is_fitted, step_seconds
 
 FIT = Fit(efficiency=0.88, latency=29e-6, slowdown=1.03)
-"""What `fitted` returns, rounded: it takes ten seconds."""
+"""The result of `fitted`, rounded: it takes ten seconds."""
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
