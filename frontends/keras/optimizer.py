@@ -51,7 +51,8 @@ def DistributedOptimizer(
     op                            Average or Sum
     groups, num_groups            checked and then ignored: all gradients always travel together
     backward_passes_per_step      number of calls of `apply` whose gradients are summed before they are combined and
-    applied average_aggregated_gradients  divide these sums by backward_passes_per_step
+                                  applied
+    average_aggregated_gradients  divide these sums by backward_passes_per_step
     scale_local_gradients         divide gradients of variables passed to `register_local_var` by the size
     device_dense, device_sparse   accepted for Horovod's sake and ignored
 
