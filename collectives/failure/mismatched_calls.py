@@ -84,7 +84,7 @@ def mismatch(store: Store, key: str, rank: int, size: int, call: str, detail: st
         shared.setdefault((text, 0 if size > _MOST_LINES else peer), []).append(peer)
     lines = [f"{'rank' if len(ranks) == 1 else 'ranks'} {runs(ranks)}: {text}" for (text, _), ranks in shared.items()]
     table = "\n  ".join(lines)
-    return MismatchError(f"the ranks' calls do not fit together ({detail}):\n  {table}", rank=rank)
+    return MismatchError(f"the ranks' calls do not fit together:\n  {table}\n  (noticed: {detail})", rank=rank)
 
 
 def _rows(store: Store, table: str, rank: int, size: int, own: bytes) -> list[bytes | None]:

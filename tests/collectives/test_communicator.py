@@ -167,7 +167,9 @@ def test_calls_that_do_not_fit_together_are_a_mismatch_on_every_rank(transport: 
         with pytest.raises(MismatchError, match="the ranks' calls do not fit together") as caught:
             (theirs if comm.rank == 1 else mine)(comm)
         assert comm.failure is not None
-        return [line.split(", called from ")[0].strip() for line in str(caught.value).splitlines()[1:]]
+        *rows, noticed = str(caught.value).splitlines()[1:]
+        assert noticed.startswith("  (noticed: ")
+        return [line.split(", called from ")[0].strip() for line in rows]
 
     with world_of(transport, 3, timeout=10.0) as world:
         tables = world.run(body)
