@@ -7,7 +7,8 @@
 A cell is a world (hosts x ranks), a rate of the links, one host at a quarter of the rate or none, and a size. In each
 of them every algorithm is measured, and predicted by the exact engine. The model knows nothing of the cell's times: its
 latencies and rates come from exchanges of two ranks, between two hosts at each rate and inside one host. `chosen` is
-the algorithm that this model selects. The program needs root.
+the algorithm that the cost model selects on the network of this calibration; it is computed again for kept cells. The
+program needs root.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, Final
 from benchmarks.compare import OURS, Job, size_text, time_text
 from benchmarks.compare_hosts import bits_per_second, world
 from collectives.launch.bench import machine, parse_size
-from collectives.proof import Topology, simulate_on
+from collectives.proof import Network, Topology, simulate_on
 from collectives.simulation import choices, predict_call
 from tests.netns.network import obstacle
 
@@ -66,8 +67,9 @@ class Calibration:
     near_latency: float
     near_rate: float
 
-    def topology(self, hosts: int, ranks: int, rate: str, quarter: bool) -> Topology:
+    def network(self, shape: str, rate: str, quarter: bool) -> Network:
         """The network of a world whose links have the rate, the last host's a quarter of it if `quarter`."""
+        hosts, ranks = (int(number) for number in shape.split("x"))
         bits = bits_per_second(rate)
         efficiency = min(1.0, self.rate * 8 / bits)
         made = Topology().change(
@@ -82,7 +84,8 @@ class Calibration:
         )
         few = made.change([f"count={hosts - quarter}", f"nic={bits / 1e6:g}Mbit"]).hosts
         slow = made.change(["count=1", f"nic={bits / 4e6:g}Mbit"]).hosts if quarter else ()
-        return Topology((*few, *slow), made.far, made.near, made.switch, made.local, made.noise)
+        topology = Topology((*few, *slow), made.far, made.near, made.switch, made.local, made.noise)
+        return topology.network(hosts * ranks)
 
 
 def seconds_of(job: Job, size: int, algorithm: str | None) -> tuple[float, list[str]]:
@@ -116,16 +119,14 @@ def exchange(shape: str, rates: Sequence[str], large: int) -> tuple[float, float
     return small, large / max(more - small, 1e-9)
 
 
-def predictions(topology: Topology, ranks: int, size: int) -> tuple[str, dict[str, float]]:
-    """The algorithm that the model selects, and the predicted seconds of all that are able."""
-    network = topology.network(ranks)
+def predictions(network: Network, size: int) -> dict[str, float]:
+    """The predicted seconds of all algorithms that are able."""
     able = {choice.algorithm.name: choice for choice in choices(network, "allreduce", size)}
-    found = {
+    return {
         name: simulate_on(network, able[name].algorithm, size, segments=able[name].segments).seconds
         for name in ALGORITHMS
         if name in able
     }
-    return predict_call(network, "allreduce", size).algorithm, found
 
 
 def errors(cells: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -168,14 +169,13 @@ def print_cell(cell: Mapping[str, Any]) -> None:
 
 def measure_world(shape: str, rate: str, quarter: bool, sizes: Sequence[int], found: Calibration) -> Iterator[Any]:
     """Yield the cells of one world."""
-    hosts, ranks = (int(number) for number in shape.split("x"))
-    topology = found.topology(hosts, ranks, rate, quarter)
-    rates = [rate] * hosts
+    network = found.network(shape, rate, quarter)
+    rates = [rate] * (max(network.hosts) + 1)
     if quarter:
         rates[-1] = f"{bits_per_second(rate) / 4e6:g}mbit"
     with ronde(shape, rates) as job:
         for size in sizes:
-            chosen, predicted = predictions(topology, hosts * ranks, size)
+            predicted = predictions(network, size)
             measured = {name: seconds_of(job, size, name)[0] for name in predicted}
             own_seconds, own = seconds_of(job, size, None)
             yield {
@@ -183,7 +183,7 @@ def measure_world(shape: str, rate: str, quarter: bool, sizes: Sequence[int], fo
                 "rate": rate,
                 "quarter": quarter,
                 "size": size,
-                "chosen": chosen,
+                "chosen": predict_call(network, "allreduce", size).algorithm,
                 "measured": measured,
                 "predicted": predicted,
                 "own": own,
@@ -215,6 +215,15 @@ def calibrate(kept: dict[str, Any], rate: str) -> Calibration:
     return Calibration(*found[rate], *found["near"])
 
 
+def choose_again(kept: dict[str, Any]) -> None:
+    """Put into all kept cells the algorithm that today's cost model selects."""
+    near = kept["calibration"]["near"]
+    for cell in kept["cells"]:
+        found = Calibration(*kept["calibration"][cell["rate"]], *near)
+        network = found.network(cell["world"], cell["rate"], cell["quarter"])
+        cell["chosen"] = predict_call(network, "allreduce", cell["size"]).algorithm
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Validate; 2 if there can be no network namespaces."""
     options = parse(arguments)
@@ -231,6 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     if options.json.exists():
         kept = json.loads(options.json.read_text())
+        choose_again(kept)
     key = ("world", "rate", "quarter", "size")
     sizes = [size for size in SIZES if options.min <= size <= options.max]
     for rate in options.rates if options.worlds else ():

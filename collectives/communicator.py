@@ -107,7 +107,7 @@ class Communicator:
         family       the family that a split belongs to; by default a new one
         ranks        the transport's ranks that belong to it, in the order of the new ranks; by default all
         context      the number of a split among its family, 1 or more
-        selector     that of the communicator that it was split from, with its measurements; by default they are made
+        selector     its own, with the measurements of the communicator that it was split from; by default they are made
         """
         is_first = family is None
         family = Family(transport, config) if family is None else family
@@ -122,7 +122,7 @@ class Communicator:
         self._members = tuple(transport.group.members[rank] for rank in ranks)
         numbers = {host: index for index, host in enumerate(dict.fromkeys(member.host for member in self._members))}
         self._hosts = tuple(numbers[member.host] for member in self._members)
-        self._selector = Selector.from_config(config, transport) if selector is None else copy.copy(selector)
+        self._selector = Selector.from_config(config, transport) if selector is None else selector
         self.trace = Trace(f"of communicator {context}" if context else "")
         self.meter = Meter(self.trace)
         tag, geometry = context << 32, Geometry(self.rank, self.size, hosts=self._hosts)
@@ -210,8 +210,9 @@ class Communicator:
 
     @property
     def link(self) -> LinkCost | None:
-        """Seconds of a message between hosts and of each of its bytes, as was measured when the world was made; None if
-        all ranks are on one host, or the setting `calibrate` is off, or the rules tell it."""
+        """Seconds of a message between hosts and of each of its bytes, as was measured when the world was made, and of
+        the bytes of each host if their links differ; None if all ranks are on one host, or the setting `calibrate` is
+        off, or the rules tell it."""
         return self._selector.link
 
     @property
@@ -2121,8 +2122,9 @@ class Communicator:
             return None
         chosen = sorted((int(table[rank, 1]), rank) for rank in range(self.size) if table[rank, 0] == color)
         ranks = tuple(self._ranks[rank] for _, rank in chosen)
+        selector = self._selector.on_hosts(dict.fromkeys(self._hosts[rank] for _, rank in chosen))
         return Communicator(
-            self.transport, self._config, family=self._family, ranks=ranks, context=context, selector=self._selector
+            self.transport, self._config, family=self._family, ranks=ranks, context=context, selector=selector
         )
 
     def abort(self, reason: str) -> None:

@@ -112,10 +112,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """Rough figures for choosing algorithms: seconds per message, and seconds per byte."""
+    """Rough figures for choosing algorithms: seconds per message, and seconds per byte.
+
+    hosts   seconds per byte of each host's link, in the order of the hosts' first ranks: the slowest one's is
+            `per_byte`, the others are it divided by powers of three; empty if links differ by less than that
+    """
 
     latency: float
     per_byte: float
+    hosts: tuple[float, ...] = ()
 
 
 def runs(numbers: Sequence[int]) -> str:

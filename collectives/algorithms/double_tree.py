@@ -85,7 +85,7 @@ def _allreduce_cost(g: Geometry) -> Cost:
         return Cost(0, 0)
     each = 2 if g.size == 2 else 4 if g.size == 3 else 5
     messages = 4 * rounds(g.size) - 1 - (g.size < 4) + each * (g.segments - 1)
-    return Cost(messages, messages / 2 / g.segments, min(2, g.size - 1) / 2)
+    return Cost(messages, messages / 2 / g.segments, min(2, g.size - 1) / 2, flight=min(g.segments, _AHEAD))
 
 
 def _broadcast_cost(g: Geometry) -> Cost:

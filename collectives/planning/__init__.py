@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collectives.planning.calibration import BUDGET, NEVER, SIZES, Calibration, find_thresholds
 from collectives.planning.call import Call, WindowOffset, WindowOffsets
-from collectives.planning.cost_model import Model, explain, predict
+from collectives.planning.cost_model import Model, explain, predict, told_apart
 from collectives.planning.plan import Plan, Planner, all_blocks
 from collectives.planning.rules import NO_LIMIT, CopyKernel, Costs, Rule, Rules, SingleCopy
 from collectives.planning.select import Choice, Demand, Selector
@@ -40,4 +40,5 @@ __all__ = [
     "explain",
     "find_thresholds",
     "predict",
+    "told_apart",
 ]

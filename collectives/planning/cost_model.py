@@ -7,8 +7,9 @@ collective communication operations in MPICH", 2005 (gamma, and its use for choo
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,12 +23,13 @@ class Model:
     kernel out of another process (read), and per signal that one-sided algorithms wait for (signal).
 
     alpha and beta are those between ranks of one host; inter_alpha and inter_beta those across hosts, where the ranks
-    of a host share its link. `alone` is the time of bytes that cross with one message under way, by that with several:
-    the link is idle while a message is combined and its peer wakes up (measured on 4 hosts of one rank at 200 Mbit/s, 4
-    to 16 MiB: 1.09 to 1.4). `turning` is the same where successive messages go to different ranks (there, halving and
-    doubling beside the ring, 64 KiB to 1 MiB: 1.1 to 1.4 times as long). `overhead` is the time for which a message
-    across hosts keeps its sender and receiver busy, beside its bytes. gamma, copy, read and signal are those of two
-    ranks on two cores of an AMD Zen 4.
+    of a host share its link. inter_betas are those of each host's link, by the host's number: the slowest is
+    inter_beta; empty, they are alike. `alone` is the time of bytes that cross with one message under way, by that with
+    several: the link is idle while a message is combined and its peer wakes up (measured on 4 hosts of one rank at 200
+    Mbit/s, 4 to 16 MiB: 1.09 to 1.4). `turning` is the same where successive messages go to different ranks (there,
+    halving and doubling beside the ring, 64 KiB to 1 MiB: 1.1 to 1.4 times as long). Both were measured under BBR; see
+    docs/simulate.md for reno. `overhead` is the time for which a message across hosts keeps its sender and receiver
+    busy, beside its bytes. gamma, copy, read and signal are those of two ranks on two cores of an AMD Zen 4.
     """
 
     alpha: float = 20e-6
@@ -41,6 +43,7 @@ class Model:
     alone: float = 1.1
     turning: float = 1.3
     overhead: float = 50e-6
+    inter_betas: tuple[float, ...] = ()
 
     def link(self, geometry: Geometry, a: int, b: int) -> tuple[float, float]:
         """Return alpha and beta between two ranks."""
@@ -56,18 +59,35 @@ def _cost(cost: Callable[[Geometry], Cost], geometry: Geometry) -> Cost:
     return cost(geometry)
 
 
-@lru_cache(maxsize=4096)
-def crossing(algorithm: Algorithm, geometry: Geometry) -> tuple[float, int]:
-    """Return the bytes that cross the link of the busiest host in one direction, in units of N, and the largest number
-    of ranks on other hosts to which a rank sends.
+def told_apart(links: Sequence[float]) -> tuple[float, ...]:
+    """Return the `Model.inter_betas` of links that take so many seconds for a byte: the slowest link's, divided by a
+    power of three, 729 at most; empty if all links are alike.
 
-    The figure is counted in the steps of the ranks of the hosts that may be busiest: the first, the middle one, the
-    last and the root's. `geometry` is that of any rank, with one segment.
+    So links count as alike whose rates differ by less than a factor of three: where cores are busy, the measured rates
+    of equal links differ by a factor of two, and other algorithms gain little there.
+    """
+    slowest = max(links)
+    powers = [int(math.log(slowest / max(seconds, slowest / 730), 3)) if slowest else 0 for seconds in links]
+    return tuple(slowest / 3**power for power in powers) if any(powers) else ()
+
+
+@lru_cache(maxsize=4096)
+def crossing(algorithm: Algorithm, geometry: Geometry, betas: tuple[float, ...] = ()) -> tuple[float, int, float]:
+    """Return the bytes that cross the link of the busiest host in one direction, in units of N; the largest number of
+    ranks on other hosts to which a rank sends; and the largest product of a host's bytes and its `betas`, 0 without.
+
+    The figures are counted in the steps of the ranks of the hosts that may be busiest: the first, the middle one, the
+    last and the root's, and the first, the middle one and the last that have the same of `betas`. `geometry` is that of
+    any rank, with one segment.
     """
     hosts = geometry.hosts
     chunk = 1 / algorithm.blocks(geometry.size)
-    busiest, most = 0.0, 0
-    for host in {hosts[0], hosts[geometry.size // 2], hosts[-1], hosts[geometry.root]}:
+    counted = {hosts[0], hosts[geometry.size // 2], hosts[-1], hosts[geometry.root]}
+    for beta in set(betas):
+        alike = [host for host, its in enumerate(betas) if its == beta]
+        counted |= {alike[0], alike[len(alike) // 2], alike[-1]}
+    busiest, most, longest = 0.0, 0, 0.0
+    for host in counted:
         leaving = coming = 0
         for rank in (rank for rank, its in enumerate(hosts) if its == host):
             targets = set()
@@ -78,8 +98,10 @@ def crossing(algorithm: Algorithm, geometry: Geometry) -> tuple[float, int]:
                     if step.sent:
                         targets.add(step.peer)
             most = max(most, len(targets))
-        busiest = max(busiest, leaving * chunk, coming * chunk)
-    return busiest, most
+        crossed = max(leaving, coming) * chunk
+        busiest = max(busiest, crossed)
+        longest = max(longest, crossed * betas[host]) if betas else 0.0
+    return busiest, most, longest
 
 
 def predict(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model) -> float:
@@ -97,16 +119,22 @@ def explain(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model)
 
         one  |--- inter_alpha ---|== bytes ==|          three  |o|= b =|o|= b =|o|= b =|
                                                                |--- inter_alpha ---|= b =|
+
+    Where links differ, all are taken to be as slow as the slowest if one message is under way, since a round waits for
+    it. With several, all links work at the same time: the link that is busy for longest counts, which is a slow one
+    unless few bytes cross it.
     """
     cost = _cost(algorithm.cost, geometry)
     rounds, inside, link = cost.rounds - cost.local_rounds, cost.sent, 0.0
     if len(set(geometry.hosts)) > 1:
-        outside, targets = crossing(algorithm, dataclasses.replace(geometry, rank=0, segments=1))
+        one = dataclasses.replace(geometry, rank=0, segments=1)
+        outside, targets, longest = crossing(algorithm, one, model.inter_betas)
+        beta = longest / outside if longest and cost.flight > 1 else model.inter_beta
         sharing = max(Counter(geometry.hosts).values())
         # With one rank on each host all bytes of the critical path cross; segments may take other ways.
         outside = cost.sent if sharing == 1 else min(outside, sharing * cost.sent)
         inside = cost.local_sent or max(0.0, cost.sent - outside / sharing)
-        link = nbytes * outside * model.inter_beta
+        link = nbytes * outside * beta
         if cost.flight == 1:
             latency = rounds * model.inter_alpha
             link *= model.turning if targets > 1 else model.alone

@@ -223,7 +223,7 @@ class Rules:
         """Return a cost model with the terms from the table for a transport."""
         for row in self.costs:
             if row.transport in ("", transport):
-                model = dataclasses.replace(model, **row.terms())
+                model = dataclasses.replace(model, **row.terms())  # type: ignore[arg-type] # none of them is inter_betas
         return model
 
 

@@ -7,6 +7,7 @@ those that the calibration leaves (staged or single copy).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
 from typing import Final
@@ -90,7 +91,16 @@ class Selector:
     def use_link(self, link: LinkCost) -> None:
         """Count with a measured cost of messages between hosts. To be called before the first call is planned."""
         self.link = link
-        self._model = dataclasses.replace(self._model, inter_alpha=link.latency, inter_beta=link.per_byte)
+        self._model = dataclasses.replace(
+            self._model, inter_alpha=link.latency, inter_beta=link.per_byte, inter_betas=link.hosts
+        )
+
+    def on_hosts(self, hosts: Iterable[int]) -> Selector:
+        """Return the selector of a communicator split from this one, which is on `hosts`, in the order of its ranks."""
+        other = copy(self)
+        if self.link is not None and self.link.hosts:
+            other.use_link(dataclasses.replace(self.link, hosts=tuple(self.link.hosts[host] for host in hosts)))
+        return other
 
     def calibrated(self, calibration: Calibration) -> Selector:
         """Return the same selector with another calibration."""

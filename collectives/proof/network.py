@@ -48,7 +48,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from collectives.planning import Model
+from collectives.planning import Model, told_apart
 from transports.errors import ConfigError
 from transports.settings import did_you_mean
 
@@ -322,13 +322,18 @@ class Network:
 
     @property
     def model(self) -> Model:
-        """The terms for the cost model. The slowest NIC sets the pace, and an uplink if the hosts of its switch may
-        need more than its rate."""
-        beta = max(self.nic)
+        """The terms for the cost model. A host has the rate of its NICs, or its share of an uplink if the hosts of a
+        switch may need more than the uplink's rate."""
+        shared = 0.0
         if self.uplink and len(set(self.switches)) > 1:
-            busy = max(Counter(self.switches).values())
-            beta = max(beta, self.uplink * busy)
-        return dataclasses.replace(self.costs, inter_alpha=self.costs.inter_alpha + self.detour, inter_beta=beta)
+            shared = self.uplink * max(Counter(self.switches).values())
+        betas = [max(beta, shared) for beta in self.nic]
+        return dataclasses.replace(
+            self.costs,
+            inter_alpha=self.costs.inter_alpha + self.detour,
+            inter_beta=max(betas),
+            inter_betas=told_apart(betas),
+        )
 
     @property
     def geometry_hosts(self) -> tuple[int, ...]:

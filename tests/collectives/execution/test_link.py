@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from collectives import Communicator
 from collectives.algorithms import algorithms
 from collectives.execution import link as measuring
-from collectives.planning import Model, Rules, Selector
+from collectives.execution.link import links_of
+from collectives.planning import Model, Rules, Selector, told_apart
 from collectives.planning.cost_model import crossing
 from collectives.planning.select import Demand
 from collectives.schedule import Geometry
@@ -31,12 +33,12 @@ def test_all_ranks_get_the_same_figures() -> None:
 
     with world_of("tcp", 5, hosts=HOSTS, calibrate=True) as world:
         found = world.run(body)
-    links = {link for pair in found for link in pair}
-    assert len(links) == 1  # so has the split what its parent has measured
-    (cost,) = links
-    assert cost is not None
-    assert cost.latency > 0
-    assert cost.per_byte > 0
+    assert len({parent for parent, _ in found}) == 1
+    for cost, child in found:
+        assert cost is not None
+        assert child is not None
+        assert cost.latency == child.latency > 0  # the split has what its parent has measured
+        assert cost.per_byte == child.per_byte > 0
 
 
 @pytest.mark.parametrize("hosts", [(), HOSTS])
@@ -55,13 +57,18 @@ def test_rules_that_tell_it_are_not_measured(tmp_path: Path) -> None:
 
 
 def sizes_and_cost(seconds: Callable[[int], float]) -> tuple[list[int], LinkCost]:
-    """The measurement where a message of some bytes and its answer take the given times."""
+    """The measurement where a message of some bytes takes the given time, and one to the other host no longer."""
     sizes: list[int] = []
 
     class Exchange:
+        hosts, place = 2, 0
+
         def __init__(self, *arguments: object) -> None: ...
 
-        def round_trip(self, nbytes: int) -> float:
+        def round_trip(self) -> float:
+            return 2 * seconds(0)
+
+        def arrival(self, nbytes: int) -> float:
             sizes.append(nbytes)
             return seconds(nbytes)
 
@@ -75,8 +82,8 @@ def sizes_and_cost(seconds: Callable[[int], float]) -> tuple[list[int], LinkCost
 
 
 def test_larger_messages_are_sent_until_one_takes_long_enough() -> None:
-    sizes, cost = sizes_and_cost(lambda nbytes: 2e-4 + nbytes * 42e-9)
-    assert sizes == [8] * 8 + [1 << 17] * 2 + [1 << 19] * 2
+    sizes, cost = sizes_and_cost(lambda nbytes: 1e-4 + nbytes * 42e-9)
+    assert sizes == [1 << 17] * 2 + [1 << 19] * 2
     assert cost == LinkCost(pytest.approx(1e-4, rel=0.01), pytest.approx(42e-9))
 
 
@@ -90,7 +97,7 @@ def test_windows_of_tcp_that_open_slowly_over_a_long_way_do_not_count() -> None:
         while left > 0:
             window *= 2
             trips, left = trips + 1, left - window
-        return trips * 0.04 + nbytes * 42e-9
+        return (trips - 0.5) * 0.04 + nbytes * 42e-9
 
     sizes, cost = sizes_and_cost(seconds)
     assert max(sizes) == 1 << 21
@@ -103,7 +110,48 @@ def test_windows_of_tcp_that_open_slowly_over_a_long_way_do_not_count() -> None:
 )
 def test_bytes_that_cross_the_link_of_a_host(name: str, expected: float, targets: int) -> None:
     """Counted by hand for four hosts of two ranks, which share the link of their host."""
-    assert crossing(algorithms("allreduce")[name], FOUR_BY_TWO) == (pytest.approx(expected), targets)
+    assert crossing(algorithms("allreduce")[name], FOUR_BY_TWO) == (pytest.approx(expected), targets, 0)
+
+
+def test_a_link_is_as_fast_as_the_faster_one_of_its_two_messages() -> None:
+    assert links_of([1, 2, 1, 1]) == ()
+    assert links_of([1, 1.1, 4, 3]) == pytest.approx((4 / 3, 4 / 3, 4, 4 / 3))  # to host 2 and from it
+    assert links_of([3, 1, 1.1, 4]) == pytest.approx((4 / 3, 4 / 3, 4 / 3, 4))
+    assert links_of([1, 9, 1, 1]) == pytest.approx((9, 9, 1, 1))  # from host 0 to host 1 alone: one of the two ends
+    assert links_of([4, 1]) == ()
+
+
+def test_links_differ_by_powers_of_three() -> None:
+    assert told_apart([1.0, 2.8, 1.3]) == ()
+    assert told_apart([0.9, 9.0, 4.0, 2.5, 0.0]) == pytest.approx((1.0, 9.0, 9.0, 3.0, 9 / 729))
+    assert told_apart([0.0, 0.0]) == ()
+
+
+def test_hosts_of_a_split_keep_their_links() -> None:
+    selector = Selector(Model(), Rules(), "tcp")
+    selector.use_link(LinkCost(1e-4, 4e-8, (1e-8, 4e-8, 2e-8)))
+    child = selector.on_hosts((2, 0))
+    assert child.link == LinkCost(1e-4, 4e-8, (2e-8, 1e-8))
+    assert selector.link == LinkCost(1e-4, 4e-8, (1e-8, 4e-8, 2e-8))
+
+
+def chosen(size: int, nbytes: int, links: tuple[float, ...]) -> str:
+    selector = Selector(Model(), Rules(), "tcp")
+    selector.use_link(LinkCost(3e-5, 160e-9, links))
+    geometry = Geometry(0, size, hosts=tuple(range(size)))
+    return selector.choose(Demand("allreduce", geometry, nbytes, nbytes)).algorithm.name
+
+
+@pytest.mark.parametrize("nbytes", [1 << 16, 1 << 20, 1 << 24])
+@pytest.mark.parametrize("size", [4, 8])
+def test_a_slow_host_is_a_leaf_of_both_trees(size: int, nbytes: int) -> None:
+    """N crosses its link there, and 2 (p - 1) / p N around the ring."""
+    assert chosen(size, nbytes, (40e-9,) * (size - 1) + (160e-9,)) == "double_tree"
+
+
+def test_hosts_that_are_alike_need_no_table() -> None:
+    for size, nbytes in product((2, 4, 5, 8, 16), (4, 1 << 13, 1 << 16, 1 << 20, 1 << 24)):
+        assert chosen(size, nbytes, (160e-9,) * size) == chosen(size, nbytes, ()) != "double_tree"
 
 
 def test_slow_links_are_crossed_by_as_few_bytes_as_possible() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ def test_a_file(tmp_path: Path) -> None:
     assert network.switches == (0, 0, 1, 1)
     assert network.route(0, 2) == (("out", 0), ("in", 2), ("up", 0), ("down", 1))
     assert network.model.inter_beta == 1.6e-9
+    assert network.model.inter_betas == ()
+    faster = dataclasses.replace(network, nic=(1.6e-9, 1.6e-9, 0.32e-9, 0.32e-9), switches=()).model
+    assert faster.inter_betas == pytest.approx((1.6e-9, 1.6e-9, 1.6e-9 / 3, 1.6e-9 / 3))
     assert network.turn == 0
     assert topology.change(["nic=20Gbit", "far.latency=40us"]).network(2).costs.inter_alpha == pytest.approx(40e-6)
     assert read(tmp_path, "").network(3).turn == 1
@@ -84,6 +88,7 @@ def test_an_uplink_that_all_hosts_of_a_switch_need_sets_the_pace() -> None:
     narrow = Topology((Hosts(nic=1e9),), switch=Switch(4, 1e9, 3e-6)).network(16)
     assert wide.model.inter_beta == pytest.approx(1e-9)
     assert narrow.model.inter_beta == pytest.approx(4e-9)
+    assert narrow.model.inter_betas == ()
     assert narrow.model.inter_alpha == pytest.approx(53e-6)
 
 
