@@ -39,15 +39,15 @@ examples:
   ronde bench -np 2                                  allreduce, 4 B to 16 MiB, on the configured transport
   ronde bench allgather -np 4 --transport tcp
   ronde bench --min 1M --max 64M --json out.json     results with machine and versions, as JSON
-  ronde bench -np 8 --device cuda                    arrays on GPUs, one per rank where there are as many
+  ronde bench -np 8 --device cuda                    arrays on GPUs, one GPU per rank if there are enough
   ronde bench -H h1:4,h2:4                           on two hosts, as ronde run starts ranks there
   mpirun -np 4 ronde bench                           on the ranks of another launcher; rank 0 prints
 
-The columns are those of nccl-tests. time: the median over the repeats, of the slowest rank. algbw = size / time. busbw:
+time: the median over the repeats, of the slowest rank. algbw = size / time. busbw:
 algbw times the share of the data that the busiest link must carry, 2(n-1)/n for allreduce, (n-1)/n for allgather,
 gather, scatter, reduce_scatter and alltoall, 1 for the others. #wrong: wrong elements on all ranks; exit status 1 if
-there are any. On GPUs calls are timed by events around several in a row, and for allreduce, where the transport has one
-of its own (NCCL), "bare" is the time of that alone.
+there are any. On GPUs, events around several calls in a row measure the time. "bare" is the time of the transport's own
+allreduce (NCCL) alone.
 """
 
 
@@ -91,21 +91,23 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
         help="time collectives and check their results",
-        description=__doc__,
+        description="Time collectives and check every result. The columns are those of nccl-tests.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("collective", nargs="?", default="allreduce", choices=COLLECTIVES)
+    parser.add_argument(
+        "collective", nargs="?", default="allreduce", choices=COLLECTIVES, help="the collective (default: allreduce)"
+    )
     add_ranks(parser)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the arrays are (default: cpu)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="device of the arrays (default: cpu)")
     parser.add_argument("--min", type=parse_size, default=4, metavar="SIZE", help="smallest size (default: 4)")
     parser.add_argument("--max", type=parse_size, default=1 << 24, metavar="SIZE", help="largest size (default: 16M)")
-    parser.add_argument("--factor", type=int, default=4, help="each size is so many times the last (default: 4)")
+    parser.add_argument("--factor", type=int, default=4, help="ratio of successive sizes (default: 4)")
     parser.add_argument("--dtype", default="float32", help="NumPy dtype, or bfloat16 (default: float32)")
-    parser.add_argument("--op", default="sum", choices=tuple(UFUNCS))
-    parser.add_argument("--root", type=int, default=0)
-    parser.add_argument("--algorithm", help="force an algorithm by name")
-    parser.add_argument("--seconds", type=float, default=0.2, help="time to spend on each line (default: 0.2)")
+    parser.add_argument("--op", default="sum", choices=tuple(UFUNCS), help="reduction (default: sum)")
+    parser.add_argument("--root", type=int, default=0, help="root of rooted collectives (default: 0)")
+    parser.add_argument("--algorithm", help="name of the algorithm (default: Ronde's choice)")
+    parser.add_argument("--seconds", type=float, default=0.2, help="seconds of measuring for each line (default: 0.2)")
     parser.add_argument("--warmup", type=int, default=5, help="calls before the timed ones (default: 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     add_plot(parser)

@@ -39,7 +39,7 @@ examples:
   ronde draw allreduce --algorithm ring -np 8
                                     draw an algorithm: who sends which part to whom, and when
   ronde simulate allreduce --topology cluster.toml --ranks 16..10000 --size 1K..1G
-                                    predict times on a network that one need not have
+                                    predict times on a network that you do not have
   ronde COMMAND --help              show the options of a command
 """
 

@@ -25,17 +25,17 @@ from transports.errors import ConfigError
 from transports.interfaces import interfaces
 
 DESCRIPTION: Final = """\
-Of this machine: show the versions of Ronde, of the frameworks and of the software for GPUs, the launcher that started
-this process and how its ranks would meet, the transports that work and why others do not, the machine as Ronde sees it,
-and every setting with its value and source. With --calibrate, also run as many ranks as -np says over the configured
-transport and show what they measure and choose, as every job does when it begins. The exit code is 1 if a setting is
-bad, if the ranks of a launcher cannot meet, or if no transport can be used.
+Check this machine. The report shows the versions of Ronde, of the frameworks and of the software for GPUs, the launcher
+that started this process and how its ranks would meet, the transports that work and why others do not, the machine as
+Ronde sees it, and every setting with its value and source. With --calibrate, -np ranks also run over the configured
+transport and show their calibration, which every job measures when it begins. The exit code is 1 if a setting is bad,
+if the ranks of a launcher cannot meet, or if no transport can be used.
 
-Of several hosts, with -H, --hostfile or --cluster: start a probe on each, by ssh as `ronde run` does, compare versions
-and clocks, connect hosts in both directions, measure latency, rate and the largest packets that pass, and name the
-host, link, firewall or interface that is at fault. --cluster means the hosts of the Slurm allocation, or those of the
-ranks if every rank of a launcher runs this command; rank 0 prints. In an allocation it is the default. The exit code is
-1 if anything is wrong.
+With -H, --hostfile or --cluster, check several hosts. A probe starts on each host, by ssh as in `ronde run`. The probes
+compare versions and clocks, connect to each other in both directions, and measure latency, rate and the largest packets
+that pass. The report names the host, link, firewall or interface that is at fault. --cluster means the hosts of the
+Slurm allocation, where it is the default, or the hosts of the ranks if every rank of a launcher runs this command; rank
+0 prints. The exit code is 1 if anything is wrong.
 """
 EXAMPLES: Final = """\
 examples:

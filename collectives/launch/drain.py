@@ -12,9 +12,9 @@ from transports.errors import ConfigError
 DESCRIPTION: Final = """\
 Let the ranks of a host leave an elastic job of `ronde run`, which goes on without the host.
 
-The ranks leave at their next step boundary (ronde.regroup), so no step is lost. The host is used again once the
-discovery has ceased to name it and names it anew. The command returns when the launcher has asked the ranks to leave.
-It works for the user who has started the job, on the machine of its launcher.
+The ranks leave at their next step boundary (ronde.regroup), so no step is lost. The host is used again once the host
+discovery has stopped listing it and lists it again. The command returns when the launcher has asked the ranks to leave.
+Run it as the user who started the job, on the machine of its launcher.
 """
 
 

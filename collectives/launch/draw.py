@@ -33,12 +33,16 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("collective", choices=[name for name in SPECS if name != "barrier"], help="the collective")
-    parser.add_argument("--algorithm", metavar="NAME", help="its algorithm; without it, all names are listed")
+    parser.add_argument("--algorithm", metavar="NAME", help="name of the algorithm (default: list all names)")
     parser.add_argument("-np", type=int, default=4, metavar="N", help=f"ranks, 2 to {MOST_RANKS} (default: 4)")
     parser.add_argument("--root", type=int, default=0, metavar="R", help="root rank (default: 0)")
     parser.add_argument("--segments", type=int, default=1, metavar="S", help="pieces of each part (default: 1)")
     parser.add_argument(
-        "--hosts", type=int, default=1, metavar="H", help="hosts, with equal shares of neighbouring ranks"
+        "--hosts",
+        type=int,
+        default=1,
+        metavar="H",
+        help="number of hosts, each with the same number of neighbouring ranks (default: 1)",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE.svg, FILE.html or FILE.txt")
     parser.set_defaults(main=main, parser=parser)

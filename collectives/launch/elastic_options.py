@@ -47,12 +47,12 @@ def add_options(group: Any, count: Callable[[str], int], seconds: Callable[[str]
     group.add_argument(
         "--host-discovery-script",
         metavar="PATH",
-        help="command that prints the hosts of the moment, in lines of NAME or NAME:SLOTS; run every second",
+        help="program that prints the current hosts, one per line, as NAME or NAME:SLOTS; run every second",
     )
     group.add_argument(
         "--discover-dns",
         metavar="NAME",
-        help="name whose addresses are the hosts, such as that of a headless service of Kubernetes",
+        help="DNS name that resolves to the addresses of the hosts, such as a headless service of Kubernetes",
     )
     group.add_argument(
         "--slots-per-host",
@@ -70,7 +70,7 @@ def add_options(group: Any, count: Callable[[str], int], seconds: Callable[[str]
         "--reset-limit",
         type=_limit,
         metavar="N",
-        help="number of changes of the ranks after which the job fails (default: no limit)",
+        help="the job fails after N changes of its ranks (default: no limit)",
     )
     group.add_argument(
         "--blacklist-cooldown-range",
@@ -90,12 +90,12 @@ def add_options(group: Any, count: Callable[[str], int], seconds: Callable[[str]
         "--leave-timeout",
         type=seconds,
         metavar="S",
-        help="seconds for ranks to leave whose host is drained, preempted or not named any more (default: 60)",
+        help="seconds that ranks get to leave a host that is drained, preempted or no longer listed (default: 60)",
     )
     group.add_argument(
         "--preemption-file",
         metavar="PATH",
-        help="the ranks of a host leave once there is such a file on it",
+        help="path of a file; the ranks of a host leave when the file appears on that host",
     )
 
 

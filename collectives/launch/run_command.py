@@ -41,8 +41,8 @@ Each line of output is printed with its rank in front. Only rank 0 reads standar
 
 Other hosts are reached by ssh, which must ask for nothing (keys, known hosts). They need the same Python, the same
 Ronde and the same folder as this one. Their ranks get the variables PATH, PYTHONPATH, LD_LIBRARY_PATH, VIRTUAL_ENV,
-CONDA_* and RONDE_* of this process and those of -x; all others are those of a login there. In an allocation of Slurm
-(sbatch, salloc) the ranks run on its nodes, one per task, and srun takes the place of ssh.
+CONDA_* and RONDE_* of this process and those of -x; all other variables are those of a login there. In an allocation of
+Slurm (sbatch, salloc) the ranks run on its nodes, one per task, and srun takes the place of ssh.
 
 If a rank fails, the other ranks get 1.5 seconds to print their errors and are then terminated. The report names the
 rank that failed first, with the end of its stderr. The exit code is that of this rank (128 + N if signal N killed it).
@@ -57,7 +57,7 @@ examples:
   ronde run -np 2 --transport tcp --set tcp.interface=lo train.py
   ronde run -np 2 --time-limit 600 pytest tests  end the job after ten minutes, with exit code 124
   ronde run -np 2 --no-prefix train.py | tee log
-  ronde run --nodes 2 --node-rank 1 --meet h1:29400 -np 4 train.py    on h2, and with rank 0 on h1
+  ronde run --nodes 2 --node-rank 1 --meet h1:29400 -np 4 train.py    on h2; on h1 with --node-rank 0
   ronde run -H h1:4,h2:4 -x OMP_NUM_THREADS=2 train.py     eight ranks on two hosts
 
 Unless OMP_NUM_THREADS is set, it is set for the ranks to the number of cores divided by the number of ranks.
@@ -101,7 +101,7 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="environment variable for all ranks, with its value here or the given one; repeat it for several",
+        help="environment variable for all ranks, with the given value or its value here; repeat it for several",
     )
     parser.add_argument(
         "--time-limit",
@@ -123,14 +123,12 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="let the other ranks continue when a rank fails; for programs that call shrink()",
     )
-    parser.add_argument(
-        "--no-prefix", dest="prefix", action="store_false", help="print lines without the rank in front"
-    )
+    parser.add_argument("--no-prefix", dest="prefix", action="store_false", help="do not begin lines with the rank")
     parser.add_argument(
         "--prefix-output-with-timestamp",
         dest="stamped",
         action="store_true",
-        help="print lines with the local time in front, when the launcher got them",
+        help="begin each line with the local time at which the launcher received it",
     )
     parser.add_argument(
         "--output-filename",
@@ -190,7 +188,7 @@ def add_hosts(group: Any) -> None:
         "-H", "--hosts", metavar="LIST", help="hosts and numbers of their ranks: h1:4,user@h2:4,[fd00::1]:2"
     )
     hosts.add_argument(
-        "--hostfile", "-hostfile", metavar="FILE", help="file with a host in each line: 'h1 slots=4', 'h1:4' or 'h1'"
+        "--hostfile", "-hostfile", metavar="FILE", help="file with one host per line: 'h1 slots=4', 'h1:4' or 'h1'"
     )
     group.add_argument("-p", "--ssh-port", type=_port, metavar="PORT", help="port of the hosts' ssh servers")
     group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
@@ -208,10 +206,12 @@ def _add_nodes(group: Any) -> None:
         "--nodes",
         type=_count,
         metavar="N",
-        help="this is one of N nodes where `ronde run` is started by hand; -np is the number of ranks on this node",
+        help="number of nodes on which `ronde run` is started by hand; -np is the number of ranks on this node",
     )
     group.add_argument("--node-rank", type=_rank, metavar="I", help="number of this node, 0 to N - 1")
-    group.add_argument("--meet", metavar="HOST:PORT", help="address of node 0, where it listens and the others come")
+    group.add_argument(
+        "--meet", metavar="HOST:PORT", help="address at which node 0 listens and to which the other nodes connect"
+    )
     group.add_argument(
         "--start-timeout",
         type=positive,

@@ -1,4 +1,4 @@
-"""`ronde simulate`: times of collectives on a network that one need not have, in the columns of nccl-tests."""
+"""`ronde simulate`: times of collectives on a network that you need not have, in the columns of nccl-tests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
     """See `cli.Command`."""
     parser = subparsers.add_parser(
         "simulate",
-        help="predict times on a network that one need not have",
+        help="predict times on a network that you do not have",
         description="Simulate collectives on a network of hosts, from the steps that run.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -60,16 +60,20 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--topology", type=Path, metavar="FILE", help="the network, in TOML")
     parser.add_argument(
-        "--ranks", type=_range(_ranks, 2), default=(16,), metavar="N", help="16, 16,100 or 16..1024: doubled each time"
+        "--ranks",
+        type=_range(_ranks, 2),
+        default=(16,),
+        metavar="N",
+        help="numbers of ranks: 16, 16,100 or 16..1024 (doubling)",
     )
     parser.add_argument(
         "--size",
         type=_range(parse_size, 4),
         default=SIZES,
         metavar="SIZE",
-        help="64K, 1K,1M or 1K..1G: four times the last",
+        help="sizes: 64K, 1K,1M or 1K..1G (in factors of four)",
     )
-    parser.add_argument("--algorithm", metavar="NAME", help="this one in place of the one that Ronde would choose")
+    parser.add_argument("--algorithm", metavar="NAME", help="algorithm to simulate (default: Ronde's choice)")
     parser.add_argument(
         "--what-if",
         metavar="KEY=VALUE,...",
@@ -94,7 +98,7 @@ def add_parser(subparsers: Any) -> None:
         type=_fusion,
         default=Config().fusion_bytes,
         metavar="SIZE",
-        help="of --trace and --layers: the most bytes that are sent together, as the setting fusion_bytes; 0 for none",
+        help="with --trace and --layers: largest group of fused gradients, like the setting fusion_bytes; 0: no fusion",
     )
     add_plot(parser)
     parser.set_defaults(main=main, parser=parser)

@@ -34,11 +34,11 @@ examples:
   ronde tune allreduce -H h1:4,h2:4                   on two hosts; the table is written on the first
   srun ronde tune allreduce                           on the ranks of another launcher; rank 0 writes the table
 
-Every usable algorithm is timed against the one that is chosen by default, in turns; where another one is faster by
-more than a twentieth, the table gets a rule for that number of ranks and that transport. It also gets the figures of
-the cost model, which decides where no rule fits: alpha (seconds for a message), beta (per byte sent),
-gamma (per byte combined), copy (per byte copied). And it gets the calibration of these ranks, which then is not
-measured any more when a job begins. A machine that does other work meanwhile gives useless tables.
+Every usable algorithm takes turns with the default choice. If it saves 5 % of the time or more, the table gets a rule
+for that number of ranks and that transport. The table also contains the figures of the cost model, which decides
+where no rule fits: alpha (seconds per message), beta (per byte sent), gamma (per byte combined), copy (per byte
+copied); and the calibration of these ranks, so that jobs with this table do not measure it again. Run nothing else on
+the machine meanwhile: other work makes the table useless.
 """
 ROUNDS: Final = 7
 """Turns (blocks of timed calls) of each algorithm."""
@@ -80,18 +80,30 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "tune",
         help="measure which algorithms are fastest here, and write a rule table",
-        description=__doc__,
+        description="Measure which algorithms are fastest on this machine, and write a rule table that chooses them.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("collectives", nargs="*", metavar="collective", help=f"default: {' '.join(COLLECTIVES)}")
+    parser.add_argument(
+        "collectives",
+        nargs="*",
+        metavar="collective",
+        help=f"collectives to measure (default: {' '.join(COLLECTIVES)})",
+    )
     add_ranks(parser)
     parser.add_argument("--min", type=parse_size, default=1 << 10, metavar="SIZE", help="smallest size (default: 1K)")
     parser.add_argument("--max", type=parse_size, default=1 << 24, metavar="SIZE", help="largest size (default: 16M)")
-    parser.add_argument("--factor", type=int, default=4, help="each size is so many times the last (default: 4)")
-    parser.add_argument("--seconds", type=float, default=0.1, help="for each algorithm and size (default: 0.1)")
+    parser.add_argument("--factor", type=int, default=4, help="ratio of successive sizes (default: 4)")
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("ronde-rules.toml"), metavar="FILE", help="(default: %(default)s)"
+        "--seconds", type=float, default=0.1, help="seconds of measuring for each algorithm and size (default: 0.1)"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("ronde-rules.toml"),
+        metavar="FILE",
+        help="file of the rule table (default: %(default)s)",
     )
     add_plot(parser)
     parser.set_defaults(main=main)
