@@ -56,7 +56,7 @@ class Settings:
     """The settings, without the options of each transport.
 
     transport        name of the transport: auto, tcp, shm, local, nccl, faulty or a registered one
-    timeout          seconds that a call may take: longer than one rank evaluates or saves while the others wait
+    timeout          seconds that a call may take; more than one rank needs to evaluate or save while the others wait
     connect_timeout  seconds for the ranks to find each other and to connect in `init`
     join_timeout     seconds for a newcomer to be admitted to a world that runs (`init(join=True)`)
     reproducible     default of the argument `reproducible` of the reductions
@@ -286,6 +286,6 @@ def _sort(table: Mapping[str, Any], source: str) -> _Layer:
         else:
             known = registry.names()
             raise ConfigError(
-                f"{source}: [{name}] is no transport{did_you_mean(name, known)}; must be one of {', '.join(known)}"
+                f"{source}: [{name}] is not a transport{did_you_mean(name, known)}; must be one of {', '.join(known)}"
             )
     return settings, transports

@@ -78,7 +78,7 @@ class ProcessSet:
         rank = world().rank
         found = self._find()
         if found is None:
-            raise ValueError(f"{self!r}: is no process set of this world; call add_process_set first")
+            raise ValueError(f"{self!r}: is not a process set of this world; call add_process_set first")
         communicator = found[1]
         if communicator is None:
             raise ValueError(f"{self!r}: rank {rank} is not in it")

@@ -106,7 +106,7 @@ class Group:
     def forked_error(self) -> ForkedError:
         """The error of every call in a forked child of this rank."""
         parent = self.describe(self.rank)
-        text = f"this process was forked by {parent} and is no rank: only that process may call collectives"
+        text = f"this process was forked by {parent} and is not a rank: only that process may call collectives"
         return ForkedError(text, rank=self.rank)
 
 

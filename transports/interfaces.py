@@ -91,7 +91,7 @@ def choose_address(interface: str, hint: str | None) -> str:
     if address.is_unspecified:
         raise ConfigError(f"interface={interface!r}: must be one address, not all of them; {_existing()}")
     if not can_bind(interface):
-        raise ConfigError(f"interface={interface!r}: is no address of this machine; {_existing()}")
+        raise ConfigError(f"interface={interface!r}: is not an address of this machine; {_existing()}")
     return interface
 
 
@@ -122,7 +122,7 @@ def _toward(hint: str) -> str:
 def _of_interface(name: str, hint: str | None) -> str:
     addresses = interfaces().get(name)
     if addresses is None:
-        raise ConfigError(f"interface={name!r}: is no interface or address of this machine; {_existing()}")
+        raise ConfigError(f"interface={name!r}: is not an interface or address of this machine; {_existing()}")
     if not addresses:
         raise ConfigError(f"interface={name!r}: has no address; {_existing()}")
     try:

@@ -57,7 +57,7 @@ def backend(name: str) -> Backend:
         found = _load(_entry_point(name))
     absent = [attribute for attribute in _REQUIRED if not hasattr(found, attribute)]
     if absent:
-        raise ConfigError(f"transport {name!r} ({found!r}) is no backend: it lacks {', '.join(absent)}")
+        raise ConfigError(f"transport {name!r} ({found!r}) is not a backend: it lacks {', '.join(absent)}")
     return cast(Backend, found)
 
 

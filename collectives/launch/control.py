@@ -96,7 +96,7 @@ class ControlSocket:
         try:
             request = json.loads(line)
             if not isinstance(request, dict):
-                raise ConfigError("the request is no object")
+                raise ConfigError("the request is not an object")
             return self._answer(request)
         except (ValueError, RondeError) as error:
             return {"error": str(error)}

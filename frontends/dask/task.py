@@ -37,7 +37,7 @@ def report_progress(done: float, total: float) -> None:
     Raises RuntimeError outside a function that `run` calls.
     """
     if _JOB not in os.environ or not is_initialized():
-        raise RuntimeError("report_progress: this process is no rank of ronde.dask.run")
+        raise RuntimeError("report_progress: this process is not a rank of ronde.dask.run")
     get_worker().log_event(topic_of(os.environ[_JOB]), ("progress", world().rank, (done, total)))
 
 

@@ -64,7 +64,7 @@ BAD: list[tuple[str, dict[str, str], dict[str, Any], str]] = [
     ("", {"RONDE_CONFIG": "/nowhere.toml"}, {}, r"RONDE_CONFIG='/nowhere.toml': there is no such file"),
     ("stage_bytes = 100", {}, {}, r"stage_bytes=100: must be a multiple of 64.*ronde.toml"),
     ("timeout = [1]", {}, {}, r"timeout=\[1\] \(from file .*ronde.toml\): must be a number"),
-    ("[tpc]\nx = 1", {}, {}, r"\[tpc\] is no transport \(did you mean 'tcp'\?\)"),
+    ("[tpc]\nx = 1", {}, {}, r"\[tpc\] is not a transport \(did you mean 'tcp'\?\)"),
     ("[tcp]\npeer_timeout = 'x'", {}, {}, r"peer_timeout='x' \(from file .*\[tcp\]\): must be a number"),
     ("not toml", {}, {}, r"ronde.toml: cannot be read as TOML"),
 ]

@@ -71,7 +71,7 @@ def test_output_and_progress_have_the_rank(dask_client: Any, capsys: pytest.Capt
     assert len(set(pids)) == 2
     assert sorted(capsys.readouterr().out.splitlines()) == [f"[rank {n}] this is number {n}" for n in (0, 1)]
     assert sorted(seen) == [(0, 1, 3), (1, 2, 3)]
-    with pytest.raises(RuntimeError, match="is no rank of"):
+    with pytest.raises(RuntimeError, match="is not a rank of"):
         engine.report_progress(1, 2)
 
 

@@ -111,7 +111,7 @@ def test_pages_without_a_place_come_last_in_the_navigation() -> None:
         "missing; rank, size and store must be given together",
         "is needed when",
         "the other end does not know the job's secret",
-        "is no interface or address of this machine",
+        "is not an interface or address of this machine",
         "the ranks' calls do not fit together",
         "has made no progress for",
         "cannot be communicated",

@@ -82,7 +82,7 @@ def test_an_interface_that_is_not_there(ssh_trio: Cluster) -> None:
     code, found = examined(ssh_trio, "alpha,beta", *patient("--network-interface", "eth7"))
     assert code == 1
     assert [problem.partition(": ")[0] for problem in found["problems"]] == ["host alpha", "host beta"]
-    assert all("'eth7': is no interface" in problem for problem in found["problems"])
+    assert all("'eth7': is not an interface" in problem for problem in found["problems"])
 
 
 def test_ipv6_alone(ssh_duo6: Cluster) -> None:

@@ -75,14 +75,14 @@ def test_never_all_interfaces(everything: str) -> None:
 
 def test_unknown_interface_lists_the_existing_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"interface='no-such0': is no interface or address .*this machine has "
+        ConfigError, match=r"interface='no-such0': is not an interface or address .*this machine has "
     ) as caught:
         choose_address("no-such0", None)
     assert all(name in str(caught.value) for name in interfaces())
 
 
 def test_foreign_address_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"interface='192\.0\.2\.77': is no address of this machine"):
+    with pytest.raises(ConfigError, match=r"interface='192\.0\.2\.77': is not an address of this machine"):
         choose_address("192.0.2.77", None)
 
 

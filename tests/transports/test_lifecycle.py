@@ -13,7 +13,7 @@ from transports.errors import AbortedError, ClosedError, PeerLost, RondeError
 from transports.lifecycle import Lifecycle, State
 from transports.rendezvous.memory import MemoryStore
 
-FORKED = "this process was forked by rank 0 (node0, pid 42) and is no rank: only that process may call collectives"
+FORKED = "this process was forked by rank 0 (node0, pid 42) and is not a rank: only that process may call collectives"
 
 
 def lifecycle(abandon: Callable[[], None] = lambda: None) -> Lifecycle:

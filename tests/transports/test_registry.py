@@ -96,7 +96,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
 
 def test_an_entry_point_that_is_no_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     offer(monkeypatch, EntryPoint("odd", "json", registry.ENTRY_POINTS))
-    with pytest.raises(ConfigError, match=r"transport 'odd' .* is no backend: it lacks Options, create, usable"):
+    with pytest.raises(ConfigError, match=r"transport 'odd' .* is not a backend: it lacks Options, create, usable"):
         registry.backend("odd")
 
 

@@ -101,7 +101,7 @@ def test_questions_that_cannot_be_answered() -> None:
         assert (state, text) == ("failed", "the probe got an unknown question ('sing'): another version of Ronde?")
         state, text = probe.answer(["listen", SECRET, "near", "eth99", []])
         assert state == "failed"
-        assert "'eth99': is no interface or address of this machine" in text
+        assert "'eth99': is not an interface or address of this machine" in text
 
 
 def examined(probes: list[ProbeHere]) -> Findings:
