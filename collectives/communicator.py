@@ -210,9 +210,9 @@ class Communicator:
 
     @property
     def link(self) -> LinkCost | None:
-        """Seconds of a message between hosts and of each of its bytes, as was measured when the world was made, and of
-        the bytes of each host if their links differ; None if all ranks are on one host, or the setting `calibrate` is
-        off, or the rules tell it."""
+        """The cost of messages between hosts, as measured when the world was made: seconds per message and per byte,
+        and seconds per byte for each host if their links differ. None if all ranks are on one host, if the setting
+        `calibrate` is off, or if the rules contain the cost."""
         return self._selector.link
 
     @property
@@ -1982,7 +1982,7 @@ class Communicator:
         return self._queue.run(job) if name is None else self._engine.submit(name, job).wait()
 
     def plan(self, collective: str, /, *arguments: Any, **options: Any) -> Persistent:
-        """Check and plan a call now that is to be made many times on the same arrays. Nothing is communicated.
+        """Check and plan a call once, to make it many times on the same arrays. Nothing is communicated.
 
             step = comm.plan("allreduce", gradients, "average", out=gradients)
             for ...:
@@ -2169,10 +2169,10 @@ class Communicator:
         timeout  seconds that the other ranks have to call it, and that newcomers have to come if the ranks are fewer
                  than the launcher's minimum. By default the setting `timeout`
 
-        As `shrink`, after a failure or without one: `changes_pending` tells when somebody comes or leaves. Losses,
+        As `shrink`, after a failure or without one: `changes_pending` tells when ranks come or leave. Losses,
         leavers and newcomers are one decision, the same on all ranks. The ranks that go on come first, in their old
         order, so that rank 0 has the state of the computation; the newcomers follow. Newcomers beyond the launcher's
-        maximum wait on. A newcomer that dies before it is connected is left out again.
+        maximum keep waiting. A newcomer that dies before it is connected is left out again.
 
         Raises as `shrink`; RendezvousError too if the ranks are too few. The communicator is closed then too.
         """

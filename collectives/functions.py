@@ -1408,7 +1408,7 @@ def empty(
 
 
 def plan(collective: str, /, *arguments: Any, **options: Any) -> Persistent:
-    """Check and plan a call now that is to be made many times on the same arrays. See Communicator.plan."""
+    """Check and plan a call once, to make it many times on the same arrays. See Communicator.plan."""
     return world().plan(collective, *arguments, **options)
 
 

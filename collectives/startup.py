@@ -69,13 +69,13 @@ def init(
     without a launcher, or with RONDE_LAUNCHER=none, this process is a world of one. A process that a rank has started
     inherits its environment, but is not that rank: with `rank=0, size=1, store="memory:"` it makes a world of its own.
 
-    A second call returns the world that exists if its arguments agree with it; arguments that are not given do.
+    A second call returns the existing world if the arguments that are given agree with it.
 
     Raises ConfigError for a bad setting, if a launcher has started several ranks and they cannot meet (the text names
     the variables that were seen and what is missing), and if the environment is that of a rank which is another
     process; RendezvousError, ConnectError or DeadlineExceeded if the ranks do not come together within the setting
     `connect_timeout`, or do not admit a newcomer within `join_timeout`; the errors of add_process_set; RuntimeError if
-    there is a world already that differs from the arguments. Nothing stays open then, but a world that there was.
+    a world exists already and differs from the arguments. After an error nothing stays open but that world.
     """
     settings = _settings(config, transport)
     with PROCESS_WORLD.lock:
@@ -147,7 +147,7 @@ def connect(group: Group, config: Config, deadline: float) -> Communicator:
     config    the settings
     deadline  the time of time.monotonic() at which connecting gives up
 
-    Raises as `init` does. Nothing stays open then.
+    Raises as `init` does. After an error nothing stays open.
     """
     communicator = Communicator.connect(group, config, deadline)
     if config.timeline:

@@ -112,7 +112,7 @@ def command_line() -> str:
         for group in parser._action_groups:
             rows = [[_names(action), cell(_help(action, parser))] for action in group._group_actions if _shown(action)]
             if rows:
-                text.append(f"**{(group.title or '').capitalize()}**\n\n" + _table(("", "meaning"), rows))
+                text.append(f"**{(group.title or '').capitalize()}**\n\n" + _table(("name", "meaning"), rows))
         if parser.epilog:
             text.append("```text\n" + parser.epilog.strip() + "\n```")
         parts.append("\n\n".join(part for part in text if part))
