@@ -14,175 +14,30 @@ the event; a step takes 10 ms. A step is lost if some rank had completed it, and
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from tests.chaos.table import machine, write
-from tests.collectives.launch.launcher import environment
-from tests.netns.cluster import Cluster
-from tests.netns.network import Process, obstacle
-
-SECONDS = 60.0
-"""Time for the start, for the world that an event leads to, and for the end. After it a cell counts as a hang."""
-GO_ON_STEPS = 20
-PAUSE_SECONDS = 0.05
-EACH = 2
-"""Ranks of a host at the start."""
-ROOT = Path(__file__).resolve().parents[2]
-RANK = str(Path(__file__).with_name("elastic_rank.py"))
-NAMES = ("alpha", "beta", "gamma", "delta")
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a rank. `words` are those after the time."""
-
-    at: float
-    pid: int
-    words: Sequence[str]
-
-    @property
-    def numbers(self) -> tuple[int, int, int]:
-        """Rank, size and step of `world` and `step`."""
-        rank, size, step = map(int, self.words[1:4])
-        return rank, size, step
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where a job runs. `hosts`: the number of hosts at the start; `transport`: a setting."""
-
-    name: str
-    hosts: int
-    transport: str
-
-
-WHERE = (
-    Where("1 host, shm", 1, "shm"),
-    Where("1 host, tcp", 1, "tcp"),
-    Where("2 hosts", 2, "auto"),
-    Where("3 hosts", 3, "auto"),
+from tests.netns.elastic_jobs import (
+    EACH,
+    NAMES,
+    NOTICE,
+    PAUSE_SECONDS,
+    SECONDS,
+    WHERE,
+    Job,
+    Where,
+    has_socket,
+    longest_pause,
+    steps_lost,
 )
-
-
-class Job:
-    """A job that runs on hosts of its own. A context.
-
-    process  the launcher
-    pids     the first ranks, in their order
-    """
-
-    def __init__(self, where: Where, event: Event) -> None:
-        self.where = where
-        self.event = event
-        self.names = NAMES[: where.hosts]
-        self.size = EACH * where.hosts
-        self._resources = contextlib.ExitStack()
-        self.pids: list[int] = []
-
-    def __enter__(self) -> Job:
-        with contextlib.ExitStack() as stack:
-            event = self.event
-            self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ronde-elastic-")))
-            self.log = self.folder / "log"
-            self.log.mkdir()
-            self.offer({**dict.fromkeys(self.names, EACH), self.names[-1]: EACH + event.spares})
-            self.cluster = stack.enter_context(Cluster(NAMES[: self.where.hosts + 1]))
-            self.network = self.cluster.network
-            self._before = self.network.processes()
-            stack.callback(self._kill_all)
-            options = [*event.options, *(["--max-np", str(self.size), "--spares", "1"] if event.spares else [])]
-            settings = ["--set", f"transport={self.where.transport}", "--time-limit", str(4 * SECONDS)]
-            program = [sys.executable, RANK, str(self.log)]
-            self.process = stack.enter_context(
-                self.cluster.running(
-                    self.names[0],
-                    *("--min-np", "1", "--hostfile", str(self.folder / "hosts"), *options, *settings, *program),
-                    variables={"XDG_RUNTIME_DIR": str(self.folder)},
-                    words=stack.enter_context(open(self.folder / "words", "wb")),
-                )
-            )
-            self.await_world(self.size)
-            first = [line for line in self.lines() if line.words[0] == "world"]
-            self.pids = [line.pid for line in sorted(first, key=lambda line: line.numbers[0])]
-            self._resources = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._resources.close()
-
-    def offer(self, slots: dict[str, int]) -> None:
-        """Change the host file, at once for who reads it."""
-        new = self.folder / "new"
-        new.write_text("".join(f"{name}:{count}\n" for name, count in slots.items()))
-        new.rename(self.folder / "hosts")
-
-    def words(self) -> str:
-        """The launcher's words so far."""
-        return (self.folder / "words").read_text(errors="replace")
-
-    def lines(self) -> list[Line]:
-        """The lines of all ranks so far, by time."""
-        found = []
-        for file in self.log.glob("[0-9]*"):
-            for text in file.read_text().splitlines():
-                at, *words = text.split()
-                found.append(Line(float(at), int(file.name), words))
-        return sorted(found, key=lambda line: line.at)
-
-    @property
-    def left(self) -> dict[int, Process]:
-        """The processes on the hosts that were not there before."""
-        return {pid: process for pid, process in self.network.processes().items() if pid not in self._before}
-
-    def await_world(self, size: int, since: float = 0.0) -> float:
-        """Wait until a world of this size has gone some steps; when it began. Raises TimeoutError."""
-        until = time.monotonic() + SECONDS
-        while True:
-            steps = [line for line in self.lines() if line.words[0] == "step" and line.numbers[:2] == (0, size)]
-            after = [line.at for line in steps if line.at >= since]
-            if len(after) >= GO_ON_STEPS:
-                return after[0]
-            if time.monotonic() >= until or self.process.poll() is not None:
-                raise TimeoutError(f"no world of {size} ranks went on")
-            time.sleep(PAUSE_SECONDS)  # files tell nobody that they grow
-
-    def stop(self) -> int:
-        """Let the ranks end; the exit code of the launcher. Raises TimeoutExpired."""
-        (self.log / "stop").touch()
-        return self.process.wait(SECONDS)
-
-    def leaks(self) -> list[str]:
-        """Processes and shared memory that are left on the hosts some seconds after the end."""
-        until = time.monotonic() + 15.0
-        while (left := self.left) and time.monotonic() < until:
-            time.sleep(PAUSE_SECONDS)
-        found = [f"{process.name} on {process.host}" for process in left.values()]
-        for name, host in self.cluster.hosts.items():
-            found += [f"/dev/shm/{file} on {name}" for file in host.run("ls /dev/shm").split()]
-        return found
-
-    def kill_host(self, name: str) -> None:
-        """End a host as a power cut does: no word leaves it, and its processes are gone."""
-        self.network.drop(name)
-        for pid, process in self.left.items():
-            if process.host == name:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-    def _kill_all(self) -> None:
-        for pid in self.left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+from tests.netns.network import obstacle
 
 
 @dataclass(frozen=True)
@@ -236,19 +91,11 @@ def take_a_slot(job: Job) -> None:
 
 
 def drain(job: Job) -> None:
-    command = job.cluster.command(job.names[0], job.names[-1], command="drain")
-    subprocess.run(
-        command,
-        env=environment({"PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(job.folder)}),
-        check=True,
-        capture_output=True,
-        timeout=SECONDS,
-    )
+    job.drain(job.names[-1])
 
 
 def notice(job: Job) -> None:
-    """The launcher and the agents look for the file on their own hosts: /run is each host's own."""
-    job.cluster.hosts[job.names[-1]].run("touch /run/preempted")
+    job.notice(job.names[-1])
 
 
 def cut_off(job: Job) -> None:
@@ -275,7 +122,7 @@ EVENTS = (
         notice,
         -EACH,
         hosts=2,
-        options=("--preemption-file", "/run/preempted"),
+        options=("--preemption-file", NOTICE),
     ),
     Event("host_killed", "a host is switched off", kill_last_host, -EACH, hosts=2),
     Event("cut_off", "a host is cut off", cut_off, -EACH, hosts=2),
@@ -315,7 +162,8 @@ class Cell:
 def happen(where: Where, event: Event) -> Cell:
     """Start a job, let it happen, and see whether the job goes on, and how it ends."""
     cell = Cell()
-    with Job(where, event) as job:
+    options = [*event.options, *(["--max-np", str(EACH * where.hosts), "--spares", "1"] if event.spares else [])]
+    with Job(where, spares=event.spares, options=options) as job:
         if event.spares:
             await_spare(job)
         begun = time.monotonic()
@@ -342,30 +190,19 @@ def happen(where: Where, event: Event) -> Cell:
 
 def changed(job: Job, begun: float, event: Event) -> float:
     """When the ranks first had another world after an event. Raises TimeoutError."""
-    until = time.monotonic() + SECONDS
-    while time.monotonic() < until:
-        worlds = [line.at for line in job.lines() if line.words[0] == "world" and line.at > begun]
-        if worlds:
-            return worlds[0]
-        time.sleep(PAUSE_SECONDS)
-    raise TimeoutError(f"no other world after: {event.title}")
+
+    def worlds() -> list[float]:
+        return [line.at for line in job.lines(begun) if line.words[0] == "world"]
+
+    job.await_true(lambda: bool(worlds()), lambda: f"no other world after: {event.title}")
+    return worlds()[0]
 
 
 def await_spare(job: Job) -> None:
-    """Wait until there is a process beyond the ranks that has reached the store. It says nothing, its sockets tell."""
-    until = time.monotonic() + SECONDS
-    while time.monotonic() < until:
-        ours = [pid for pid, process in job.left.items() if RANK in process.words and "-m" not in process.words]
-        if len(ours) > job.size and all(_has_socket(pid) for pid in ours):
-            return
-        time.sleep(PAUSE_SECONDS)
-    raise TimeoutError("no spare has come")
-
-
-def _has_socket(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return any(os.readlink(entry).startswith("socket:") for entry in Path(f"/proc/{pid}/fd").iterdir())
-    return False
+    """Wait until there is a process beyond the ranks that has reached the store."""
+    job.await_true(
+        lambda: len(ranks := job.ranks) > job.size and all(map(has_socket, ranks)), lambda: "no spare has come"
+    )
 
 
 def await_end(job: Job, begun: float, cell: Cell) -> None:
@@ -375,26 +212,6 @@ def await_end(job: Job, begun: float, cell: Cell) -> None:
             raise TimeoutError("the job did not end")
         time.sleep(PAUSE_SECONDS)
     cell.until = time.monotonic() - begun
-
-
-def longest_pause(lines: Sequence[Line], begun: float) -> float:
-    """The longest time between two steps of rank 0 after `begun`, the first of them the last one before it."""
-    steps = [line.at for line in lines if line.words[0] == "step" and line.numbers[0] == 0]
-    before = [at for at in steps if at < begun][-1:]
-    times = before + [at for at in steps if at >= begun]
-    return max((b - a for a, b in pairwise(times)), default=0.0)
-
-
-def steps_lost(lines: Sequence[Line]) -> int:
-    """The steps that some rank had completed, and that a later world did not begin with."""
-    lost = furthest = 0
-    for line in lines:
-        if line.words[0] == "world" and line.numbers[0] == 0:
-            lost += max(0, furthest - line.numbers[2])
-            furthest = line.numbers[2]
-        elif line.words[0] == "step":
-            furthest = max(furthest, line.numbers[2])
-    return lost
 
 
 def cells() -> Iterator[tuple[Where, Event]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.netns import cluster
-from tests.netns.elastic_table import EVENTS, WHERE, Cell, Line, Where, happen, longest_pause, steps_lost, table
+from tests.netns.elastic_jobs import WHERE, Line, Where, longest_pause, steps_lost
+from tests.netns.elastic_table import EVENTS, Cell, happen, table
 
 PLACES = {where.name: where for where in WHERE}
 BY = {event.name: event for event in EVENTS}

@@ -6,40 +6,16 @@ import random
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 
 import collectives as ronde
 from collectives import Communicator, RendezvousError
-from collectives.elastic import Sampler, State, run
+from collectives.elastic import State, run
 from collectives.membership import ask_to_leave
+from tests.collectives.elastic.oracle import BATCH, MODULUS, Oracle, first_sampler, first_weights, gradient
 from tests.collectives.membership.changes import SECONDS, job
 
-SAMPLES, BATCH, EPOCHS = 97, 3, 6
-DATA = np.random.default_rng(1).integers(-9, 9, (SAMPLES, 4))
-
-
-def gradient(weights: np.ndarray[Any, Any], parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """The sum of the ranks' gradients, in whole numbers, so that their order does not matter."""
-    return np.sum([(DATA[part] * (1 + DATA[part] @ weights % 1000)[:, None]).sum(0) for part in parts], 0)
-
-
-def oracle(sizes: list[int]) -> np.ndarray[Any, Any]:
-    """Train in one process, with so many ranks in each step."""
-    weights, left = np.zeros(4, np.int64), list(sizes)
-    sampler = Sampler(SAMPLES, seed=5)
-    for _ in range(EPOCHS):
-        order, done = sampler.order(), 0
-        while done < SAMPLES:
-            size = left.pop(0)
-            taken = order[done : done + BATCH * size]
-            done += len(taken)
-            each = -(-len(taken) // size)
-            padded = np.resize(taken, each * size)
-            weights = weights - gradient(weights, [padded[rank::size] for rank in range(size)]) % 1009
-        sampler.next_epoch()
-    assert left == []
-    return weights
+EPOCHS = 6
 
 
 class Dies(Exception):
@@ -76,7 +52,7 @@ def test_the_parameters_are_those_of_one_process(transport: str, seed: int) -> N
             if comm.rank == 0:
                 happen(len(state.sizes))
             while len(samples := state.sampler.take(BATCH)):
-                state.weights -= comm.allreduce(gradient(state.weights, [samples])) % 1009
+                state.weights -= comm.allreduce(gradient(state.weights, [samples])) % MODULUS
                 state.sizes.append(comm.size)
                 if number in dying:
                     raise Dies
@@ -86,7 +62,7 @@ def test_the_parameters_are_those_of_one_process(transport: str, seed: int) -> N
             state.sampler.next_epoch()
 
     def body(comm: Communicator) -> tuple[list[int], list[int]] | None:
-        state = State(weights=np.zeros(4, np.int64), sampler=Sampler(SAMPLES, seed=5), sizes=[])
+        state = State(weights=first_weights(), sampler=first_sampler(), sizes=[])
         with changed:
             inside.add(comm)
         try:
@@ -114,4 +90,6 @@ def test_the_parameters_are_those_of_one_process(transport: str, seed: int) -> N
     weights, sizes = ended[0]
     assert all(result == (weights, sizes) for result in ended)
     assert len(set(sizes)) > 1
-    assert oracle(sizes).tolist() == weights
+    alone = Oracle().train(sizes)
+    assert (alone.epoch, alone.done) == (EPOCHS, 0)
+    assert alone.weights.tolist() == weights
