@@ -142,7 +142,8 @@ class Machine:
 
     def bytes_at(self, address: int, nbytes: int, doing: str) -> np.ndarray[Any, Any]:
         """The memory at an address."""
-        if nbytes and not any(start <= address and address + nbytes <= start + n for start, n in self._memory.items()):
+        held = self._memory.copy()  # the collection of garbage may give an array up at any moment
+        if nbytes and not any(start <= address and address + nbytes <= start + n for start, n in held.items()):
             self.violations.append(f"{doing} touches {nbytes} bytes that were given up")
             return np.zeros(nbytes, np.uint8)
         return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8) if nbytes else np.empty(0, "u1")

@@ -88,14 +88,16 @@ def test_a_connection_whose_peer_answers_is_not_stuck(connection: tuple[socket.s
 class Statistics:
     """A socket with the given TCP_INFO."""
 
-    def __init__(self, repetitions: int, pause: float, sent: float, answer: float) -> None:
-        """Seconds between repetitions, since data was sent, and since an answer came."""
+    def __init__(self, repetitions: int, pause: float, sent: float, answer: float, probes: int = 0) -> None:
+        """Seconds between repetitions, since data was sent, and since an answer came. `probes`: those of a closed
+        window since the last answer."""
         self._info = struct.pack(
             "8B13I",
             1,
             0,
             repetitions,
-            *[0] * 5,
+            probes,
+            *[0] * 4,
             int(pause * 1e6),
             *[0] * 8,
             int(sent * 1e3),
@@ -121,3 +123,25 @@ def test_a_connection_whose_repetitions_are_answered_is_not_stuck(
     health, info = LinkHealth(), Statistics(3, pause, sent, answer)
     seconds = [health.look(cast(socket.socket, info), now)[0] for now in (10.0, 12.0)]
     assert (seconds[1] > 2) == stuck
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the layout of TCP_INFO is Linux's")
+@pytest.mark.parametrize(
+    ("looks", "stuck"),
+    [
+        ([(1, 0.45), (1, 0.9), (1, 1.6)], 0.0),  # Linux answers one probe in half a second
+        ([(1, 0.45), (1, 0.9), (2, 1.3)], 0.85),
+        ([(1, 0.9), (1, 1.6)], 0.7),
+        ([(2, 0.6), (2, 1.3)], 0.7),
+        ([(1, 0.45), (0, 0.05), (1, 0.9), (1, 1.6)], 0.7),
+    ],
+    ids=["one soon after an answer", "confirmed", "one late", "two", "answered in between"],
+)
+def test_a_probe_soon_after_an_answer_proves_nothing(looks: list[tuple[int, float]], stuck: float) -> None:
+    """`looks`: the probes without an answer, and the seconds since the last answer."""
+    health, now, before = LinkHealth(), 10.0, 0.0
+    for probes, answer in looks:
+        now += answer - before
+        before = answer
+        seconds, _ = health.look(cast(socket.socket, Statistics(0, 0.2, 5.0, answer, probes)), now)
+    assert seconds == pytest.approx(stuck + 0.2 if stuck else 0.0)

@@ -2,10 +2,12 @@
 
 The source is TCP_INFO (tcp(7), struct tcp_info). A connection is stuck while data, or a probe of a closed receive
 window, is sent again and again without an answer. (The count of repetitions is no proof: a receiver without room
-answers each one and acknowledges nothing.) That alone proves little: the pauses between repetitions grow, and packets
-may be lost by chance. So a host is lost when a connection to it has been stuck for the limit, and no connection to the
-host has had an answer or data for as long. If other connections to the host go on well, the stuck one gets
-LONE_LINK_FACTOR times the limit: then only this connection is blocked (by a firewall, or large packets do not pass).
+answers each one and acknowledges nothing. Nor is a single probe soon after an answer: Linux answers no more often than
+every half second, and the next probe comes after twice the pause.) That alone proves little: the pauses between
+repetitions grow, and packets may be lost by chance. So a host is lost when a connection to it has been stuck for the
+limit, and no connection to the host has had an answer or data for as long. If other connections to the host go on well,
+the stuck one gets LONE_LINK_FACTOR times the limit: then only this connection is blocked (by a firewall, or large
+packets do not pass).
 """
 
 from __future__ import annotations
@@ -22,15 +24,20 @@ _TCP_INFO: Final = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" 
 _INFO: Final = struct.Struct("8B13I")
 _FIRST_REPETITION: Final = 0.2
 """Minimum seconds before Linux retransmits (TCP_RTO_MIN)."""
+_UNANSWERED_MS: Final = 700
+"""Milliseconds after an answer in which one probe may stay unanswered: 500 (net.ipv4.tcp_invalid_ratelimit), and the
+time until a look sees the probe."""
 
 
 class LinkHealth:
     """Measures how long one connection has been stuck."""
 
-    __slots__ = ("_stuck_since",)
+    __slots__ = ("_doubtful", "_stuck_since")
 
     def __init__(self) -> None:
         self._stuck_since: float | None = None
+        self._doubtful = False
+        """True if the first probe without an answer came so soon that a second one must confirm it."""
 
     def look(self, sock: socket.socket, now: float) -> tuple[float, float]:
         """Seconds for which every call has found the connection stuck, and seconds since data or an answer arrived.
@@ -45,7 +52,10 @@ class LinkHealth:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = now - _FIRST_REPETITION
-        stuck = 0.0 if self._stuck_since is None else now - self._stuck_since
+            self._doubtful = probes == 1 and answer_ms < _UNANSWERED_MS
+        stuck = 0.0
+        if self._stuck_since is not None and not (self._doubtful and probes == 1):
+            stuck = now - self._stuck_since
         return stuck, min(data_ms, answer_ms) / 1000
 
 
