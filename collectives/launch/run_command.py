@@ -123,20 +123,7 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="let the other ranks continue when a rank fails; for programs that call shrink()",
     )
-    parser.add_argument("--no-prefix", dest="prefix", action="store_false", help="do not begin lines with the rank")
-    parser.add_argument(
-        "--prefix-output-with-timestamp",
-        dest="stamped",
-        action="store_true",
-        help="begin each line with the local time at which the launcher received it",
-    )
-    parser.add_argument(
-        "--output-filename",
-        dest="output_folder",
-        type=Path,
-        metavar="DIR",
-        help="write the output of each rank also to DIR/rank.N/stdout and DIR/rank.N/stderr",
-    )
+    _add_output(parser.add_argument_group("output of the ranks"))
     _add_horovod(parser.add_argument_group("settings under the names of horovodrun"))
     group = parser.add_argument_group("several hosts")
     add_hosts(group)
@@ -144,6 +131,24 @@ def add_parser(subparsers: Any) -> None:
     elastic_options.add_options(parser.add_argument_group("elastic jobs, whose ranks come and go"), _count, positive)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     parser.set_defaults(main=main, usage_error=parser.error)
+
+
+def _add_output(group: Any) -> None:
+    """Add the options on the lines that ranks print."""
+    group.add_argument("--no-prefix", dest="prefix", action="store_false", help="do not begin lines with the rank")
+    group.add_argument(
+        "--prefix-output-with-timestamp",
+        dest="stamped",
+        action="store_true",
+        help="begin each line with the local time at which the launcher received it",
+    )
+    group.add_argument(
+        "--output-filename",
+        dest="output_folder",
+        type=Path,
+        metavar="DIR",
+        help="write the output of each rank also to DIR/rank.N/stdout and DIR/rank.N/stderr",
+    )
 
 
 def _add_horovod(group: Any) -> None:
