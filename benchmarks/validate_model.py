@@ -7,8 +7,8 @@
 A cell is a world (hosts x ranks), a rate of the links, one host at a quarter of the rate or none, and a size. In each
 of them every algorithm is measured, and predicted by the exact engine. The model knows nothing of the cell's times: its
 latencies and rates come from exchanges of two ranks, between two hosts at each rate and inside one host. `chosen` is
-the algorithm that the cost model selects on the network of this calibration; it is computed again for kept cells. The
-program needs root.
+the one of these algorithms that the cost model selects on the network of this calibration; it is computed again for
+kept cells. The program needs root.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.compare import OURS, Job, size_text, time_text
 from benchmarks.compare_hosts import bits_per_second, world
 from collectives.launch.bench import machine, parse_size
 from collectives.proof import Network, Topology, simulate_on
-from collectives.simulation import choices, predict_call
+from collectives.simulation import choices
 from tests.netns.network import obstacle
 
 WORLDS: Final = ("4x1", "8x1", "4x2", "2x4")
@@ -129,6 +129,13 @@ def predictions(network: Network, size: int) -> dict[str, float]:
     }
 
 
+def choose(network: Network, size: int) -> str:
+    """The one of the measured algorithms that the cost model prefers. Of two with one time, as `ring` and
+    `hierarchical` on hosts of one rank, it is the first of them."""
+    able = {choice.algorithm.name: choice.seconds for choice in choices(network, "allreduce", size)}
+    return min((name for name in ALGORITHMS if name in able), key=able.__getitem__)
+
+
 def errors(cells: Sequence[Mapping[str, Any]]) -> list[float]:
     """The predicted times by the measured ones, less one, of all algorithms in all cells."""
     return [
@@ -183,7 +190,7 @@ def measure_world(shape: str, rate: str, quarter: bool, sizes: Sequence[int], fo
                 "rate": rate,
                 "quarter": quarter,
                 "size": size,
-                "chosen": predict_call(network, "allreduce", size).algorithm,
+                "chosen": choose(network, size),
                 "measured": measured,
                 "predicted": predicted,
                 "own": own,
@@ -216,12 +223,12 @@ def calibrate(kept: dict[str, Any], rate: str) -> Calibration:
 
 
 def choose_again(kept: dict[str, Any]) -> None:
-    """Put into all kept cells the algorithm that today's cost model selects."""
+    """Put into all kept cells the algorithm that the cost model selects now."""
     near = kept["calibration"]["near"]
     for cell in kept["cells"]:
         found = Calibration(*kept["calibration"][cell["rate"]], *near)
         network = found.network(cell["world"], cell["rate"], cell["quarter"])
-        cell["chosen"] = predict_call(network, "allreduce", cell["size"]).algorithm
+        cell["chosen"] = choose(network, cell["size"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
