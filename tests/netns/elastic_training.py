@@ -4,18 +4,20 @@
 
 The training is that of tests/collectives/elastic/oracle.py; the state also has the size of the world in each step. A
 process writes its words to FOLDER/PID, a line each, with the time first: `started SLOT` at its beginning; `world RANK
-SIZE STEP LOCAL_SIZE DESCRIPTORS` when it has the state in a new world, with the number of ranks on its host and that of
-its open descriptors; `step RANK SIZE STEP` after a step; `wrong TEXT`; and at the end `left`, or `done STEP PARAMETERS
-DIGEST`, the digest being that of the sizes. All end at the same step when there is a file FOLDER/stop.
+SIZE STEP` when it has the state in a new world; `step RANK SIZE STEP` after a step; `wrong TEXT`; at the end `left`, or
+`done STEP PARAMETERS DIGEST`, the digest being that of the sizes; and then `open TEXT` if anything of its worlds is
+left. All end at the same step when there is a file FOLDER/stop.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -40,31 +42,52 @@ def digest(sizes: np.ndarray[Any, Any]) -> str:
     return hashlib.blake2b(sizes.tobytes(), digest_size=8).hexdigest()
 
 
+def _targets() -> dict[str, str]:
+    """The open descriptors, with their files or sockets."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the folder itself
+            found[entry.name] = os.readlink(entry)
+    return found
+
+
 class Trainee:
     """A process of the job."""
 
     def __init__(self, folder: Path) -> None:
         self._stop = folder / "stop"
         self._log = os.open(folder / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._targets: dict[str, str] = {}
 
     def run(self) -> None:
         """Train until the file says stop, or this rank leaves."""
+        self._targets = _targets()
         self._tell(f"started {os.environ['RONDE_LOCAL_RANK']}")
         ronde.init()
         signal.signal(signal.SIGTERM, lambda *_: ronde.leave("SIGTERM"))
         state: Any = State(weights=first_weights(), sampler=first_sampler(), sizes=empty_sizes(), step=0)
         try:
             run(self._train)(state)
+            self._tell(f"done {state.step} {','.join(map(str, state.weights))} {digest(state.sizes)}")
         except SystemExit:
             self._tell("left")
             raise
-        self._tell(f"done {state.step} {','.join(map(str, state.weights))} {digest(state.sizes)}")
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        """Nothing may be left of all the worlds."""
+        ronde.shutdown()
+        gc.collect()  # a circle of objects may keep memory of a world
+        targets = _targets()
+        more = [target for descriptor, target in targets.items() if descriptor not in self._targets]
+        more += [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        if more:
+            self._tell(f"open {', '.join(more)}")
 
     def _train(self, state: Any) -> None:
         world = ronde.world()
-        gc.collect()  # a circle of objects may keep memory of an earlier world
-        descriptors = len(os.listdir("/proc/self/fd"))
-        self._tell(f"world {world.rank} {world.size} {state.step} {world.local_size} {descriptors}")
+        self._tell(f"world {world.rank} {world.size} {state.step}")
         while self._step(world, state):
             state.commit()
 
