@@ -548,7 +548,7 @@ def main(arguments: Sequence[str]) -> int:
         print(reason)
         return 2
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    seed = random.randrange(10**6) if options.seed is None else options.seed
+    seed = first = random.randrange(10**6) if options.seed is None else options.seed
     tally = Tally()
     until = time.monotonic() + 60 * options.minutes
     places = cycle(chosen_places(options.where))
@@ -568,7 +568,7 @@ def main(arguments: Sequence[str]) -> int:
     text = f"{tally.table()}\n\nWrong results, hangs and leaks: {tally.faults}."
     print(f"\n{text}")
     if options.write is not None:
-        command = f"python -m tests.netns.elastic_random --minutes {options.minutes:g}"
+        command = f"python -m tests.netns.elastic_random --minutes {options.minutes:g} --seed {first}"
         write(options.write, f"`{command}`; {machine()}\n\n{text}", "elastic-random", fence="")
     return int(bool(tally.faults))
 
