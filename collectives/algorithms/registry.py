@@ -56,6 +56,7 @@ class Algorithm:
     blocks        number of blocks that the data is cut into, for collectives whose blocks do not belong to ranks; by
                   default one for each rank
     segmented     works with `Geometry.segments` > 1
+    chunk_bytes   smallest chunk with which the planner considers it
     tree_order    combines contributions in the order of `canonical_tree` (prefixes: from left to right), for any number
                   of segments
     finishes      marks the last combination of every element, where an average can be divided
@@ -78,6 +79,7 @@ class Algorithm:
     traffic: Callable[[Geometry], Fraction] = lambda g: Fraction(0)
     blocks: Callable[[int], int] = lambda size: size
     segmented: bool = False
+    chunk_bytes: int = 0
     tree_order: bool = False
     finishes: bool = False
     uniform: bool = False

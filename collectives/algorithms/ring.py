@@ -10,7 +10,7 @@ linear in latency: good for large arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 
 from collectives.algorithms.registry import Cost, algorithm, share
@@ -19,6 +19,10 @@ from collectives.schedule import Geometry, Ref, Run, Step, copy, inp, neighbours
 
 _AHEAD = 2
 """Receives posted at a time: the next one and one more."""
+
+
+def _no_steps(chunk: int, width: int) -> Iterable[Step]:
+    return ()
 
 
 def circulate(
@@ -33,6 +37,9 @@ def circulate(
     copying: int = 0,
     slot: int = 0,
     label: str = "ring",
+    ahead: int = _AHEAD,
+    before: Callable[[int, int], Iterable[Step]] = _no_steps,
+    after: Callable[[int, int], Iterable[Step]] = _no_steps,
 ) -> Iterator[Step]:
     """Move parts to the right around the ring `team`; the rank is member number `me`.
 
@@ -43,6 +50,9 @@ def circulate(
     own     piece -> memory of the own contribution
     place   piece -> destination of a received piece; None if it only passes through SCRATCH
     slot    first SCRATCH slot for received pieces
+    ahead   receives posted at a time
+    before  piece -> steps before the first use of the own contribution
+    after   piece -> steps after a piece is kept, or combined in the last of the reducing rounds, and sent on
     """
     if not reducing + copying:
         return
@@ -51,7 +61,7 @@ def circulate(
     items = [(k, piece) for k in range(reducing + copying) for piece in parts[(me + first - 1 - k) % size]]
     onward = len(items) - len(parts[(me + first - reducing - copying) % size])
     room = max(width for part in parts for _, width in part)
-    slots = _AHEAD
+    slots = ahead
     if any(place(*piece) is None for k, piece in items):  # a slot is in use until a whole part has been sent
         slots += max(len(part) for part in parts)
 
@@ -69,19 +79,24 @@ def circulate(
         if item < len(items):
             yield recv(left, landing(item), name(items[item][0]))
 
-    yield from receive(0)
+    for item in range(ahead - 1):
+        yield from receive(item)
     for piece in parts[(me + first) % size]:
+        yield from before(*piece)
         yield send(right, own(*piece), name(0))
-    yield from receive(1)
+    yield from receive(ahead - 1)
     for item, (k, piece) in enumerate(items):
         result = landing(item)
         if k < reducing:
+            yield from before(*piece)
             target = place(*piece) or result
             yield reduce(result, own(*piece), target, name(k))
             result = target
         if item < onward:
             yield send(right, result, name(k + 1))
-        yield from receive(item + _AHEAD)
+        yield from receive(item + ahead)
+        if k >= reducing - 1:
+            yield from after(*piece)
 
 
 def blocks_in_segments(g: Geometry) -> list[list[Run]]:

@@ -161,6 +161,7 @@ class Selector:
         """Return all algorithms that can meet a demand, staged or single copy as calibrated, in the best segments."""
         known = algorithms(demand.collective, native=True)
         able = [candidate for candidate in known.values() if not obstacle(candidate, demand)]
+        able = [candidate for candidate in able if _block_bytes(candidate, demand) >= candidate.chunk_bytes]
         wanted = self._wants_single_copy(demand)
         able = [candidate for candidate in able if candidate.single_copy == wanted] or able
         return [self._best(candidate, demand) for candidate in able]
@@ -257,4 +258,6 @@ def _segmentings(algorithm: Algorithm, demand: Demand) -> list[int]:
         return [min(MAX_SEGMENTS, -(-block // _SEGMENT_BYTES[1])) or 1]
     far = len(set(demand.geometry.hosts)) > 1
     sizes = (*_SEGMENT_BYTES, *_FAR_SEGMENT_BYTES) if far else _SEGMENT_BYTES
-    return sorted({1, *(min(MAX_SEGMENTS, -(-block // size)) for size in sizes if block > size)})
+    return sorted(
+        {1, *(min(MAX_SEGMENTS, -(-block // size)) for size in sizes if block > size >= algorithm.chunk_bytes)}
+    )

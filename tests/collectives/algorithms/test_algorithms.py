@@ -106,6 +106,7 @@ def test_algorithms_have_their_public_names() -> None:
             "tree",
             "double_tree",
             "hierarchical",
+            "host_pipeline",
             "direct",
             "direct_segmented",
             "windowed",
@@ -229,6 +230,25 @@ def test_hierarchical_algorithms_use_the_links_between_hosts_no_more_than_they_m
         "alltoall": (12 * 3, 12 * 9),
         "barrier": (4 * 2, 0),
     }
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_the_pipeline_works_inside_hosts_while_messages_cross_between_them(segments: int) -> None:
+    """Four hosts of three ranks. Two messages inside the host combine a piece, two spread it. The pieces of the last
+    part come in after the last SEND across hosts."""
+    hosts = tuple(rank // 3 for rank in range(12))
+    for rank in range(12):
+        across, before, after = {}, {}, {}
+        for name in ("hierarchical", "host_pipeline"):
+            found = algorithms("allreduce")[name].generate(Geometry(rank, 12, 0, segments, hosts))
+            sends = [step for step in found if step.opcode is Opcode.SEND]
+            far = [number for number, step in enumerate(sends) if hosts[step.peer] != hosts[rank]]
+            across[name] = [(sends[number].peer, sends[number].a) for number in far]
+            before[name] = sum(step.sent for step in sends[: far[0]])
+            after[name] = sum(step.sent for step in sends[far[-1] + 1 :])
+        assert across["host_pipeline"] == across["hierarchical"]
+        assert before == {"hierarchical": 8 * segments, "host_pipeline": 2}
+        assert after == {"hierarchical": 8 * segments, "host_pipeline": 2 * (segments + 1)}
 
 
 @pytest.mark.parametrize("segments", [1, 8])

@@ -79,6 +79,20 @@ def test_hierarchical_algorithms_are_for_hosts_of_several_ranks(collective: str)
     assert chosen(1) != "hierarchical"
 
 
+@pytest.mark.parametrize("shape", [(4, 2), (2, 4)])
+@pytest.mark.parametrize("rate", [25e6, 125e6])
+def test_phases_inside_and_across_hosts_overlap_in_large_calls(shape: tuple[int, int], rate: float) -> None:
+    """Of 8 ranks with shared memory: small pieces would wake the ranks too often."""
+    selector = Selector(Model(7e-6, 0.3e-9, inter_alpha=1e-4, inter_beta=1 / rate), Rules(), "auto")
+    geometry = Geometry(0, 8, hosts=tuple(rank // shape[1] for rank in range(8)))
+    names = {
+        nbytes: selector.choose(Demand("allreduce", geometry, nbytes, nbytes // 8)).algorithm.name
+        for nbytes in (1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+    }
+    phases, pipeline = "hierarchical", "host_pipeline"
+    assert list(names.values()) == [phases, phases, phases, pipeline, pipeline]
+
+
 def test_a_name_is_obeyed_or_refused() -> None:
     selector = Selector(MODEL, Rules(), "tcp")
     assert selector.choose(demand(nbytes=1 << 26), "recursive_doubling").algorithm.name == "recursive_doubling"

@@ -33,7 +33,14 @@ def equal_blocks(tested: Algorithm, size: int) -> int:
 
 
 def test_which_algorithms_have_a_symmetry() -> None:
-    names = {"ring", "hierarchical", "circulant", "halving_doubling", "recursive_doubling"}
+    names = {
+        "ring",
+        "hierarchical",
+        "host_pipeline",
+        "circulant",
+        "halving_doubling",
+        "recursive_doubling",
+    }
     assert {found.name for found in SYMMETRIC if found.collective == "allreduce"} == names
     assert {found.collective for found in SYMMETRIC} == {"allreduce", "reduce_scatter", "allgather"}
 
