@@ -53,7 +53,9 @@ def test_the_limits_are_those_in_the_table() -> None:
     assert f"{Options().handshake_timeout:g} s" in row("time for the authentication")
     assert f"the store {server.HANDSHAKE_SECONDS:g} s" in row("time for the authentication")
     proof = auth.HELLO_BYTES + auth.PROOF_BYTES
-    assert f"{proof + frames.HEADER.size} to a rank, {proof} to the store" in row("bytes read before the authentication")
+    assert f"{proof + frames.HEADER.size} to a rank, {proof} to the store" in row(
+        "bytes read before the authentication"
+    )
     assert f"| {listener.MAX_REFUSALS_LOGGED} for" in row("refusals that are logged")
     stored = f"{store.MAX_KEY_BYTES} bytes, {store.MAX_VALUE_BYTES >> 20} MiB, {book.MAX_STORED >> 20} MiB"
     assert stored in row("a key, a value, all values of the store")
