@@ -1,4 +1,5 @@
-"""Charts of times against sizes, by matplotlib, for `--plot FILE` of the commands that measure or predict."""
+"""Charts by matplotlib: times against sizes, for `--plot FILE` of the commands that measure or predict, and the
+timelines of ranks, for `ronde timeline draw`."""
 
 from __future__ import annotations
 
@@ -59,18 +60,40 @@ def plot_scaling(path: Path, title: str, curves: Mapping[str, Sequence[tuple[int
     _save(figure, path)
 
 
-def _figure(title: str, rows: int) -> Any:
+def plot_lanes(path: Path, title: str, lanes: Mapping[str, Sequence[tuple[str, float, float]]]) -> None:
+    """Draw activities by time: a lane for each entry, from the top down, with boxes (kind, begin, duration) in
+    milliseconds. Each kind has a colour.
+
+    Raises ConfigError without matplotlib, and for a file that cannot be written.
+    """
+    figure = _figure(title, 0.4 + 0.1 * len(lanes), "ronde timeline draw")
+    axis = figure.subplots()
+    kinds = list(dict.fromkeys(kind for boxes in lanes.values() for kind, _, _ in boxes))
+    for number, kind in enumerate(kinds):
+        for lane, boxes in enumerate(lanes.values()):
+            spans = [(begin, duration) for its, begin, duration in boxes if its == kind]
+            axis.broken_barh(spans, (lane - 0.4, 0.8), facecolors=f"C{number}")
+        axis.broken_barh([], (0, 0), facecolors=f"C{number}", label=kind)
+    figure.legend(loc="outside lower center", ncols=6)
+    axis.set_yticks(range(len(lanes)), list(lanes))
+    axis.invert_yaxis()
+    axis.set(xlabel="milliseconds")
+    axis.grid(True, axis="x", alpha=0.3)
+    _save(figure, path, "ronde timeline draw")
+
+
+def _figure(title: str, rows: float, option: str = "--plot") -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: pip install 'ronde[plot]'") from error
+        raise ConfigError(f"{option} needs matplotlib: pip install 'ronde[plot]'") from error
     figure = Figure(figsize=(11, 4 * rows), layout="constrained")
     figure.suptitle(title)
     return figure
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: Any, path: Path, option: str = "--plot") -> None:
     try:
         figure.savefig(path, dpi=100)
     except (OSError, ValueError) as error:  # ValueError: an ending that matplotlib does not know
-        raise ConfigError(f"--plot {path}: cannot be written: {error}") from error
+        raise ConfigError(f"{option} {path}: cannot be written: {error}") from error

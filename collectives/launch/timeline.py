@@ -1,26 +1,28 @@
-"""`ronde timeline`: merges the timelines that ranks have written."""
+"""`ronde timeline`: merges and draws the timelines that ranks have written."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from collectives.launch.plots import plot_lanes
 from collectives.metrics import HEADER, Header
 from transports.errors import ConfigError
 
 DESCRIPTION: Final = """\
-Merge the timelines of several ranks.
+Merge or draw the timelines of several ranks.
 
 With the setting timeline=FILE (or after start_timeline) each rank writes a timeline into a file of its own:
 negotiation, queues, fusion, every collective and each of its steps. `merge` combines these files into one, on the
 clock of rank 0. Open the result, or the file of a single rank, in Perfetto (https://ui.perfetto.dev) or
-chrome://tracing.
+chrome://tracing. `draw` makes a picture of the collectives and their steps.
 
 Ranks on one host share a clock. The clocks of different hosts are compared when the timeline begins; `merge` prints
 the uncertainty. The file of a rank that was killed may lack the last second.
@@ -29,14 +31,17 @@ EXAMPLES: Final = """\
 examples:
   ronde run -np 4 --set timeline=run.json train.py    ranks write run.rank0.json, run.rank1.json, ...
   ronde timeline merge all.json run.rank*.json
+  ronde timeline draw run.png run.rank*.json --begin 20 --end 25
 """
+_LANES: Final = ("collectives", "steps")
+"""The tracks that are drawn, of all communicators together."""
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the parser of `ronde timeline`."""
     parser = subparsers.add_parser(
         "timeline",
-        help="merge the timelines of several ranks, to view them in Perfetto",
+        help="merge the timelines of several ranks, to view them in Perfetto, or draw them",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -54,6 +59,48 @@ def add_parser(subparsers: Any) -> None:
     merging.add_argument("out", metavar="OUT", type=Path, help="the file to write")
     merging.add_argument("files", metavar="FILE", type=Path, nargs="+", help="the files of the ranks")
     merging.set_defaults(main=main)
+    drawing = actions.add_parser(
+        "draw",
+        help="draw the files of several ranks as one picture (ronde[plot])",
+        description="Draw the collectives and their steps by time, two lanes for each rank, on the clock of rank 0.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    drawing.add_argument("out", metavar="OUT", type=Path, help="the picture to write: .png, .svg or .pdf")
+    drawing.add_argument("files", metavar="FILE", type=Path, nargs="+", help="the files of the ranks")
+    drawing.add_argument("--begin", type=float, default=0.0, metavar="MS", help="first millisecond (default: 0)")
+    drawing.add_argument("--end", type=float, default=math.inf, metavar="MS", help="last millisecond (default: all)")
+    drawing.set_defaults(main=draw)
+
+
+def draw(args: argparse.Namespace) -> int:
+    """Draw the files. Raises ConfigError as `merge` and `plot_lanes`, and if nothing lies between begin and end."""
+    headers, events = merge(args.files)
+    lanes = lanes_of(events, args.begin, args.end)
+    if not any(lanes.values()):
+        raise ConfigError(f"--begin={args.begin:g}, --end={args.end:g}: no collective lies between these milliseconds")
+    ranks = f"{headers[0]['size']} ranks"
+    plot_lanes(args.out, f"{ranks}: collectives and their steps", lanes)
+    sys.stdout.write(f"{args.out}: {sum(map(len, lanes.values()))} boxes of {ranks}\n")
+    return 0
+
+
+def lanes_of(
+    events: Iterable[Mapping[str, Any]], begin: float, end: float
+) -> dict[str, list[tuple[str, float, float]]]:
+    """Return the lanes of all ranks. A box is (kind, begin, duration); it touches the time from `begin` to `end`. Times
+    are milliseconds. The kind is the operation of a collective, or that of a step."""
+    ranks = sorted({event["pid"] for event in events})
+    lanes: dict[str, list[tuple[str, float, float]]] = {f"rank {rank} {name}": [] for rank in ranks for name in _LANES}
+    for event in events:
+        name = next((lane for lane in _LANES if lane in event.get("cat", "").split()), "")
+        if event["ph"] == "X" and name:
+            start, duration = event["ts"] / 1000, event["dur"] / 1000
+            if start + duration >= begin and start <= end:
+                kind = event["name"] if name == _LANES[0] else event["args"]["kind"]
+                lanes[f"rank {event['pid']} {name}"].append((kind, start, duration))
+    return lanes
 
 
 def main(args: argparse.Namespace) -> int:

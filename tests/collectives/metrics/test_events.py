@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from collectives import Communicator, ConfigError, RondeError
 from collectives.algorithms import algorithms
 from collectives.compression import Int8
 from collectives.launch import cli
-from collectives.launch.timeline import merge, read
+from collectives.launch.timeline import lanes_of, merge, read
 from collectives.metrics.events import Trace, now
 from collectives.metrics.recorder import rank_path
 from collectives.metrics.timeline import Header, Timeline
@@ -384,6 +385,46 @@ def test_merge_of_all_ranks(worlds: Worlds, tmp_path: Path, capsys: pytest.Captu
     assert cli.main(["timeline", "merge", str(out), str(files[1])]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "missing: ranks 0, 2"
     assert set(tmp_path.iterdir()) == before
+
+
+def test_lanes_of_all_ranks(worlds: Worlds, tmp_path: Path) -> None:
+    def body(comm: Communicator) -> None:
+        comm.allreduce(np.ones(5000), algorithm="ring")
+        comm.barrier()
+
+    _, events = merge(traced(worlds.get("local", 2), tmp_path / "t.json", body))
+    lanes = lanes_of(events, 0.0, math.inf)
+    assert list(lanes) == ["rank 0 collectives", "rank 0 steps", "rank 1 collectives", "rank 1 steps"]
+    for rank in range(2):
+        calls, steps = lanes[f"rank {rank} collectives"], lanes[f"rank {rank} steps"]
+        assert [kind for kind, _, _ in calls] == ["allreduce", "barrier"]
+        assert {kind for kind, _, _ in steps} <= {"send", "recv", "await", "copy", "reduce", "wait", "signal"}
+        (_, first, lasted), (_, second, _) = calls
+        assert first + lasted <= second
+        assert lanes_of(events, 0.0, (first + lasted + second) / 2)[f"rank {rank} collectives"] == calls[:1]
+        assert lanes_of(events, (first + lasted + second) / 2, math.inf)[f"rank {rank} collectives"] == calls[1:]
+
+
+def test_draw(worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'ronde[plot]'")
+    files = traced(worlds.get("local", 2), tmp_path / "t.json", lambda comm: comm.barrier())
+    out = tmp_path / "all.svg"
+    assert cli.main(["timeline", "draw", str(out), *map(str, files)]) == 0
+    assert capsys.readouterr().out.endswith("boxes of 2 ranks\n")
+    assert out.read_text().count("rank 1 steps") == 1
+    assert cli.main(["timeline", "draw", str(out), str(files[0]), "--begin", "1e6"]) == 1
+    assert "--begin=1e+06, --end=inf: no collective lies between these milliseconds" in capsys.readouterr().err
+    assert cli.main(["timeline", "draw", str(tmp_path / "all.nonsense"), *map(str, files)]) == 1
+    assert "all.nonsense: cannot be written" in capsys.readouterr().err
+
+
+def test_drawing_names_the_command_that_installs_matplotlib(
+    worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    files = traced(worlds.get("local", 2), tmp_path / "t.json", lambda comm: comm.barrier())
+    assert cli.main(["timeline", "draw", str(tmp_path / "all.svg"), *map(str, files)]) == 1
+    assert "ronde timeline draw needs matplotlib: pip install 'ronde[plot]'" in capsys.readouterr().err
 
 
 def test_merge_aligns_clocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
