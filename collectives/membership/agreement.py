@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from collectives.failure import wake
@@ -61,6 +61,8 @@ class SurvivorAgreement:
     heartbeat   the setting
     terms       version and transport that newcomers must have; None if nobody comes or leaves
     lost        ranks that certainly cannot continue, with reasons
+    record      records the verdict by which the group was made, if that may not have been done; called by the
+                coordinator, before it proposes the next one
     """
 
     def __init__(
@@ -71,9 +73,11 @@ class SurvivorAgreement:
         *,
         terms: str | None = None,
         lost: Mapping[int, str] | None = None,
+        record: Callable[[], None] | None = None,
     ) -> None:
         self._group = group
         self._terms = terms
+        self._record = record
         self._rank = group.rank
         store = group.store.with_timeout(STORE_SECONDS)
         self._group_store = store
@@ -131,6 +135,9 @@ class SurvivorAgreement:
 
     def _propose(self, decision: Decision, waited: float, timeout: float) -> Verdict | None:
         """The verdict that the coordinator proposes; None to wait for newcomers, since the ranks are too few."""
+        if self._record is not None:
+            self._record()
+            self._record = None
         if self._terms is None:
             return Verdict(self._rank, decision.survivors, decision.left_out)
         group = self._group

@@ -10,6 +10,7 @@ Source: MPI_Comm_shrink of ULFM (user-level failure mitigation; Bland et al., 20
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -56,8 +57,9 @@ def regroup(
     ranks are too few; the error of `connect` if it failed ATTEMPTS times with the same ranks.
     """
     begun, attempts, lost = time.monotonic(), 0, dict[int, str]()
+    record: Callable[[], None] | None = None
     while True:
-        agreement = SurvivorAgreement(group, failure, heartbeat, terms=terms, lost=lost)
+        agreement = SurvivorAgreement(group, failure, heartbeat, terms=terms, lost=lost, record=record)
         verdict = _agree(group, agreement, begun, timeout, leave)
         if group.rank in verdict.leaving:
             return None
@@ -76,6 +78,9 @@ def regroup(
                     agreement.withdraw(f"it gave up: {error.message}")
                 raise
             lost = dict.fromkeys(came, f"the ranks could not connect with this newcomer: {error.message}")
+            record = functools.partial(
+                _record, group, verdict
+            )  # the rank that was to do so may be the one that is lost
             group, failure, begun, leave = new, error, time.monotonic(), _nothing_to_leave
 
 
@@ -113,7 +118,7 @@ def _agree(
 
 
 def _record(group: Group, verdict: Verdict) -> None:
-    """Tell the launcher, and later readers of the roster. Raises RendezvousError."""
+    """Tell the launcher, and later readers of the roster. Idempotent. Raises RendezvousError."""
     assert group.parent_store is not None
     numbers = group.numbers
     left_out = {numbers[rank]: reason for rank, reason in verdict.left_out.items()}

@@ -11,9 +11,10 @@ import pytest
 
 import collectives as ronde
 from collectives import Communicator, ConfigError, DeadlineExceeded, PeerLost, RendezvousError, membership
-from collectives.membership import Change, History, ask_to_leave, set_bounds, terms_of
+from collectives.membership import Change, History, ask_to_leave, regrouping, set_bounds, terms_of
 from collectives.membership.registry import Registry
 from collectives.membership.roster import Newcomer
+from collectives.membership.verdict import Verdict
 from tests.collectives.membership.changes import SECONDS, job
 from tests.collectives.membership.shrinks import THREADS, compute, fail
 from tests.worlds import SECRET
@@ -268,3 +269,44 @@ def test_a_newcomer_that_could_not_connect_applies_again(monkeypatch: pytest.Mon
         came = here.come(grow, number=9)
         assert came.result(SECONDS) == [0, 1, 9]
         assert [future.result(SECONDS) for future in ranks] == [[0, 1, 9]] * 2
+
+
+def test_a_verdict_is_recorded_although_the_rank_that_was_to_do_so_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher must know of the rank that has left: it takes one that ends for the end of the program otherwise.
+
+    Process 1 is lost before it has recorded the verdict. Another one takes its place here, under the same number.
+    """
+    record, connect, lost, failed = regrouping._record, Communicator.connect, threading.Event(), threading.Event()
+
+    def is_lost(group: Group, verdict: Verdict) -> None:
+        if group.numbers[group.rank] != 1 or lost.is_set():
+            record(group, verdict)
+        lost.set()
+
+    def fails_once(group: Group, *rest: Any) -> Communicator:
+        if group.generation and group.numbers[group.rank] == 1 and not failed.is_set():
+            failed.set()
+            raise PeerLost("no luck")
+        return connect(group, *rest)
+
+    def rank(comm: Communicator) -> list[int] | None:
+        while not comm.changes_pending():
+            comm.allreduce(1)
+        new = comm.regroup()
+        return None if new is None else numbers(new)
+
+    with job("local", connect_timeout=1.0) as here:
+        ranks = here.start(3, rank)
+        monkeypatch.setattr(regrouping, "_record", is_lost)
+        monkeypatch.setattr(Communicator, "connect", staticmethod(fails_once))
+        ask_to_leave(here.store, [0], "it is tired")
+        assert [future.result(SECONDS) for future in ranks] == [None, [1, 2], [1, 2]]
+        history = History(here.store)
+        first, second = (history.wait(time.monotonic() + SECONDS) for _ in range(2))
+        assert history.wait(time.monotonic() + 0.01) is None
+        history.close()
+        assert first is not None
+        assert second is not None
+        assert (first.members, first.left) == ((1, 2), {0: "it is tired"})
+        assert (second.members, second.left) == ((1, 2), {})
+        assert second.generation == first.generation + 1
