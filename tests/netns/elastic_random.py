@@ -464,7 +464,11 @@ class Course:
                 return f"process {pid} on {process.host} is left there"
             if process.host not in scene.used and "collectives.launch.agent" in process.words:
                 return f"the agent on {process.host} is left there"
-        count = len(self._running())
+        running = self._running()
+        for pid, process in running.items():
+            if process.slot is not None and process.slot >= scene.used.get(process.host, 0):
+                return f"process {pid} on {process.host} has slot {process.slot}, which is not offered any more"
+        count = len(running)
         return "" if count == scene.processes else f"there are {count} processes, not {scene.processes}"
 
 
