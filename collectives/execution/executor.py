@@ -342,7 +342,7 @@ class Executor:
         plans = [(number, self._recent_plan(number)) for number in range(max(1, newest - _TOLD + 1), newest + 1)]
         if self.calls != newest:
             return []
-        return [(number, plan.check, plan.call.describe()) for number, plan in plans if plan is not None]
+        return [(number, plan.common, plan.call.describe()) for number, plan in plans if plan is not None]
 
     def _recent_plan(self, number: int) -> Plan | None:
         """The plan of one of the last calls; None if it has been forgotten."""

@@ -63,6 +63,13 @@ class Plan:
     bound: dict[int, Any] = field(default_factory=dict, compare=False)
 
     @property
+    def common(self) -> int:
+        """32-bit digest of what must be equal on all ranks. That is `check`, but for a speculative call, which assumes
+        that sizes are equal: they may differ, and then its ranks find out and agree on them."""
+        call = self.call
+        return self.check if call.rest is None else zlib.crc32(repr((call.collective, call.dtype, call.rest)).encode())
+
+    @property
     def averages(self) -> bool:
         """True if the program divides an average itself. Otherwise its result for op average is the sum. The program of
         one rank combines nothing, so it has no step that could divide."""

@@ -85,6 +85,22 @@ def test_split_groups_are_compared_separately() -> None:
     assert not any("allreduce" in row for row in tables[0])
 
 
+@pytest.mark.parametrize("transport", ["local", "tcp", "shm"])
+def test_sizes_that_may_differ_are_not_a_mismatch(transport: str) -> None:
+    """An allgather tries to do without the sizes of the others. Its ranks compare it when one is late later on."""
+    gate = threading.Barrier(3)
+
+    def body(comm: Communicator) -> float:
+        assert len(comm.allgather(np.ones(3 + 100 * comm.rank))) == 309
+        gate.wait(20.0)
+        if comm.rank == 2:
+            threading.Event().wait(0.5)
+        return float(comm.allreduce(1.0))
+
+    with world_of(transport, 3) as world:
+        assert world.run(body) == [3.0] * 3
+
+
 def test_slow_ranks_are_not_a_mismatch() -> None:
     def body(comm: Communicator) -> None:
         for turn in range(6):
