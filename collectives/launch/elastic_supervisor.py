@@ -129,7 +129,8 @@ class _ElasticSupervisor(Listener):
         self._together = Hosts(self._all_hosts)
         self.relay = Relay(selector, self._together.want_output, stamped=job.stamped)
         self._plan = Plan(job.terms, time.monotonic())
-        self._found: dict[str, Found] = {}
+        self._found: dict[str, Found] = {}  # also those that are in use and not named any more
+        self._named: dict[str, int] = {}  # slots of the hosts, as the last look named them
         self._trouble = ""  # of the last look for hosts
         self._used: dict[str, _Used] = {}
         self._closing: list[tuple[Host, float]] = []
@@ -392,13 +393,14 @@ class _ElasticSupervisor(Listener):
     def _on_found(self, hosts: Sequence[Found]) -> None:
         self._trouble = ""
         names = {host.name: host.slots for host in hosts}
-        if names != {host.name: host.slots for host in self._found.values()}:
+        found = {**self._found, **{host.name: host for host in hosts}}
+        self._found = {name: host for name, host in found.items() if name in names or name in self._used}
+        if names != self._named:
+            self._named = names
             listed = ", ".join(f"{name}:{slots}" for name, slots in names.items())
             if self._job.discovery.changes:
                 self.relay.print(f"ronde: hosts: {listed or '(none)'}")
-            self._found = {**self._found, **{host.name: host for host in hosts}}
             self._plan.found(names)
-            self._found = {name: host for name, host in self._found.items() if name in names or name in self._used}
 
     def _on_trouble(self, text: str) -> None:
         if text != self._trouble:

@@ -38,6 +38,10 @@ class Job:
                 return words[words.index(word) + 1 :]
         raise AssertionError(f"the job ended before {word!r}: {self.lines}, {self._job.finish()}")
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self._job.process.send_signal(signal.SIGINT)
+
     def finish(self) -> tuple[int, str]:
         """Wait for its end: exit code and stderr."""
         code, out, err = self._job.finish()
@@ -93,6 +97,25 @@ def test_hosts_come_and_go(tmp_path: Path) -> None:
     assert code == 128 + signal.SIGKILL
     assert "host h2 is not used any more" in err
     assert "left: 1 (" in err
+
+
+def test_a_host_that_is_missing_in_one_look_alone_comes_back(tmp_path: Path) -> None:
+    """The next look names it while its processes or its agent may still be ending."""
+    missing, script = tmp_path / "missing", tmp_path / "discover.sh"
+    script.write_text(f"#!/bin/sh\necho h1:1\nif [ -e {missing} ]; then rm {missing}; else echo h2:1; fi\n")
+    script.chmod(0o755)
+    options = ["--min-np", "1", "--host-discovery-script", str(script), "--network-interface", "lo"]
+    extra = {**fake_ssh.install(tmp_path), "PYTHONPATH": str(ROOT)}
+    with elastic(*options, TRAIN, "1000000", "0.02", extra=extra) as job:
+        first = [job.read("start") for _ in range(2)]
+        pid = next(pid for pid, rank, *_ in first if rank == "0")
+        missing.touch()
+        job.read("world", pid, "1")
+        job.read("world", pid, "2")
+        job.interrupt()
+        code, err = job.finish()
+    assert code == 128 + signal.SIGINT
+    assert "ronde: hosts: h1:1\n" in err
 
 
 @pytest.mark.parametrize(
