@@ -72,7 +72,7 @@ def train(name: str) -> None:
 
 
 def run(shape: str, rate: str, name: str, timeline: Path | None = None) -> dict[str, Any]:
-    """What rank 0 prints in a world: the seconds of all steps but the first, and calls by algorithm. The ranks write
+    """The output of rank 0 in a world: the seconds of all steps but the first, and calls by algorithm. The ranks write
     their timelines into a directory if one is given.
 
     Raises RuntimeError if a rank fails, TimeoutExpired if it takes too long.

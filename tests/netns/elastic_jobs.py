@@ -55,7 +55,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Where:
-    """Where a job runs. `hosts`: the number of hosts at the start; `transport`: a setting."""
+    """A place where a job runs. `hosts`: the number of hosts at the start; `transport`: a setting."""
 
     name: str
     hosts: int

@@ -62,7 +62,7 @@ MOST_AT_ONCE = 3
 LONGEST_GAP = 1.0
 """Seconds between two events of a burst."""
 MOST_SLOTS = 8
-"""Of all hosts: the machine has few cores."""
+"""Slots of all hosts: the machine has few cores."""
 MOST_HERE = 3
 COOLDOWN = (0.5, 16.0)
 MOST_FAULTS = 5
@@ -227,7 +227,7 @@ class Scene:
 
 @dataclass
 class Row:
-    """What came of a kind of event. `pauses`: times without progress of those that happened alone, in seconds."""
+    """The results of a kind of event. `pauses`: times without progress of those that happened alone, in seconds."""
 
     alone: int = 0
     together: int = 0
@@ -236,7 +236,7 @@ class Row:
 
 @dataclass
 class Place:
-    """What came of the jobs of a place."""
+    """The results of the jobs of a place."""
 
     jobs: int = 0
     events: int = 0
@@ -254,7 +254,7 @@ class Place:
 
 @dataclass
 class Tally:
-    """What came of all jobs."""
+    """The results of all jobs."""
 
     rows: dict[str, Row] = field(default_factory=lambda: defaultdict(Row))
     places: dict[str, Place] = field(default_factory=lambda: defaultdict(Place))
@@ -453,7 +453,7 @@ class Course:
         scene.settled()
 
     def _unsettled(self) -> str:
-        """What is not as everything leads to; '' if all is."""
+        """The difference from the world that everything leads to; '' if all is."""
         scene, left = self.scene, self._job.left
         for pid, process in left.items():
             if process.host in scene.away:
@@ -499,7 +499,7 @@ def losses(lines: Iterable[Line]) -> list[int]:
 
 
 def judged(lines: Sequence[Line], *, ended: bool) -> list[str]:
-    """What is wrong with the results of a job; `ended`: it was stopped, and its ranks have ended."""
+    """The faults in the results of a job; `ended`: it was stopped, and its ranks have ended."""
     found = [" ".join(line.words) for line in lines if line.words[0] == "wrong"]
     found += [f"{count} steps were lost in a change of ranks" for count in losses(lines) if count > 1]
     if not ended:

@@ -82,7 +82,7 @@ def test_hierarchical_algorithms_are_for_hosts_of_several_ranks(collective: str)
 @pytest.mark.parametrize("shape", [(4, 2), (2, 4)])
 @pytest.mark.parametrize("rate", [25e6, 125e6])
 def test_phases_inside_and_across_hosts_overlap_in_large_calls(shape: tuple[int, int], rate: float) -> None:
-    """Of 8 ranks with shared memory: small pieces would wake the ranks too often."""
+    """The choice of 8 ranks with shared memory: small pieces would wake the ranks too often."""
     selector = Selector(Model(7e-6, 0.3e-9, inter_alpha=1e-4, inter_beta=1 / rate), Rules(), "auto")
     geometry = Geometry(0, 8, hosts=tuple(rank // shape[1] for rank in range(8)))
     names = {
