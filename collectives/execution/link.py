@@ -75,7 +75,7 @@ def measure_link(
         table[exchange.place] = exchange.arrival(nbytes)
         return [float(seconds) for seconds in maximum(trial, table, deadline)]
 
-    latency = float(maximum(trial, [min([exchange.round_trip() for _ in range(_SMALL_RUNS)][1:])], deadline)[0]) / 2
+    latency = slowest(min([exchange.round_trip() for _ in range(_SMALL_RUNS)][1:])) / 2
     per_byte: list[float] = []
     for nbytes in _LARGE_BYTES:
         before, seconds = [math.inf], arrivals(nbytes)

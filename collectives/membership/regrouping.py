@@ -78,9 +78,8 @@ def regroup(
                     agreement.withdraw(f"it gave up: {error.message}")
                 raise
             lost = dict.fromkeys(came, f"the ranks could not connect with this newcomer: {error.message}")
-            record = functools.partial(
-                _record, group, verdict
-            )  # the rank that was to do so may be the one that is lost
+            # The rank that was to record the verdict may be the one that is lost.
+            record = functools.partial(_record, group, verdict)
             group, failure, begun, leave = new, error, time.monotonic(), _nothing_to_leave
 
 
