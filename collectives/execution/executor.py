@@ -34,7 +34,7 @@ from collectives.jit import (
     take_times,
 )
 from collectives.metrics import Meter, now
-from collectives.planning import Call, Plan, Planner
+from collectives.planning import Call, Plan, Planner, WindowOffsets
 from collectives.schedule import Instruction, Kind
 from transports.base import Request, Transport
 from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, RondeError
@@ -244,10 +244,15 @@ class Executor:
             self._tables[self._newest_table] = plan
         return table
 
-    def fitting(self, x: Array, result: ArrayKind, *, in_place: bool) -> Callable[[Any, Any], bool] | None:
-        """See collectives.jit.fitting. None if there is no compiled code."""
-        code = self._state.code
-        return None if code is None else fitting(code, x, result, in_place=in_place)
+    def fitting(
+        self, collective: str, x: Array, result: ArrayKind, offsets: WindowOffsets | None, *, in_place: bool
+    ) -> Callable[[Any, Any], bool] | None:
+        """See collectives.jit.fitting, for arrays with these offsets in windows. None if there is no compiled code."""
+        code, windows = self._state.code, self.windows
+        if code is None:
+            return None
+        locations = windows.locations(collective, offsets, in_place=in_place)
+        return fitting(code, x, result, windows.extents, locations, in_place=in_place)
 
     def job_ring(self) -> JobRing | None:
         """A new ring for calls of tables; None if no thread can run them without Python."""

@@ -19,6 +19,7 @@ import numpy as np
 from collectives.algorithms import algorithms
 from collectives.arrays import Array
 from collectives.failure import AbortSignal
+from collectives.jit import ANYWHERE, OUTSIDE, Extents, Location
 from collectives.planning import WindowOffset, WindowOffsets
 from collectives.schedule import Buf
 from transports.base import Transport
@@ -65,6 +66,8 @@ class Windows:
         self._lock = threading.Lock()
         self.pieces: dict[int, _Piece] = {}
         """Number -> window; empty if no array lies in a window."""
+        self.extents = Extents()
+        """The own parts of the windows."""
         self._numbers: dict[int, int] = {}
         """id of a root -> number of its window. Another array may get the id once the root is gone."""
         self._found: dict[int, tuple[weakref.ref[Array], WindowOffset]] = {}
@@ -97,6 +100,7 @@ class Windows:
         with self._lock:
             self.pieces[number] = _Piece(window, root)
             self._numbers = {id(piece.root()): key for key, piece in self.pieces.items()}
+            self._set_extents()
         array: Array = root.view(dtype).reshape(shape)
         return array
 
@@ -111,6 +115,7 @@ class Windows:
         with self._lock:
             found = [number for number, flag in zip(self._numbers_of(named), flags, strict=True) if flag]
             pieces = [self.pieces.pop(number) for number in found]
+            self._set_extents()
         for forget in self._on_release if pieces else ():
             forget()
         for piece in pieces:
@@ -130,6 +135,14 @@ class Windows:
             return source_at, None
         target_at = source_at if target is source and source_at is not None else self._find(target)
         return None if target_at is None else (source_at, target_at)
+
+    def locations(self, collective: str, offsets: WindowOffsets | None, *, in_place: bool) -> tuple[Location, Location]:
+        """Locations at which a call's arrays are sure to have these `offsets`."""
+        if offsets is not None:
+            given, taken = (ANYWHERE if place is None else self._location(place) for place in offsets)
+            return given, taken
+        given, taken = (OUTSIDE if buf in wanted(collective) else ANYWHERE for buf in (Buf.IN, Buf.OUT))
+        return (max(given, taken) if in_place else given), taken
 
     def part(self, place: WindowOffset, index: int, start: int, stop: int) -> Array:
         """Bytes start..stop, counted from a place, of rank `index`'s array."""
@@ -154,8 +167,16 @@ class Windows:
         for piece in self.pieces.values():
             piece.window.close()
         self.pieces.clear()
+        self._set_extents()
         self._numbers.clear()
         self._found.clear()
+
+    def _set_extents(self) -> None:
+        self.extents.set([(piece.address, piece.address + piece.window.nbytes) for piece in self.pieces.values()])
+
+    def _location(self, place: WindowOffset) -> Location:
+        piece = self.pieces[place.window]
+        return Location(piece.address + place.offset, id(piece.root()))
 
     def _numbers_of(self, named: bool) -> list[int]:
         return sorted(number for number in self.pieces if (number < 0) == named)

@@ -25,9 +25,13 @@ from collectives.jit.layout import (
 )
 from collectives.jit.machine_code import MachineCode, RunTable, load, obstacle
 from collectives.jit.tables import (
+    ANYWHERE,
+    OUTSIDE,
     ArrayKind,
     CFunction,
+    Extents,
     JobRing,
+    Location,
     Operand,
     Scale,
     State,
@@ -42,9 +46,11 @@ from collectives.jit.tables import (
 
 __all__ = [
     "ABSOLUTE",
+    "ANYWHERE",
     "CALLS",
     "KEPT_RECENT",
     "OBSERVED",
+    "OUTSIDE",
     "RECENT",
     "REFUSED",
     "SOURCE",
@@ -54,7 +60,9 @@ __all__ = [
     "UNFIT",
     "ArrayKind",
     "CFunction",
+    "Extents",
     "JobRing",
+    "Location",
     "MachineCode",
     "Operand",
     "RunTable",

@@ -222,18 +222,35 @@ def is_of_kind(kind: int, array: int) -> bool:
 
 
 @compiled
+def is_in_place(kind: int, array: int, extents: int) -> bool:
+    """True if an array begins where its kind says."""
+    start, data = field(kind, at.START), data_of(array)
+    if start == at.ANYWHERE:
+        return True
+    if start != at.OUTSIDE:
+        return data == start and word(array + _HEAD + at.ARRAY_BASE) == field(kind, at.ROOT)
+    windows = word(extents)
+    for index in range(field(windows, 0)):
+        if field(windows, 2 * index + 1) <= data <= field(windows, 2 * index + 2):
+            return False
+    return True
+
+
+@compiled
 def fits(owner: int, arguments: int, count: int) -> int:
     """The function of a builtin method of Python whose object is the array with two kinds:
 
-    fits(x, out)   True if x is an array of the first kind, and out is x (in place), None, or of the second kind without
-                   overlapping x; else False
+    fits(x, out)   True if x is an array of the first kind, and out is x (in place), None where the second kind may be
+                   anywhere or outside the windows, or of the second kind without overlapping x; else False
     """
     kinds, x, out = data_of(owner), field(arguments, 0), field(arguments, 1)
-    first = kinds + 8 * at.KIND
-    good = is_of_kind(first, x) and (x == out) == (field(kinds, at.IN_PLACE) != 0)
-    if good and x != out and out != field(kinds, at.NO_ARRAY):
-        second = kinds + 8 * field(kinds, at.RESULT_KIND)
-        good = is_of_kind(second, out)
+    first, second = kinds + 8 * at.KIND, kinds + 8 * field(kinds, at.RESULT_KIND)
+    extents = field(kinds, at.EXTENTS)
+    good = is_of_kind(first, x) and (x == out) == (field(kinds, at.IN_PLACE) != 0) and is_in_place(first, x, extents)
+    if good and out == field(kinds, at.NO_ARRAY):
+        good = field(second, at.START) <= at.OUTSIDE
+    elif good and x != out:
+        good = is_of_kind(second, out) and is_in_place(second, out, extents)
         if good:
             start, result = data_of(x), data_of(out)
             good = start + field(first, at.BYTES) <= result or result + field(second, at.BYTES) <= start

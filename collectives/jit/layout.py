@@ -8,7 +8,7 @@ A table is made for a plan. It has a head and a row for each instruction:
 
 A ring belongs to a thread that runs jobs without Python, one after the other (serving.py).
 A state belongs to an executor: the numbers of its calls, and where its window is. It changes with every call.
-A kind describes arrays: type, dtype, shape, flags.
+A kind describes arrays: type, dtype, shape, flags, place.
 An operand is a base and an offset: the base says whether the offset counts from the caller's source or target, from the
 staging slot of the call, or is an address as it is.
 """
@@ -169,7 +169,9 @@ IN_PLACE: Final = 3
 """1 if the result is the input, else 0."""
 RESULT_KIND: Final = 4
 """Number of the word where the kind of the result begins."""
-KIND: Final = 5
+EXTENTS: Final = 5
+"""Address of a word with the address of the extents of all windows: their number, then begin and end of each."""
+KIND: Final = 6
 """The kind of the input."""
 
 # Words of a kind of arrays.
@@ -180,13 +182,21 @@ DTYPE: Final = 1
 FLAGS: Final = 2
 """Flags that the array must have (numpy/ndarraytypes.h)."""
 BYTES: Final = 3
-DIMENSIONS: Final = 4
+START: Final = 4
+"""Address at which the array must begin, or ANYWHERE or OUTSIDE."""
+ROOT: Final = 5
+"""With an address in START: the object that must be the array's `base`."""
+DIMENSIONS: Final = 6
 """Number of dimensions; then the dimensions follow."""
-LENGTHS: Final = 5
+LENGTHS: Final = 7
+ANYWHERE: Final = 0
+OUTSIDE: Final = 1
+"""The array must begin in no window."""
 
 # Fields of NumPy's array objects: bytes behind the head that all objects have.
 ARRAY_DATA: Final = 0
 ARRAY_DIMENSIONS: Final = 8
 ARRAY_LENGTHS: Final = 16
+ARRAY_BASE: Final = 32
 ARRAY_DTYPE: Final = 40
 ARRAY_FLAGS: Final = 48

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +26,34 @@ class ArrayKind(NamedTuple):
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+
+
+class Location(NamedTuple):
+    """The place that an array must have: an address and the id of its `base`, or ANYWHERE or OUTSIDE of all windows."""
+
+    start: int
+    root: int = 0
+
+
+ANYWHERE: Final = Location(layout.ANYWHERE)
+OUTSIDE: Final = Location(layout.OUTSIDE)
+
+
+class Extents:
+    """The addresses of memory in windows. It may change while functions of `fitting` use it.
+
+    word  holds the address of the extents, see layout.EXTENTS
+    """
+
+    def __init__(self) -> None:
+        self.word = np.zeros(1, np.int64)
+        self.set(())
+
+    def set(self, extents: Sequence[tuple[int, int]]) -> None:
+        """Begin and end of each window."""
+        found = np.array([len(extents), *(limit for extent in extents for limit in extent)], np.int64)
+        self.word[0] = address(found)
+        self._found = found  # after that, since a function may read the previous ones until then
 
 
 class CFunction(NamedTuple):
@@ -220,25 +248,37 @@ def combining(code: MachineCode, name: str, itemsize: int) -> Callable[[Any, Any
     return code.bind("combine_arrays", np.array([function, itemsize, _UNRELEASED // itemsize, id(None)], np.int64))
 
 
-def fitting(code: MachineCode, x: NDArray[Any], result: ArrayKind, *, in_place: bool) -> Callable[[Any, Any], bool]:
+def fitting(
+    code: MachineCode,
+    x: NDArray[Any],
+    result: ArrayKind,
+    extents: Extents,
+    locations: tuple[Location, Location] = (ANYWHERE, ANYWHERE),
+    *,
+    in_place: bool,
+) -> Callable[[Any, Any], bool]:
     """A function (x, out) that tells whether any objects are NumPy arrays that can be used as they are: of the type,
     dtype and shape of `x`, contiguous; and `out` is x if `in_place`, otherwise None, or an array as `result` says that
-    does not overlap x. What is written to is aligned and writeable."""
+    does not overlap x. What is written to is aligned and writeable. Both are at the `locations`; the caller keeps the
+    `extents`."""
     words = [0] * layout.KIND
     words[layout.NO_ARRAY], words[layout.TRUE], words[layout.FALSE] = id(None), id(True), id(False)
     words[layout.IN_PLACE] = in_place
-    words += _kind(x.dtype, x.shape, _CARRAY if in_place else _C_CONTIGUOUS)
+    words[layout.EXTENTS] = address(extents.word)
+    words += _kind(ArrayKind(x.dtype, x.shape), _CARRAY if in_place else _C_CONTIGUOUS, locations[0])
     words[layout.RESULT_KIND] = len(words)
-    words += _kind(*result, _CARRAY)
+    words += _kind(result, _CARRAY, locations[1])
     return code.bind("fits", np.array(words, np.int64))
 
 
-def _kind(dtype: np.dtype[Any], shape: tuple[int, ...], flags: int) -> list[int]:
+def _kind(kind: ArrayKind, flags: int, location: Location) -> list[int]:
+    dtype, shape = kind
     words = [0] * layout.LENGTHS
     words[layout.TYPE] = id(np.ndarray)
     words[layout.DTYPE] = id(dtype)
     words[layout.FLAGS] = flags
     words[layout.BYTES] = prod(shape) * dtype.itemsize
+    words[layout.START : layout.ROOT + 1] = location
     words[layout.DIMENSIONS] = len(shape)
     return [*words, *shape]
 

@@ -173,7 +173,7 @@ class PlannedCalls:
         `x` or fits and does not overlap it. None for other arrays. See `find`."""
         in_place = out is x
         latest = self._in_place if in_place else self._apart
-        if latest and not self._windows.pieces:
+        if latest:
             try:
                 planned = latest[collective][arguments]
             except (KeyError, TypeError):  # the first one; or an argument cannot be hashed
@@ -225,7 +225,7 @@ class PlannedCalls:
             return self._make(key, array, make, isinstance(error, KeyError))
 
     def _make(self, key: tuple[Any, ...], array: Any, make: Callable[..., PlannedCall], keep: bool) -> PlannedCall:
-        _, arguments, in_place, _, _, offsets = key
+        collective, arguments, in_place, _, _, offsets = key
         if len(self._known) >= _MOST_CALLS:
             self.space.executor.forget_plans()
         planned = make(array, in_place, offsets, *arguments)
@@ -233,7 +233,8 @@ class PlannedCalls:
             self._known[key] = planned
             if planned.shape is not None:
                 kind = ArrayKind(planned.dtype, planned.shape)
-                planned.fits = self.space.executor.fitting(array, kind, in_place=in_place) or _never
+                executor = self.space.executor
+                planned.fits = executor.fitting(collective, array, kind, offsets, in_place=in_place) or _never
         return planned
 
 

@@ -150,6 +150,63 @@ def test_reproducible_results_have_the_bits_of_other_algorithms(name: str) -> No
         world.run(rank)
 
 
+def test_the_place_of_a_plain_call_is_looked_up_once() -> None:
+    pytest.importorskip("numba", reason="only the compiled interpreter compares addresses")
+
+    def rank(comm: Communicator) -> None:
+        windows = comm._windows
+        look_up = windows.offsets
+        looked: list[Any] = []
+
+        def offsets(*call: Any) -> Any:
+            looked.append(call)
+            return look_up(*call)
+
+        shared, private = comm.empty(1000), np.zeros(1000)
+        windows.offsets = offsets  # type: ignore[method-assign]
+        for number, x in enumerate((shared, private)):
+            for _ in range(3):
+                comm.allreduce(x, out=x)
+                assert len(looked) == number + 1
+
+    with world_of("local", 2, compiled=["on"]) as world:
+        world.run(rank)
+
+
+@pytest.mark.parametrize("compiled", ["auto", "off"])
+def test_calls_that_differ_only_in_the_place_of_their_arrays(compiled: str) -> None:
+    def rank(comm: Communicator) -> None:
+        def algorithm(x: Any, other: Any = None) -> str:
+            out = x if other is None else other
+            before = dict(comm.metrics()["collectives"].get("allreduce", {}).get("algorithms", {}))
+            x[...] = comm.rank
+            comm.allreduce(x, out=out)
+            np.testing.assert_array_equal(out, np.full(out.shape, sum(range(comm.size))))
+            after = comm.metrics()["collectives"]["allreduce"]["algorithms"]
+            (name,) = (name for name, calls in after.items() if calls > before.get(name, 0))
+            return str(name)
+
+        private = np.zeros((2, 1 << 17))
+        ordinary = algorithm(private[0])
+        for _ in range(2):
+            shared = comm.empty((2, 1 << 17))
+            for _ in range(2):
+                assert algorithm(private[0]) == ordinary
+                assert algorithm(shared[1]) == "windowed"
+                assert algorithm(shared[0]) == "windowed"
+                assert algorithm(shared[0], shared[1]) == "windowed"
+                assert algorithm(shared[0], private[0]) == ordinary
+                assert algorithm(private[0], private[1]) == ordinary
+                assert algorithm(private[0], shared[1]) == ordinary
+            del shared
+        gc.collect()
+        comm.empty(10)
+        assert algorithm(private[0]) == ordinary
+
+    with world_of("local", 2, compiled=[compiled]) as world:
+        world.run(rank)
+
+
 def test_all_or_none_must_be_in_windows() -> None:
     def rank(comm: Communicator) -> None:
         shared = comm.empty(1000)

@@ -12,8 +12,10 @@ import pytest
 from collectives.arrays import inner_loop
 from collectives.jit import (
     ABSOLUTE,
+    ANYWHERE,
     CALLS,
     OBSERVED,
+    OUTSIDE,
     REFUSED,
     SOURCE,
     STAGED_SLOT,
@@ -21,6 +23,8 @@ from collectives.jit import (
     UNFIT,
     ArrayKind,
     CFunction,
+    Extents,
+    Location,
     MachineCode,
     Operand,
     Scale,
@@ -39,6 +43,7 @@ pytest.importorskip("numba", reason="the compiled interpreter needs Numba")
 EPOCHS = 1001
 CHECK = 0xABCDEF01
 FLOAT = np.dtype(np.float32)
+NO_WINDOWS = Extents()
 
 
 class Rig:
@@ -225,9 +230,10 @@ def test_a_division_follows_its_reduction() -> None:
     assert target.tolist() == [2, 2, 2]
 
 
-def fits(x: Any, result: tuple[Any, Any], *, in_place: bool) -> Any:
+def fits(x: Any, result: tuple[Any, Any], *places: Any, in_place: bool) -> Any:
+    """`places`: of fitting."""
     dtype, shape = result
-    return fitting(Rig().code, x, ArrayKind(np.dtype(dtype), shape), in_place=in_place)
+    return fitting(Rig().code, x, ArrayKind(np.dtype(dtype), shape), *(places or (NO_WINDOWS,)), in_place=in_place)
 
 
 def test_arrays_that_fit_in_place() -> None:
@@ -277,6 +283,49 @@ def test_arrays_that_fit_apart() -> None:
     fixed = like.copy()
     fixed.flags.writeable = False
     assert gathers(fixed, None)
+
+
+def test_arrays_that_are_in_no_window() -> None:
+    private, window = np.zeros(4, np.float32), np.zeros(12, np.float32)
+    extents = Extents()
+    both = fits(private, (np.float32, (4,)), extents, (OUTSIDE, OUTSIDE), in_place=False)
+    result = fits(private, (np.float32, (4,)), extents, (ANYWHERE, OUTSIDE), in_place=False)
+    own = fits(private, (np.float32, (4,)), extents, (OUTSIDE, OUTSIDE), in_place=True)
+    assert both(window[:4], window[4:8])
+    extents.set([(address(window), address(window) + window.nbytes)])
+    for start in (0, 4, 8):
+        inside = window[start : start + 4]
+        assert not both(inside, private)
+        assert not both(private, inside)
+        assert not own(inside, inside)
+        assert result(inside, private)
+        assert not result(private, inside)
+    assert both(private, None)
+    assert both(private, private.copy())
+    assert own(private, private)
+    extents.set([])
+    x = window[:4]
+    assert own(x, x)
+
+
+def test_arrays_that_are_at_a_place_in_a_window() -> None:
+    window, private = np.zeros(12, np.float32), np.zeros(4, np.float32)
+    here = Location(address(window) + 16, id(window))
+    own = fits(private, (np.float32, (4,)), NO_WINDOWS, (here, here), in_place=True)
+    x = window[4:8]
+    assert own(x, x)
+    assert not own(window[:4], window[:4])
+    assert not own(private, private)
+    through_a_buffer = np.frombuffer(memoryview(window), np.float32)[4:8]
+    assert not own(through_a_buffer, through_a_buffer)
+    given = fits(private, (np.float32, (4,)), NO_WINDOWS, (here, ANYWHERE), in_place=False)
+    assert given(x, None)
+    assert given(x, private)
+    assert not given(private, None)
+    taken = fits(private, (np.float32, (4,)), NO_WINDOWS, (ANYWHERE, here), in_place=False)
+    assert taken(private, x)
+    assert not taken(private, None)
+    assert not taken(private, private.copy())
 
 
 def test_shapes_of_any_dimensions() -> None:
