@@ -21,7 +21,7 @@ from collectives.config import TIMELINE_STYLES, Config
 from collectives.execution import Peers, Windows
 from collectives.family import Family
 from collectives.gpu import DeviceAccess, DeviceOperations, Operations
-from collectives.membership import CONNECT_SECONDS, ask_to_leave, regroup, terms_of
+from collectives.membership import CONNECT_SECONDS, Standby, ask_to_leave, regroup, terms_of
 from collectives.metrics import Endpoint, Header, HorovodTimeline, Meter, Timeline, Trace, prometheus_text, rank_path
 from collectives.negotiation import Engine
 from collectives.operations import (
@@ -146,20 +146,22 @@ class Communicator:
             family.watchdog.start()
 
     @classmethod
-    def connect(cls, group: Group, config: Config, deadline: float) -> Communicator:
+    def connect(cls, group: Group, config: Config, deadline: float, standby: Standby) -> Communicator:
         """The communicator of a group, over the transport that the settings name. Collective.
 
         group     the ranks and their store
         config    the settings
         deadline  the time of time.monotonic() at which connecting gives up
+        standby   the stores that may take over. It belongs to the communicator then, after an error to the caller
 
         Raises ConfigError, RendezvousError, ConnectError, PeerLost or DeadlineExceeded; if this rank failed because of
-        another, the cause that the other rank has told. Nothing stays open then.
+        another, the cause that the other rank has told. Nothing else stays open then.
         """
+        standby.share(group, deadline)
         store, name = AttentiveStore(group.store), config.transport
         group = dataclasses.replace(group, store=store, tls=config.load_tls())
         transport = registry.backend(name).create(group, config.transport_options(name))
-        family = Family[Communicator](transport, config)
+        family = Family[Communicator](transport, config, standby)
         try:
             store.failure = lambda: transport.failure
             family.watchdog.start()
@@ -2153,8 +2155,8 @@ class Communicator:
 
         Raises RuntimeError, with nothing done, for a communicator made by `split`: shrink the one that it was split
         from, and split again. ClosedError if it is closed. RendezvousError if the others went on without this rank, or
-        if the store in which the ranks met cannot be reached. The errors of `init` if the survivors cannot connect. The
-        communicator is closed then too.
+        if neither the store in which the ranks met nor a standby of it (setting `standbys`) can be reached. The errors
+        of `init` if the survivors cannot connect. The communicator is closed then too.
 
         Source: MPI_Comm_shrink of ULFM (user-level failure mitigation; Bland et al. 2013).
         """
@@ -2176,7 +2178,7 @@ class Communicator:
 
         Raises as `shrink`; RendezvousError too if the ranks are too few. The communicator is closed then too.
         """
-        return self._succeed("regroup", "regrouped", terms_of(self._config.transport), timeout)
+        return self._succeed("regroup", "regrouped", terms_of(self._config.transport, self._config.standbys), timeout)
 
     def changes_pending(self) -> bool:
         """True if all ranks are to call `regroup` now, since newcomers wait or ranks are to leave. Collective: every
@@ -2229,22 +2231,28 @@ class Communicator:
         for communicator in self._family.communicators[1:]:
             communicator._retire(state)
 
+        standby, self._family.standby = self._family.standby, Standby()
+
         def leave() -> None:
             with contextlib.suppress(DeadlineExceeded):  # everything is released all the same
                 self.close(seconds)
 
         def connect(group: Group) -> Communicator:
-            return self.connect(group, config, time.monotonic() + min(config.connect_timeout, CONNECT_SECONDS))
+            deadline = time.monotonic() + min(config.connect_timeout, CONNECT_SECONDS)
+            return self.connect(group, config, deadline, standby)
 
         try:
             group, failure = transport.group, transport.failure
             self._successor = regroup(
-                group, failure, seconds, config.heartbeat, terms=terms, leave=leave, connect=connect
+                group, failure, seconds, config.heartbeat, terms=terms, standby=standby, leave=leave, connect=connect
             )
         except BaseException as error:
             self.abort(f"it cannot go on: {error!r}")
             leave()
             raise
+        finally:
+            if self._successor is None:
+                standby.close()
         return self._successor
 
     @property
@@ -2292,6 +2300,7 @@ class Communicator:
                 with contextlib.closing(self._family.watchdog) as watchdog, contextlib.closing(self._family.fence):
                     watchdog.leave()
                     self.transport.close(deadline)
+                self._family.standby.close()
 
     def _check_process(self) -> None:
         """Raise ForkedError in a forked child of the rank's process."""

@@ -32,6 +32,7 @@ PREFIX: Final = "RONDE_"
 TIMELINE_STYLES: Final = ("ronde", "horovod", "horovod-cycles")
 COMPILED: Final = ("auto", "on", "off")
 """The values of the setting `compiled`."""
+MOST_STANDBYS: Final = 16
 _LAUNCHER: Final = (
     "RANK",
     "RANK_PROCESS",
@@ -72,6 +73,9 @@ class Settings:
                      Named allreduces use the setting of rank 0. At most 1 MiB where ranks map each other's memory
     heartbeat        seconds without a heartbeat after which ranks of another host are lost, at least 0.5; 0 disables
                      heartbeats. A host looks lost too if its only rank holds the interpreter's lock for so long
+    standbys         number of ranks that can serve the store if the process that serves it is lost, at most 16, on
+                     different hosts where possible. Only a majority of the ranks goes on then in shrink and regroup. 0:
+                     the ranks that reach the store go on, and without it none. The same on all ranks
     stall            seconds in one call after which the positions of all ranks are logged as a warning; 0 disables it
     log_level        debug, info, warning or error: prints Ronde's messages from this level on to stderr, with the rank.
                      Empty: the loggers `ronde.*` stay as the program has configured them
@@ -94,6 +98,7 @@ class Settings:
     stage_bytes: int = 0
     fusion_bytes: int = 64 << 20
     heartbeat: float = 5.0
+    standbys: int = 0
     stall: float = 30.0
     log_level: str = ""
     timeline: str = ""
@@ -111,6 +116,8 @@ class Settings:
             raise ConfigError(
                 f"heartbeat={self.heartbeat!r}: must be 0 (never) or a finite number of seconds, 0.5 or more"
             )
+        if not 0 <= self.standbys <= MOST_STANDBYS:
+            raise ConfigError(f"standbys={self.standbys!r}: must be 0 (none) to {MOST_STANDBYS}")
         if not (self.stall >= 0 and math.isfinite(self.stall)):
             raise ConfigError(f"stall={self.stall!r}: must be 0 (never) or a positive, finite number of seconds")
         if self.log_level not in LEVELS:

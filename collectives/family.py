@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from collectives.config import Config
 from collectives.execution import CallPositions
 from collectives.failure import AbortSignal
-from collectives.membership import Fence, terms_of
+from collectives.membership import Fence, Standby, terms_of
 from collectives.metrics import Endpoint, Recorder
 from collectives.watchdog import Watchdog
 from transports import forking
@@ -23,19 +23,21 @@ class Family(Generic[C]):
     communicators   those that are open, in the order in which they were made
     newest_context  the highest number that a communicator of the family was given on this rank; the world's is 0
     fence           the agreement on the next change of ranks
+    standby         the stores that may take over; those of the family's successor once there is one
     positions       the calls in which this rank is, for the watchdog
     recorder        the timeline of this rank
     endpoint        the HTTP server of this rank's metrics, None until it is asked for
     """
 
-    def __init__(self, transport: Transport, config: Config) -> None:
+    def __init__(self, transport: Transport, config: Config, standby: Standby | None = None) -> None:
         self.transport = transport
+        self.standby = Standby() if standby is None else standby
         self.abort_signal = AbortSignal(transport)
         self.positions = CallPositions()
         self.watchdog = Watchdog(
             transport.group, self.abort_signal, self.positions, heartbeat=config.heartbeat, stall=config.stall
         )
-        self.fence = Fence(transport.group, terms_of(config.transport), lambda: transport.failure)
+        self.fence = Fence(transport.group, terms_of(config.transport, config.standbys), lambda: transport.failure)
         self.communicators: list[C] = []
         self.newest_context = 0
         self.recorder = Recorder()

@@ -19,7 +19,7 @@ from collectives.config import Config
 from collectives.execution import machine_code
 from collectives.failure import report_exit, withdraw_left_out
 from collectives.logs import shown
-from collectives.membership import CONNECT_SECONDS, terms_of
+from collectives.membership import CONNECT_SECONDS, Standby, terms_of
 from collectives.process_sets import ProcessSet, add_given
 from collectives.world import PROCESS_WORLD, is_initialized, shutdown, world
 from transports import launchers
@@ -149,7 +149,11 @@ def connect(group: Group, config: Config, deadline: float) -> Communicator:
 
     Raises as `init` does. After an error nothing stays open.
     """
-    communicator = Communicator.connect(group, config, deadline)
+    with contextlib.ExitStack() as made:
+        standby = Standby(config.standbys, config.transport_options("tcp").interface, config.load_tls())
+        made.callback(standby.close)
+        communicator = Communicator.connect(group, config, deadline, standby)
+        made.pop_all()
     if config.timeline:
         try:
             communicator.start_timeline(config.timeline, config.timeline_style)
@@ -284,8 +288,8 @@ def wait_to_join(
     def connected(group: Group) -> Communicator:
         return connect(group, config, time.monotonic() + min(config.connect_timeout, CONNECT_SECONDS))
 
-    deadline = time.monotonic() + seconds
-    return membership.wait_to_join(store, number, terms_of(config.transport), secret, deadline, connected)
+    deadline, terms = time.monotonic() + seconds, terms_of(config.transport, config.standbys)
+    return membership.wait_to_join(store, number, terms, secret, deadline, connected)
 
 
 def _prepare(size: int, settings: Config) -> None:

@@ -3,6 +3,9 @@
 It obeys the messages on its stdin and tells on its stdout what happens. When the launcher is gone (its stdin ends, or
 nothing comes for too long), or a signal asks it to end, it ends its ranks by SIGTERM, and after the grace time by
 SIGKILL. When the agent itself is killed, its guardian kills the ranks.
+
+In a job whose store has standbys, the ranks may go on without the launcher's host. So when nothing comes from the
+launcher, the agent keeps its ranks until they end by themselves, and writes their output to files.
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ def attend(job: OwnJob, pipes: StorePipes) -> int:
         sys.stderr.write(f"ronde: ended by {agent.ended_by.name}\n")
         return exit_code(-agent.ended_by)
     if agent.code is None:
-        sys.stderr.write(f"ronde: node 0 was lost: {agent.trouble}\n")
+        sys.stderr.write(f"ronde: node 0 was lost: {agent.trouble or agent.alone}\n")
         return LOST
     if agent.code:
         sys.stderr.write(f"ronde: the job ended with exit code {agent.code}; node 0 tells why\n")
@@ -123,8 +126,11 @@ class _Sender(RankListener):
         self._agent.link.send("started", rank, pid)
 
     def output(self, rank: int, stream: int, data: bytes) -> None:
-        self._agent.link.send("output", rank, stream, data)
-        self._agent.spend(stream, len(data))
+        if self._agent.alone:
+            self._agent.keep(rank, stream, data)
+        else:
+            self._agent.link.send("output", rank, stream, data)
+            self._agent.spend(stream, len(data))
 
     def ended(self, rank: int, status: int, last_signal: int) -> None:
         self._agent.link.send("ended", rank, status, last_signal)
@@ -165,6 +171,7 @@ class Agent:
     job          for a node that was started by hand; None: the launcher tells the job, and gets the output
     code         the job's exit code, once the launcher has told it
     trouble      why the agent has ended the ranks on its own; '' if it has not
+    alone        why the launcher is taken for lost; '' if it is not, or if the ranks are to end with it
     ended_by     the signal that asked it to
     """
 
@@ -178,6 +185,7 @@ class Agent:
     ) -> None:
         self.code: int | None = None
         self.trouble = ""
+        self.alone = ""
         self.ended_by: signal.Signals | None = None
         self._selector = selector
         self._job = job
@@ -190,6 +198,9 @@ class Agent:
         listener = self._printer or _Sender(self)
         self._host = LocalHost("", selector, reaper, guardian, listener, variables=variables, stdin=0)
         self._credit = {STDOUT: WINDOW, STDERR: WINDOW}
+        self._lasting = False
+        self._folders: dict[int, Path] = {}  # of the ranks, for their output when the launcher is lost
+        self._kept: Relay | None = None
         self._leave_seconds = 0.0  # time for ranks to leave when a signal asks the agent to end; 0: none
         self._started = False
         self._told_gone = False
@@ -197,8 +208,8 @@ class Agent:
         self._told_drained = False
 
     def run(self) -> None:
-        """Obey until the launcher says that the job is over, or until the ranks have ended that the agent ends."""
-        while self.code is None and not (self.trouble and self._host.gone):
+        """Obey until the launcher says that the job is over, or, without it, until the ranks have ended."""
+        while self.code is None and not ((self.trouble or self.alone) and self._host.gone):
             self._turn()
         self._host.finish(0)
         until = time.monotonic() + FINISH_SECONDS
@@ -216,8 +227,11 @@ class Agent:
             key.data()
         self.link.tick()
         self._host.tick()
-        if self.link.closed is not None:
-            self._end_alone(self.link.closed)
+        if self.link.closed is not None and not self.alone:
+            if self.link.silent and self._lasting and self._started:
+                self._go_on_alone(self.link.closed)
+            else:
+                self._end_alone(self.link.closed)
         if self.relay is not None:
             self.relay.update()
             if self.relay.failure is not None:
@@ -232,7 +246,7 @@ class Agent:
                 self._host.on_child_exit()
             elif number in (signal.SIGUSR1, signal.SIGUSR2):
                 self._host.signal_ranks(number)
-            elif self._leave_seconds and number == signal.SIGTERM:
+            elif self._leave_seconds and number == signal.SIGTERM and not self.alone:
                 self.link.send("preempted", "its agent got SIGTERM")
                 self._escalation.begin(time.monotonic() + self._leave_seconds, signal.SIGTERM)
                 self._leave_seconds = 0.0  # a second one ends the ranks at once
@@ -248,9 +262,16 @@ class Agent:
         if self._credit[stream] <= 0:
             self._host.want_output(stream, False)
 
+    def keep(self, rank: int, stream: int, data: bytes) -> None:
+        """Keep output of a rank for which there is no launcher."""
+        if self._kept is not None:
+            self._kept.feed(rank, stream, data)
+
     def close(self) -> None:
         """Kill what is left, and release everything. Idempotent."""
         self._host.close()
+        if self._kept is not None:
+            self._kept.close()
         if self._input is not None:
             self._input.close()
         self.link.close("closed")
@@ -263,6 +284,21 @@ class Agent:
             self.trouble = trouble
             self.link.send("ending", trouble)
             self._escalation.begin(time.monotonic(), signal.SIGTERM)
+
+    def _go_on_alone(self, reason: str) -> None:
+        """Keep the ranks. Their output goes to files in the working directory, as with --output-filename; where there
+        can be no files it is lost."""
+        self.alone = reason
+        if self._printer is None:
+            with contextlib.suppress(OSError), contextlib.ExitStack() as made:
+                kept = made.enter_context(contextlib.closing(Relay(self._selector, self._want_output)))
+                kept.open()
+                for rank, folder in self._folders.items():
+                    kept.add(rank, b"", Tail(), folder, shown=False)
+                made.pop_all()
+                self._kept = kept
+            self._want_output(STDOUT, True)
+            self._want_output(STDERR, True)
 
     def _tell_progress(self) -> None:
         failure = self._host.failure
@@ -289,8 +325,9 @@ class Agent:
 
     def _do(self, message: Message) -> None:
         match message:
-            case ["open", bytes(marker), float(limit), float(grace)]:
+            case ["open", bytes(marker), float(limit), float(grace), bool(lasting)]:
                 self.link.limit = limit
+                self._lasting = lasting
                 self._escalation = Escalation(grace)
                 self._host.grace = grace
                 self.link.send_bytes(marker)
@@ -338,6 +375,8 @@ class Agent:
             start = replace(start, command=self._job.command, store=self._job.url, secret=self._job.secret)
             self._printer.expect(start.ranks, start.size, self._job)
         self._started = True
+        for rank in start.ranks:
+            self._folders[rank] = Path(f"ronde-{start.name}") / rank_folder(rank, max(start.size, rank + 1))
         self._told_gone = self._told_drained = False
         if 0 in start.ranks:
             self._input = InputReceiver(self._selector, lambda count: self.link.send("taken", count))

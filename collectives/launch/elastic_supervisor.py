@@ -20,6 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
+from collectives.config import Config
 from collectives.launch import agent_commands
 from collectives.launch.agent_commands import Srun, Ssh
 from collectives.launch.connection import CommandConnection
@@ -146,6 +147,7 @@ class _ElasticSupervisor(Listener):
         self._escalation = Escalation(job.terms.grace)
         self._time_limit_at = _NEVER if job.time_limit is None else time.monotonic() + job.time_limit
         self._stop_at = _NEVER
+        self._lasting = Config.load(environment=job.variables).standbys > 0
         self._busy = False  # the plan has just decided something, to which it may get an answer at once
 
     # Run
@@ -283,8 +285,15 @@ class _ElasticSupervisor(Listener):
                     self._selector,
                     self._guardian,
                 )
-                grace, limit = job.terms.grace, job.host_timeout
-                host = RemoteHost(name, connection, self._selector, self, limit=limit, grace=grace)
+                host = RemoteHost(
+                    name,
+                    connection,
+                    self._selector,
+                    self,
+                    limit=job.host_timeout,
+                    grace=job.terms.grace,
+                    lasting=self._lasting,
+                )
             self._used[name] = _Used(host, time.monotonic() + job.start_timeout)
             host.open()
         except OSError as error:

@@ -3,7 +3,8 @@
 Texts that come from the system (arguments, variables, paths) travel as bytes, since they need not be UTF-8.
 
     launcher to agent                                     agent to launcher
-    ["open", marker, seconds of silence allowed, grace]   marker, then ["hello", facts]
+    ["open", marker, seconds of silence allowed, grace,   marker, then ["hello", facts]
+      whether the ranks outlast the launcher's silence]
     ["serve", secret, interface, hints]                   ["serving", url, host and port for torch]
     ["reach", url, secret]                                ["reached"]
     ["start", start]                                      ["started", rank, pid] for each rank

@@ -32,6 +32,7 @@ class RemoteHost:
     limit     seconds of silence after which the host counts as lost
     grace     seconds that the agent gives its ranks if it must end them on its own
     stdin     descriptor whose data rank 0 gets if it is there
+    lasting   let the agent keep its ranks when it hears nothing more of this launcher
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class RemoteHost:
         limit: float,
         grace: float,
         stdin: int = 0,
+        lasting: bool = False,
     ) -> None:
         self.name = name
         self.facts: Facts | None = None
@@ -57,6 +59,7 @@ class RemoteHost:
         self._limit = limit
         self._grace = grace
         self._stdin = stdin
+        self._lasting = lasting
         self._link: Link | None = None
         self._ends_at = float("inf")  # when messages and connection must have ended
         self._to_start: set[int] = set()
@@ -78,7 +81,7 @@ class RemoteHost:
         self._link = Link(self._selector, descriptors, self._receive, self._limit, marker)
         self._link.watched = False  # its start takes time, and so does its way to the store: the caller has a deadline
         self._link.send_bytes(self._connection.preamble)
-        self._link.send("open", marker, self._limit, self._grace)
+        self._link.send("open", marker, self._limit, self._grace, self._lasting)
 
     def serve(self, secret: bytes, interface: str, hints: Sequence[str]) -> None:
         """Let the agent serve the store."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from collectives.config import Config
 from collectives.launch import agent_commands
 from collectives.launch.connection import CommandConnection, Connection
 from collectives.launch.escalation import Escalation
@@ -193,7 +194,15 @@ class _Supervisor(Listener):
             else:
                 header = agent_commands.header(os.getcwd(), job.passed_on)
                 connection = place.connected or CommandConnection(place.agent or (), header, selector, guardian)
-                host = RemoteHost(place.name, connection, selector, self, limit=job.host_timeout, grace=job.grace)
+                host = RemoteHost(
+                    place.name,
+                    connection,
+                    selector,
+                    self,
+                    limit=job.host_timeout,
+                    grace=job.grace,
+                    lasting=Config.load(environment=job.variables).standbys > 0,
+                )
             self._hosts.append(host)
         self._ranks = sorted(
             (Rank(rank, place.name) for place in job.places for rank in place.ranks), key=lambda rank: rank.rank

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from collectives.failure import wake
@@ -31,6 +31,7 @@ from collectives.membership.admission import Candidates
 from collectives.membership.decision import Blame, Decision, Knowledge, decide_survivors
 from collectives.membership.duty import Duty
 from collectives.membership.generation import DECISION, MEMBERS, pack_members
+from collectives.membership.standby import has_majority
 from collectives.membership.verdict import Verdict, verdict_from
 from collectives.watchdog import FarHosts, have_closed, ranks_by_host
 from transports.base import Group
@@ -43,6 +44,8 @@ LATE_SECONDS: Final = 2.0
 """Time for a rank to arrive that the failure is blamed on, as lost or as late."""
 STORE_SECONDS: Final = 5.0
 """Time for the store to answer."""
+MOVE_SECONDS: Final = STORE_SECONDS + LATE_SECONDS
+"""Time for a host to reach the standby after this one. Its store may have failed it so much later."""
 FIRST_PAUSE: Final = 0.01
 LAST_PAUSE: Final = 0.1
 """Seconds between two looks of a scout. The last rank to arrive does not pause; its decision wakes the rest."""
@@ -63,6 +66,8 @@ class SurvivorAgreement:
     lost        ranks that certainly cannot continue, with reasons
     record      records the verdict by which the group was made, if that may not have been done; called by the
                 coordinator, before it proposes the next one
+    voters      groups, by the numbers of their members, of each of which a majority is needed to go on
+    moved       True in a standby of the store, which hosts have to reach within MOVE_SECONDS
     """
 
     def __init__(
@@ -74,8 +79,12 @@ class SurvivorAgreement:
         terms: str | None = None,
         lost: Mapping[int, str] | None = None,
         record: Callable[[], None] | None = None,
+        voters: Sequence[Sequence[int]] = (),
+        moved: bool = False,
     ) -> None:
         self._group = group
+        self._voters = voters
+        self._moved = moved
         self._terms = terms
         self._record = record
         self._rank = group.rank
@@ -126,6 +135,8 @@ class SurvivorAgreement:
                 self._look_at_processes()
                 if self._coordinator.held(time.monotonic()):
                     self._look_at_reports()
+                    if self._moved and time.monotonic() - begun >= MOVE_SECONDS:
+                        self._lose_absent_hosts()
                     known = Knowledge(self._group.size, frozenset(self._here), self._lost, self._blamed())
                     decision, _ = decide_survivors(known, time.monotonic() - begun, timeout)
                     proposal = None if decision is None else self._propose(decision, time.monotonic() - begun, timeout)
@@ -138,12 +149,18 @@ class SurvivorAgreement:
         if self._record is not None:
             self._record()
             self._record = None
+        group, numbers = self._group, self._group.numbers
+        present = [numbers[rank] for rank in decision.survivors]
+        for members in self._voters:
+            if not has_majority(members, present):
+                refusal = (
+                    f"{sum(number in members for number in present)} of {len(members)} ranks are left, no majority"
+                )
+                return Verdict(self._rank, (), decision.left_out, refusal=refusal)
         if self._terms is None:
             return Verdict(self._rank, decision.survivors, decision.left_out)
-        group = self._group
         assert group.parent_store is not None
         job = group.parent_store.with_timeout(STORE_SECONDS)
-        numbers = group.numbers
         ranks = {numbers[rank]: rank for rank in decision.survivors}
         candidates = Candidates(job, self._terms, list(ranks))
         admission = None
@@ -199,6 +216,13 @@ class SurvivorAgreement:
                 )
             for rank, silence in self._far.silent(self._here | self._lost.keys()).items():
                 self._lose(rank, silence)
+
+    def _lose_absent_hosts(self) -> None:
+        """Count the ranks of hosts as lost of which none has come: no heartbeats go to a standby."""
+        for ranks in ranks_by_host(self._group).values():
+            if self._here.isdisjoint(ranks):
+                for rank in ranks:
+                    self._lose(rank, f"no rank of its host came to the standby of the store within {MOVE_SECONDS:g} s")
 
     def _lose(self, rank: int, reason: str) -> None:
         """Note that a rank is lost, and tell the coordinator."""

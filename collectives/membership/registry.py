@@ -68,9 +68,9 @@ def newcomer_part(store: Store, ticket: str) -> Store:
     return store.prefixed(f"elastic/newcomer/{ticket}")
 
 
-def terms_of(transport: str) -> str:
-    """The properties of a rank that those of a newcomer must equal, as text: version and transport."""
-    return f"Ronde {__version__} over {transport}"
+def terms_of(transport: str, standbys: int = 0) -> str:
+    """The properties of a rank that those of a newcomer must equal, as text: version, transport, number of standbys."""
+    return f"Ronde {__version__} over {transport}" + (f" with standbys={standbys}" if standbys else "")
 
 
 # ---- for the launcher

@@ -2,7 +2,7 @@
 
 All survivors meet in the store in which the ranks first met, agree on the verdict (agreement.py), and connect, with the
 newcomers that were admitted. The new group has a part of the store of its own, and new connections, segments and
-windows, so nothing of the old group can reach it.
+windows, so nothing of the old group can reach it. If the store is lost, a standby takes its place (standby.py).
 
 Source: MPI_Comm_shrink of ULFM (user-level failure mitigation; Bland et al., 2013); the quorum of torchft.
 """
@@ -13,13 +13,14 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from collectives.failure import report_left_out
 from collectives.membership.agreement import SurvivorAgreement
 from collectives.membership.generation import next_group, numbered
 from collectives.membership.registry import Change, Registry
 from collectives.membership.roster import Newcomer
+from collectives.membership.standby import Standby
 from collectives.membership.verdict import Verdict
 from transports.base import Group
 from transports.errors import RendezvousError, RondeError, TransportError
@@ -39,6 +40,7 @@ def regroup(
     heartbeat: float,
     *,
     terms: str | None,
+    standby: Standby,
     leave: Callable[[], None],
     connect: Callable[[Group], T],
 ) -> T | None:
@@ -49,18 +51,35 @@ def regroup(
     timeout     seconds for the ranks to arrive that are not known to be lost, and for newcomers if there are too few
     heartbeat   the setting: a host silent for so long is lost with all its ranks that have not arrived
     terms       version and transport, which newcomers must have; None to admit nobody and to let nobody leave
+    standby     the stores that may take the place of the one in which the ranks met
     leave       closes the old group; called once, when this rank has arrived
     connect     connects the new group. If it raises TransportError, a rank may have been lost meanwhile, and the
                 survivors agree again, without the newcomers that they could not connect to.
 
-    Raises RendezvousError if the store cannot be reached, if the others have continued without this rank, or if the
-    ranks are too few; the error of `connect` if it failed ATTEMPTS times with the same ranks.
+    Raises RendezvousError if neither the store nor a standby can be reached, if the others have continued without this
+    rank, or if the ranks are too few; the error of `connect` if it failed ATTEMPTS times with the same ranks.
     """
     begun, attempts, lost = time.monotonic(), 0, dict[int, str]()
     record: Callable[[], None] | None = None
+    voters, moved = [group.numbers] if standby.is_used else [], False
+    again: Any = (TransportError, RendezvousError) if standby.is_used else TransportError
+    leaving = contextlib.ExitStack()
+    leaving.callback(leave)
     while True:
-        agreement = SurvivorAgreement(group, failure, heartbeat, terms=terms, lost=lost, record=record)
-        verdict = _agree(group, agreement, begun, timeout, leave)
+        agreement = SurvivorAgreement(
+            group, failure, heartbeat, terms=terms, lost=lost, record=record, voters=voters, moved=moved
+        )
+        try:
+            verdict = _agree(agreement, begun, timeout, leaving.close)
+        except RendezvousError as error:
+            group, begun, moved, record = _move(group, standby, error), time.monotonic(), True, None
+            continue
+        _check(group, verdict)
+        if group.rank == min(verdict.staying or verdict.leaving):
+            with contextlib.suppress(
+                *[RendezvousError] * standby.is_used
+            ):  # if the store fails now, `connect` does too
+                _record(group, verdict)
         if group.rank in verdict.leaving:
             return None
         assert group.parent_store is not None
@@ -71,7 +90,7 @@ def regroup(
         try:
             return connect(new)
         except RondeError as error:
-            if not came and not isinstance(error, TransportError):
+            if not came and not isinstance(error, again):
                 raise
             if attempts == ATTEMPTS:
                 with contextlib.closing(SurvivorAgreement(new, error, heartbeat)) as agreement:
@@ -80,28 +99,38 @@ def regroup(
             lost = dict.fromkeys(came, f"the ranks could not connect with this newcomer: {error.message}")
             # The rank that was to record the verdict may be the one that is lost.
             record = functools.partial(_record, group, verdict)
-            group, failure, begun, leave = new, error, time.monotonic(), _nothing_to_leave
+            if standby.is_used:
+                voters = [*voters, new.numbers]
+            group, failure, begun, moved = new, error, time.monotonic(), False
 
 
-def _agree(
-    group: Group, agreement: SurvivorAgreement, begun: float, timeout: float, leave: Callable[[], None]
-) -> Verdict:
-    """The verdict on a group, which does not leave this rank behind. Raises RendezvousError."""
+def _agree(agreement: SurvivorAgreement, begun: float, timeout: float, leave: Callable[[], None]) -> Verdict:
+    """The verdict on a group. Raises RendezvousError if the store fails."""
+    with contextlib.closing(agreement):
+        agreement.arrive()
+        try:
+            leave()
+            return agreement.decide(begun, timeout)
+        except BaseException as error:
+            agreement.withdraw(f"it gave up: {error!r}")
+            raise
+
+
+def _move(group: Group, standby: Standby, error: RendezvousError) -> Group:
+    """The group in a standby of its store, which has failed. Raises RendezvousError."""
     try:
-        with contextlib.closing(agreement):
-            agreement.arrive()
-            try:
-                leave()
-                verdict = agreement.decide(begun, timeout)
-            except BaseException as error:
-                agreement.withdraw(f"it gave up: {error!r}")
-                raise
-    except RendezvousError as error:
+        return standby.move(group)
+    except RendezvousError as missing:
+        hint = f"; {missing.message}" if standby.is_used else ""
         raise RendezvousError(
             f"rank {group.rank} cannot agree on the survivors: {error.message}. The ranks agree in the store in which "
-            f"they met; the store ends with the process that serves it",
+            f"they met; the store ends with the process that serves it{hint}",
             rank=group.rank,
         ) from error
+
+
+def _check(group: Group, verdict: Verdict) -> None:
+    """Raise RendezvousError if this rank does not go on by the verdict on its group."""
     if group.rank in verdict.left_out:
         raise RendezvousError(
             f"the other ranks continued without {group.describe(group.rank)}: {verdict.left_out[group.rank]} "
@@ -111,9 +140,6 @@ def _agree(
         )
     if verdict.refusal:
         raise RendezvousError(f"the ranks do not continue: {verdict.refusal}", rank=group.rank)
-    if group.rank == min(verdict.staying or verdict.leaving):
-        _record(group, verdict)
-    return verdict
 
 
 def _record(group: Group, verdict: Verdict) -> None:
@@ -133,7 +159,3 @@ def _record(group: Group, verdict: Verdict) -> None:
 
 def _number(newcomer: Newcomer) -> int:
     return -1 if newcomer.number is None else newcomer.number
-
-
-def _nothing_to_leave() -> None:
-    """A failed `connect` has released its group itself."""

@@ -132,13 +132,16 @@ class Cluster:
         command: str = "run",
         variables: Mapping[str, str] | None = None,
         words: IO[bytes] | int = subprocess.PIPE,
+        folder: Path | None = None,
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Such a command while it runs; killed at the end. `words`: where its output and its complaints go."""
+        """Such a command while it runs; killed at the end. `words`: where its output and its complaints go; `folder`:
+        its working directory, by default that of this process."""
         with subprocess.Popen(
             self.command(host, *arguments, command=command),
             stdin=subprocess.DEVNULL,
             stdout=words,
             stderr=words,
+            cwd=folder,
             env=environment({"PYTHONPATH": str(_ROOT), **(variables or {})}),
         ) as process:
             try:

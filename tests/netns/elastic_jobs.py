@@ -77,6 +77,7 @@ class Job:
     options  of `ronde run`
     program  what a rank runs, with the folder of the lines as its argument
     limit    seconds after which the launcher ends the job
+    standbys the setting: with standbys the ranks may outlast the launcher
 
     names    the hosts at the start
     size     the ranks at the start
@@ -93,6 +94,7 @@ class Job:
         options: Sequence[str] = (),
         program: str = RANK,
         limit: float = 4 * SECONDS,
+        standbys: int = 0,
     ) -> None:
         self.where = where
         self.names = NAMES[: where.hosts]
@@ -102,6 +104,7 @@ class Job:
         self._options = options
         self._program = program
         self._limit = limit
+        self._standbys = standbys
         self._resources = contextlib.ExitStack()
         self._lines: list[Line] = []
         self._read: dict[Path, int] = {}
@@ -119,7 +122,8 @@ class Job:
             self.network = self.cluster.network
             self._before = self.network.processes()
             stack.callback(self.kill_all)
-            settings = ["--set", f"transport={self.where.transport}", "--time-limit", str(self._limit)]
+            settings = ["--set", f"transport={self.where.transport}", "--set", f"standbys={self._standbys}"]
+            settings += ["--time-limit", str(self._limit)]
             program = [sys.executable, self._program, str(self.log)]
             self.process = stack.enter_context(
                 self.cluster.running(
@@ -127,6 +131,7 @@ class Job:
                     *("--min-np", "1", "--host-discovery-script", str(looking), *self._options, *settings, *program),
                     variables={"XDG_RUNTIME_DIR": str(self.folder)},
                     words=stack.enter_context(open(self.folder / "words", "wb")),
+                    folder=self.folder,
                 )
             )
             self.await_world(self.size)
@@ -197,10 +202,11 @@ class Job:
         }
 
     def await_true(self, done: Callable[[], bool], trouble: Callable[[], str], seconds: float = SECONDS) -> None:
-        """Wait until something is so. Raises TimeoutError with `trouble`, also when the launcher has ended."""
+        """Wait until something is so. Raises TimeoutError with `trouble`, also when the launcher has ended, with which
+        the ranks end unless there are standbys."""
         until = time.monotonic() + seconds
         while not done():
-            if time.monotonic() >= until or self.process.poll() is not None:
+            if time.monotonic() >= until or (self.process.poll() is not None and not self._standbys):
                 raise TimeoutError(trouble())
             time.sleep(PAUSE_SECONDS)  # neither files nor hosts tell anybody that they change
 
@@ -217,9 +223,14 @@ class Job:
         return after[0]
 
     def stop(self) -> int:
-        """Let the ranks end; the exit code of the launcher. Raises TimeoutExpired."""
+        """Let the ranks end; the exit code of the launcher, or without one 0 if all ranks were done. Raises
+        TimeoutExpired, TimeoutError."""
         (self.log / "stop").touch()
-        return self.process.wait(SECONDS)
+        if self.process.poll() is None:
+            return self.process.wait(SECONDS)
+        ranks = set(self.ranks)
+        self.await_true(lambda: not self.left, lambda: f"processes are left: {self.left}")
+        return int(ranks != {line.pid for line in self.lines() if line.words[0] == "done"})
 
     def leaks(self) -> list[str]:
         """Processes, sockets and shared memory that are left on the hosts some seconds after the end."""

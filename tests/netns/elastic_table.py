@@ -49,6 +49,7 @@ class Event:
     hosts    the least number of hosts at the start for which it means something
     options  of `ronde run`
     spares   number of spares, which have slots on the last host
+    standbys the setting
     ends     why it ends the job; '' if the job goes on
     """
 
@@ -59,6 +60,7 @@ class Event:
     hosts: int = 1
     options: Sequence[str] = ()
     spares: int = 0
+    standbys: int = 0
     ends: str = ""
 
 
@@ -134,6 +136,14 @@ EVENTS = (
         hosts=2,
         ends="The store is in the launcher, and the job ends with it. Nothing is left on the other hosts",
     ),
+    Event(
+        "store_replaced",
+        "likewise, with `--set standbys=2`",
+        kill_first_host,
+        -EACH,
+        hosts=3,
+        standbys=2,
+    ),
 )
 
 
@@ -163,7 +173,7 @@ def happen(where: Where, event: Event) -> Cell:
     """Start a job, let it happen, and see whether the job goes on, and how it ends."""
     cell = Cell()
     options = [*event.options, *(["--max-np", str(EACH * where.hosts), "--spares", "1"] if event.spares else [])]
-    with Job(where, spares=event.spares, options=options) as job:
+    with Job(where, spares=event.spares, options=options, standbys=event.standbys) as job:
         if event.spares:
             await_spare(job)
         begun = time.monotonic()

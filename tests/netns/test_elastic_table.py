@@ -10,11 +10,13 @@ from tests.netns.elastic_table import EVENTS, Cell, happen, table
 
 PLACES = {where.name: where for where in WHERE}
 BY = {event.name: event for event in EVENTS}
-ONE, TWO = PLACES["1 host, shm"], PLACES["2 hosts"]
+ONE, TWO, THREE = PLACES["1 host, shm"], PLACES["2 hosts"], PLACES["3 hosts"]
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(("where", "event"), [(ONE, "terminated"), (TWO, "preempted"), (TWO, "cut_off")])
+@pytest.mark.parametrize(
+    ("where", "event"), [(ONE, "terminated"), (TWO, "preempted"), (TWO, "cut_off"), (THREE, "store_replaced")]
+)
 def test_no_step_is_lost(where: Where, event: str) -> None:
     reason = cluster.obstacle()
     if reason is not None:

@@ -232,6 +232,40 @@ def test_the_launcher_falls_silent(tmp_path: Path) -> None:
     assert re.match(r"ronde: host h[12] was lost: ", err.decode())
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_ranks_outlast_a_silent_launcher_if_the_store_has_standbys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    """They end by themselves, or when a signal ends the agent; their output is in files."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(tmp_path / "go")
+    script = f"echo ready $$ $$; read x < {tmp_path}/go; echo done $RONDE_RANK; echo oops >&2"
+    options = ("--set", "standbys=2", "--host-timeout", "1")
+    with started(tmp_path, *options, script=script, hosts="h1:1,h2:1") as (launcher, ranks, agents):
+        launcher.process.send_signal(signal.SIGSTOP)
+        until = time.monotonic() + BOUND
+        while len(list(tmp_path.glob("ronde-*/rank.*/stderr"))) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert ranks.none_ended()
+        if ended:
+            for host in ("h1", "h2"):
+                os.kill(pid_of(tmp_path, host, "agent"), signal.SIGTERM)
+        else:
+            (tmp_path / "go").write_text("go\ngo\n")
+        assert ranks.all_ended(within=BOUND)
+        assert agents.all_ended(within=BOUND)
+        launcher.process.send_signal(signal.SIGCONT)
+        code, _, _ = launcher.finish()
+    found = {str(file.relative_to(file.parents[1])): file.read_bytes() for file in tmp_path.glob("ronde-*/*/std*")}
+    texts = [b"", b""] if ended else [b"done %d\n", b"oops\n"]
+    assert found == {
+        f"rank.{rank}/{name}": text % rank if b"%" in text else text
+        for rank in range(2)
+        for name, text in zip(("stdout", "stderr"), texts, strict=True)
+    }
+    assert code == 255
+
+
 def test_the_others_go_on_without_a_host(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     script = f"echo ready $$ $$; [ $RONDE_RANK = 2 ] && exec sleep 1000; read x < {tmp_path}/go; echo done"
