@@ -5,10 +5,8 @@ is needed: a single host needs no TCP, one rank per host needs no shared memory.
 shared memory they use TCP, and log this once.
 
 A rank with both must serve two transports: while it waits on one, the other must make progress too, or its peers would
-stall, and an abort of either must reach both. The rule: a wait runs in slices on the awaited transport, and after each
-slice every other transport is driven once without waiting. Slices begin at FIRST_SLICE and double up to LAST_SLICE, so
-every transport moves at least the content of its buffers once per LAST_SLICE. A rank with a single transport waits on
-it directly.
+stall, and an abort of either must reach both. `joint_waits` has the rule. A rank with a single transport waits on it
+directly.
 """
 
 from __future__ import annotations
@@ -17,19 +15,18 @@ import copy
 import dataclasses
 import logging
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from transports import registry
 from transports.anysource import AnySource
-from transports.base import FIRST_SLICE, LAST_SLICE, Group, LinkCost, Member, Request, Transport, check_arguments
+from transports.base import Group, LinkCost, Member, Request, Transport, check_arguments
 from transports.child import Child
 from transports.child_sources import ChildSources
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError, RondeError
 from transports.host_windows import HostWindows
+from transports.joint_waits import PAST, Event, JointWaits
 from transports.lifecycle import Lifecycle
 from transports.native import NativeCollectives
 from transports.onesided import OneSided
@@ -95,7 +92,8 @@ class AutoTransport(Transport):
         self._onesided: OneSided | None = None
         self._sources: AnySource | None = None
         self._native: NativeCollectives | None = None
-        self._life = Lifecycle(group, "automatic transport", self._lock)
+        self._waits: JointWaits | None = None
+        self._life = Lifecycle(group, "automatic transport", self._lock, self._abandon)
 
     @property
     def authenticated(self) -> bool:
@@ -121,10 +119,8 @@ class AutoTransport(Transport):
                 self._add(self._options.intra, self._intra_options, here, "intra", deadline)
             if not inside or here != everyone:
                 self._add(self._options.inter, self._inter_options, everyone, "inter", deadline)
-            if (
-                len(self._children) == 2
-            ):  # frames to this rank itself; an inner link to itself serves the progress requests
-                self._add("local", registry.make_options("local", {}), (self.rank,), "self", deadline)
+            if len(self._children) == 2:
+                self._waits = JointWaits(self, self.group, self._children)
             if self._accompany is not None:
                 self._native = self._accompany(self)
         except BaseException as error:
@@ -139,7 +135,6 @@ class AutoTransport(Transport):
             self._alone_inside = inside
             return
         nearest = {rank: child for child in reversed(self._children) for rank in child.ranks}
-        nearest[self.rank] = self._children[-1]
         self._route = [nearest[rank] for rank in everyone]
         if all(child.transport.ability(AnySource) is not None for child in self._children):
             self._sources = ChildSources(self, self, self._route)
@@ -183,21 +178,10 @@ class AutoTransport(Transport):
         own = [request for request in requests if isinstance(request, _AutoRequest)]
         if len(own) < len(requests):
             return super().wait_any(requests, deadline)
-        shares = Counter(request.child for request in own).most_common()
-        pause = FIRST_SLICE
-        while True:
-            now, ended = time.monotonic(), list[int]()
-            for place, (child, _) in reversed(
-                [*enumerate(shares)]
-            ):  # poll the others, then wait a slice on the one with most requests
-                try:
-                    ended += child.ended(own, now if place or ended else min(deadline, now + pause))
-                except RondeError as error:
-                    raise self.translate(child, error) from None
-            if ended or now >= deadline:
-                return sorted(ended)
-            self.drive(shares[0][0])
-            pause = min(2 * pause, LAST_SLICE)
+        event = _AnyEnded(self, own)
+        if not event.attempt(PAST):
+            self.wait(event, deadline)
+        return event.ended
 
     def abort(self, cause: RondeError) -> None:
         with self._lock:
@@ -231,6 +215,8 @@ class AutoTransport(Transport):
             shut(child)
         for thread in others:
             thread.join()
+        if self._waits is not None:
+            self._waits.close()
         with self._lock:
             self._adopt_failures()
             self._life.close()
@@ -252,14 +238,17 @@ class AutoTransport(Transport):
         inter = registry.backend(self._options.inter).create(self.group, self._inter_options)
         return intra.link_costs()[0], inter.link_costs()[1]
 
-    def drive(self, but: Child) -> None:
-        """Drive all inner transports except `but`. Raises the first failure."""
-        for child in self._children:
-            if child is not but:
-                try:
-                    child.progress.poll()
-                except RondeError as error:
-                    raise self.translate(child, error) from None
+    def wait(self, event: Event, deadline: float) -> bool:
+        """Wait until `event` has happened (True) or the deadline has passed (False)."""
+        waits = self._waits
+        if waits is None:
+            raise self._life.refused()
+        return waits.wait(event, deadline)
+
+    def poll(self, but: Child) -> None:
+        """Make progress on all inner transports except `but`. Raises the first failure."""
+        if self._waits is not None:
+            self._waits.poll(but)
 
     def check_open(self) -> None:
         """Raises the first failure, or ClosedError."""
@@ -286,27 +275,16 @@ class AutoTransport(Transport):
         failure = child.transport.failure
         return child.outward(error) if failure is None else self.adopt(child, failure)
 
-    def wait_in_slices(self, child: Child, wait: Callable[[float], None], deadline: float) -> None:
-        """Run `wait(deadline)` of an inner transport in slices, by the rule of the module."""
-        pause = FIRST_SLICE
-        while True:
-            end = min(deadline, time.monotonic() + pause)
-            try:
-                wait(end)
-                return
-            except DeadlineExceeded as error:
-                if end == deadline or child.transport.failure is not None:
-                    raise self.translate(child, error) from None
-            except RondeError as error:
-                raise self.translate(child, error) from None
-            self.drive(child)
-            pause = min(2 * pause, LAST_SLICE)
-
     def _child_to(self, peer: int, tag: int, check: int) -> Child:
         check_arguments(self, peer, tag, check)
         if self._life.refusal is not None or not self._route:
             raise self._life.refused()
         return self._route[peer]
+
+    def _abandon(self) -> None:
+        """In a forked child: close the selector."""
+        if self._waits is not None:
+            self._waits.abandon()
 
     def _adopt_failures(self) -> None:
         for child in self._children:
@@ -373,8 +351,8 @@ def _accompaniment(name: str) -> Callable[[Transport], NativeCollectives | None]
     return found
 
 
-class _AutoRequest(Request):
-    """A request of one inner transport, whose waits drive the others."""
+class _AutoRequest(Request, Event):
+    """A request of one inner transport, whose waits make progress on the others."""
 
     def __init__(self, auto: AutoTransport, child: Child, inner: Request) -> None:
         self._auto = auto
@@ -387,8 +365,48 @@ class _AutoRequest(Request):
                 return True
         except RondeError as error:
             raise self._auto.translate(self.child, error) from None
-        self._auto.drive(self.child)
+        self._auto.poll(self.child)
         return False
 
     def wait(self, deadline: float) -> None:
-        self._auto.wait_in_slices(self.child, self.inner.wait, deadline)
+        if not self.done:
+            self._auto.wait(self, deadline)
+        try:
+            self.inner.wait(PAST)
+        except RondeError as error:
+            raise self._auto.translate(self.child, error) from None
+
+    def attempt(self, until: float) -> bool:
+        try:
+            self.done = bool(self.child.transport.wait_any((self.inner,), until))
+        except RondeError as error:
+            raise self._auto.translate(self.child, error) from None
+        return self.done
+
+
+class _AnyEnded(Event):
+    """One of several requests has ended. `ended`: the positions of all that have."""
+
+    def __init__(self, auto: AutoTransport, requests: Sequence[_AutoRequest]) -> None:
+        self.ended: list[int] = []
+        self._auto = auto
+        by_child: dict[Child, list[int]] = {}
+        for position, request in enumerate(requests):
+            by_child.setdefault(request.child, []).append(position)
+        self._shares = [
+            (child, positions, [requests[position].inner for position in positions])
+            for child, positions in sorted(by_child.items(), key=lambda one: len(one[1]))
+        ]
+        self.child = self._shares[-1][0]  # with the most requests
+
+    def attempt(self, until: float) -> bool:
+        ended = list[int]()
+        for child, positions, inner in self._shares:
+            try:
+                found = child.transport.wait_any(inner, PAST if ended or child is not self.child else until)
+            except RondeError as error:
+                raise self._auto.translate(child, error) from None
+            ended += [positions[place] for place in found]
+        self.ended = sorted(ended)
+        self.done = bool(ended)
+        return self.done

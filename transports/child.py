@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
-from transports.base import Request, Transport
+from transports.base import Transport
 from transports.errors import RondeError, from_wire, to_wire
 from transports.progress import ProgressRequest
-
-
-class Routed(Protocol):
-    """A request that one of several inner transports carries out."""
-
-    child: Child
-    inner: Request
-
-
-class Parent(Protocol):
-    """A transport made of several inner ones, as the requests and windows of one of these use it."""
-
-    def translate(self, child: Child, error: RondeError) -> RondeError:
-        """The error to raise for an error of an inner transport: the first failure if that transport has failed."""
-
-    def wait_in_slices(self, child: Child, wait: Callable[[float], None], deadline: float) -> None:
-        """Run `wait(deadline)` of an inner transport, and drive the other ones meanwhile."""
 
 
 class Child:
@@ -35,11 +17,6 @@ class Child:
         self.ranks = ranks
         self.place = {rank: place for place, rank in enumerate(ranks)}
         self.progress = ProgressRequest(transport)
-
-    def ended(self, requests: Sequence[Routed], deadline: float) -> list[int]:
-        """`wait_any` for this transport's requests among `requests`; returns their positions in `requests`."""
-        own = [at for at, request in enumerate(requests) if request.child is self]
-        return [own[at] for at in self.transport.wait_any([requests[at].inner for at in own], deadline)]
 
     def outward(self, error: RondeError) -> RondeError:
         """An error of the inner transport, with the group's rank numbers."""

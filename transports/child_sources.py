@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from transports.anysource import AnyRequest, AnySource, Arrival, Claim, check_any
-from transports.base import FIRST_SLICE, LAST_SLICE, Transport
+from transports.base import Transport
 from transports.child import Child
 from transports.errors import DeadlineExceeded, MismatchError, RondeError
+from transports.joint_waits import PAST, Event
 
 _Part = tuple[Child, AnyRequest]
 _Share = tuple[Child, frozenset[int]]
@@ -28,8 +29,11 @@ class Parent(Protocol):
     def translate(self, child: Child, error: RondeError) -> RondeError:
         """The error to raise for an error of an inner transport: the first failure if that transport has failed."""
 
-    def drive(self, but: Child) -> None:
-        """Drive all inner transports except `but`. Raises the first failure."""
+    def wait(self, event: Event, deadline: float) -> bool:
+        """Wait until `event` has happened (True) or the deadline has passed (False)."""
+
+    def poll(self, but: Child) -> None:
+        """Make progress on all inner transports except `but`. Raises the first failure."""
 
     def check_open(self) -> None:
         """Raises the first failure, or ClosedError."""
@@ -74,20 +78,10 @@ class ChildSources(AnySource):
     def probe(self, sources: frozenset[int], tags: range, deadline: float) -> Arrival | None:
         check_any(self._whole, sources, tags, None, None)
         self._parent.check_open()
-        pause = FIRST_SLICE
-        while True:
-            now = time.monotonic()
-            shares = [one for one in self.shares(sources, tags) if ability(one[0]).reachable(one[1])]
-            for child, places in shares:
-                if (found := self._ask(child, places, tags, now)) is not None:
-                    return found
-            if now >= deadline or not self.reachable(sources):
-                return None
-            child, places = max(shares, key=lambda one: len(one[1]))
-            if (found := self._ask(child, places, tags, min(deadline, now + pause))) is not None:
-                return found
-            self._parent.drive(child)
-            pause = min(2 * pause, LAST_SLICE)
+        probe = _Probe(self, sources, tags)
+        if not probe.attempt(PAST) and deadline > time.monotonic():
+            self._parent.wait(probe, deadline)
+        return probe.arrival
 
     def reachable(self, sources: frozenset[int]) -> bool:
         shares, with_others = self._shares(sources)
@@ -125,7 +119,8 @@ class ChildSources(AnySource):
         text = f"rank {group.rank} waited too long for a frame from any of {group.describe_all(sources)}"
         return DeadlineExceeded(text, rank=group.rank)
 
-    def _ask(self, child: Child, places: frozenset[int], tags: range, deadline: float) -> Arrival | None:
+    def ask(self, child: Child, places: frozenset[int], tags: range, deadline: float) -> Arrival | None:
+        """The envelope of a frame that has arrived by an inner transport, or does so before the deadline."""
         try:
             found = ability(child).probe(places, tags, deadline)
         except RondeError as error:
@@ -140,7 +135,33 @@ def ability(child: Child) -> AnySource:
     return found
 
 
-class _ChildRequest(AnyRequest):
+class _Probe(Event):
+    """A frame has arrived from any of `sources`, or none can come any more. `arrival`: its envelope."""
+
+    def __init__(self, joint: ChildSources, sources: frozenset[int], tags: range) -> None:
+        self.arrival: Arrival | None = None
+        self._joint = joint
+        self._sources = sources
+        self._tags = tags
+        self.child = self._largest(joint.shares(sources, tags))[0]
+
+    def attempt(self, until: float) -> bool:
+        joint, tags = self._joint, self._tags
+        shares = [one for one in joint.shares(self._sources, tags) if ability(one[0]).reachable(one[1])]
+        for child, places in shares:
+            if self.arrival is None:
+                self.arrival = joint.ask(child, places, tags, PAST)
+        self.done = self.arrival is not None or not joint.reachable(self._sources)
+        if not self.done and until > PAST:
+            self.arrival = joint.ask(*self._largest(shares), tags, until)
+            self.done = self.arrival is not None
+        return self.done
+
+    def _largest(self, shares: list[_Share]) -> _Share:
+        return max(shares, key=lambda one: len(one[1]))
+
+
+class _ChildRequest(AnyRequest, Event):
     """Receives of several inner transports, of which one takes a frame."""
 
     def __init__(
@@ -151,6 +172,7 @@ class _ChildRequest(AnyRequest):
         self._parts = parts
         self._sources = sources
         self._alone = alone
+        self.child = parts[0][0]
 
     @property
     def arrival(self) -> Arrival | None:
@@ -171,6 +193,33 @@ class _ChildRequest(AnyRequest):
         return all(withdrawn)
 
     def test(self) -> bool:
+        if self._test_parts():
+            return True
+        self._parent.poll(self._parts[0][0])
+        self._check_alone()
+        return False
+
+    def wait(self, deadline: float) -> None:
+        if not self._test_parts() and not self._parent.wait(self, deadline):
+            raise self._joint.overdue(self._sources)
+
+    def attempt(self, until: float) -> bool:
+        self.done = self._test_parts()
+        if self.done or until <= PAST:
+            return self.done
+        self._check_alone()
+        child, request = self._parts[0]
+        try:
+            request.wait(until)
+        except (DeadlineExceeded, MismatchError) as error:  # `_test_parts` raises that of the request
+            if child.transport.failure is not None:
+                raise self._parent.translate(child, error) from None
+        except RondeError as error:
+            raise self._parent.translate(child, error) from None
+        self.done = self._test_parts()
+        return self.done
+
+    def _test_parts(self) -> bool:
         for child, request in self._parts:
             try:
                 if request.test():
@@ -178,26 +227,11 @@ class _ChildRequest(AnyRequest):
                     return True
             except RondeError as error:
                 raise self._parent.translate(child, error) from None
-        self._parent.drive(self._parts[0][0])
-        if self._alone and self._matched() is None and not self._joint.reachable(self._sources):
-            raise self._parent.all_left(self._sources)
         return False
 
-    def wait(self, deadline: float) -> None:
-        pause = FIRST_SLICE
-        while not self.test():
-            now = time.monotonic()
-            child, request = self._parts[0]
-            if now >= deadline:
-                raise self._joint.overdue(self._sources)
-            try:
-                request.wait(min(deadline, now + pause))
-            except (DeadlineExceeded, MismatchError) as error:  # `test` raises that of the request
-                if child.transport.failure is not None:
-                    raise self._parent.translate(child, error) from None
-            except RondeError as error:
-                raise self._parent.translate(child, error) from None
-            pause = min(2 * pause, LAST_SLICE)
+    def _check_alone(self) -> None:
+        if self._alone and self._matched() is None and not self._joint.reachable(self._sources):
+            raise self._parent.all_left(self._sources)
 
     def _matched(self) -> _Part | None:
         """The part that has matched a frame; the others are withdrawn."""
@@ -207,5 +241,6 @@ class _ChildRequest(AnyRequest):
                     if other is not part:
                         other[1].withdraw()
                 self._parts = [part]
+                self.child = part[0]
                 return part
         return None

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from transports.child import Child, Parent
-from transports.errors import RondeError
+from typing import Protocol
+
+from transports.child import Child
+from transports.errors import DeadlineExceeded, RondeError
+from transports.joint_waits import PAST, Event
 from transports.onesided import Memory, OneSided, Window
+
+
+class Parent(Protocol):
+    """The whole transport."""
+
+    def translate(self, child: Child, error: RondeError) -> RondeError:
+        """The error to raise for an error of an inner transport: the first failure if that transport has failed."""
+
+    def wait(self, event: Event, deadline: float) -> bool:
+        """Wait until `event` has happened (True) or the deadline has passed (False)."""
 
 
 class HostWindows(OneSided):
@@ -47,7 +60,15 @@ class HostWindow(Window):
         self._inner.publish(epoch, check)
 
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
-        self._parent.wait_in_slices(self._child, lambda end: self._inner.wait(index, epoch, end, check), deadline)
+        if not self._inner.reached(index, epoch):
+            self._parent.wait(_EpochReached(self._parent, self._child, self._inner, index, epoch), deadline)
+        try:
+            self._inner.wait(index, epoch, PAST, check)
+        except RondeError as error:
+            raise self._parent.translate(self._child, error) from None
+
+    def reached(self, index: int, epoch: int, wakeup: bool = False) -> bool:
+        return self._inner.reached(index, epoch, wakeup)
 
     def expose_arrays(self, *pieces: Memory) -> bool:
         return self._inner.expose_arrays(*pieces)
@@ -60,3 +81,32 @@ class HostWindow(Window):
 
     def close(self) -> None:
         self._inner.close()
+
+
+class _EpochReached(Event):
+    """A position of a window has reached an epoch."""
+
+    def __init__(self, parent: Parent, child: Child, window: Window, index: int, epoch: int) -> None:
+        self.child = child
+        self._parent = parent
+        self._window = window
+        self._index = index
+        self._epoch = epoch
+
+    def attempt(self, until: float) -> bool:
+        if self._window.reached(self._index, self._epoch):
+            self.done = True
+        elif until > PAST:
+            try:
+                self._window.wait(self._index, self._epoch, until)
+                self.done = True
+            except DeadlineExceeded as error:
+                if self.child.transport.failure is not None:
+                    raise self._parent.translate(self.child, error) from None
+            except RondeError as error:
+                raise self._parent.translate(self.child, error) from None
+        return self.done
+
+    def announce(self) -> bool:
+        self.done = self._window.reached(self._index, self._epoch, wakeup=True)
+        return self.done

@@ -10,13 +10,14 @@ Every word has one writer, or several writers of one value. Words of different w
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from transports.base import Group
 from transports.errors import AbortedError, ConnectError, DeadlineExceeded, RondeError, from_wire, to_wire
 from transports.liveness import Identity
 from transports.packed import pack, unpack
-from transports.shm.doorbell import Doorbell
+from transports.shm.doorbell import Doorbell, WakeupSockets
 from transports.shm.fence import barrier
 from transports.shm.ring import CONTROL_BYTES, RingMemory
 from transports.shm.segments import Segment
@@ -56,7 +57,8 @@ class Board:
         self._header = memory[:_HEADER_BYTES].cast("Q")
         self._ring_bytes = 0
         self._controls = [memory[at : at + _RANK_BYTES].cast("Q") for at in controls]
-        self.bells = [Doorbell(memory, at + _BELL_OFFSET) for at in controls]
+        self._sockets = WakeupSockets(os.path.basename(segment.path), group.rank)
+        self.bells = [Doorbell(memory, at + _BELL_OFFSET, self._sockets, rank) for rank, at in enumerate(controls)]
 
     @classmethod
     def create_or_attach(cls, group: Group, ring_bytes: int, directory: str, deadline: float) -> Board:
@@ -122,6 +124,7 @@ class Board:
         """Unmap the memory. Idempotent."""
         self._controls.clear()
         self.bells.clear()
+        self._sockets.close()
         self._header = memoryview(b"")
         self.segment.close()
 

@@ -5,15 +5,15 @@ blocked on a full ring to this rank goes on, regardless of the request that this
 after a sleep too: it may have ended because the epoch that a follower waits for was published.
 
 The rule of waiting
-    Spin for `spin` seconds of no progress, then yield the core for a while, then sleep at the own doorbell. A sleep
-    lasts at most FIRST_SLEEP; the limit doubles up to LONGEST_SLEEP. The limit has two reasons: peers that died cannot
-    ring; and a wakeup lost to memory ordering (see `doorbell`) delays a wait by little more than its duration so far.
+    Spin for `spin` seconds of no progress, then yield the core for a while, then sleep at the own doorbell, within the
+    limits of `transports.pollable`: a lost wakeup delays a wait by little more than its duration so far.
 The driver holds the lock and the interpreter's lock while it spins. So spinning is short, and off where ranks share a
 process.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
 from typing import Final, Protocol
@@ -21,12 +21,11 @@ from typing import Final, Protocol
 from transports import driver
 from transports.cores import Cores
 from transports.driver import Driver
+from transports.pollable import FIRST_SLEEP, LONGEST_SLEEP
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import barrier
 
 YIELD_SECONDS: Final = 100e-6
-FIRST_SLEEP: Final = 1e-3
-LONGEST_SLEEP: Final = 32e-3
 LOOK_EVERY: Final = 10e-3
 
 
@@ -46,6 +45,9 @@ class Rings(Protocol):
     def look(self) -> None:
         """Check that the peers are alive, and abort if one is not; never raises."""
 
+    def check_sound(self) -> None:
+        """Raises the transport's first failure, or ClosedError."""
+
     def crashed(self, error: BaseException) -> None:
         """Report that an exception has escaped from `sweep` while it moved bytes."""
 
@@ -60,6 +62,7 @@ class Loop:
         self._spin = spin
         self._bell: Doorbell | None = None
         self._look_at = 0.0
+        self._polled = False
 
     def open(self, bell: Doorbell) -> None:
         """Use this rank's doorbell."""
@@ -85,6 +88,31 @@ class Loop:
                 self._look(now)
             awaited.check_possible()
             return False
+
+    # For a thread that sleeps on the doorbell's descriptor; see `transports.pollable`.
+
+    def fileno(self) -> int:
+        """The descriptor of this rank's doorbell."""
+        assert self._bell is not None
+        return self._bell.fileno()
+
+    def prepare(self) -> float:
+        """See Pollable."""
+        self._polled = True
+        if self._bell is not None:
+            self._bell.arm_descriptor()
+            barrier()
+        moved = self._sweep()
+        if (now := time.monotonic()) >= self._look_at:
+            self._look(now)
+        self._rings.check_sound()
+        return 0.0 if moved else math.inf
+
+    def finish(self) -> None:
+        """See Pollable."""
+        self._polled = False
+        if self._bell is not None:
+            self._bell.disarm()
 
     # The engine of the driver.
 
@@ -140,6 +168,8 @@ class Loop:
             self.driver.sleep(partial(bell.sleep, seconds))
         finally:
             bell.disarm()
+            if self._polled:  # the thread that sleeps on the descriptor must arm the doorbell again
+                bell.wake_descriptor()
         self.driver.notify()
 
     def _sweep(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from transports.anysource import AnyRequest, AnySource, Arrival, Claim, check_any
 from transports.base import Group, LinkCost, Request, Transport, check_arguments, check_view
@@ -22,8 +22,9 @@ from transports.lifecycle import Lifecycle
 from transports.liveness import Identity, Watch
 from transports.matching import AnyReceive, MatchQueue
 from transports.onesided import OneSided, Window
+from transports.pollable import Pollable
 from transports.shm.board import CLOSED, Board
-from transports.shm.doorbell import Doorbell
+from transports.shm.doorbell import HAS_DESCRIPTOR, Doorbell
 from transports.shm.ends import Assembly, Flush
 from transports.shm.exposing import Exposures
 from transports.shm.fence import barrier
@@ -33,6 +34,8 @@ from transports.shm.requests import AnyOf, Probe, Receiving, ReceivingAny, Sendi
 from transports.shm.ring import Arrive, Arriving, Incoming, Outgoing
 from transports.shm.window import ShmWindow
 
+A = TypeVar("A")
+
 _SPIN: Final = 40e-6
 _MOST_WATCHED: Final = 64
 """Number of peers whose processes a rank watches: the next ones, so that each process is watched by some rank."""
@@ -41,7 +44,7 @@ _OFFER: Final = 1
 _SENT: Final = Sent()
 
 
-class ShmTransport(Transport, OneSided, AnySource):
+class ShmTransport(Transport, OneSided, AnySource, Pollable):
     """Bytes between the ranks of one host. See the module, `transports.base` and `transports.onesided`.
 
     It is also the engine of its loop and the host of its requests and windows: those calls come with the lock held.
@@ -229,6 +232,22 @@ class ShmTransport(Transport, OneSided, AnySource):
                 raise ValueError(f"key={key!r}: was used before; every window of a group needs a key of its own")
             self._window_keys.add(key)
         return self._exposures.expose(key, ranks, nbytes, deadline)
+
+    def ability(self, kind: type[A]) -> A | None:
+        return None if issubclass(kind, Pollable) and not HAS_DESCRIPTOR else super().ability(kind)
+
+    @property
+    def descriptor(self) -> int:
+        with self._lock:
+            return self.loop.fileno()
+
+    def prepare(self) -> float:
+        with self._lock:
+            return self.loop.prepare()
+
+    def finish(self) -> None:
+        with self._lock:
+            self.loop.finish()
 
     # The rings of the loop.
 

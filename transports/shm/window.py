@@ -206,14 +206,11 @@ class ShmWindow(Window):
         """The ranks that have not attached yet."""
         return [rank for rank, control in zip(self.ranks, self._controls, strict=True) if not control[_ATTACHED]]
 
-    def reached(self, index: int, epoch: int) -> bool:
-        """True if the epoch of a position is at least `epoch`."""
-        return self._controls[index][EPOCH] >= epoch
-
-    def request_wakeup(self, index: int) -> None:
-        """Ask the rank at position `index` to ring when its epoch rises."""
-        if not self.closed:
+    def reached(self, index: int, epoch: int, wakeup: bool = False) -> bool:
+        if wakeup and not self.closed:
             self._controls[index][ASKED] = 1
+            barrier()
+        return self._controls[index][EPOCH] >= epoch
 
     def check(self, index: int, awaited: _EpochReached) -> None:
         """Raise if an awaited epoch will never be reached."""
@@ -302,7 +299,7 @@ class _EpochReached:
         self._window.check(self._index, self)
 
     def request_wakeup(self) -> None:
-        self._window.request_wakeup(self._index)
+        self._window.reached(self._index, self._epoch, wakeup=True)
 
 
 def _parts_offset(count: int) -> int:

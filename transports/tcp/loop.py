@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from transports import driver
 from transports.cores import Cores
@@ -18,6 +18,9 @@ from transports.driver import Driver
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
+
+CAN_BE_POLLED: Final = selectors.DefaultSelector is getattr(selectors, "EpollSelector", None)
+"""True if the selector has a descriptor that another selector can watch."""
 
 _SWEEP_EVERY = 0.001
 _LONGEST_WAIT = 3600.0
@@ -76,6 +79,7 @@ class Loop:
         self._interest: dict[Watched, int] = {}
         self._unread: set[Watched] = set()
         self._waker: Waker | None = None
+        self._polled = False
 
     def open(self) -> None:
         """Open the descriptors that the loop needs."""
@@ -149,10 +153,26 @@ class Loop:
         if not awaited.done and self.driver.thread is None:
             self._sweep(0)
 
+    # For a thread that sleeps on the selector's descriptor; see `transports.pollable`.
+
+    def fileno(self) -> int:
+        """The selector's descriptor. It is readable when one of the watched descriptors is ready."""
+        assert isinstance(self._selector, selectors.EpollSelector)
+        return self._selector.fileno()
+
+    def prepare(self) -> float:
+        """See Pollable."""
+        self._polled = True
+        return 0.0 if self._sweep(0) or self._unread else self._tick_at
+
+    def finish(self) -> None:
+        """See Pollable."""
+        self._polled = False
+
     # The engine of the driver.
 
     def wake(self) -> None:
-        if self.driver.asleep and self._waker is not None:
+        if (self.driver.asleep or self._polled) and self._waker is not None:
             self._waker.wake()
 
     def announce(self, awaited: Awaited) -> None:

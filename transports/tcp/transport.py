@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from transports.anysource import AnyRequest, AnySource, Arrival, Claim, check_any
 from transports.base import Group, Request, Transport, check_arguments, check_view
@@ -20,6 +20,7 @@ from transports.descriptors import allow_many
 from transports.errors import DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.lifecycle import Lifecycle
 from transports.matching import AnyReceive, InboundMessage, MatchQueue
+from transports.pollable import Pollable
 from transports.tcp import dead_links
 from transports.tcp.addresses import exchange, own_address
 from transports.tcp.at_once import AtOnce
@@ -28,12 +29,14 @@ from transports.tcp.early_arrivals import EarlyArrivals
 from transports.tcp.frames import GOODBYE_FRAME, abort_frame, data_header
 from transports.tcp.lanes import Incoming, Lane
 from transports.tcp.listener import Listener
-from transports.tcp.loop import Loop
+from transports.tcp.loop import CAN_BE_POLLED, Loop
 from transports.tcp.options import Options, connections_to, spin_seconds
 from transports.tcp.outgoing import Outgoing
 from transports.tcp.reassembly import Reassembly
 from transports.tcp.requests import AnyOf, GoodbyesAnswered, Probe, Receiving, ReceivingAny, Send
 from transports.tcp.striping import Striping
+
+A = TypeVar("A")
 
 _GRACE: Final = 0.25
 """Seconds between the loss of a connection and the failure: the cause may be arriving on another lane."""
@@ -43,7 +46,7 @@ time in which ranks agree on a cause, the sum must stay below the second within 
 _ABSENT: Final = 0.1  # seconds to wait for a peer before this rank connects to it
 
 
-class TcpTransport(Transport, AnySource):
+class TcpTransport(Transport, AnySource, Pollable):
     """Bytes between ranks over TCP. See the module and `transports.base.Transport`.
 
     It is also the `Host` of its lanes, the `Seeker` of new ones and the `AcceptedOwner` of its listener: these call it
@@ -242,6 +245,24 @@ class TcpTransport(Transport, AnySource):
         finally:
             with self._lock:
                 self._release()
+
+    def ability(self, kind: type[A]) -> A | None:
+        return None if issubclass(kind, Pollable) and not CAN_BE_POLLED else super().ability(kind)
+
+    @property
+    def descriptor(self) -> int:
+        return self._loop.fileno()
+
+    def prepare(self) -> float:
+        with self._lock:
+            self._life.check()
+            until = self._loop.prepare()
+            self._life.check()
+            return until
+
+    def finish(self) -> None:
+        with self._lock:
+            self._loop.finish()
 
     # For requests and direct receives.
 
