@@ -5,10 +5,12 @@
     python -m tests.netns.elastic_random --minutes 30 --write docs/elastic-launch.md
 
 The hosts are network namespaces with a real sshd. The launcher, and with it the store, is on the first host, which
-stays. Each job has a seed of its own, which is shown: `--seed` with it begins with that job. Its events come in bursts,
-of one event or of up to three within two seconds, so before the ranks have changed for the first of them. After a burst
-the world must become the one that all events lead to, and go on there, with no process that does not belong to it. At
-least one rank that has the state is spared in each burst, since a job whose last state is lost begins anew.
+stays; but half of the jobs on three hosts have standbys of the store, and that host is switched off at their end. Each
+job has a seed of its own, which is shown: `--seed` with it begins with that job. Its events come in bursts, of one
+event or of up to three within two seconds, so before the ranks have changed for the first of them. After a burst the
+world must become the one that all events lead to, and go on there, with no process that does not belong to it. At
+least one rank that has the state is spared in each burst, since a job whose last state is lost begins anew; with
+standbys a majority of the ranks.
 
 A job counts as wrong if a rank finds a sum that is not right, if more than one step is lost in a change of ranks, if
 the launcher's exit code is not 0, or if the final parameters of a rank are not those of the oracle: training in one
@@ -80,6 +82,7 @@ TITLES = {
     "host_killed": "a host is switched off",
     "cut_off": "a host is cut off",
     "healed": "such a host comes back",
+    "launcher_lost": "the launcher's host is switched off, with `standbys=2`",
 }
 _REVOCABLE = frozenset({"slot_taken", "host_taken"})
 """Their victims go on if the slot is offered again before the launcher has looked."""
@@ -123,6 +126,7 @@ class Scene:
     slots    those that are offered
     most     greatest number of ranks; None for all slots
     spares   processes beyond them
+    majority True if a majority of the ranks must stay in each burst
     away     hosts that are cut off or switched off
     refused  hosts that are drained, or about to be preempted
     doomed   processes that are to end
@@ -134,6 +138,7 @@ class Scene:
     slots: dict[str, int]
     most: int | None = None
     spares: int = 0
+    majority: bool = False
     away: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
     doomed: set[int] = field(default_factory=set)
@@ -166,6 +171,7 @@ class Scene:
             event
             for event in self._all_events(there)
             if safe - event.victims
+            and (not self.majority or 2 * len(self.doomed | event.victims) < len(running))
             and all(self.faults[place] + count <= MOST_FAULTS for place, count in event.faults.items())
             and (event.kind != "spare" or self.processes > self.size)
         ]
@@ -298,14 +304,16 @@ def _grid(lines: Iterable[Sequence[str]]) -> str:
 class Course:
     """A job, and the events that happen to it.
 
+    outlasts  True if it has standbys, and its launcher is lost at the end
+
     faults  lines about everything that is wrong, by its kind: wrong, hang, leak
     story   a line for each event, with the seconds since the beginning
     """
 
-    def __init__(self, job: Job, spares: int, chance: random.Random, tally: Tally) -> None:
+    def __init__(self, job: Job, spares: int, chance: random.Random, tally: Tally, *, outlasts: bool) -> None:
         most = job.size if spares else None
         names = list(job.cluster.hosts) if job.where.hosts > 1 else job.names  # one host is to stay the only one
-        self.scene = Scene(job.names[0], names, dict(job.slots), most, spares)
+        self.scene = Scene(job.names[0], names, dict(job.slots), most, spares, majority=outlasts)
         self.faults: list[tuple[str, str]] = []
         self.story: list[str] = []
         self._job = job
@@ -322,6 +330,8 @@ class Course:
             while time.monotonic() < until:
                 self._burst()
                 self._restore()
+            if self.scene.majority:
+                self._lose_launcher()
             if code := job.stop():
                 self.faults.append(("wrong", f"exit code {code}"))
         except (TimeoutError, subprocess.TimeoutExpired) as error:
@@ -380,6 +390,19 @@ class Course:
             scene.refused.clear()
             job.await_look()
             self._settle(time.monotonic())
+
+    def _lose_launcher(self) -> None:
+        """Switch its host off, with a majority of the ranks on the others."""
+        scene, job = self.scene, self._job
+        scene.slots.update(dict.fromkeys(scene.names, 0) | dict.fromkeys(job.names, EACH))
+        job.offer(scene.slots)
+        job.await_look()
+        self._settle(time.monotonic())
+        begun = time.monotonic()
+        self._tell("launcher_lost", scene.first)
+        job.kill_host(scene.first)
+        scene.away.add(scene.first)
+        self._close(["launcher_lost"], begun)
 
     def _close(self, kinds: Sequence[str], begun: float) -> None:
         """See a burst to its end, and count it."""
@@ -520,12 +543,14 @@ def judged(lines: Sequence[Line], *, ended: bool) -> list[str]:
 def run_job(where: Where, seed: int, seconds: float, tally: Tally) -> Course:
     """Run a job to which things happen for some seconds."""
     chance = random.Random(seed)
-    spares = chance.randrange(2)
+    outlasts = where.hosts > 2 and bool(chance.randrange(2))
+    spares = 0 if outlasts else chance.randrange(2)
     options = ["--blacklist-cooldown-range", *map(str, COOLDOWN), "--preemption-file", NOTICE]
     options += ["--max-np", str(EACH * where.hosts), "--spares", "1"] if spares else []
     limit = seconds + 3 * SETTLE_SECONDS
-    with Job(where, spares=spares, options=options, program=TRAINING, limit=limit) as job:
-        course = Course(job, spares, chance, tally)
+    standbys = 2 if outlasts else 0
+    with Job(where, spares=spares, options=options, program=TRAINING, limit=limit, standbys=standbys) as job:
+        course = Course(job, spares, chance, tally, outlasts=outlasts)
         course.run(time.monotonic() + seconds)
         if course.faults:
             course.story += ["", *job.words().splitlines()[-60:]]
