@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,13 @@ from transports.rendezvous.bootstrap import REGROUPS, join, open_store
 from transports.rendezvous.memory import MemoryStore
 
 # ---- lost processes
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def processes_killed(rank: int, url: str) -> dict[str, tuple[int, int]]:
@@ -54,6 +62,30 @@ def test_shrink_after_killed_processes() -> None:
         results = run_processes(processes_killed, 4, url, timeout=2 * SECONDS, dying={1, 3})
     assert results[0] == dict.fromkeys(PROCESSES, (0, 2))
     assert results[2] == dict.fromkeys(PROCESSES, (1, 2))
+
+
+def process_that_serves_the_store_killed(rank: int, transport: str, port: int) -> tuple[int, int]:
+    """Rank 0, which serves the store of the job, is killed; the others go on in a standby."""
+    os.environ |= {"RONDE_RANK": str(rank), "RONDE_SIZE": "4", "RONDE_STORE": f"tcp://127.0.0.1:{port}"}
+    os.environ["RONDE_SECRET"] = SECRET.hex()
+    with ronde.init(transport=transport, config={"calibrate": False, "standbys": 2}) as comm:
+        compute(comm, [0, 1, 2, 3])
+        if rank == 0:
+            time.sleep(0.1)  # the others wait for it by then
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert isinstance(fail(comm), PeerLost)
+        with comm.shrink() as new:
+            compute(new, [1, 2, 3])
+            return new.rank, new.size
+
+
+@linux
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_shrink_after_the_loss_of_the_process_that_serves_the_store(transport: str) -> None:
+    results = run_processes(
+        process_that_serves_the_store_killed, 4, transport, free_port(), timeout=2 * SECONDS, dying={0}
+    )
+    assert results[1:] == [(0, 3), (1, 3), (2, 3)]
 
 
 def process_stopped(rank: int, url: str) -> list[str]:
