@@ -25,7 +25,7 @@ from collectives.world import PROCESS_WORLD, is_initialized, shutdown, world
 from transports import launchers
 from transports.auth import check_secret
 from transports.base import Group
-from transports.errors import ConfigError, RondeError
+from transports.errors import ConfigError, RendezvousError, RondeError, TransportError
 from transports.rendezvous import (
     MemoryStore,
     join,
@@ -150,10 +150,16 @@ def connect(group: Group, config: Config, deadline: float) -> Communicator:
     Raises as `init` does. After an error nothing stays open.
     """
     with contextlib.ExitStack() as made:
-        standby = Standby(config.standbys, config.transport_options("tcp").interface, config.load_tls())
+        standby = _standby(config)
         made.callback(standby.close)
-        communicator = Communicator.connect(group, config, deadline, standby)
+        communicator = _connected(group, config, deadline, standby)
         made.pop_all()
+        return communicator
+
+
+def _connected(group: Group, config: Config, deadline: float, standby: Standby) -> Communicator:
+    """As `connect`. `standby` belongs to the communicator then, after an error to the caller."""
+    communicator = Communicator.connect(group, config, deadline, standby)
     if config.timeline:
         try:
             communicator.start_timeline(config.timeline, config.timeline_style)
@@ -256,7 +262,47 @@ def _connect_at(place: _Place, settings: Config, deadline: float) -> Communicato
     group = join(place.number, place.size, place.store, secret=place.secret, generation=None, deadline=deadline)
     if group.generation:
         withdraw_left_out(place.store, place.number)
-    return connect(group, settings, deadline)
+    failure = None
+    if not group.original_ranks:
+        try:
+            return connect(group, settings, deadline)
+        except TransportError as error:
+            if not membership.is_elastic(place.store):
+                raise
+            failure = error
+    return _go_on(group, failure, settings)
+
+
+def _go_on(group: Group, failure: RondeError | None, settings: Config) -> Communicator:
+    """The first world of an elastic job without the ranks that were lost before it was connected. Collective.
+
+    failure  why the group could not be connected; None if it was not tried
+    """
+    with contextlib.ExitStack() as made:
+        standby = _standby(settings)
+        made.callback(standby.close)
+
+        def connected(group: Group) -> Communicator:
+            return _connected(group, settings, time.monotonic() + CONNECT_SECONDS, standby)
+
+        communicator = membership.regroup(
+            group,
+            failure,
+            settings.connect_timeout,
+            settings.heartbeat,
+            terms=terms_of(settings.transport, settings.standbys),
+            standby=standby,
+            leave=lambda: None,
+            connect=connected,
+        )
+        if communicator is None:
+            raise RendezvousError("init: this rank was asked to leave before the first world began", rank=group.rank)
+        made.pop_all()
+        return communicator
+
+
+def _standby(settings: Config) -> Standby:
+    return Standby(settings.standbys, settings.transport_options("tcp").interface, settings.load_tls())
 
 
 def wait_to_join(

@@ -43,6 +43,7 @@ from collectives.scaling import Action, Begin, Close, Finish, Leave, Open, Plan,
 from collectives.scaling import Start as StartNewcomer
 from transports.errors import ConfigError, RondeError
 from transports.interfaces import interfaces
+from transports.rendezvous import give_up
 from transports.store import Store
 
 _NEVER: Final = float("inf")
@@ -137,6 +138,7 @@ class _ElasticSupervisor(Listener):
         self._closing: list[tuple[Host, float]] = []
         self._ranks: dict[int, Rank] = {}
         self._failed: list[int] = []
+        self._first = 0  # number of ranks of the first world
         self._url = ""
         self._torch = ("", 0)
         self._store: Store | None = None
@@ -314,6 +316,7 @@ class _ElasticSupervisor(Listener):
     def _begin(self, places: Sequence[tuple[str, int]]) -> None:
         """Start the first world. Raises StartError."""
         self.relay.print(f"ronde: job {self._job.name} begins with {len(places)} ranks")
+        self._first = len(places)
         numbered = list(enumerate(places))
         for name, group in groupby(numbered, key=lambda item: item[1][0]):
             here = list(group)
@@ -387,6 +390,7 @@ class _ElasticSupervisor(Listener):
             if rank.host == name and rank.running:
                 rank.lost = True
                 self._failed.append(rank.rank)
+                self._give_up(rank.rank)
         self._retire(name)
         self._plan.lost(name, time.monotonic())
 
@@ -475,9 +479,15 @@ class _ElasticSupervisor(Listener):
             ended.status, ended.last_signal = status, last_signal
             if status:
                 self._failed.append(rank)
+                self._give_up(rank)
                 if self._code is None:
                     self.relay.print(f"ronde: process {rank} failed: {ended.describe()}, pid {ended.pid}")
             self._plan.ended(rank, status, time.monotonic())
+
+    def _give_up(self, number: int) -> None:
+        """A process has failed: the first world begins without it, if it has not met."""
+        if self._store is not None and number < self._first:
+            give_up(self._store, number, self._first)
 
     def answered(self, question: Question, value: int | bool) -> None:
         """No host of an elastic job is asked: the store is here."""

@@ -11,7 +11,14 @@ from __future__ import annotations
 
 from collectives.membership.fence import Fence
 from collectives.membership.newcomer import wait_to_join
-from collectives.membership.registry import Change, History, ask_to_leave, set_bounds, terms_of
+from collectives.membership.registry import (
+    Change,
+    History,
+    ask_to_leave,
+    is_elastic,
+    set_bounds,
+    terms_of,
+)
 from collectives.membership.regrouping import (
     CONNECT_SECONDS,
     regroup,
@@ -25,6 +32,7 @@ __all__ = [
     "History",
     "Standby",
     "ask_to_leave",
+    "is_elastic",
     "regroup",
     "set_bounds",
     "terms_of",

@@ -73,6 +73,12 @@ def terms_of(transport: str, standbys: int = 0) -> str:
     return f"Ronde {__version__} over {transport}" + (f" with standbys={standbys}" if standbys else "")
 
 
+def is_elastic(store: Store) -> bool:
+    """True if ranks come and go in the job of this store: its launcher has set bounds, or newcomers wait. Raises
+    RendezvousError."""
+    return Registry(store).read().read > 0
+
+
 # ---- for the launcher
 
 

@@ -119,10 +119,10 @@ class Cluster:
             finally:
                 self.hosts[host].run(f"umount {path}")
 
-    def command(self, host: str, *arguments: str, command: str = "run") -> list[str]:
-        """`ronde run`, or another command, with these arguments, on a host. It heeds SIGINT, also where the tests run
-        in the background of a shell, which ignores it."""
-        return self.hosts[host].command("env", "--default-signal=INT", "-C", str(_ROOT), *RONDE, command, *arguments)
+    def command(self, host: str, *arguments: str, command: str = "run", folder: Path = _ROOT) -> list[str]:
+        """`ronde run`, or another command, with these arguments, on a host, in a working directory. It heeds SIGINT,
+        also where the tests run in the background of a shell, which ignores it."""
+        return self.hosts[host].command("env", "--default-signal=INT", "-C", str(folder), *RONDE, command, *arguments)
 
     @contextlib.contextmanager
     def running(
@@ -132,16 +132,14 @@ class Cluster:
         command: str = "run",
         variables: Mapping[str, str] | None = None,
         words: IO[bytes] | int = subprocess.PIPE,
-        folder: Path | None = None,
+        folder: Path = _ROOT,
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Such a command while it runs; killed at the end. `words`: where its output and its complaints go; `folder`:
-        its working directory, by default that of this process."""
+        """Such a command while it runs; killed at the end. `words`: where its output and its complaints go."""
         with subprocess.Popen(
-            self.command(host, *arguments, command=command),
+            self.command(host, *arguments, command=command, folder=folder),
             stdin=subprocess.DEVNULL,
             stdout=words,
             stderr=words,
-            cwd=folder,
             env=environment({"PYTHONPATH": str(_ROOT), **(variables or {})}),
         ) as process:
             try:

@@ -18,6 +18,7 @@ from transports.base import Group, Member
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError
 from transports.rendezvous import bootstrap
 from transports.rendezvous.bootstrap import (
+    give_up,
     join,
     open_store,
     pack_member,
@@ -189,6 +190,28 @@ def test_ranks_meet_in_a_directory(tmp_path: Path) -> None:
     with contextlib.ExitStack() as opened:
         stores = [opened.enter_context(contextlib.closing(FileStore(tmp_path / "store"))) for _ in range(8)]
         assert [group.rank for group in meet(stores)] == list(range(8))
+
+
+def test_the_others_meet_without_a_rank_that_was_given_up(store: Store) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        there = [pool.submit(join, rank, 4, store, secret=SECRET, generation=None, deadline=soon()) for rank in (1, 3)]
+        give_up(store, 0, 4)
+        give_up(store, 2, 4)
+        groups = [found.result(60) for found in there]
+    assert [(group.rank, group.size, group.numbers) for group in groups] == [(0, 2, (1, 3)), (1, 2, (1, 3))]
+    with pytest.raises(RendezvousError, match=r"the launcher has given up rank 2 of 4, since its process had ended"):
+        join(2, 4, store, secret=SECRET, deadline=soon())
+
+
+def test_a_rank_that_has_entered_is_not_given_up(store: Store) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, 0, 2, store, secret=SECRET, deadline=soon())
+        while not any(store.rows("generation-0/members")):
+            time.sleep(0.001)
+        give_up(store, 0, 2)
+        assert join(1, 2, store, secret=SECRET, deadline=soon()).size == 2
+        assert list(first.result(60).numbers) == [0, 1]
+    give_up(store, 0, 2)  # the meeting is over
 
 
 def test_all_missing_ranks_are_named(store: Store) -> None:

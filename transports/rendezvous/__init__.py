@@ -11,6 +11,7 @@ from __future__ import annotations
 from transports.rendezvous.attentive import AttentiveStore
 from transports.rendezvous.bootstrap import (
     STORES,
+    give_up,
     group_path,
     join,
     open_store,
@@ -35,6 +36,7 @@ __all__ = [
     "TcpStore",
     "TcpStoreServer",
     "format_url",
+    "give_up",
     "group_path",
     "join",
     "open_store",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -84,6 +85,8 @@ def join(
     decision of a generation, success or error, applies to all of its ranks: a rank that comes after another gave up
     fails at once. Retry with the next generation, never with the same.
 
+    Ranks that were given up meanwhile (`give_up`) are not in the group; its `original_ranks` tell which are.
+
     generation  None for the number of earlier meetings of this rank in this store. So the n-th meeting of a rank is the
                 n-th meeting of every rank, also if another process has replaced the rank in between. If an earlier
                 generation is undecided, it is taken instead, so that two processes with the same rank meet there and
@@ -114,7 +117,16 @@ def join(
     members = meeting.result()
     generation *= REGROUPS
     own = store.prefixed(group_path(generation))
-    return Group(rank, members, own, secret, generation, parent_store=store)
+    there = tuple(members) if len(members) < size else ()
+    rank = there.index(rank) if there else rank
+    return Group(rank, tuple(members.values()), own, secret, generation, parent_store=store, original_ranks=there)
+
+
+def give_up(store: Store, rank: int, size: int) -> None:
+    """Let the other ranks of the first meeting go on without a rank whose process has ended. Nothing happens if it had
+    entered, or if they do not wait any more. Raises RendezvousError."""
+    with contextlib.suppress(ValueError):
+        store.prefixed("generation-0").put_row(_MEMBERS, rank, size, _GIVEN_UP)
 
 
 def enter_next(rank: int, store: Store, meeting_of: Callable[[int], Meeting]) -> tuple[int, Meeting]:
@@ -176,8 +188,9 @@ class Meeting:
         rows = self._store.rows(_MEMBERS)
         return self._rank < len(rows) and rows[self._rank] is not None
 
-    def result(self) -> tuple[Member, ...]:
-        """Wait for the others; all members. Raises DeadlineExceeded, RendezvousError."""
+    def result(self) -> dict[int, Member]:
+        """Wait for the others; the members by their ranks, but those that were given up. Raises DeadlineExceeded,
+        RendezvousError."""
         try:
             decision = self._store.get(_MEMBERS, self._deadline)
         except DeadlineExceeded:
@@ -215,6 +228,8 @@ class Meeting:
             other = "another one" if first is None else f"rank {first[0]} ({unpack_member(first[1])})"
             return f"the size differs: {other} says {len(rows)}, rank {rank} ({self._member}) says {size}"
         taken = rows[rank]
+        if taken == _GIVEN_UP:
+            return f"the launcher has given up rank {rank} of {size}, since its process had ended"
         other = "a process without a description" if taken is None else str(unpack_member(taken))
         return (
             f"two processes have rank {rank} of {size}: {other}, and {self._member}. If the first has ended: a store "
@@ -223,6 +238,8 @@ class Meeting:
 
 
 _MEMBERS: Final = "members"
+_GIVEN_UP: Final = pack([])
+"""The row of a rank whose process has ended."""
 
 
 def pack_member(member: Member) -> bytes:
@@ -230,12 +247,12 @@ def pack_member(member: Member) -> bytes:
     return pack([member.host, member.hostname, member.pid, member.start, member.space])
 
 
-def _members(rows: list[bytes], size: int) -> tuple[Member, ...]:
-    """The members of a complete table. Raises RendezvousError."""
+def _members(rows: list[bytes], size: int) -> dict[int, Member]:
+    """The members of a complete table by their ranks. Raises RendezvousError."""
     if len(rows) != size:
         raise RendezvousError("the store holds a value that is not the table of ranks")
     texts: dict[str, str] = {}  # members of a host share the same
-    return tuple(unpack_member(row, texts) for row in rows)
+    return {rank: unpack_member(row, texts) for rank, row in enumerate(rows) if row != _GIVEN_UP}
 
 
 def unpack_member(row: bytes, texts: dict[str, str] | None = None) -> Member:

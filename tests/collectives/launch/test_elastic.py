@@ -18,6 +18,7 @@ from tests.collectives.launch.launcher import Running, ronde, running
 pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 TRAIN = str(Path(__file__).with_name("elastic_train.py"))
+START = str(Path(__file__).with_name("elastic_start.py"))
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -71,6 +72,28 @@ def test_a_killed_rank_is_replaced_by_a_spare() -> None:
     assert all(step == "150" for *_, step in done)
     assert "process 1 failed: killed by SIGKILL" in err
     assert "came: 3" in err
+
+
+@pytest.mark.parametrize("moment", ["start", "met"])
+@pytest.mark.parametrize("minimum", ["2", "3"])
+def test_a_rank_is_killed_before_the_first_world_has_begun(moment: str, minimum: str) -> None:
+    """The others begin without it, or with the newcomer that replaces it if there would be too few."""
+    with elastic("-np", "3", "--min-np", minimum, "--max-np", "3", START, moment, "100", "0.03") as job:
+        code, err = job.finish()
+    assert code == 0, err
+    done = job.words("done")
+    assert sorted(rank for _, rank, *_ in done) == ["0", "1", "2"]
+    assert all(step == "100" for *_, step in done)
+    assert "process 1 failed: killed by SIGKILL" in err
+    assert "came: 3" in err
+    if minimum == "3":
+        assert {size for _, _, size, _ in job.words("start")} == {"3"}
+
+
+def test_a_program_that_fails_at_once_ends_the_job() -> None:
+    with elastic("-np", "2", "--min-np", "1", "--max-np", "2", sys.executable, "-c", "raise SystemExit(7)") as job:
+        code, err = job.finish()
+    assert code == 7, err
 
 
 def test_hosts_come_and_go(tmp_path: Path) -> None:
