@@ -98,11 +98,11 @@ class Loop:
 
     def prepare(self) -> float:
         """See Pollable."""
-        self._polled = True
         if self._bell is not None:
             self._bell.arm_descriptor()
             barrier()
         moved = self._sweep()
+        self._polled = True
         if (now := time.monotonic()) >= self._look_at:
             self._look(now)
         self._rings.check_sound()
@@ -168,9 +168,13 @@ class Loop:
             self.driver.sleep(partial(bell.sleep, seconds))
         finally:
             bell.disarm()
-            if self._polled:  # the thread that sleeps on the descriptor must arm the doorbell again
-                bell.wake_descriptor()
+            self._wake_polling_thread()  # it must arm the doorbell again
         self.driver.notify()
+
+    def _wake_polling_thread(self) -> None:
+        """Wake the thread that sleeps on the doorbell's descriptor: what it waits for may have happened."""
+        if self._polled and self._bell is not None:
+            self._bell.wake_descriptor()
 
     def _sweep(self) -> bool:
         try:
@@ -180,6 +184,7 @@ class Loop:
             raise
         if moved:
             self.driver.notify()
+            self._wake_polling_thread()
         return moved
 
     def _look(self, now: float) -> None:

@@ -150,8 +150,8 @@ class Loop:
         """Make all progress that is possible without waiting."""
         if self._poke(awaited):
             self.driver.interrupt()
-        if not awaited.done and self.driver.thread is None:
-            self._sweep(0)
+        if not awaited.done and self.driver.thread is None and self._sweep(0) and self._polled:
+            self.wake()
 
     # For a thread that sleeps on the selector's descriptor; see `transports.pollable`.
 
@@ -161,9 +161,10 @@ class Loop:
         return self._selector.fileno()
 
     def prepare(self) -> float:
-        """See Pollable."""
+        """See Pollable. While another thread drives, that one handles the events: it may have received them already."""
+        moved = self.driver.thread is None and self._sweep(0)
         self._polled = True
-        return 0.0 if self._sweep(0) or self._unread else self._tick_at
+        return 0.0 if moved or self._unread else self._tick_at
 
     def finish(self) -> None:
         """See Pollable."""
@@ -190,6 +191,8 @@ class Loop:
                 moved = self._sweep(max(0.0, min(deadline, self._tick_at) - now) if asleep else 0)
             else:
                 moved = self._poke(awaited)
+            if moved and self._polled:  # its frame may have arrived, too
+                self.wake()
             if awaited.done:
                 return True
             now = time.monotonic()
@@ -211,7 +214,7 @@ class Loop:
             raise
 
     def _sweep(self, timeout: float) -> bool:
-        """Wait for events for at most `timeout` seconds and handle them all; True if there were any."""
+        """Wait for events for at most `timeout` seconds and handle them all; True if there were any but wakeups."""
         selector = self._selector
         assert selector is not None
         if timeout > 0 and not self._unread:
@@ -239,7 +242,7 @@ class Loop:
             self._crashed(error)
             raise
         self._sweep_at = now + _SWEEP_EVERY
-        return bool(events)
+        return any(key.data is not self._waker for key, _ in events)
 
 
 class Waker:
