@@ -71,6 +71,18 @@ def let_in(a: TcpTransport, b: TcpTransport, connections: int) -> None:
     )
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the system has no such limit")
+def test_the_system_accepts_little_before_it_can_send_it() -> None:
+    """Else it takes a whole message of some pieces at once, and a slow connection has as many of them as a fast one."""
+    with ranks(2, Options(connections=2, spread_bytes=LENGTH)) as (a, b):
+        link([a, b])
+        in_threads(lambda: send(a, 1, 1, bytes(LENGTH)), lambda: recv(b, 0, 1, LENGTH))
+        let_in(a, b, 2)
+        stripes = [stripe.sock for stripe in a._stripings[1].stripes]
+        unsent = [sock and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) for sock in stripes]
+        assert unsent == [1 << 17] * 2
+
+
 def test_connections_are_made_when_something_large_is_sent_and_once() -> None:
     with ranks(2, Options(connections=3, spread_bytes=LENGTH)) as (a, b):
         link([a, b])

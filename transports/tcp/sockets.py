@@ -16,6 +16,7 @@ _KEEPCNT = getattr(socket, "TCP_KEEPCNT", None)
 _RTO_MAX_MS = 44 if sys.platform == "linux" else None
 """TCP_RTO_MAX_MS, which Python does not name yet."""
 _CONGESTION = getattr(socket, "TCP_CONGESTION", None)
+_UNSENT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 _LONGEST_RTO = 120
 """Seconds: the system's default."""
@@ -105,6 +106,12 @@ def delay_answers(sock: socket.socket) -> None:
     packet may acknowledge several, at most 40 ms later."""
     if _QUICKACK is not None:
         sock.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 0)
+
+
+def limit_unsent(sock: socket.socket, nbytes: int) -> None:
+    """Accept data only while fewer than `nbytes` wait to be sent for the first time."""
+    if _UNSENT is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, _UNSENT, nbytes)
 
 
 def send_vector(sock: socket.socket, buffers: Sequence[memoryview]) -> int:

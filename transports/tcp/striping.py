@@ -1,18 +1,26 @@
 """Striping: sends a large message to a peer over several connections.
 
 The message is announced on the main lane, which keeps its order among the others, and cut into pieces. Each stripe
-takes the next piece when the system has accepted its last one: a slow connection carries fewer pieces.
+takes the next piece when the system has accepted its last one, and the system accepts little before it can send it: a
+slow connection carries fewer pieces.
 """
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
+from transports.tcp import sockets
 from transports.tcp.frames import GOODBYE_FRAME, PIECE_BYTES, SERIALS, data_header, piece_header, spread_frame
 from transports.tcp.lanes import Host
 from transports.tcp.loop import Loop
 from transports.tcp.outgoing import Outgoing, Sending
+
+_UNSENT_BYTES: Final = 1 << 17
+"""Bytes that may wait in the system's buffer of a stripe before they are sent. The system's own limit is megabytes: a
+message of a few pieces would be divided among the stripes at once, and the slowest would determine its time."""
 
 
 class _Message:
@@ -125,6 +133,10 @@ class OutboundStripe(Outgoing):
         self._striping = striping
         self._in_hand: tuple[_Message, int] | None = None
         self._parting = False
+
+    def attach(self, sock: socket.socket) -> None:
+        sockets.limit_unsent(sock, _UNSENT_BYTES)
+        super().attach(sock)
 
     def flush(self) -> bool:
         if not self._queue:
