@@ -70,7 +70,7 @@ class Standby:
         Costs a request for each standby, and one. Raises ConfigError if the ranks differ in their number,
         DeadlineExceeded, RendezvousError.
         """
-        if not self.is_used or group.parent_store is None:
+        if not self.is_used or group.size == 1 or group.parent_store is None:
             return
         part, chosen = group.store.prefixed("standby"), standby_ranks(group, self._count)
         if (count := part.set_default("count", b"%d" % self._count)) != b"%d" % self._count:
