@@ -42,6 +42,8 @@ from typing import Any
 
 import numpy as np
 
+from collectives.config import Config
+from collectives.execution import machine_code
 from collectives.launch.bench import machine, parse_size
 from collectives.launch.plots import Curves, plot_sizes
 from collectives.launch.progress import progress
@@ -105,9 +107,9 @@ SERIES = {
     "shm-4": ["allreduce", "-np", "4"],
     "shm-4-windows": ["allreduce", "-np", "4", "--windows"],
     "shm-8": ["allreduce", "-np", "8"],
-    "tcp-2": ["allreduce", "--link", "tcp"],
+    "tcp-2": ["--link", "tcp"],
 }
-"""The tables of docs/performance.md: the name of each file, and the arguments."""
+"""The tables of docs/performance.md: the name of each file, and the arguments. With `ronde[jit]` "-jit" is added."""
 GROWTH = ("shm-2", "shm-4", "shm-8")
 """Those of the series that show how time grows with the number of ranks."""
 GROWTH_SIZES = (4, 1 << 16, 1 << 20)
@@ -424,9 +426,10 @@ def run_series(options: argparse.Namespace) -> int:
     """All tables, one after the other; 1 if any result was wrong."""
     options.series.mkdir(parents=True, exist_ok=True)
     common = ["--rounds", str(options.rounds), "--venvs", str(options.venvs)]
+    compiled = "-jit" if machine_code(Config.load().compiled) is not None else ""
     lines: dict[str, list[Line]] = {}
     for name, arguments in SERIES.items():
-        path = options.series / f"compare-{name}"
+        path = options.series / f"compare-{name}{compiled}"
         files = ["--json", f"{path}.json", "--plot", f"{path}.png"]
         lines[name] = compare(parse([*arguments, *common, *files]))
     grown = [line for name in GROWTH for line in lines[name] if line.collective == "allreduce"]

@@ -78,6 +78,7 @@ class Job:
     program  what a rank runs, with the folder of the lines as its argument
     limit    seconds after which the launcher ends the job
     standbys the setting: with standbys the ranks may outlast the launcher
+    at_start called when the launcher has been started, before the first world is awaited
 
     names    the hosts at the start
     size     the ranks at the start
@@ -95,6 +96,7 @@ class Job:
         program: str = RANK,
         limit: float = 4 * SECONDS,
         standbys: int = 0,
+        at_start: Callable[[Job], None] = lambda _: None,
     ) -> None:
         self.where = where
         self.names = NAMES[: where.hosts]
@@ -105,6 +107,7 @@ class Job:
         self._program = program
         self._limit = limit
         self._standbys = standbys
+        self._at_start = at_start
         self._resources = contextlib.ExitStack()
         self._lines: list[Line] = []
         self._read: dict[Path, int] = {}
@@ -134,6 +137,7 @@ class Job:
                     folder=self.folder,
                 )
             )
+            self._at_start(self)
             self.await_world(self.size)
             first = [line for line in self.lines() if line.words[0] == "world"]
             self.pids = [line.pid for line in sorted(first, key=lambda line: line.numbers[0])]

@@ -6,11 +6,11 @@
 
 The hosts are network namespaces with a real sshd. The launcher, and with it the store, is on the first host, which
 stays; but half of the jobs on three hosts have standbys of the store, and that host is switched off at their end. Each
-job has a seed of its own, which is shown: `--seed` with it begins with that job. Its events come in bursts, of one
-event or of up to three within two seconds, so before the ranks have changed for the first of them. After a burst the
-world must become the one that all events lead to, and go on there, with no process that does not belong to it. At
-least one rank that has the state is spared in each burst, since a job whose last state is lost begins anew; with
-standbys a majority of the ranks.
+job has a seed of its own, which is shown: `--seed` with it begins with that job. Half of the jobs lose a rank about
+the time when the first world begins. Other events come in bursts, of one event or of up to three within two seconds, so
+before the ranks have changed for the first of them. After a burst the world must become the one that all events lead
+to, and go on there, with no process that does not belong to it. At least one rank that has the state is spared in each
+burst, since a job whose last state is lost begins anew; with standbys a majority of the ranks.
 
 A job counts as wrong if a rank finds a sum that is not right, if more than one step is lost in a change of ranks, if
 the launcher's exit code is not 0, or if the final parameters of a rank are not those of the oracle: training in one
@@ -69,7 +69,10 @@ MOST_HERE = 3
 COOLDOWN = (0.5, 16.0)
 MOST_FAULTS = 5
 """Faults of a slot in a job, whose rests are then shorter than the longest: so none is given up."""
+START_SECONDS = 2.0
+"""Time in which a rank is killed at the start. Half of it passes before the first world has begun."""
 TITLES = {
+    "at_start": "a rank gets SIGKILL at the start of the job",
     "rank_killed": "a rank gets SIGKILL",
     "spare": "a rank gets SIGKILL, a spare waits",
     "terminated": "a rank gets SIGTERM and leaves",
@@ -86,7 +89,7 @@ TITLES = {
 }
 _REVOCABLE = frozenset({"slot_taken", "host_taken"})
 """Their victims go on if the slot is offered again before the launcher has looked."""
-_FAULTS = {"rank_killed": 1, "spare": 1, "terminated": 1, "host_killed": 2, "cut_off": 2}
+_FAULTS = {"at_start": 1, "rank_killed": 1, "spare": 1, "terminated": 1, "host_killed": 2, "cut_off": 2}
 """Faults that an event costs a slot: that of its process, or all of its host, which may also be tried in vain."""
 
 
@@ -322,6 +325,13 @@ class Course:
         self._place = tally.places[job.where.name]
         self._begun = time.monotonic()
 
+    def note_start(self, host: str) -> None:
+        """A rank of a host was killed at the start."""
+        self.scene.note(Event("at_start", host))
+        self._tell("at_start", host)
+        self._tally.rows["at_start"].alone += 1
+        self._place.events += 1
+
     def run(self, until: float) -> None:
         """Let bursts happen, then end the job and see what came of it."""
         job = self._job
@@ -549,8 +559,23 @@ def run_job(where: Where, seed: int, seconds: float, tally: Tally) -> Course:
     options += ["--max-np", str(EACH * where.hosts), "--spares", "1"] if spares else []
     limit = seconds + 3 * SETTLE_SECONDS
     standbys = 2 if outlasts else 0
-    with Job(where, spares=spares, options=options, program=TRAINING, limit=limit, standbys=standbys) as job:
+    lost: list[str] = []
+
+    def lose_one(job: Job) -> None:
+        """Kill a rank before the first world has begun, or soon after."""
+        if chance.randrange(2):
+            job.await_true(lambda: len(job.ranks) >= job.size, lambda: "the first ranks were not started")
+            time.sleep(chance.uniform(0.0, START_SECONDS))
+            pid, host = chance.choice(sorted(job.ranks.items()))
+            os.kill(pid, signal.SIGKILL)
+            lost.append(host)
+
+    with Job(
+        where, spares=spares, options=options, program=TRAINING, limit=limit, standbys=standbys, at_start=lose_one
+    ) as job:
         course = Course(job, spares, chance, tally, outlasts=outlasts)
+        for host in lost:
+            course.note_start(host)
         course.run(time.monotonic() + seconds)
         if course.faults:
             course.story += ["", *job.words().splitlines()[-60:]]
