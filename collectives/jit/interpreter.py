@@ -17,6 +17,7 @@ from collectives.jit.atomics import (
     WORD,
     call_kernel,
     copy_bytes,
+    finish_streams,
     half_word,
     int_value,
     keep,
@@ -30,12 +31,15 @@ from collectives.jit.atomics import (
     sched_yield,
     store_ordered,
     store_release,
+    stream_block,
     word,
 )
 from transports.onesided import ASKED, CHECKS, EPOCH, KEPT
 
 _HEAD = object.__basicsize__
 """Bytes of the head that all objects have. The second word of it is the type."""
+_BLOCK = 64
+"""Bytes of a cache line, which streaming stores fill at once."""
 compiled = numba.njit(error_model="numpy")
 
 
@@ -100,6 +104,19 @@ def agrees(control: int, epoch: int, check: int) -> bool:
 
 
 @compiled
+def stream(target: int, source: int, count: int) -> None:
+    """Copy past the caches, all but what is not whole lines of the target."""
+    head = min(-target % _BLOCK, count)
+    copy_bytes(target, source, head)
+    done, end = head, count - _BLOCK
+    while done <= end:
+        stream_block(target + done, source + done)
+        done += _BLOCK
+    copy_bytes(target + done, source + done, count - done)
+    finish_streams()
+
+
+@compiled
 def combine(row: int, source: int, target: int, slot: int) -> None:
     """A REDUCE."""
     a, b = operand(row, at.A, source, target, slot), operand(row, at.B, source, target, slot)
@@ -138,6 +155,9 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
         if opcode == at.COPY:
             result = operand(row, at.RESULT, source, target, slot)
             copy_bytes(result, operand(row, at.A, source, target, slot), field(row, at.COUNT))
+        elif opcode == at.STREAM:
+            result = operand(row, at.RESULT, source, target, slot)
+            stream(result, operand(row, at.A, source, target, slot), field(row, at.COUNT))
         elif opcode == at.REDUCE:
             combine(row, source, target, slot)
         elif opcode == at.SIGNAL:

@@ -15,6 +15,7 @@ staging slot of the call, or is an address as it is.
 
 from __future__ import annotations
 
+import platform
 from typing import Final
 
 # Words of a state.
@@ -82,7 +83,7 @@ HEAD_WORDS: Final = 18
 # Words of a row. A WAIT has its phase and the address of the awaited rank's control words instead of operands.
 OPCODE: Final = 0
 COUNT: Final = 1
-"""COPY: bytes. REDUCE: elements. SIGNAL and WAIT: phase."""
+"""COPY and STREAM: bytes. REDUCE: elements. SIGNAL and WAIT: phase."""
 RESULT: Final = 2
 A: Final = 4
 B: Final = 6
@@ -106,6 +107,10 @@ COPY: Final = 0
 REDUCE: Final = 1
 SIGNAL: Final = 2
 WAIT: Final = 3
+STREAM: Final = 4
+"""A COPY whose stores leave no trace in the caches."""
+STREAMS: Final = platform.machine().lower() in ("x86_64", "amd64")
+"""True if the processor has such stores."""
 
 # Bases.
 ABSOLUTE: Final = 0
