@@ -369,16 +369,22 @@ class _AutoRequest(Request, Event):
         return False
 
     def wait(self, deadline: float) -> None:
-        if not self.done:
-            self._auto.wait(self, deadline)
-        try:
-            self.inner.wait(PAST)
-        except RondeError as error:
-            raise self._auto.translate(self.child, error) from None
+        if not self._auto.wait(self, deadline):
+            try:
+                self.inner.wait(PAST)  # raises the error of the deadline
+            except RondeError as error:
+                raise self._auto.translate(self.child, error) from None
 
     def attempt(self, until: float) -> bool:
         try:
-            self.done = bool(self.child.transport.wait_any((self.inner,), until))
+            if until > PAST:
+                self.inner.wait(until)
+                self.done = True
+            else:
+                self.done = self.inner.test()
+        except DeadlineExceeded as error:
+            if self.child.transport.failure is not None:
+                raise self._auto.translate(self.child, error) from None
         except RondeError as error:
             raise self._auto.translate(self.child, error) from None
         return self.done

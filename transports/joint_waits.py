@@ -1,12 +1,12 @@
 """Waits on several inner transports: the waiting thread makes progress on all of them, and sleeps once for all.
 
-By the rule of `transports.driver` one waiting thread drives. It waits in the awaited transport for LAST_SLICE, by
-that transport's own rule: most waits end in this time. Then it drives the others and sleeps on the descriptors of all
-together (see `transports.pollable`), until one of them has work; this begins again then. So every transport makes
-progress within LAST_SLICE, and a rank that has nothing to do sleeps.
+By the rule of `transports.driver` one waiting thread drives. It waits in the awaited transport, by that transport's own
+rule, in slices which double from FIRST_SLICE to LAST_SLICE, and drives the others between them. Most waits end in this
+time. Then it sleeps on the descriptors of all transports together (see `transports.pollable`) until one of them has
+work, drives it, and waits in the awaited transport for LAST_SLICE again. So every transport makes progress within
+LAST_SLICE, and a rank that has nothing to do sleeps.
 
-A transport without a descriptor is driven every LAST_SLICE. A wait for one runs in slices on it, which double from
-FIRST_SLICE to LAST_SLICE, and the others are driven between them.
+A transport without a descriptor is driven every LAST_SLICE, and a wait for one goes on in slices.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class JointWaits:
 
     def wait(self, event: Event, deadline: float) -> bool:
         """Wait until `event` has happened (True) or the deadline has passed (False). Raises as `Event.attempt`."""
+        if event.attempt(min(deadline, time.monotonic() + FIRST_SLICE)):  # needs no driver
+            return True
         return self._driver.wait(event, deadline)
 
     def poll(self, but: Child) -> None:
@@ -107,7 +109,7 @@ class JointWaits:
 
     def drive(self, event: Event, deadline: float) -> bool:
         pollable = next(pollable for child, pollable in self._abilities if child is event.child)
-        moment, limit = FIRST_SLICE if pollable is None else LAST_SLICE, FIRST_SLEEP
+        moment, limit = FIRST_SLICE, FIRST_SLEEP
         while True:
             now = time.monotonic()
             if self._unlocked_attempt(event, min(deadline, now + moment)):
@@ -115,7 +117,7 @@ class JointWaits:
             now = time.monotonic()
             if now >= deadline:
                 return False
-            if pollable is None:
+            if pollable is None or 0.0 < moment < LAST_SLICE:
                 self.poll(event.child)
                 moment = min(2 * moment, LAST_SLICE)
             else:
