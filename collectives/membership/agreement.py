@@ -44,8 +44,10 @@ LATE_SECONDS: Final = 2.0
 """Time for a rank to arrive that the failure is blamed on, as lost or as late."""
 STORE_SECONDS: Final = 5.0
 """Time for the store to answer."""
+ABSENT_SECONDS: Final = 10.0
+"""Time for a host to send its first heartbeat, or its first rank. It may be lost before the group has connected."""
 MOVE_SECONDS: Final = STORE_SECONDS + LATE_SECONDS
-"""Time for a host to reach the standby after this one. Its store may have failed it so much later."""
+"""The same in a standby. The store may have failed other hosts so much later than this one."""
 FIRST_PAUSE: Final = 0.01
 LAST_PAUSE: Final = 0.1
 """Seconds between two looks of a scout. The last rank to arrive does not pause; its decision wakes the rest."""
@@ -67,7 +69,7 @@ class SurvivorAgreement:
     record      records the verdict by which the group was made, if that may not have been done; called by the
                 coordinator, before it proposes the next one
     voters      groups, by the numbers of their members, of each of which a majority is needed to go on
-    moved       True in a standby of the store, which hosts have to reach within MOVE_SECONDS
+    moved       True in a standby of the store, to which no heartbeats go
     """
 
     def __init__(
@@ -134,9 +136,7 @@ class SurvivorAgreement:
                 pause = min(max(2 * pause, FIRST_PAUSE), LAST_PAUSE)
                 self._look_at_processes()
                 if self._coordinator.held(time.monotonic()):
-                    self._look_at_reports()
-                    if self._moved and time.monotonic() - begun >= MOVE_SECONDS:
-                        self._lose_absent_hosts()
+                    self._look_at_reports(time.monotonic() - begun)
                     known = Knowledge(self._group.size, frozenset(self._here), self._lost, self._blamed())
                     decision, _ = decide_survivors(known, time.monotonic() - begun, timeout)
                     proposal = None if decision is None else self._propose(decision, time.monotonic() - begun, timeout)
@@ -199,7 +199,7 @@ class SurvivorAgreement:
         for rank in self._watch.stopped():
             self._lose(rank, f"its process has been stopped for {STOPPED_SECONDS:g} s")
 
-    def _look_at_reports(self) -> None:
+    def _look_at_reports(self, waited: float) -> None:
         """Find arrivals and losses, those of silent hosts as well: the work of the coordinator."""
         missing = [rank for rank in range(self._group.size) if rank not in self._here and rank not in self._lost]
         closed = have_closed(self._watchdogs, missing)  # asked first: a rank that shrinks arrives, then closes
@@ -209,20 +209,15 @@ class SurvivorAgreement:
                 self._lost[rank] = reason.decode(errors="replace")
         for rank in closed - self._here:
             self._lose(rank, "it closed the communicator")
-        if self._heartbeat:
+        if self._heartbeat or self._moved:
             if self._far is None:
                 self._far = FarHosts(
                     self._group, self._watchdogs, self._heartbeat, lambda ranks: wake(self._group_store, ranks)
                 )
-            for rank, silence in self._far.silent(self._here | self._lost.keys()).items():
+            all_could_come = waited >= (MOVE_SECONDS if self._moved else ABSENT_SECONDS)
+            known, arrived = self._here | self._lost.keys(), self._here if all_could_come else None
+            for rank, silence in self._far.silent(known, arrived).items():
                 self._lose(rank, silence)
-
-    def _lose_absent_hosts(self) -> None:
-        """Count the ranks of hosts as lost of which none has come: no heartbeats go to a standby."""
-        for ranks in ranks_by_host(self._group).values():
-            if self._here.isdisjoint(ranks):
-                for rank in ranks:
-                    self._lose(rank, f"no rank of its host came to the standby of the store within {MOVE_SECONDS:g} s")
 
     def _lose(self, rank: int, reason: str) -> None:
         """Note that a rank is lost, and tell the coordinator."""

@@ -210,9 +210,13 @@ class FarHosts:
             if host != own
         ]
 
-    def silent(self, known: AbstractSet[int]) -> dict[int, str]:
+    def silent(self, known: AbstractSet[int], arrived: AbstractSet[int] | None = None) -> dict[int, str]:
         """The lost ranks of hosts that are silent, with reasons, without those that are `known`. One request, or none
-        if all are known, and one for each rank that is asked. Raises RendezvousError."""
+        if all are known, and one for each rank that is asked. Raises RendezvousError.
+
+        arrived  ranks that have come. Hosts with none of them that have never sent a heartbeat are lost, too. None if
+                 such hosts may still come
+        """
         hosts = [(ranks, heartbeat) for ranks, heartbeat in self._hosts if not known >= set(ranks)]
         if not hosts:
             return {}
@@ -225,6 +229,8 @@ class FarHosts:
             if silence is not None:
                 silence += heartbeat.reported(beats, report)
             reason = heartbeat.loss(silence)
+            if arrived is not None and beats is None and arrived.isdisjoint(ranks):
+                reason = "no rank of its host has come, and its host has given no sign of life"
             if heartbeat.to_ask(silence):
                 self._ask(rank for rank in ranks if rank not in known)
             if reason is not None:

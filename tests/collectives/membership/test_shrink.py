@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import threading
@@ -16,13 +17,13 @@ import pytest
 
 import collectives as ronde
 from collectives import AbortedError, ClosedError, Communicator, DeadlineExceeded, PeerLost, RendezvousError, RondeError
-from collectives.membership.agreement import SurvivorAgreement
+from collectives.membership.agreement import ABSENT_SECONDS, SurvivorAgreement
 from tests.collectives.membership.shrinks import THREADS, compute, fail, soon
 from tests.collectives.ranks import SECONDS, SECRET, await_failure
 from tests.worlds import world_of
 from transports.auth import CHALLENGE_BYTES, Client
 from transports.base import Group, Member
-from transports.rendezvous.bootstrap import join, open_store
+from transports.rendezvous.bootstrap import join, open_store, this_member
 from transports.rendezvous.memory import MemoryStore
 from transports.rendezvous.server import TcpStoreServer
 from transports.tcp.dialing import purpose
@@ -440,3 +441,18 @@ def knock(transport: object, group: Group) -> bool:
         except RondeError:
             return False
     return True
+
+
+@pytest.mark.parametrize("came", [set(), {2}])
+def test_a_host_that_is_lost_before_the_group_has_connected(came: set[int]) -> None:
+    """It has sent no heartbeat, and the failure is blamed on one of its ranks alone."""
+    store = MemoryStore()
+    members = tuple(dataclasses.replace(this_member(), host=host) for host in "abbb")
+    group = Group(0, members, store, SECRET, 1, parent_store=store)
+    failure = DeadlineExceeded("rank 1 did not open the transport in time", peer=1)
+    lost = dict.fromkeys(came, "the ranks could not connect with this newcomer")
+    with contextlib.closing(SurvivorAgreement(group, failure, 5.0, lost=lost)) as agreement:
+        agreement.arrive()
+        verdict = agreement.decide(soon(-ABSENT_SECONDS), 10 * SECONDS)
+    assert verdict.staying == (0,)
+    assert verdict.left_out[3] == "no rank of its host has come, and its host has given no sign of life"
