@@ -2,6 +2,7 @@
 
     python benchmarks/compare.py                                  all collectives on two ranks over shared memory
     python benchmarks/compare.py allreduce --windows              on arrays that its ranks share (peers': private)
+    python benchmarks/compare.py allreduce --plans                calls that Ronde plans once
     python benchmarks/compare.py allreduce -np 2 --link tcp --max 1M
     python benchmarks/compare.py --peers --before OTHER/.venv/bin/python     another checkout of Ronde
     python benchmarks/compare.py --series benchmarks/results      the tables of docs/performance.md (3 to 15 minutes)
@@ -104,6 +105,7 @@ BEFORE = "before"
 SERIES = {
     "shm-2": [],
     "shm-2-windows": ["allreduce", "--windows"],
+    "shm-2-plans": ["allreduce", "--plans"],
     "shm-4": ["allreduce", "-np", "4"],
     "shm-4-windows": ["allreduce", "-np", "4", "--windows"],
     "shm-8": ["allreduce", "-np", "8"],
@@ -364,7 +366,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--before", type=Path, metavar="PYTHON", help="interpreter of another checkout of Ronde")
     parser.add_argument("--min", type=parse_size, default=SIZES[0], metavar="SIZE", help="smallest size")
     parser.add_argument("--max", type=parse_size, default=SIZES[-1], metavar="SIZE", help="largest size")
-    parser.add_argument("--windows", action="store_true", help="Ronde works on arrays that its ranks share")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--windows", action="store_true", help="Ronde works on arrays that its ranks share")
+    kind.add_argument(
+        "--plans", action="store_true", help="Ronde makes calls that were planned once (Communicator.plan)"
+    )
     parser.add_argument("--series", type=Path, metavar="DIR", help="all tables; their JSON and plots go to DIR")
     parser.add_argument("--rounds", type=int, default=21, help="turns of each contender per line (default: 21)")
     parser.add_argument("--venvs", type=Path, default=HERE / ".venvs", help="where the peers are installed")
@@ -390,7 +396,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def compare(options: argparse.Namespace) -> list[Line]:
     """Measure and print the tables of the chosen collectives, and write the files."""
     names = [OURS, *(options.peers if options.peers is not None else LINKS[options.link])]
-    ours = Contender(OURS, "ronde-windows" if options.windows else "ronde", (), Path(sys.executable))
+    kind = "-windows" if options.windows else "-plans" if options.plans else ""
+    ours = Contender(OURS, f"ronde{kind}", (), Path(sys.executable))
     contenders = [ours, *(PEERS[name] for name in names[1:])]
     if options.before is not None:
         names.append(BEFORE)

@@ -132,6 +132,29 @@ class RondeWindows(Ronde):
         return self.world.empty(count, np.float32)
 
 
+class RondePlans(Ronde):
+    """This library, by calls that were checked and planned once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version += ", plans"
+
+    def allreduce(self, x: Array) -> Callable[[], object]:
+        return self.world.plan("allreduce", x, out=x, algorithm=self.algorithm).run
+
+    def broadcast(self, x: Array) -> Callable[[], object]:
+        return self.world.plan("broadcast", x, out=x).run
+
+    def allgather(self, x: Array, out: Array) -> Callable[[], object]:
+        return self.world.plan("allgather", x, out=out).run
+
+    def reduce_scatter(self, x: Array, out: Array) -> Callable[[], object]:
+        return self.world.plan("reduce_scatter", x, out=out).run
+
+    def alltoall(self, x: Array, out: Array) -> Callable[[], object]:
+        return self.world.plan("alltoall", x, out=out).run
+
+
 class Mpi(Library):
     """Open MPI or MPICH, through mpi4py's calls on buffers."""
 
@@ -202,7 +225,13 @@ class Gloo(Library):
         self.dist.destroy_process_group()
 
 
-LIBRARIES: dict[str, type[Library]] = {"ronde": Ronde, "ronde-windows": RondeWindows, "mpi": Mpi, "gloo": Gloo}
+LIBRARIES: dict[str, type[Library]] = {
+    "ronde": Ronde,
+    "ronde-windows": RondeWindows,
+    "ronde-plans": RondePlans,
+    "mpi": Mpi,
+    "gloo": Gloo,
+}
 
 
 def pattern(count: int, start: int, rank: int) -> Array:
