@@ -203,22 +203,22 @@ def test_a_mismatch_is_numbered_as_in_the_group() -> None:
     on_ranks(auto(), body, hosts="abb")
 
 
+def receive_meanwhile(transport: Transport, nbytes: int) -> None:
+    """Rank 0 waits for rank 2 on another host, and receives from rank 1 meanwhile."""
+    if transport.rank == 0:
+        background = transport.irecv(1, 1, memoryview(bytearray(nbytes)))
+        recv(transport, 2, 2, 0)
+        background.wait(soon())
+    elif transport.rank == 1:
+        send(transport, 0, 1, bytes(nbytes))
+        send(transport, 2, 3, b"")
+    else:
+        recv(transport, 1, 3, 0)
+        send(transport, 0, 2, b"")
+
+
 def test_a_wait_on_one_transport_drives_the_other() -> None:
-    nbytes = 16 << 20
-
-    def body(transport: Transport) -> None:
-        if transport.rank == 0:
-            background = transport.irecv(1, 1, memoryview(bytearray(nbytes)))
-            recv(transport, 2, 2, 0)
-            background.wait(soon())
-        elif transport.rank == 1:
-            send(transport, 0, 1, bytes(nbytes))
-            send(transport, 2, 3, b"")
-        else:
-            recv(transport, 1, 3, 0)
-            send(transport, 0, 2, b"")
-
-    on_ranks(auto("tcp", "tcp"), body, hosts="aab")
+    on_ranks(auto("tcp", "tcp"), lambda transport: receive_meanwhile(transport, 16 << 20), hosts="aab")
 
 
 def both(group: Group) -> Transport:
@@ -266,22 +266,8 @@ def test_a_long_wait_sleeps_until_it_is_woken(source: int, monkeypatch: pytest.M
 
 
 def test_a_frame_of_the_other_transport_ends_a_sleep() -> None:
-    """Rank 0 waits for rank 2 on another host, and receives from rank 1 meanwhile, more than their ring holds."""
-    nbytes = 4 << 20
-
-    def body(transport: Transport) -> None:
-        if transport.rank == 0:
-            background = transport.irecv(1, 1, memoryview(bytearray(nbytes)))
-            recv(transport, 2, 2, 0)
-            background.wait(soon())
-        elif transport.rank == 1:
-            send(transport, 0, 1, bytes(nbytes))
-            send(transport, 2, 3, b"")
-        else:
-            recv(transport, 1, 3, 0)
-            send(transport, 0, 2, b"")
-
-    on_ranks(both, body, hosts="aab")
+    """The other transport moves more than a ring holds."""
+    on_ranks(both, lambda transport: receive_meanwhile(transport, 4 << 20), hosts="aab")
 
 
 def test_threads_wait_on_both_transports() -> None:
