@@ -13,7 +13,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from collectives.failure import report_left_out
 from collectives.membership.agreement import SurvivorAgreement
@@ -62,7 +62,7 @@ def regroup(
     begun, attempts, lost = time.monotonic(), 0, dict[int, str]()
     record: Callable[[], None] | None = None
     voters, moved = [group.numbers] if standby.is_used else [], False
-    again: Any = (TransportError, RendezvousError) if standby.is_used else TransportError
+    again: tuple[type[RondeError], ...] = (TransportError, RendezvousError) if standby.is_used else (TransportError,)
     leaving = contextlib.ExitStack()
     leaving.callback(leave)
     while True:
@@ -76,10 +76,11 @@ def regroup(
             continue
         _check(group, verdict)
         if group.rank == min(verdict.staying or verdict.leaving):
-            with contextlib.suppress(
-                *[RendezvousError] * standby.is_used
-            ):  # if the store fails now, `connect` does too
+            try:
                 _record(group, verdict)
+            except RendezvousError:
+                if not standby.is_used:  # with standbys, `connect` fails too, and the ranks agree again
+                    raise
         if group.rank in verdict.leaving:
             return None
         assert group.parent_store is not None
