@@ -158,7 +158,7 @@ def connect(group: Group, config: Config, deadline: float) -> Communicator:
 
 
 def _connected(group: Group, config: Config, deadline: float, standby: Standby) -> Communicator:
-    """As `connect`. `standby` belongs to the communicator then, after an error to the caller."""
+    """Do the same as `connect`. `standby` belongs to the communicator then, after an error to the caller."""
     communicator = Communicator.connect(group, config, deadline, standby)
     if config.timeline:
         try:

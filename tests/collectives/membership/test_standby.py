@@ -261,7 +261,7 @@ def test_the_store_is_lost_between_verdict_and_connection(monkeypatch: pytest.Mo
 
 
 def test_ranks_that_could_not_connect_need_the_majority_of_both_generations() -> None:
-    """Of five ranks three agree on a generation of their own and newcomers; it is never connected. Newcomers are the
+    """Three of five ranks agree on a generation of their own and newcomers; it is never connected. Newcomers are the
     majority of that generation, but may not go on without one of the ranks that have connected the last."""
     old, new = [0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7, 8]
     sides = [[0, 1, 2], [3, 4], [5, 6, 7, 8], [0, 5, 6, 7], [0, 1, 2, 5]]
