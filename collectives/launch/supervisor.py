@@ -178,6 +178,8 @@ class _Supervisor(Listener):
         self._hosts: list[Host] = []
         self._together = Hosts(lambda: self._hosts)
         self.relay = Relay(selector, self._together.want_output, stamped=job.stamped)
+        far = any(not place.is_here for place in job.places)
+        lasting = far and Config.load(environment=job.variables).standbys > 0
         for place in job.places:
             if place.is_here:
                 host: Host = LocalHost(
@@ -201,7 +203,7 @@ class _Supervisor(Listener):
                     self,
                     limit=job.host_timeout,
                     grace=job.grace,
-                    lasting=Config.load(environment=job.variables).standbys > 0,
+                    lasting=lasting,
                 )
             self._hosts.append(host)
         self._ranks = sorted(
