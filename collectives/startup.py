@@ -35,8 +35,8 @@ from transports.store import Store
 
 log = logging.getLogger("ronde.startup")
 
-_SHARING: Final = ("auto", "shm")
-"""The transports by which ranks share memory, where programs run in the compiled interpreter."""
+_COMPILING: Final = ("auto", "shm", "tcp")
+"""The transports for which programs run in the compiled interpreter."""
 _CLOSE_SECONDS: Final = 10.0
 """Seconds to close a world that could not be completed, or that the exit of the process ends."""
 
@@ -341,7 +341,7 @@ def wait_to_join(
 def _prepare(size: int, settings: Config) -> None:
     """Load the compiled interpreter, which may have to be compiled first, before any rank is in
     a collective that another one waits in."""
-    if size > 1 and settings.transport in _SHARING:
+    if size > 1 and settings.transport in _COMPILING:
         machine_code(settings.compiled)
 
 

@@ -24,6 +24,7 @@ from transports.anysource import AnySource
 from transports.base import Group, LinkCost, Member, Request, Transport, check_arguments
 from transports.child import Child
 from transports.child_sources import ChildSources
+from transports.direct import DirectMessages
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError, RondeError
 from transports.host_windows import HostWindows
 from transports.joint_waits import PAST, Event, JointWaits
@@ -228,6 +229,8 @@ class AutoTransport(Transport):
             return self._native
         if isinstance(self._sources, kind):  # how a rank receives concerns no other rank
             return self._sources
+        if self._sole is not None and issubclass(kind, DirectMessages):  # nor how it sends
+            return self._sole.ability(kind)
         if self._sole is not None:  # across hosts some ranks may have two transports, so the abilities are not common
             return self._sole.ability(kind) if self._alone_inside else None
         return self._onesided if isinstance(self._onesided, kind) else None

@@ -73,6 +73,11 @@ class Binder:
         templates = [text.template(first, steps[first : first + width]) for first in range(0, len(steps), width or 1)]
         return BoundPlan(tuple(template.function() for template in templates), tuple(templates))
 
+    def single_steps(self, plan: Plan, scratch: Array, sizes: tuple[int, int]) -> list[StepFunction]:
+        """A function for each step of a plan that stages nothing; the arguments are those of `bind`."""
+        text = _Text(self, plan, scratch, sizes)
+        return [text.template(at, [step]).function() for at, step in enumerate(plan.program.instructions)]
+
     def moved(self, first: BoundPlan, plan: Plan, slot: int) -> BoundPlan:
         """A plan that is bound for the first staging slot, for another one."""
         pairs = zip(first.templates, first.functions, strict=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.execution.binder import NO_DATA, Binder, BoundPlan
+from collectives.execution.message_table import tabulate_messages
 from collectives.execution.positions import CallPosition, CallPositions
 from collectives.execution.step_functions import StepFunction, StepHook
 from collectives.execution.table import Table, tabulate
@@ -37,6 +38,7 @@ from collectives.metrics import Meter, now
 from collectives.planning import Call, Plan, Planner, WindowOffsets
 from collectives.schedule import Instruction, Kind
 from transports.base import Request, Transport
+from transports.direct import DirectMessages
 from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, RondeError
 from transports.native import NativeCollectives
 from transports.onesided import Window
@@ -50,8 +52,6 @@ _MAX_BOUND: Final = 1 << 15
 """Instructions that are kept bound, of all plans and staging slots together; some 600 bytes each."""
 _TABLE: Final = -1
 """Key of the table in `Plan.bound`, where the other keys are staging slots."""
-_OUTSIDE: Final = 5000
-"""Approximate nanoseconds by which a call takes longer if its steps run as Python functions, not as machine code."""
 _UNKNOWN: Final[Any] = object()
 _NO_REQUESTS: Final[list[Request | None]] = []
 BindSteps = Callable[[int], Sequence[Callable[[], object]]]
@@ -112,6 +112,9 @@ class Executor:
         """The words of the state: the number of the newest call, and the number of calls that were staged."""
         self._tables: dict[int, Plan] = planner.cache()
         """Number of a table -> its plan."""
+        self._messages = None if code is None else transport.ability(DirectMessages)
+        if self._messages is not None:
+            self._state.use_messages(self._messages.polls)
         self._newest_table = 0
         self._scratch = NO_DATA
         self._bound: dict[Call, int] = planner.cache()
@@ -239,7 +242,10 @@ class Executor:
         if table is _UNKNOWN:
             self._keep(plan)
             self._newest_table += 1
-            table = tabulate(plan, self._state, self._newest_table, self._binder, self._scratch_for(plan))
+            parts = plan, self._state, self._newest_table, self._binder, self._scratch_for(plan)
+            table = tabulate(*parts)
+            if table is None and self._messages is not None and self._window is None:
+                table = tabulate_messages(*parts, self._messages)
             plan.bound[_TABLE] = table
             self._tables[self._newest_table] = plan
         return table
@@ -276,7 +282,7 @@ class Executor:
         if answer == OBSERVED:
             hook, times = self._hook(plan, source, target)
         functions = (table.rest(max(answer, 0), left=answer >= 0),)
-        return self._carry_out(plan, self.calls, functions, source, target, deadline, hook, times, _OUTSIDE)
+        return self._carry_out(plan, self.calls, functions, source, target, deadline, hook, times, table.outside)
 
     def _carry_out(
         self,

@@ -5,13 +5,17 @@
     STREAM  [STREAM, bytes, result, a]         a large COPY into the stage
     SIGNAL  [SIGNAL, phase]
     WAIT    [WAIT, phase, control words of the peer]
+    SEND    [SEND, bytes, a, lanes of the peer]        messages: message_table.py
+    AWAIT   [TAKE, bytes, result, lanes of the peer]   of a RECV, whose own row does nothing
 
-One table serves all calls of a plan and all staging slots. A program with messages, with reads of exposed memory, or
-with a kernel that is not one C function has no table: it runs as functions of Python (step_functions.py).
+One table serves all calls of a plan and all staging slots. A program with large messages, with messages and a staging
+window, with reads of exposed memory, or with a kernel that is not one C function has no table: it runs as functions of
+Python (step_functions.py).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -72,24 +76,22 @@ class Scales(NamedTuple):
 UNSCALED: Final = Scales()
 
 
-class Table:
+class Table(ABC):
     """A plan bound for the compiled interpreter.
 
-    run    run(source, target) begins a call of the plan; see collectives.jit.RunTable
-    words  of the table, for a JobRing
+    run      run(source, target) begins a call of the plan; see collectives.jit.RunTable
+    words    of the table, for a JobRing
+    outside  approximate nanoseconds by which a call takes longer if its steps run as Python functions
     """
 
-    def __init__(
-        self, plan: Plan, state: State, words: NDArray[np.int64], binder: Binder, controls: Controls, memory: list[Any]
-    ) -> None:
+    outside = 5000
+
+    def __init__(self, plan: Plan, state: State, words: NDArray[np.int64], memory: list[Any]) -> None:
         """`memory` is everything whose address is in the table."""
         self.plan = plan
+        self.words = words
         self.run: RunTable = bind(state, words)
         self._state = state
-        self.words = words
-        self._binder = binder
-        self._controls = controls
-        self._wake = controls.wake
         self._memory = memory
 
     def scaled(self, scales: Scales) -> Table | None:
@@ -110,11 +112,31 @@ class Table:
                 return None
             memory.append(kernel[1])
             found.append(Scale(kernel[0], address(kernel[1])))
-        words = scaled(self.words, found[0], found[1], call.blocks[0], call.dtype.itemsize)
-        return Table(self.plan, self._state, words, self._binder, self._controls, memory)
+        return self._with(scaled(self.words, found[0], found[1], call.blocks[0], call.dtype.itemsize), memory)
 
+    @abstractmethod
     def rest(self, first: int, *, left: bool) -> StepFunction:
         """A function for the steps of the newest call from `first` on. `left`: the interpreter has left that one."""
+
+    @abstractmethod
+    def _with(self, words: NDArray[np.int64], memory: list[Any]) -> Table:
+        """The same with other words."""
+
+
+class WindowTable(Table):
+    """The table of a program whose ranks share a staging window."""
+
+    def __init__(
+        self, plan: Plan, state: State, words: NDArray[np.int64], memory: list[Any], binder: Binder, controls: Controls
+    ) -> None:
+        super().__init__(plan, state, words, memory)
+        self._binder = binder
+        self._controls = controls
+
+    def _with(self, words: NDArray[np.int64], memory: list[Any]) -> WindowTable:
+        return WindowTable(self.plan, self._state, words, memory, self._binder, self._controls)
+
+    def rest(self, first: int, *, left: bool) -> StepFunction:
         run, steps = self.run, self.plan.program.instructions
 
         def function(
@@ -147,7 +169,7 @@ class Table:
         signal, which has been published, but for which a rank sleeps."""
         step, binder = self.plan.program.instructions[at], self._binder
         if step.kind is Kind.SIGNAL:
-            self._wake()
+            self._controls.wake()
             return
         assert binder.window is not None
         binder.counter.step = at
@@ -155,7 +177,7 @@ class Table:
 
 
 def tabulate(plan: Plan, state: State, number: int, binder: Binder, scratch: Array) -> Table | None:
-    """The table of a plan; None if its program cannot have one.
+    """The table of a plan that stages; None if its program cannot have one.
 
     number   of the table, greater than 0
     scratch  flat, of the plan's dtype
@@ -163,36 +185,30 @@ def tabulate(plan: Plan, state: State, number: int, binder: Binder, scratch: Arr
     program, controls = plan.program, state.controls
     if controls is None or not program.phases or program.requests or plan.algorithm.single_copy:
         return None
-    assert state.code is not None
-    rows = _Rows(plan, controls, binder, scratch, state.code.kernels)
+    rows = WindowRows(plan, state, binder, scratch, controls)
     if not all(rows.add(step) for step in program.instructions):
         return None
     releases = rows.writer.moved > _RELEASING_BYTES or not controls.spins
-    tally, alignment = address(plan.tally.words), plan.call.dtype.alignment
-    table = rows.writer.table(
-        state, number, plan.check, plan.staging_slots, plan.slot_stride, tally, alignment=alignment, releases=releases
-    )
-    return Table(plan, state, table, binder, controls, [state, controls.memory, plan.tally.words, *rows.memory])
+    words = rows.table(number, releases=releases)
+    return WindowTable(plan, state, words, [controls.memory, *rows.memory], binder, controls)
 
 
-class _Rows:
-    """Writes the rows of one plan.
+class Rows:
+    """Writes the rows of one plan that have no part outside this rank.
 
     memory   what they name by address
     """
 
-    def __init__(
-        self, plan: Plan, controls: Controls, binder: Binder, scratch: Array, compiled: Mapping[str, int]
-    ) -> None:
-        """`compiled` has the addresses of the kernels that are not NumPy's."""
+    def __init__(self, plan: Plan, state: State, binder: Binder, scratch: Array) -> None:
+        assert state.code is not None
         self.writer = TableWriter()
-        self.memory: list[Any] = [scratch]
+        self.memory: list[Any] = [state, plan.tally.words, scratch]
         self._plan = plan
         self._dtype = plan.call.dtype
-        self._controls = controls
+        self._state = state
         self._binder = binder
         self._scratch = address(scratch)
-        self._compiled = compiled
+        self._compiled: Mapping[str, int] = state.code.kernels
         self._kernel = None if plan.call.op is None else self._combination(plan.call.op)
         self._starts: dict[tuple[Buf, int], int] = {}
         self._streams = not any(_reads_stage(step) for step in plan.program.instructions)
@@ -200,17 +216,27 @@ class _Rows:
     def add(self, step: Instruction) -> bool:
         """Write the row of an instruction. False if there is none for it."""
         match step.kind:
-            case Kind.SIGNAL:
-                self.writer.signal(step.phase)
-            case Kind.WAIT:
-                self.writer.wait(step.phase, self._controls.addresses[step.peer])
             case Kind.COPY:
                 return self._copy(step)
             case Kind.REDUCE:
                 return self._reduce(step)
-            case _:
-                return False
-        return True
+        return False
+
+    def table(self, number: int, *, tag: int = 0, staged: bool = True, releases: bool) -> NDArray[np.int64]:
+        """The table of these rows; see TableWriter.table."""
+        plan = self._plan
+        return self.writer.table(
+            self._state,
+            number,
+            plan.check,
+            plan.staging_slots,
+            plan.slot_stride,
+            address(plan.tally.words),
+            tag=tag,
+            staged=staged,
+            alignment=plan.call.dtype.alignment,
+            releases=releases,
+        )
 
     def _copy(self, step: Instruction) -> bool:
         assert step.a is not None
@@ -218,7 +244,7 @@ class _Rows:
         if _overlap(step.a, step.dst):
             return False
         nbytes = (step.dst.stop - step.dst.start) * self._dtype.itemsize
-        result, a = self._operand(step.dst), self._operand(step.a)
+        result, a = self.operand(step.dst), self.operand(step.a)
         streamed = self._streams and step.dst.buf is Buf.STAGE and nbytes >= _STREAMED_BYTES
         loop = None if streamed or copy_kernel(self._plan, step) is None else inner_loop(np.bitwise_or, _OCTETS)
         if loop is None:
@@ -234,7 +260,7 @@ class _Rows:
         assert result is not None
         if self._kernel is None or _overlap(a, result) or _overlap(b, result):
             return False
-        operands = self._operand(result), self._operand(a), self._operand(b)
+        operands = self.operand(result), self.operand(a), self.operand(b)
         self.writer.reduce(result.stop - result.start, *operands, self._kernel, self._dtype.itemsize)
         if self._plan.averages and step.phase:
             division = self._division()
@@ -258,7 +284,8 @@ class _Rows:
         size = len(self._binder.ranks)
         return _with_number(self._compiled, *compiled_division(self._dtype, size), division_loop(self._dtype, size))
 
-    def _operand(self, span: Span) -> Operand:
+    def operand(self, span: Span) -> Operand:
+        """The place of a span."""
         offset = span.start * self._dtype.itemsize
         if span.buf is Buf.STAGE:
             start = self._start(span, lambda first: self._binder.staged(first, self._plan, 0))
@@ -280,6 +307,24 @@ class _Rows:
             self.memory.append(memory)
             start = self._starts[buffer] = address(memory)
         return start
+
+
+class WindowRows(Rows):
+    """The rows of a plan that stages in the window of these control words."""
+
+    def __init__(self, plan: Plan, state: State, binder: Binder, scratch: Array, controls: Controls) -> None:
+        super().__init__(plan, state, binder, scratch)
+        self._controls = controls
+
+    def add(self, step: Instruction) -> bool:
+        match step.kind:
+            case Kind.SIGNAL:
+                self.writer.signal(step.phase)
+            case Kind.WAIT:
+                self.writer.wait(step.phase, self._controls.addresses[step.peer])
+            case _:
+                return super().add(step)
+        return True
 
 
 def _with_number(

@@ -234,6 +234,14 @@ def call_kernel(
     return _NOTHING(*[WORD] * 8), generate
 
 
+send = types.ExternalFunction("send", WORD(WORD, WORD, WORD, WORD))
+"""The C library's function: descriptor, address, bytes, flags."""
+sendmsg = types.ExternalFunction("sendmsg", WORD(WORD, WORD, WORD))
+"""The C library's function: descriptor, address of a struct msghdr, flags."""
+recvmsg = types.ExternalFunction("recvmsg", WORD(WORD, WORD, WORD))
+"""The C library's function: descriptor, address of a struct msghdr, flags."""
+recv = types.ExternalFunction("recv", WORD(WORD, WORD, WORD, WORD))
+"""The C library's function: descriptor, address, bytes, flags."""
 clock_gettime = types.ExternalFunction("clock_gettime", WORD(WORD, WORD))
 """The C library's function; writes seconds and nanoseconds."""
 sched_yield = types.ExternalFunction("sched_yield", WORD())

@@ -1,9 +1,9 @@
 """The interpreter, as Numba compiles it. `layout` names the words that it works on.
 
 It does what execution/step_functions.py does for the same instructions, as long as nothing has to be decided: it never
-raises, sleeps or looks at a clock. Where a peer's epoch does not come soon, where its check differs, or where a peer
-has to be woken, it returns the number of the row. Python does that row, in its one way, and calls it again for the rows
-behind it. Numba is needed to import this module.
+raises, sleeps or looks at a clock. Where a peer's epoch or message does not come soon, where its check differs, or
+where a peer has to be woken, it returns the number of the row. Python does that row, in its one way, and calls it again
+for the rows behind it. Numba is needed to import this module.
 """
 
 from __future__ import annotations
@@ -26,20 +26,27 @@ from collectives.jit.atomics import (
     new_int,
     pause,
     put,
+    recv,
+    recvmsg,
     restore_thread,
     save_thread,
     sched_yield,
+    send,
+    sendmsg,
     store_ordered,
     store_release,
     stream_block,
     word,
 )
+from transports.direct import BUFFER, END, HEAD_BYTES, IN, OUT
 from transports.onesided import ASKED, CHECKS, EPOCH, KEPT
 
 _HEAD = object.__basicsize__
 """Bytes of the head that all objects have. The second word of it is the type."""
 _BLOCK = 64
 """Bytes of a cache line, which streaming stores fill at once."""
+_NO_SIGNAL = 0x4000
+"""Linux' MSG_NOSIGNAL: a broken connection is no signal."""
 compiled = numba.njit(error_model="numpy")
 
 
@@ -138,6 +145,64 @@ def scale(table: int, kernel: int, source: int, target: int) -> None:
 
 
 @compiled
+def gathered(frame: int, head: int, done: int, payload: int, count: int) -> int:
+    """The struct msghdr in the memory of a frame, for what comes after its first `done` bytes: the rest of the head, at
+    the address `head`, and of the payload."""
+    message, first, second = frame + at.GATHERED, frame + at.PARTS, frame + at.PARTS + 16
+    head_left, payload_done = max(0, HEAD_BYTES - done), max(0, done - HEAD_BYTES)
+    put(first, head + HEAD_BYTES - head_left)
+    put(first + 8, head_left)
+    put(second, payload + payload_done)
+    put(second + 8, count - payload_done)
+    for index in range(7):
+        put(message + 8 * index, 0)
+    put(message + 16, first)
+    put(message + 24, 2)
+    return message
+
+
+@compiled
+def send_message(lanes: int, frame: int, tag: int, check: int, payload: int, count: int) -> int:
+    """Send a message; the number of bytes that the system has taken, the head included. An error is left to Python,
+    which meets it too."""
+    put(frame, tag)
+    put(frame + 8, check)
+    put(frame + 16, count)
+    lane = field(lanes, OUT)
+    if count <= at.JOINED_BYTES:
+        copy_bytes(frame + HEAD_BYTES, payload, count)
+        return max(0, send(lane, frame, HEAD_BYTES + count, _NO_SIGNAL))
+    return max(0, sendmsg(lane, gathered(frame, frame, 0, payload, count), _NO_SIGNAL))
+
+
+@compiled
+def take_message(lanes: int, frame: int, tag: int, check: int, result: int, count: int, polls: int) -> bool:
+    """Receive a message. False if it does not come soon, or if another one or the end of the connection comes: the
+    bytes that were read are in the buffer then."""
+    lane, buffer = field(lanes, IN), field(lanes, BUFFER)
+    end, whole, joined = 0, HEAD_BYTES + count, count <= at.JOINED_BYTES
+    while end < whole:  # no byte of the next message is read
+        if joined:
+            got = recv(lane, buffer + end, whole - end, 0)
+        else:
+            got = recvmsg(lane, gathered(frame, buffer, end, result, count), 0)
+        if got > 0:
+            end += got
+        elif got < 0 and polls > 0:
+            polls -= 1
+        else:
+            break
+    good = end == whole and field(buffer, 0) == tag and field(buffer, 1) == check and field(buffer, 2) == count
+    if joined and good:
+        copy_bytes(result, buffer + HEAD_BYTES, count)
+    elif not joined and not good:
+        copy_bytes(buffer + HEAD_BYTES, result, max(0, end - HEAD_BYTES))
+    if not good:
+        put(lanes + 8 * END, end)
+    return good
+
+
+@compiled
 def interpret(table: int, state: int, source: int, target: int, first: int, stop: int) -> int:
     """Run the rows from `first` to `stop` of the newest call, and what belongs before the first and after the last one.
     Returns the number of the row that is left to Python, or DONE."""
@@ -163,7 +228,24 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
         elif opcode == at.SIGNAL:
             if publish(state, epoch + field(row, at.COUNT), check):
                 return index
-        else:
+        elif opcode == at.SEND:
+            payload, count = operand(row, at.A, source, target, slot), field(row, at.COUNT)
+            sent = send_message(
+                field(row, at.LANES), field(state, at.FRAME), field(table, at.TAG), check, payload, count
+            )
+            if sent < HEAD_BYTES + count:
+                put(state + 8 * at.SENT, sent)
+                return index
+        elif opcode == at.TAKE:
+            result, lanes, frame = (
+                operand(row, at.RESULT, source, target, slot),
+                field(row, at.LANES),
+                field(state, at.FRAME),
+            )
+            tag, count, polls = field(table, at.TAG), field(row, at.COUNT), field(state, at.POLLS)
+            if not take_message(lanes, frame, tag, check, result, count, polls):
+                return index
+        elif opcode == at.WAIT:
             control, phase = field(row, at.CONTROL), field(row, at.COUNT)
             if not reached(control, epoch + phase, field(state, at.SPINS), field(state, at.YIELDS)):
                 return index
@@ -182,7 +264,7 @@ def begin(table: int, state: int) -> int:
         return at.REFUSED
     number = field(state, at.CALLS) + 1
     put(state + 8 * at.CALLS, number)
-    put(state + 8 * at.STAGED, field(state, at.STAGED) + 1)
+    put(state + 8 * at.STAGED, field(state, at.STAGED) + field(table, at.STAGED_CALLS))
     put(state + 8 * (at.RECENT + number % at.KEPT_RECENT), field(table, at.NUMBER))
     tally = field(table, at.TALLY)
     calls = field(tally, at.TALLY_CALLS) + 1

@@ -46,7 +46,21 @@ YIELDS: Final = 11
 RECENT: Final = 12
 """Numbers of the tables of the last calls; 0 for a call without table. `KEPT_RECENT` words."""
 KEPT_RECENT: Final = 8
-STATE_WORDS: Final = RECENT + KEPT_RECENT
+FRAME: Final = RECENT + KEPT_RECENT
+"""Address of memory of FRAME_BYTES, in which a frame is put together."""
+POLLS: Final = FRAME + 1
+"""Attempts to receive a message before it is left to Python."""
+SENT: Final = FRAME + 2
+"""Bytes, head included, that the system has taken of the message of a SEND that is left to Python."""
+STATE_WORDS: Final = FRAME + 3
+
+# The memory of a frame: bytes. Behind its head a small payload, or Linux' struct msghdr for frames in two places.
+GATHERED: Final = 24
+PARTS: Final = 80
+"""The head and the payload of such a frame: two times address and length (struct iovec)."""
+JOINED_BYTES: Final = 1 << 12
+"""The largest payload that is copied behind the head, which takes less time than a longer system call."""
+FRAME_BYTES: Final = 24 + JOINED_BYTES
 
 # Words of a table's head.
 STATE: Final = 0
@@ -78,12 +92,17 @@ target."""
 ELEMENTS: Final = 16
 ELEMENT_BYTES: Final = 17
 """Elements to scale, and the bytes of one."""
-HEAD_WORDS: Final = 18
+STAGED_CALLS: Final = 18
+"""1 if calls of the plan use the staging window, else 0."""
+TAG: Final = 19
+"""The tag of messages."""
+HEAD_WORDS: Final = 20
 
-# Words of a row. A WAIT has its phase and the address of the awaited rank's control words instead of operands.
+# Words of a row. A WAIT has its phase and the address of the awaited rank's control words instead of operands; a SEND
+# has operand a alone, a TAKE the result alone.
 OPCODE: Final = 0
 COUNT: Final = 1
-"""COPY and STREAM: bytes. REDUCE: elements. SIGNAL and WAIT: phase."""
+"""COPY, STREAM, SEND and TAKE: bytes. REDUCE: elements. SIGNAL and WAIT: phase."""
 RESULT: Final = 2
 A: Final = 4
 B: Final = 6
@@ -100,6 +119,8 @@ DIVISOR: Final = 13
 that; 0 for none."""
 CONTROL: Final = 2
 """WAIT: address of the awaited rank's control words."""
+LANES: Final = 8
+"""SEND and TAKE: address of the words of the lanes of the peer (transports.direct)."""
 ROW_WORDS: Final = 14
 
 # Opcodes.
@@ -109,6 +130,12 @@ SIGNAL: Final = 2
 WAIT: Final = 3
 STREAM: Final = 4
 """A COPY whose stores leave no trace in the caches."""
+SEND: Final = 5
+"""Send a message, or leave it to Python if the system does not take all of it at once."""
+TAKE: Final = 6
+"""Receive a message, or leave it to Python if it does not come soon."""
+IDLE: Final = 7
+"""An instruction that has nothing to do: the begin of a receive, whose TAKE follows, or the end of a send."""
 STREAMS: Final = platform.machine().lower() in ("x86_64", "amd64")
 """True if the processor has such stores."""
 
@@ -126,7 +153,7 @@ REFUSED: Final = -2
 OBSERVED: Final = -3
 """The call is counted and is to be timed: no row has run."""
 UNFIT: Final = -4
-"""The arrays are not aligned: nothing was done."""
+"""The arrays are not aligned, or the lanes are in use: nothing was done."""
 
 # Words of a ring of jobs. A futex looks at the lower half of a word.
 BELL: Final = 0

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.jit.cache import UnusableFolder, find_or_make
-from transports import onesided
+from transports import direct, onesided
 
 log = logging.getLogger("ronde.compiled")
 
@@ -153,7 +153,7 @@ def _digest(*machine: str) -> str:
     ):
         found.update(f"{text}\n".encode())
     folder = Path(__file__).parent
-    for path in (*(folder / name for name in _SOURCES), Path(onesided.__file__)):
+    for path in (*(folder / name for name in _SOURCES), Path(onesided.__file__), Path(direct.__file__)):
         found.update(path.read_bytes())
     return found.hexdigest()[:32]
 

@@ -84,10 +84,13 @@ class State:
         self.code = code
         self.controls: Controls | None = None
         self._bells = np.zeros(0, np.int64)
+        self._frame = np.zeros(0, np.uint8)
+        self._never_stopped = np.zeros(1, np.int64)
         self.array = np.zeros(layout.STATE_WORDS, np.int64)
         self.words = self.array.data
         self.words[layout.EPOCHS] = epochs
         self.words[layout.NONE] = id(None)
+        self.words[layout.STOPPED] = address(self._never_stopped)
 
     def use(self, controls: Controls | None, index: int, half: int) -> None:
         """Run tables on the window of these control words; None: run none. `index` is this rank's position, `half` the
@@ -103,6 +106,16 @@ class State:
             self._bells = np.array(controls.bells, np.int64)
             self.words[layout.BELLS] = address(self._bells)
             self.words[layout.BELL_COUNT] = len(controls.bells)
+
+    def use_messages(self, polls: int) -> None:
+        """Run tables with messages; for `polls` see layout.POLLS."""
+        self._frame = np.empty(layout.FRAME_BYTES, np.uint8)
+        self.words[layout.FRAME], self.words[layout.POLLS] = address(self._frame), polls
+
+    @property
+    def sent(self) -> int:
+        """Bytes, head included, that were sent of the message of a SEND that was left to Python."""
+        return self.words[layout.SENT]
 
     @property
     def wakes(self) -> bool:
@@ -151,6 +164,20 @@ class TableWriter:
         """Wait until the rank with these control words has published a phase."""
         self._operate(layout.WAIT, phase)[layout.CONTROL] = control
 
+    def send(self, nbytes: int, a: Operand, lanes: int) -> None:
+        """Send a message to the peer whose lanes have their words at this address."""
+        self._operate(layout.SEND, nbytes, _NO_OPERAND, a)[layout.LANES] = lanes
+        self.moved += nbytes
+
+    def take(self, nbytes: int, result: Operand, lanes: int) -> None:
+        """Receive a message from the peer whose lanes have their words at this address."""
+        self._operate(layout.TAKE, nbytes, result)[layout.LANES] = lanes
+        self.moved += nbytes
+
+    def idle(self) -> None:
+        """Do nothing."""
+        self._operate(layout.IDLE, 0)
+
     def table(
         self,
         state: State,
@@ -160,10 +187,13 @@ class TableWriter:
         slot_stride: int,
         tally: int,
         *,
+        tag: int = 0,
+        staged: bool = True,
         alignment: int,
         releases: bool,
     ) -> NDArray[np.int64]:
-        """The table, for arrays whose addresses are multiples of `alignment`; for its words see `layout`."""
+        """The table, for arrays whose addresses are multiples of `alignment`; for its words see `layout`. `tag` is
+        that of its messages; `staged`: its calls use the staging window."""
         head = [0] * layout.HEAD_WORDS
         head[layout.STATE] = address(state.array)
         head[layout.ROWS] = len(self._rows)
@@ -174,6 +204,8 @@ class TableWriter:
         head[layout.RELEASES] = releases
         head[layout.TALLY] = tally
         head[layout.MISALIGNED] = alignment - 1
+        head[layout.STAGED_CALLS] = staged
+        head[layout.TAG] = tag
         times = [0] * (len(self._rows) + 2)
         return np.array([*head, *(word for row in self._rows for word in row), *times], np.int64)
 

@@ -33,6 +33,7 @@ from collectives.planning import Planner, Selector
 from collectives.schedule import Geometry
 from transports import copying
 from transports.base import Transport
+from transports.direct import DirectMessages
 from transports.errors import ConfigError, MismatchError, RendezvousError, TransportError
 from transports.onesided import OneSided, Window
 
@@ -100,7 +101,8 @@ class HostOperations:
         self._hosts = geometry.hosts
         self._transport = transport
 
-        code = None if windows.onesided is None else machine_code(config.compiled)
+        runs_tables = windows.onesided is not None or transport.ability(DirectMessages) is not None
+        code = machine_code(config.compiled) if runs_tables else None
 
         def executor(meter: Meter) -> Executor:
             staged, label = self._stage_bytes if windows.onesided else 0, "named" if self._named else ""

@@ -117,7 +117,7 @@ class PlannedCall:
             return False
         if answer == UNFIT:
             return self.run(source.reshape(-1), target.reshape(-1), deadline)
-        done = self._executor.go_on(self._table, answer, source, target, deadline)
+        done = self.quietly(self._executor.go_on, self._table, answer, source, target, deadline)
         if self._speculation is not None and not done:
             self._speculation.failed()
         return done

@@ -115,6 +115,7 @@ class EvenParts:
         self._bytes = self._table.view(np.uint8)[:, :_HEADER_BYTES]
         self._bytes_expected = np.array(self._expected, _INT64).tobytes() * size
         self._part, self._parts = self._block[head:], self._table[:, head:]
+        self._flat_table = self._table.reshape(-1)
 
     def gather(self, executor: Executor, header: tuple[int, int], source: Any, target: Any, deadline: float) -> bool:
         """Gather this rank's flat `source`. False, on all ranks, if a part of any rank is of another kind; nothing is
@@ -122,7 +123,7 @@ class EvenParts:
         self._header[:] = header
         if header == self._expected:
             self._part[:] = source
-        executor.run_call(self._call, self._block, self._table.reshape(-1), deadline)
+        executor.run_call(self._call, self._block, self._flat_table, deadline)
         if self._bytes.tobytes() != self._bytes_expected:
             return False
         target.reshape(self._parts.shape)[:] = self._parts

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import socket
 from typing import ClassVar, Final, Protocol
 
@@ -16,8 +17,10 @@ from transports.tcp.dead_links import LinkHealth
 from transports.tcp.frames import ABORT, DATA, GOODBYE, HEADER, MAX_CONTROL_BYTES, SPREAD, parse_abort
 from transports.tcp.loop import READ, Loop
 
-_IN_BUFFER: Final = 1 << 15
+_READ_BYTES: Final = 1 << 15
 """Two TLS records. One read takes a frame of 16 KiB with its header."""
+BUFFER_BYTES: Final = (1 << 16) + (1 << 12)
+"""Room for the largest frame of `transports.direct`: 64 KiB and more than a head."""
 _READS_AT_ONCE: Final = 16
 _HEADER_BYTES: Final = HEADER.size
 _DELAY_EVERY: Final = 0.02
@@ -112,6 +115,7 @@ class Lane:
         self._sock: socket.socket | None = None
         self._buffer = bytearray(buffer_bytes)
         self._window = memoryview(self._buffer)
+        self._first_read = self._window[:_READ_BYTES]
         self._end = 0
         self._inbound: Target | None = None
         self._rest = memoryview(b"")
@@ -148,7 +152,7 @@ class Lane:
                 if self._inbound is not None:
                     into = self._rest
                 else:
-                    into = self._window[self._end :] if self._end else self._window
+                    into = self._window[self._end :] if self._end else self._first_read
                 count = sock.recv_into(into)
                 if not count:
                     raise EOFError(_CUT_OFF)
@@ -238,6 +242,11 @@ class Lane:
             return f"{total - len(self._rest)} of {total} bytes of a frame have arrived"
         return "nothing is arriving from it"
 
+    @property
+    def is_plain(self) -> bool:
+        """True if there is a connected socket, and the system's calls on its descriptor read and write the frames."""
+        return self._sock is not None and type(self._sock) is socket.socket
+
     def _between_frames(self) -> bool:
         return True
 
@@ -303,10 +312,34 @@ class Incoming(Lane):
     _data = DATA
 
     def __init__(self, host: Host, loop: Loop, peer: int, sock: socket.socket, pieces: Announced) -> None:
-        super().__init__(host, loop, peer, _IN_BUFFER)
+        super().__init__(host, loop, peer, BUFFER_BYTES)
         self._delay_at = 0.0
         self._pieces = pieces
         self.attach(sock)
+
+    @property
+    def is_clear(self) -> bool:
+        """True if the next byte that is read begins a frame, and may be read."""
+        return not (self._end or self._held or self.closed) and self._inbound is None
+
+    @property
+    def address(self) -> int:
+        """Of the buffer of BUFFER_BYTES bytes that frames are read into."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
+
+    def adopt(self, count: int) -> None:
+        """Handle `count` bytes that were read into the buffer while the lane was clear."""
+        self._end = count
+        try:
+            self._parse()
+        except TransportError as error:
+            self.fail(error)
+
+    def delay_answers(self, now: float) -> None:
+        """Have the system delay its acknowledgements of the messages that are read; to be called often."""
+        if now >= self._delay_at and self._sock is not None:
+            self._delay_at = now + _DELAY_EVERY
+            sockets.delay_answers(self._sock)
 
     def fetch(self, tag: int, check: int, view: memoryview, now: float) -> memoryview | None:
         """Read the next frame straight into `view`, if it arrives soon and is the expected one. Returns the part of
@@ -315,10 +348,8 @@ class Incoming(Lane):
         if sock is None or self._end or self._held or self._inbound is not None:
             return None
         try:
-            if now >= self._delay_at:
-                self._delay_at = now + _DELAY_EVERY
-                sockets.delay_answers(sock)
-            count = self._poll_read(sock, window)
+            self.delay_answers(now)
+            count = self._poll_read(sock, self._first_read)
             if count < _HEADER_BYTES or _unpack_from(window) != (tag, check, DATA, len(view)):
                 self._end = count
                 self._parse()

@@ -53,6 +53,7 @@ class Loop:
              `Awaited.check_possible`
     spin     seconds that a wait polls before it sleeps
     cores    the cores on which it polls
+    polls    True if a wait may poll one connection alone for a moment, since there is a core for each rank
     tick     called with the time; returns the time of its next call
     crashed  called when an exception escapes while bytes are moved, so that streams may be corrupt
     """
@@ -66,7 +67,8 @@ class Loop:
     ) -> None:
         self.driver: Driver[Awaited] = Driver(self, cores, _LONGEST_WAIT)
         self.alarm = False
-        self.glances = range(_GLANCES if spin and cores.suffice else 1)
+        self.polls = spin > 0.0 and cores.suffice
+        self.glances = range(_GLANCES if self.polls else 1)
         """Number of polls of one connection while no other is served; some 25 us, if waits poll at all."""
         self._spin = spin
         self._cores = cores
@@ -144,7 +146,20 @@ class Loop:
     def idle(self, now: float) -> bool:
         """True if the holder of the lock may serve one connection alone for a moment: no other thread drives, no data
         waits to be written, and serving all connections is not due."""
-        return not (self.driver.thread or self._writing or self._unread or self.alarm or now >= self._sweep_at)
+        return now < self._sweep_at and self.quiet
+
+    @property
+    def quiet(self) -> bool:
+        """True if no other thread drives, no data waits to be written, and none of those read waits to be handled."""
+        return not (self.driver.thread or self._writing or self._unread or self.alarm)
+
+    def serve(self, now: float) -> bool:
+        """Serve all connections if that is due, for a holder of the lock that has found the loop quiet. True if it is
+        still quiet."""
+        if now < self._sweep_at:
+            return True
+        self._sweep(0)
+        return self.quiet
 
     def glance(self, awaited: Awaited) -> None:
         """Make all progress that is possible without waiting."""

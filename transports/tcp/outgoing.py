@@ -49,6 +49,11 @@ class Outgoing(Lane):
         """Bytes that are not yet in the system's buffer."""
         return sum(len(part.view) for part in self._queue)
 
+    @property
+    def is_clear(self) -> bool:
+        """True if the next byte that is written begins a frame, and may be written."""
+        return not (self._queue or self.closed)
+
     def attach(self, sock: socket.socket) -> None:
         super().attach(sock)
         self.flush()

@@ -9,6 +9,7 @@ moves the bytes, by the rule of locking in `transports.driver`.
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from typing import Final, TypeVar
@@ -25,6 +26,7 @@ from transports.tcp import dead_links
 from transports.tcp.addresses import exchange, own_address
 from transports.tcp.at_once import AtOnce
 from transports.tcp.dialing import Dialing, purpose
+from transports.tcp.direct import DirectMessages
 from transports.tcp.early_arrivals import EarlyArrivals
 from transports.tcp.frames import GOODBYE_FRAME, abort_frame, data_header
 from transports.tcp.lanes import Incoming, Lane
@@ -86,6 +88,7 @@ class TcpTransport(Transport, AnySource, Pollable):
             Send(self, self.rank, 0, 0),
             self._spread_from,
         )
+        self._direct = DirectMessages(self, self._loop, self._match_queue, self._incoming, self._outgoing)
         self._departed: set[int] = set()
         self._absent: dict[int, float] = {}
         self._early_arrivals = EarlyArrivals()
@@ -247,6 +250,8 @@ class TcpTransport(Transport, AnySource, Pollable):
                 self._release()
 
     def ability(self, kind: type[A]) -> A | None:
+        if isinstance(self._direct, kind):
+            return self._direct if sys.platform == "linux" and self._loop.polls else None
         return None if issubclass(kind, Pollable) and not CAN_BE_POLLED else super().ability(kind)
 
     @property

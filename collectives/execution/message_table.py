@@ -1,0 +1,204 @@
+"""Program with small messages -> table: compiled code sends and receives them itself, by transports.direct.
+
+    RECV    [IDLE]                                  the message is received at its AWAIT
+    SEND    [SEND, bytes, a, lanes of the peer]
+    AWAIT   [TAKE, bytes, result, lanes of the peer]   of a RECV
+            [IDLE]                                  of a SEND: the system has taken the message
+
+A message that the interpreter leaves is Python's, and so are all steps after it: the receives that have begun are
+posted, and the steps run as functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives.arrays import Array, as_bytes
+from collectives.execution.binder import Binder
+from collectives.execution.step_functions import StepFunction, StepHook
+from collectives.execution.table import Rows, Table
+from collectives.jit import ABSOLUTE, CALLS, LOAD, UNFIT, Operand, State
+from collectives.planning import Plan
+from collectives.schedule import Buf, Instruction, Kind, Span
+from transports.base import Request
+from transports.direct import Channel, DirectMessages
+
+_MOST_BYTES: Final = 1 << 18
+"""Bytes that the table of a call moves: all that time Python's lock is held."""
+
+
+class MessageTable(Table):
+    """The table of a program whose ranks send small messages."""
+
+    outside = 15000
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: State,
+        words: NDArray[np.int64],
+        memory: list[Any],
+        binder: Binder,
+        channel: Channel,
+        scratch: Array,
+    ) -> None:
+        super().__init__(plan, state, words, memory)
+        self._binder = binder
+        self._channel = channel
+        self._scratch = scratch
+        self._interpret = self.run
+        self._functions: list[StepFunction] = []
+        self._sending: Request | None = None
+        """The rest of a message that was sent in part."""
+        self.run = self._run
+
+    def _with(self, words: NDArray[np.int64], memory: list[Any]) -> MessageTable:
+        return MessageTable(self.plan, self._state, words, memory, self._binder, self._channel, self._scratch)
+
+    def _run(self, source: Any, target: Any) -> int | None:
+        return self._channel.run(self._interpret, source, target, self._leave)
+
+    def _leave(self, answer: int, source: Any, target: Any) -> None:
+        """Hand the rest of a message back that was sent in part."""
+        self._sending = None
+        step = self.plan.program.instructions[answer] if answer >= 0 else None
+        if step is None or step.kind is not Kind.SEND or not self._state.sent:
+            return
+        assert step.a is not None
+        check = self.plan.check ^ (self._state.words[CALLS] & 0xFFFFFFFF)
+        data = as_bytes(self._array(step.a, *self._flat(source, target)))
+        self._sending = self._channel.send_rest(self._binder.ranks[step.peer], data, check, self._state.sent)
+
+    def rest(self, first: int, *, left: bool) -> StepFunction:
+        steps, sending = self.plan.program.instructions, self._sending
+
+        def function(
+            source: Array,
+            target: Array,
+            epoch: int,
+            check: int,
+            deadline: float,
+            requests: list[Request | None],
+            hook: StepHook | None,
+        ) -> None:
+            if not left:
+                self._interpret(source, target, 0, 0)  # what comes before the first row
+            source, target = self._flat(source, target)
+            run = source, target, epoch, check, deadline, requests, None
+            functions = self._functions or self._bind(len(source), len(target))
+            for at in _begun(steps, first):
+                functions[at](*run)
+            for at in range(first, len(steps)):
+                step = steps[at]
+                if at == first and sending is not None:
+                    requests[step.request] = sending
+                elif step.kind is not Kind.AWAIT or requests[step.request] is not None:  # None: a send that has ended
+                    functions[at](*run)
+                if hook is not None:
+                    hook()
+            self._interpret(source, target, len(steps), len(steps))  # what comes after the last row
+
+        return function
+
+    def _bind(self, source: int, target: int) -> list[StepFunction]:
+        self._functions = self._binder.single_steps(self.plan, self._scratch, (source, target))
+        return self._functions
+
+    def _flat(self, source: Array, target: Array) -> tuple[Array, Array]:
+        """The flat arrays that the rows work on, of those of a call."""
+        target = target.reshape(-1)
+        return (target if self.words[LOAD] else source.reshape(-1)), target
+
+    def _array(self, span: Span, source: Array, target: Array) -> Array:
+        """The array for a span of this rank's memory."""
+        whole = {Buf.IN: source, Buf.OUT: target, Buf.SCRATCH: self._scratch}[span.buf]
+        return whole[span.start : span.stop]
+
+
+def tabulate_messages(
+    plan: Plan, state: State, number: int, binder: Binder, scratch: Array, messages: DirectMessages
+) -> MessageTable | None:
+    """The table of a plan with messages; None if its program cannot have one. No calls may be staged.
+
+    number   of the table, greater than 0
+    scratch  flat, of the plan's dtype
+    """
+    program, ranks = plan.program, binder.ranks
+    steps = program.instructions
+    peers = {kind: sorted({step.peer for step in steps if step.kind is kind}) for kind in (Kind.SEND, Kind.RECV)}
+    if (
+        plan.program.phases
+        or not plan.program.requests
+        or binder.ranks.index(binder.transport.rank) in peers[Kind.SEND]
+    ):
+        return None
+    if not _in_order(steps):
+        return None
+    channel = messages.channel(
+        [ranks[peer] for peer in peers[Kind.SEND]], [ranks[peer] for peer in peers[Kind.RECV]], binder.tag, UNFIT
+    )
+    rows = _MessageRows(plan, state, binder, scratch, channel, messages.largest)
+    if not all(rows.add(step) for step in steps) or rows.writer.moved > _MOST_BYTES:
+        return None
+    words = rows.table(number, tag=binder.tag, staged=False, releases=False)
+    return MessageTable(plan, state, words, [channel, *rows.memory], binder, channel, scratch)
+
+
+class _MessageRows(Rows):
+    """The rows of a plan with messages over a channel, of up to `largest` bytes."""
+
+    def __init__(
+        self, plan: Plan, state: State, binder: Binder, scratch: Array, channel: Channel, largest: int
+    ) -> None:
+        super().__init__(plan, state, binder, scratch)
+        self._channel = channel
+        self._largest = largest
+        self._receives: dict[int, Instruction] = {}
+
+    def add(self, step: Instruction) -> bool:
+        match step.kind:
+            case Kind.SEND:
+                return self._message(step, step.a)
+            case Kind.RECV:
+                self._receives[step.request] = step
+                self.writer.idle()
+            case Kind.AWAIT if step.request in self._receives:
+                return self._message(begun := self._receives[step.request], begun.dst)
+            case Kind.AWAIT:
+                self.writer.idle()
+            case _:
+                return super().add(step)
+        return True
+
+    def _message(self, step: Instruction, span: Span | None) -> bool:
+        lanes = self._channel.words(self._binder.ranks[step.peer])
+        nbytes = 0 if span is None else (span.stop - span.start) * self._dtype.itemsize
+        place = Operand(ABSOLUTE, 0) if span is None else self.operand(span)
+        if step.kind is Kind.SEND:
+            self.writer.send(nbytes, place, lanes)
+        else:
+            self.writer.take(nbytes, place, lanes)
+        return nbytes <= self._largest
+
+
+def _begun(steps: Sequence[Instruction], first: int) -> list[int]:
+    """The receives that have begun before step `first` and are awaited from there on."""
+    awaited = {step.request for step in steps[first:] if step.kind is Kind.AWAIT}
+    return [at for at, step in enumerate(steps[:first]) if step.kind is Kind.RECV and step.request in awaited]
+
+
+def _in_order(steps: Sequence[Instruction]) -> bool:
+    """True if the receives from each peer are awaited in the order in which they begin: messages come in that order."""
+    begun: dict[int, list[int]] = {}
+    peers: dict[int, int] = {}
+    for step in steps:
+        if step.kind is Kind.RECV:
+            peers[step.request] = step.peer
+            begun.setdefault(step.peer, []).append(step.request)
+        elif step.kind is Kind.AWAIT and step.request in peers and begun[peers[step.request]].pop(0) != step.request:
+            return False
+    return True

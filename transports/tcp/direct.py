@@ -1,0 +1,140 @@
+"""Messages of compiled code over TCP: the lanes that it uses, and the return of what it leaves. See transports.direct.
+
+The lock is held while the code runs, and Python's lock too, so the code is in the place of a thread that calls `send`
+and `recv` on the transport.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from transports import direct
+from transports.base import Request
+from transports.matching import MatchQueue
+from transports.tcp.frames import data_header
+from transports.tcp.lanes import BUFFER_BYTES, Incoming
+from transports.tcp.loop import Loop
+from transports.tcp.outgoing import Outgoing
+from transports.tcp.requests import Send
+
+_POLLS: Final = 64
+"""Some 25 us, as long as Loop.glances."""
+
+
+class Host(Protocol):
+    """The transport."""
+
+    def sending(self, peer: int, tag: int, nbytes: int) -> Send:
+        """A request for a send that is about to begin."""
+
+    def crashed(self, error: BaseException) -> None:
+        """Report that an exception has escaped while bytes were moved."""
+
+
+class DirectMessages(direct.DirectMessages):
+    """The ability of one transport, whose lanes and match queue it shares."""
+
+    largest = BUFFER_BYTES - direct.HEAD_BYTES
+    polls = _POLLS
+
+    def __init__(
+        self,
+        host: Host,
+        loop: Loop,
+        match_queue: MatchQueue,
+        incoming: dict[int, Incoming],
+        outgoing: dict[int, Outgoing],
+    ) -> None:
+        self.host = host
+        self.loop = loop
+        self.match_queue = match_queue
+        self.incoming = incoming
+        self.outgoing = outgoing
+
+    def channel(self, dests: Sequence[int], sources: Sequence[int], tag: int, busy: int) -> Channel:
+        return Channel(self, dests, sources, tag, busy)
+
+
+class Channel(direct.Channel):
+    """See transports.direct.Channel."""
+
+    def __init__(
+        self, messages: DirectMessages, dests: Sequence[int], sources: Sequence[int], tag: int, busy: int
+    ) -> None:
+        self._messages = messages
+        self._loop = messages.loop
+        self._lock = messages.loop.driver.lock
+        self._match_queue = messages.match_queue
+        self._dests = tuple(dests)
+        self._sources = tuple(sources)
+        self._tag = tag
+        self._busy = busy
+        self._words = {peer: (ctypes.c_int64 * direct.LANE_WORDS)() for peer in {*dests, *sources}}
+        self._to: list[Outgoing] = []
+        self._from: list[Incoming] = []
+
+    def words(self, peer: int) -> int:
+        return ctypes.addressof(self._words[peer])
+
+    def run(self, run: direct.Run, source: Any, target: Any, left: Callable[[int, Any, Any], None]) -> int | None:
+        with self._lock:
+            try:
+                if not self._is_free():
+                    return self._busy
+                answer = run(source, target)
+                if answer is not None:
+                    left(answer, source, target)
+                    self._hand_back()
+            except BaseException as error:
+                self._messages.host.crashed(error)
+                raise
+        return answer
+
+    def send_rest(self, peer: int, view: memoryview, check: int, sent: int) -> Request:
+        request = self._messages.host.sending(peer, self._tag, len(view))
+        self._messages.outgoing[peer].queue(data_header(self._tag, check, len(view)), view, request, sent)
+        return request
+
+    def _is_free(self) -> bool:
+        """True if compiled code may use the lanes now."""
+        loop, match_queue, tag = self._loop, self._match_queue, self._tag
+        if not loop.quiet or not (self._from or self._to or self._connected()):
+            return False
+        if self._from:
+            now = time.monotonic()
+            if not loop.serve(now):
+                return False
+            for back in self._from:
+                if not back.is_clear or match_queue.knows(back.peer, tag):
+                    return False
+                back.delay_answers(now)
+        for lane in self._to:
+            if not lane.is_clear:
+                return False
+        return True
+
+    def _connected(self) -> bool:
+        """Look up the lanes, once there are all of them; True if so."""
+        outgoing, incoming = self._messages.outgoing, self._messages.incoming
+        to, back = [outgoing.get(peer) for peer in self._dests], [incoming.get(peer) for peer in self._sources]
+        if not all(lane is not None and lane.is_plain for lane in (*to, *back)):
+            return False
+        self._to, self._from = [lane for lane in to if lane is not None], [lane for lane in back if lane is not None]
+        for lane in self._to:
+            self._words[lane.peer][direct.OUT] = lane.fileno()
+        for back_lane in self._from:
+            words = self._words[back_lane.peer]
+            words[direct.IN], words[direct.BUFFER] = back_lane.fileno(), back_lane.address
+        return True
+
+    def _hand_back(self) -> None:
+        """Give the lanes the bytes that were read and not taken."""
+        for lane in self._from:
+            words = self._words[lane.peer]
+            end, words[direct.END] = words[direct.END], 0
+            if end:
+                self._loop.driver.interrupt()  # other threads may wait for the frame that arrived
+                lane.adopt(end)
