@@ -116,11 +116,13 @@ class EvenParts:
         self._bytes_expected = np.array(self._expected, _INT64).tobytes() * size
         self._part, self._parts = self._block[head:], self._table[:, head:]
         self._flat_table = self._table.reshape(-1)
+        self._sent: tuple[int, int] | None = None
 
     def gather(self, executor: Executor, header: tuple[int, int], source: Any, target: Any, deadline: float) -> bool:
         """Gather this rank's flat `source`. False, on all ranks, if a part of any rank is of another kind; nothing is
         lost then but the contents of `target`. Raises as Executor.run."""
-        self._header[:] = header
+        if header != self._sent:
+            self._header[:] = self._sent = header
         if header == self._expected:
             self._part[:] = source
         executor.run_call(self._call, self._block, self._flat_table, deadline)

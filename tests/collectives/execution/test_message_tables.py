@@ -1,0 +1,235 @@
+"""Tables with messages, over TCP: results, what is left to Python, and failures, with and without machine code."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives import Communicator, DeadlineExceeded, MismatchError
+from collectives.execution.message_table import MessageTable
+from tests.worlds import world_of
+from transports.tcp import direct
+from transports.tcp.direct import Channel
+
+pytest.importorskip("numba", reason="half of these tests need the compiled interpreter")
+
+SETTINGS = [["on"], ["on", "off"]]
+
+
+@pytest.fixture(params=SETTINGS, ids="-".join)
+def compiled(request: pytest.FixtureRequest) -> list[str]:
+    setting: list[str] = request.param
+    return setting
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The answers of all tables with messages."""
+    found: list[int | None] = []
+    run = Channel.run
+
+    def noted(*args: Any) -> int | None:
+        found.append(run(*args))
+        return found[-1]
+
+    monkeypatch.setattr(Channel, "run", noted)
+    return found
+
+
+def world(compiled: list[str], size: int = 2, **settings: Any) -> Any:
+    """Ranks that pretend to be on hosts of their own: those of one host do not poll, since they share a process."""
+    return world_of("tcp", size, compiled=compiled, hosts=[f"host{rank}" for rank in range(size)], **settings)
+
+
+def table_of(comm: Communicator) -> MessageTable | None:
+    """The table of the newest call."""
+    plan = comm._executor._recent_plan(comm._executor.calls)
+    assert plan is not None
+    found = comm._executor.table(plan)
+    assert found is None or isinstance(found, MessageTable)
+    return found
+
+
+def test_which_calls_have_tables() -> None:
+    def body(comm: Communicator) -> None:
+        for count, has in ((1, True), (1 << 14, True), (1 << 17, False)):
+            x = np.ones(count, np.float32)
+            for call in (
+                lambda x=x: comm.allreduce(x),
+                lambda x=x: comm.broadcast(x),
+                lambda x=x: comm.reduce_scatter(x),
+            ):
+                call()
+                assert (table_of(comm) is not None) == has, count
+        comm.allreduce(np.ones(3, np.complex64), "prod")  # more than one loop of NumPy's
+        assert table_of(comm) is None
+
+    with world(["on"]) as ranks:
+        ranks.run(body)
+
+
+def several(comm: Communicator, made: np.random.Generator, late: Callable[[], None]) -> list[bytes]:
+    """Some calls of each kind with random sizes and values; `late` is called before each."""
+    found = []
+    for _ in range(4):
+        count = int(2 ** made.uniform(0, 15))
+        whole = made.normal(size=(comm.size, count * comm.size)).astype(made.choice(["f4", "f8"]))
+        mine = whole[comm.rank]
+        op, root = str(made.choice(["sum", "max", "average"])), int(made.integers(comm.size))
+        scales = {"prescale": 0.5} if made.random() < 0.3 else {}
+        late()
+        found.append(comm.allreduce(mine, op, **scales))
+        late()
+        found.append(comm.allreduce(mine.copy(), "sum", prescale=1.5, postscale=0.25))
+        late()
+        found.append(comm.reduce_scatter(mine, op))
+        late()
+        found.append(comm.broadcast(mine, root))
+        assert (found[-1] == whole[root]).all()
+        late()
+        found.append(comm.alltoall(mine))
+        assert (found[-1] == whole[:, comm.rank * count : (comm.rank + 1) * count].reshape(-1)).all()
+        for _ in range(2):
+            late()
+            found.append(comm.allgather(mine[:count]))
+            assert (found[-1] == whole[:, :count].reshape(-1)).all()
+        late()
+        comm.barrier()
+    return [array.tobytes() for array in found]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_same_bits_however_late_the_ranks_are(size: int) -> None:
+    def body(comm: Communicator, seed: int) -> list[bytes]:
+        own = np.random.default_rng(1000 * seed + comm.rank)
+
+        def late() -> None:
+            if own.random() < 0.3:
+                time.sleep(own.uniform(0, 0.003))
+
+        return several(comm, np.random.default_rng(seed), late)
+
+    results = []
+    for setting in (["on"], ["off"], ["on", "off"]):
+        with world(setting, size) as ranks:
+            results.append([ranks.run(body, seed) for seed in range(3)])
+    assert results[0] == results[1] == results[2]
+
+
+def test_rows_are_left_and_calls_complete(answers: list[int | None]) -> None:
+    def body(comm: Communicator) -> None:
+        x = np.ones(8, np.float32)
+        for number in range(60):
+            if number % 2 == comm.rank:
+                time.sleep(0.001)
+            assert (comm.allreduce(x) == comm.size).all()
+
+    with world(["on"]) as ranks:
+        ranks.run(body)
+    assert any(answer is not None and answer >= 0 for answer in answers)
+
+
+def test_messages_that_the_system_takes_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets with the smallest buffers, and a rank that reads late."""
+    rests: list[int] = []
+    send_rest = Channel.send_rest
+
+    def noted(self: Channel, peer: int, view: memoryview, check: int, sent: int) -> Any:
+        rests.append(sent)
+        return send_rest(self, peer, view, check, sent)
+
+    monkeypatch.setattr(Channel, "send_rest", noted)
+
+    def body(comm: Communicator) -> None:
+        x, y = np.arange(15_000, dtype=np.float32), np.empty(15_000, np.float32)
+        for number in range(30):
+            if comm.rank:
+                time.sleep(0.002)
+            assert (comm.broadcast(x + number, 0, out=y) == x + number).all()
+            assert (comm.allreduce(x) == comm.size * x).all()
+
+    with world(["on"], tcp={"socket_buffer_bytes": 4096}) as ranks:
+        ranks.run(body)
+    assert rests
+
+
+def test_other_traffic_beside(compiled: list[str]) -> None:
+    """Messages, calls of another communicator and asynchronous ones use the same lanes."""
+
+    def body(comm: Communicator) -> None:
+        other = comm.split(0)
+        assert other is not None
+        x, peer = np.full(50, comm.rank + 1.0), 1 - comm.rank
+        for number in range(80):
+            works = [comm.allreduce_async(x, name=f"{number}.{k}") for k in range(2)]
+            comm.send(x * number, peer, tag=3)
+            assert (comm.allreduce(x) == 3).all()
+            assert (other.allreduce(x, "max") == 2).all()
+            assert (comm.recv(np.empty(50), peer, tag=3) == number * (peer + 1)).all()
+            for work in works:
+                assert (work.wait() == 3).all()
+        other.close()
+
+    with world(compiled) as ranks:
+        ranks.run(body)
+
+
+def test_calls_that_differ(compiled: list[str]) -> None:
+    def body(comm: Communicator) -> None:
+        x = np.ones(4, np.float32)
+        for _ in range(5):
+            comm.allreduce(x)
+        with pytest.raises(MismatchError, match="allreduce"):
+            comm.allreduce(x, "sum" if comm.rank else "max")
+
+    with world(compiled) as ranks:
+        ranks.run(body)
+
+
+def test_a_rank_that_does_not_come(compiled: list[str]) -> None:
+    over = threading.Event()
+
+    def body(comm: Communicator) -> None:
+        x = np.ones(4, np.float32)
+        for _ in range(5):
+            comm.allreduce(x)
+        if comm.rank == 0:
+            with pytest.raises(DeadlineExceeded, match="waits to receive from rank 1"):
+                comm.allreduce(x, timeout=0.3)
+            over.set()
+        else:
+            assert over.wait(30)
+            with pytest.raises(DeadlineExceeded):
+                comm.allreduce(x)
+
+    with world(compiled) as ranks:
+        ranks.run(body)
+
+
+def test_warnings_are_not_given_in_a_call_that_was_left() -> None:
+    def body(comm: Communicator) -> None:
+        x = np.full(100, 3e38, np.float32)
+        for number in range(20):
+            if number % 2 == comm.rank:
+                time.sleep(0.001)
+            assert np.isinf(comm.allreduce(x)).all()
+
+    with np.errstate(all="raise"), world(["on"]) as ranks:
+        ranks.run(body)
+
+
+def test_a_busy_channel_costs_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct.Channel, "_is_free", lambda self: False)
+
+    def body(comm: Communicator) -> None:
+        x = np.ones(8, np.float32)
+        for _ in range(5):
+            assert (comm.allreduce(x, prescale=2.0) == 2 * comm.size).all()
+
+    with world(["on"]) as ranks:
+        ranks.run(body)

@@ -1,0 +1,252 @@
+"""Over TCP, compiled code sends and receives small messages itself (transports.direct): here functions of Python do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.transports.groups import recv, send, soon
+from tests.transports.tcp_ranks import in_threads, link, ranks, wait_until
+from transports.direct import BUFFER, END, HEAD_BYTES, IN, LANE_WORDS, OUT, Channel, DirectMessages
+from transports.errors import MismatchError, PeerLost
+from transports.tcp import Options, TcpTransport
+from transports.tcp.frames import data_header
+
+BUSY = -7
+TAG = 5
+
+
+def nothing_left(answer: int, source: Any, target: Any) -> None:
+    """Nothing was sent in part."""
+
+
+class Lanes:
+    """One end of a channel to a peer, used as compiled code does: by system calls on the descriptors."""
+
+    def __init__(self, t: TcpTransport, peer: int, tag: int = TAG) -> None:
+        t._loop.polls = True  # the ranks share a process
+        found = t.ability(DirectMessages)
+        assert found is not None
+        self.channel: Channel = found.channel([peer], [peer], tag, BUSY)
+        self.words = (ctypes.c_int64 * LANE_WORDS).from_address(self.channel.words(peer))
+        self.tag = tag
+
+    def run(self, body: Callable[[], int | None], left: Callable[..., None] = nothing_left) -> int | None:
+        return self.channel.run(lambda source, target: body(), None, None, left)
+
+    def send(self, payload: bytes, check: int = 0) -> None:
+        frame = data_header(self.tag, check, len(payload)) + payload
+        assert os.write(self.words[OUT], frame) == len(frame)
+
+    def read(self, count: int) -> bytes:
+        """Read so many bytes into the buffer."""
+        end, until = self.words[END], soon()
+        while self.words[END] < end + count and time.monotonic() < until:
+            buffer = (ctypes.c_char * (count - self.words[END] + end)).from_address(
+                self.words[BUFFER] + self.words[END]
+            )
+            try:
+                self.words[END] += os.readv(self.words[IN], [buffer])
+            except BlockingIOError:
+                time.sleep(0.001)
+        return ctypes.string_at(self.words[BUFFER] + end, count)
+
+    def take(self, length: int) -> bytes:
+        """The payload of the next frame."""
+        frame = self.read(HEAD_BYTES + length)
+        self.words[END] = 0
+        return frame[HEAD_BYTES:]
+
+
+@contextmanager
+def linked(options: Options | None = None) -> Iterator[tuple[TcpTransport, TcpTransport, Lanes, Lanes]]:
+    """Two ranks that have connected, and the channel of each to the other; nothing is due in their loops."""
+    with ranks(2, options) as (a, b):
+        link([a, b])
+        for t in (a, b):
+            t._loop._sweep_at = time.monotonic() + 100
+        yield a, b, Lanes(a, 1), Lanes(b, 0)
+
+
+def test_messages_of_both_kinds_mix() -> None:
+    with linked() as (_, b, at_a, at_b):
+        assert at_a.run(lambda: at_a.send(b"direct")) is None
+        assert recv(b, 0, TAG, 6) == b"direct"
+        send(b, 0, TAG, b"by the transport")
+        found: list[bytes] = []
+        assert at_a.run(lambda: found.append(at_a.take(16))) is None
+        assert at_b.run(lambda: at_b.send(b"both")) is None
+        assert at_a.run(lambda: found.append(at_a.take(4))) is None
+        assert found == [b"by the transport", b"both"]
+
+
+def test_lanes_that_are_not_connected_are_busy() -> None:
+    with ranks(2) as (a, b):
+        lanes = Lanes(a, 1)
+        assert lanes.run(lambda: None) == BUSY
+        link([a, b])
+        assert lanes.run(lambda: None) is None
+
+
+def test_lanes_in_use_are_busy() -> None:
+    with linked() as (a, b, at_a, _):
+        posted = a.irecv(1, TAG, memoryview(bytearray(3)))
+        assert at_a.run(lambda: None) == BUSY, "a receive for such a message is posted"
+        send(b, 0, TAG, b"abc")
+        posted.wait(soon())
+        assert at_a.run(lambda: None) is None
+        send(b, 0, TAG, b"early")
+        send(b, 0, 77, b"other")
+        assert recv(a, 1, 77, 5) == b"other"
+        assert at_a.run(lambda: None) == BUSY, "such a message has arrived"
+        assert recv(a, 1, TAG, 5) == b"early"
+        assert at_a.run(lambda: None) is None
+        waiting = a.isend(1, 8, memoryview(bytes(50 << 20)))
+        assert at_a.run(lambda: None) == BUSY, "bytes wait to be sent"
+        in_threads(lambda: waiting.wait(soon()), lambda: recv(b, 0, 8, 50 << 20))
+        assert at_a.run(lambda: None) is None
+
+
+def test_lanes_are_busy_while_another_thread_waits() -> None:
+    with linked() as (a, b, at_a, _):
+        waiter = threading.Thread(target=lambda: recv(a, 1, 9, 3))
+        waiter.start()
+        wait_until(lambda: a._loop.driver.asleep)
+        assert at_a.run(lambda: None) == BUSY
+        send(b, 0, 9, b"end")
+        waiter.join(soon() - time.monotonic())
+        assert at_a.run(lambda: None) is None
+
+
+def test_lanes_of_a_transport_that_is_over_are_busy() -> None:
+    with linked() as (a, b, at_a, at_b):
+        a.abort(PeerLost("a test", rank=0, peer=1))
+        assert at_a.run(lambda: None) == BUSY
+        with pytest.raises(PeerLost, match="a test"):
+            recv(b, 0, TAG, 1)
+        assert at_b.run(lambda: None) == BUSY
+
+
+@pytest.mark.parametrize("count", [1, HEAD_BYTES, HEAD_BYTES + 1, HEAD_BYTES + 5])
+def test_a_frame_of_which_a_part_was_read(count: int) -> None:
+    def read() -> int:
+        at_a.read(count)
+        return 0
+
+    with linked() as (a, b, at_a, at_b):
+        send(b, 0, TAG, b"whole")
+        send(b, 0, TAG, b"next")
+        assert at_a.run(read) == 0
+        assert recv(a, 1, TAG, 5) == b"whole"
+        assert recv(a, 1, TAG, 4) == b"next"
+        assert at_b.run(lambda: at_b.send(b"after")) is None
+        assert recv(a, 1, TAG, 5) == b"after"
+
+
+def test_a_frame_for_another_receive() -> None:
+    def read() -> int:
+        at_a.read(HEAD_BYTES + 5)
+        return 0
+
+    with linked() as (a, b, at_a, _):
+        other = a.irecv(1, 99, memoryview(buffer := bytearray(5)))
+        send(b, 0, 99, b"other")
+        send(b, 0, TAG, b"mine")
+        assert at_a.run(read) == 0
+        other.wait(soon())
+        assert bytes(buffer) == b"other"
+        assert recv(a, 1, TAG, 4) == b"mine"
+
+
+def test_a_frame_with_another_check() -> None:
+    def read() -> int:
+        at_a.read(HEAD_BYTES + 4)
+        return 0
+
+    with linked() as (a, _, at_a, at_b):
+        assert at_b.run(lambda: at_b.send(b"four", check=3)) is None
+        assert at_a.run(read) == 0
+        with pytest.raises(MismatchError):
+            a.recv(1, TAG, memoryview(bytearray(4)), soon(), 4)
+
+
+@pytest.mark.parametrize("sent", [1, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 3])
+def test_a_message_that_was_sent_in_part(sent: int) -> None:
+    payload, requests = memoryview(b"in two parts"), []
+
+    def send_part() -> int:
+        frame = data_header(TAG, 6, len(payload)) + payload
+        assert os.write(at_a.words[OUT], frame[:sent]) == sent
+        return 4
+
+    def left(answer: int, source: Any, target: Any) -> None:
+        assert answer == 4
+        requests.append(at_a.channel.send_rest(1, payload, 6, sent))
+
+    with linked() as (_, b, at_a, at_b):
+        assert at_a.run(send_part, left) == 4
+        assert at_a.run(lambda: None) == BUSY
+        taken: list[bytes] = []
+        reader = threading.Thread(target=lambda: at_b.run(lambda: taken.append(at_b.take(len(payload)))))
+        reader.start()
+        (request,) = requests
+        request.wait(soon())
+        reader.join(soon() - time.monotonic())
+        assert taken == [bytes(payload)]
+        assert at_a.run(lambda: at_a.send(b"next")) is None
+        assert recv(b, 0, TAG, 4) == b"next"
+
+
+def test_the_end_of_a_connection_is_left_to_the_transport() -> None:
+    with linked(Options(peer_timeout=1)) as (a, b, at_a, _):
+        sock = b._outgoing[0].sock
+        assert sock is not None
+        sock.shutdown(2)
+        with pytest.raises(PeerLost, match="GOODBYE"):
+            a.recv(1, TAG, memoryview(bytearray(1)), soon())
+        assert at_a.run(lambda: None) == BUSY
+
+
+def test_an_exception_in_between_fails_the_transport() -> None:
+    def fail() -> int:
+        raise KeyboardInterrupt
+
+    with linked() as (a, _, at_a, _b):
+        with pytest.raises(KeyboardInterrupt):
+            at_a.run(fail)
+        assert a.failure is not None
+        assert at_a.run(lambda: None) == BUSY
+
+
+def test_all_connections_are_served_from_time_to_time() -> None:
+    with linked() as (a, b, at_a, _):
+        send(b, 0, 99, b"other")
+
+        def served() -> bool:
+            a._loop._sweep_at = 0.0
+            assert at_a.run(lambda: None) is None
+            return a._match_queue.knows(1, 99)
+
+        wait_until(served)
+        send(b, 0, TAG, b"mine")
+
+        def has_arrived() -> bool:
+            a._loop._sweep_at = 0.0
+            return at_a.run(lambda: None) == BUSY
+
+        wait_until(has_arrived)
+        assert recv(a, 1, TAG, 4) == b"mine"
+
+
+def test_only_ranks_that_poll_have_the_ability() -> None:
+    with ranks(2) as (a, _):
+        assert a.ability(DirectMessages) is None, "ranks that share a process do not poll"
+    with ranks(2, Options(spin_us=0)) as (a, _):
+        assert a.ability(DirectMessages) is None
