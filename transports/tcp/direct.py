@@ -123,7 +123,7 @@ class Channel(direct.Channel):
         if not all(lane is not None and lane.is_plain for lane in (*to, *back)):
             return False
         self._to, self._from = [lane for lane in to if lane is not None], [lane for lane in back if lane is not None]
-        for lane in self._to:  # noqa: SIM110 - a generator would take longer than the loop
+        for lane in self._to:
             self._words[lane.peer][direct.OUT] = lane.fileno()
         for back_lane in self._from:
             words = self._words[back_lane.peer]
