@@ -64,9 +64,9 @@ class Settings:
     rules            path of a rule table (TOML), which precedes the cost model in the choice of algorithms
     calibrate        True measures the ways to copy data (about 0.1 s) whenever a communicator is made whose ranks share
                      memory; False uses the usual sizes. Choices of the rule table are not measured
-    compiled         auto runs calls in shared memory as machine code if Numba is installed (ronde[jit]), otherwise as
-                     functions of Python, as off always does; on raises an error in `init` where there can be no machine
-                     code. Ranks may differ in it
+    compiled         auto runs calls in shared memory, and small ones over TCP, as machine code if Numba is installed
+                     (ronde[jit]), otherwise as functions of Python, as off always does; on raises an error in `init`
+                     where there can be no machine code. Ranks may differ in it
     stage_bytes      bytes of one staging buffer in shared memory, of which every rank has two in each communicator; a
                      multiple of 64 and at least 4096. 0 stands for 2 MiB, for more than 4 ranks 1 MiB
     fusion_bytes     the most bytes of small arrays that grouped and named allreduces send together; 0 sends each alone.
