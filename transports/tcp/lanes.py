@@ -324,7 +324,7 @@ class Incoming(Lane):
 
     @property
     def address(self) -> int:
-        """Of the buffer of BUFFER_BYTES bytes that frames are read into."""
+        """The address of the buffer of BUFFER_BYTES bytes that frames are read into."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
 
     def adopt(self, count: int) -> None:
