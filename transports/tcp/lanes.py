@@ -152,7 +152,7 @@ class Lane:
                 if self._inbound is not None:
                     into = self._rest
                 else:
-                    into = self._window[self._end :] if self._end else self._first_read
+                    into = self._window[self._end : _READ_BYTES] if self._end else self._first_read
                 count = sock.recv_into(into)
                 if not count:
                     raise EOFError(_CUT_OFF)

@@ -205,7 +205,8 @@ def test_a_rank_that_does_not_come(compiled: list[str]) -> None:
         else:
             assert over.wait(30)
             with pytest.raises(DeadlineExceeded):
-                comm.allreduce(x)
+                for _ in range(2):  # the message of rank 0 was sent before it gave up
+                    comm.allreduce(x)
 
     with world(compiled) as ranks:
         ranks.run(body)
