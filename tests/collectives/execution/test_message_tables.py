@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -204,9 +205,10 @@ def test_a_rank_that_does_not_come(compiled: list[str]) -> None:
             over.set()
         else:
             assert over.wait(30)
+            with contextlib.suppress(DeadlineExceeded):  # the message of rank 0 was sent before it gave up
+                comm.allreduce(x)
             with pytest.raises(DeadlineExceeded):
-                for _ in range(2):  # the message of rank 0 was sent before it gave up
-                    comm.allreduce(x)
+                comm.allreduce(x)
 
     with world(compiled) as ranks:
         ranks.run(body)
