@@ -1,9 +1,9 @@
 """Program with small messages -> table: compiled code sends and receives them itself, by transports.direct.
 
-    RECV    [IDLE]                                  the message is received at its AWAIT
+    RECV    [IDLE]                                     the message is received at its AWAIT
     SEND    [SEND, bytes, a, lanes of the peer]
     AWAIT   [TAKE, bytes, result, lanes of the peer]   of a RECV
-            [IDLE]                                  of a SEND: the system has taken the message
+            [IDLE]                                     of a SEND: the system has taken the message
 
 A message that the interpreter leaves is Python's, and so are all steps after it: the receives that have begun are
 posted, and the steps run as functions.
@@ -130,13 +130,8 @@ def tabulate_messages(
     program, ranks = plan.program, binder.ranks
     steps = program.instructions
     peers = {kind: sorted({step.peer for step in steps if step.kind is kind}) for kind in (Kind.SEND, Kind.RECV)}
-    if (
-        plan.program.phases
-        or not plan.program.requests
-        or binder.ranks.index(binder.transport.rank) in peers[Kind.SEND]
-    ):
-        return None
-    if not _in_order(steps):
+    to_itself = ranks.index(binder.transport.rank) in peers[Kind.SEND]
+    if program.phases or not program.requests or to_itself or not _in_order(steps):
         return None
     channel = messages.channel(
         [ranks[peer] for peer in peers[Kind.SEND]], [ranks[peer] for peer in peers[Kind.RECV]], binder.tag, UNFIT

@@ -18,6 +18,8 @@ from __future__ import annotations
 import platform
 from typing import Final
 
+from transports.direct import HEAD_BYTES
+
 # Words of a state.
 CALLS: Final = 0
 """Number of the newest call of the executor."""
@@ -55,12 +57,12 @@ SENT: Final = FRAME + 2
 STATE_WORDS: Final = FRAME + 3
 
 # The memory of a frame: bytes. Behind its head a small payload, or Linux' struct msghdr for frames in two places.
-GATHERED: Final = 24
-PARTS: Final = 80
+GATHERED: Final = HEAD_BYTES
+PARTS: Final = GATHERED + 56
 """The head and the payload of such a frame: two times address and length (struct iovec)."""
 JOINED_BYTES: Final = 1 << 12
 """The largest payload that is copied behind the head, which takes less time than a longer system call."""
-FRAME_BYTES: Final = 24 + JOINED_BYTES
+FRAME_BYTES: Final = HEAD_BYTES + JOINED_BYTES
 
 # Words of a table's head.
 STATE: Final = 0

@@ -119,15 +119,17 @@ class Channel(direct.Channel):
     def _connected(self) -> bool:
         """Look up the lanes, once there are all of them; True if so."""
         outgoing, incoming = self._messages.outgoing, self._messages.incoming
-        to, back = [outgoing.get(peer) for peer in self._dests], [incoming.get(peer) for peer in self._sources]
-        if not all(lane is not None and lane.is_plain for lane in (*to, *back)):
+        if not (outgoing.keys() >= set(self._dests) and incoming.keys() >= set(self._sources)):
             return False
-        self._to, self._from = [lane for lane in to if lane is not None], [lane for lane in back if lane is not None]
-        for lane in self._to:
+        to, back = [outgoing[peer] for peer in self._dests], [incoming[peer] for peer in self._sources]
+        if any(lane.sock is None for lane in (*to, *back)):
+            return False
+        for lane in to:
             self._words[lane.peer][direct.OUT] = lane.fileno()
-        for back_lane in self._from:
-            words = self._words[back_lane.peer]
-            words[direct.IN], words[direct.BUFFER] = back_lane.fileno(), back_lane.address
+        for source in back:
+            words = self._words[source.peer]
+            words[direct.IN], words[direct.BUFFER] = source.fileno(), source.address
+        self._to, self._from = to, back
         return True
 
     def _hand_back(self) -> None:

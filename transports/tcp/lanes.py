@@ -227,10 +227,7 @@ class Lane:
             return
         self._held = False
         self._loop.watch(self, READ)
-        try:
-            self._parse()
-        except TransportError as error:
-            self.fail(error)
+        self._handle()
         self._look_again()
 
     def progress(self) -> str:
@@ -241,11 +238,6 @@ class Lane:
             total = len(self._inbound.view)
             return f"{total - len(self._rest)} of {total} bytes of a frame have arrived"
         return "nothing is arriving from it"
-
-    @property
-    def is_plain(self) -> bool:
-        """True if there is a connected socket, and the system's calls on its descriptor read and write the frames."""
-        return self._sock is not None and type(self._sock) is socket.socket
 
     def _between_frames(self) -> bool:
         return True
@@ -258,6 +250,13 @@ class Lane:
         self._inbound = None
         self._rest = memoryview(b"")
         self._held = False
+
+    def _handle(self) -> None:
+        """Handle the bytes in the buffer. Never raises for invalid ones."""
+        try:
+            self._parse()
+        except TransportError as error:
+            self.fail(error)
 
     def _parse(self) -> None:
         window, start, end = self._window, 0, self._end
@@ -330,10 +329,7 @@ class Incoming(Lane):
     def adopt(self, count: int) -> None:
         """Handle `count` bytes that were read into the buffer while the lane was clear."""
         self._end = count
-        try:
-            self._parse()
-        except TransportError as error:
-            self.fail(error)
+        self._handle()
 
     def delay_answers(self, now: float) -> None:
         """Have the system delay its acknowledgements of the messages that are read; to be called often."""
@@ -345,7 +341,7 @@ class Incoming(Lane):
         """Read the next frame straight into `view`, if it arrives soon and is the expected one. Returns the part of
         `view` that is still missing; None if another frame or no frame arrived, or one is partly read already."""
         sock, window = self._sock, self._window
-        if sock is None or self._end or self._held or self._inbound is not None:
+        if sock is None or not self.is_clear:
             return None
         try:
             self.delay_answers(now)
