@@ -2,7 +2,6 @@
 
     COPY    [COPY, bytes, result, a]           addresses in the stage and in windows are known; those in the caller's
     REDUCE  [REDUCE, elements, result, a, b]   arrays are offsets, and those in the stage move with the slot
-    STREAM  [STREAM, bytes, result, a]         a large COPY into the stage
     SIGNAL  [SIGNAL, phase]
     WAIT    [WAIT, phase, control words of the peer]
     SEND    [SEND, bytes, a, lanes of the peer]        messages: message_table.py
@@ -58,11 +57,6 @@ from transports.onesided import Controls
 _RELEASING_BYTES: Final = 1 << 15
 """A table that moves more bytes lets other threads run Python meanwhile. To let go of the interpreter's lock and take
 it again takes a tenth of a microsecond, but milliseconds where another thread takes it."""
-_STREAMED_BYTES: Final = 1 << 14
-"""Copies of so many bytes into the stage go past the caches if this rank reads no peer's stage in the call, as the root
-of a broadcast. The peers have read the lines before. If their cores share no cache with this one, a plain store waits
-for each line: 1 MiB takes 430 us, and this way 44. If they share one, it takes 27 us, and this way 58. Where all ranks
-stage, memory is the bound: with shared caches this way takes about twice as long there."""
 _OCTETS: Final = np.dtype(np.uint8)
 
 
@@ -211,7 +205,6 @@ class Rows:
         self._compiled: Mapping[str, int] = state.code.kernels
         self._kernel = None if plan.call.op is None else self._combination(plan.call.op)
         self._starts: dict[tuple[Buf, int], int] = {}
-        self._streams = not any(_reads_stage(step) for step in plan.program.instructions)
 
     def add(self, step: Instruction) -> bool:
         """Write the row of an instruction. False if there is none for it."""
@@ -245,10 +238,9 @@ class Rows:
             return False
         nbytes = (step.dst.stop - step.dst.start) * self._dtype.itemsize
         result, a = self.operand(step.dst), self.operand(step.a)
-        streamed = self._streams and step.dst.buf is Buf.STAGE and nbytes >= _STREAMED_BYTES
-        loop = None if streamed or copy_kernel(self._plan, step) is None else inner_loop(np.bitwise_or, _OCTETS)
+        loop = None if copy_kernel(self._plan, step) is None else inner_loop(np.bitwise_or, _OCTETS)
         if loop is None:
-            self.writer.copy(nbytes, result, a, streamed=streamed)
+            self.writer.copy(nbytes, result, a)
         else:  # x | x is x: see transports.copying.store_array
             self.writer.reduce(nbytes, result, a, a, CFunction(*loop), 1)
         return True
@@ -335,11 +327,6 @@ def _with_number(
     if function is not None:
         return CFunction(function, 0), number
     return None if loop is None else (CFunction(*loop[0]), loop[1])
-
-
-def _reads_stage(step: Instruction) -> bool:
-    """True if a step reads the stage of a peer."""
-    return any(span is not None and span.buf is Buf.STAGE and span.rank >= 0 for span in (step.a, step.b))
 
 
 def _overlap(operand: Span, result: Span) -> bool:

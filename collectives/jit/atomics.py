@@ -16,8 +16,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from collectives.jit.layout import STREAMS
-
 WORD = types.int64
 """A word of 64 bits: a number, or an address."""
 _NOTHING = types.void
@@ -26,7 +24,7 @@ _FUTEX = {"x86_64": 202, "amd64": 202, "aarch64": 98, "arm64": 98}.get(platform.
 """Linux' number of futex(2)."""
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _SECOND = 1_000_000_000
-_BLOCK = 64
+_HAS_PAUSE = platform.machine().lower() in ("x86_64", "amd64")
 
 
 def _pointer(builder: Any, address: Any) -> Any:
@@ -121,7 +119,7 @@ def pause(typing: Any) -> Any:
     """Tell the processor that this is a loop that waits."""
 
     def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
-        if STREAMS:  # x86
+        if _HAS_PAUSE:
             kind = ir.FunctionType(ir.VoidType(), [])
             builder.call(builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), kind), [])
         return context.get_dummy_value()
@@ -180,33 +178,6 @@ def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
         return context.get_dummy_value()
 
     return _NOTHING(WORD, WORD, WORD), generate
-
-
-@intrinsic
-def stream_block(typing: Any, target: Any, source: Any) -> Any:
-    """Copy 64 bytes past the caches, to a multiple of 64. `finish_streams` must follow before they are published."""
-
-    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
-        vector = ir.VectorType(_WORD_BITS, _BLOCK // 8).as_pointer()
-        target, source = (builder.inttoptr(operand, vector) for operand in operands)
-        stored = builder.store(builder.load(source, align=1), target, align=_BLOCK)
-        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
-        return context.get_dummy_value()
-
-    return _NOTHING(WORD, WORD), generate
-
-
-@intrinsic
-def finish_streams(typing: Any) -> Any:
-    """Order the stores of `stream_block` before all later ones. On x86 no release store does that."""
-
-    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
-        if STREAMS:
-            kind = ir.FunctionType(ir.VoidType(), [])
-            builder.call(builder.module.declare_intrinsic("llvm.x86.sse.sfence", (), kind), [])
-        return context.get_dummy_value()
-
-    return _NOTHING(), generate
 
 
 @intrinsic

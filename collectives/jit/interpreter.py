@@ -17,7 +17,6 @@ from collectives.jit.atomics import (
     WORD,
     call_kernel,
     copy_bytes,
-    finish_streams,
     half_word,
     int_value,
     keep,
@@ -35,7 +34,6 @@ from collectives.jit.atomics import (
     sendmsg,
     store_ordered,
     store_release,
-    stream_block,
     word,
 )
 from transports.direct import BUFFER, END, HEAD_BYTES, IN, OUT
@@ -43,8 +41,6 @@ from transports.onesided import ASKED, CHECKS, EPOCH, KEPT
 
 _HEAD = object.__basicsize__
 """Bytes of the head that all objects have. The second word of it is the type."""
-_BLOCK = 64
-"""Bytes of a cache line, which streaming stores fill at once."""
 _NO_SIGNAL = 0x4000
 """Linux' MSG_NOSIGNAL: a broken connection is no signal."""
 compiled = numba.njit(error_model="numpy")
@@ -108,19 +104,6 @@ def agrees(control: int, epoch: int, check: int) -> bool:
     read before the epoch belongs to that epoch."""
     kept = control + 8 * (CHECKS + 2 * (epoch % KEPT))
     return load_acquire(kept + 8) == check and load_acquire(kept) == epoch
-
-
-@compiled
-def stream(target: int, source: int, count: int) -> None:
-    """Copy past the caches, all but what is not whole lines of the target."""
-    head = min(-target % _BLOCK, count)
-    copy_bytes(target, source, head)
-    done, end = head, count - _BLOCK
-    while done <= end:
-        stream_block(target + done, source + done)
-        done += _BLOCK
-    copy_bytes(target + done, source + done, count - done)
-    finish_streams()
 
 
 @compiled
@@ -220,9 +203,6 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
         if opcode == at.COPY:
             result = operand(row, at.RESULT, source, target, slot)
             copy_bytes(result, operand(row, at.A, source, target, slot), field(row, at.COUNT))
-        elif opcode == at.STREAM:
-            result = operand(row, at.RESULT, source, target, slot)
-            stream(result, operand(row, at.A, source, target, slot), field(row, at.COUNT))
         elif opcode == at.REDUCE:
             combine(row, source, target, slot)
         elif opcode == at.SIGNAL:

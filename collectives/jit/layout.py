@@ -15,7 +15,6 @@ staging slot of the call, or is an address as it is.
 
 from __future__ import annotations
 
-import platform
 from typing import Final
 
 from transports.direct import HEAD_BYTES
@@ -104,7 +103,7 @@ HEAD_WORDS: Final = 20
 # has operand a alone, a TAKE the result alone.
 OPCODE: Final = 0
 COUNT: Final = 1
-"""COPY, STREAM, SEND and TAKE: bytes. REDUCE: elements. SIGNAL and WAIT: phase."""
+"""COPY, SEND and TAKE: bytes. REDUCE: elements. SIGNAL and WAIT: phase."""
 RESULT: Final = 2
 A: Final = 4
 B: Final = 6
@@ -130,16 +129,12 @@ COPY: Final = 0
 REDUCE: Final = 1
 SIGNAL: Final = 2
 WAIT: Final = 3
-STREAM: Final = 4
-"""A COPY whose stores leave no trace in the caches."""
-SEND: Final = 5
+SEND: Final = 4
 """Send a message, or leave it to Python if the system does not take all of it at once."""
-TAKE: Final = 6
+TAKE: Final = 5
 """Receive a message, or leave it to Python if it does not come soon."""
-IDLE: Final = 7
+IDLE: Final = 6
 """An instruction that has nothing to do: the begin of a receive, whose TAKE follows, or the end of a send."""
-STREAMS: Final = platform.machine().lower() in ("x86_64", "amd64")
-"""True if the processor has such stores."""
 
 # Bases.
 ABSOLUTE: Final = 0

@@ -140,9 +140,9 @@ class TableWriter:
         self.moved = 0
         self._rows: list[list[int]] = []
 
-    def copy(self, nbytes: int, result: Operand, a: Operand, *, streamed: bool = False) -> None:
-        """Copy by memcpy; `streamed`: past the caches, where the processor can."""
-        self._operate(layout.STREAM if streamed and layout.STREAMS else layout.COPY, nbytes, result, a)
+    def copy(self, nbytes: int, result: Operand, a: Operand) -> None:
+        """Copy by memcpy."""
+        self._operate(layout.COPY, nbytes, result, a)
         self.moved += nbytes
 
     def reduce(self, count: int, result: Operand, a: Operand, b: Operand, kernel: CFunction, itemsize: int) -> None:

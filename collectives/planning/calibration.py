@@ -15,14 +15,15 @@ from typing import Final
 NEVER: Final = 0
 """In `single_copy_from`: the collective does not use single copy."""
 USUAL: Final[Mapping[str, int]] = {
-    "allreduce": 8 << 20,
-    "reduce_scatter": 8 << 20,
-    "broadcast": 4 << 20,
-    "allgather": 4 << 20,
+    "allreduce": NEVER,
+    "reduce_scatter": NEVER,
+    "broadcast": NEVER,
+    "allgather": NEVER,
     "alltoall": 4 << 20,
 }
 """Bytes from which a collective uses single copy unless the measurement is clearly against it. On virtual machines the
-cores of two ranks may share a cache at one moment and none at the next. These sizes cost least in the worse state."""
+cores of two ranks may share a cache at one moment and none at the next, and arrays have huge pages or small ones. These
+sizes cost least in the worst case; decisions/0040 has the figures."""
 SIZES: Final = (8 << 20, 2 << 20, 512 << 10, 128 << 10)
 """Bytes of the calls that are measured, in this order."""
 CLEAR: Final = 4.0
@@ -65,8 +66,8 @@ def find_thresholds(
     """`single_copy_from` and `measured` of a Calibration.
 
     Each collective is measured at the largest size. If single copy is clearly slower there, it is never used; if it is
-    clearly faster, smaller sizes are measured as long as it is. All are measured at one size before the next, so that a
-    lack of time costs the small sizes first.
+    clearly faster, it is used from there on, and smaller sizes are measured as long as it is. All are measured at one
+    size before the next, so that a lack of time costs the small sizes first.
     """
     candidates = list(collectives)
     thresholds = {collective: USUAL[collective] for collective in candidates}
@@ -80,7 +81,7 @@ def find_thresholds(
             staged, single = times
             measured[collective, nbytes] = min(staged), min(single)
             if CLEAR * max(single) <= min(staged):
-                thresholds[collective] = min(nbytes, thresholds[collective])
+                thresholds[collective] = min(nbytes, thresholds[collective] or nbytes)
                 winners.append(collective)
             elif nbytes == SIZES[0] and CLEAR * max(staged) <= min(single):
                 thresholds[collective] = NEVER

@@ -21,7 +21,11 @@ from collectives.schedule import SPECS, Geometry
 from transports.base import LinkCost, Transport
 
 _SEGMENT_BYTES: Final = (1 << 16, 1 << 18, 1 << 20)
-"""Sizes of segments to compare by cost."""
+"""Sizes of the segments of messages to compare by cost."""
+_STAGED_BYTES: Final = 1 << 19
+"""Most bytes that a rank stages for one segment. The two sets of slots of a call then fit into a core's own cache of
+1 MiB, from which the peers read them. They also fill a peer's, so that the lines that it has read are not there any
+more when they are written again, which is slow where cores share no cache. See decisions/0040."""
 _FAR_SEGMENT_BYTES: Final = (1 << 13, 1 << 15)
 """More sizes for ranks on several hosts: a slow link needs as long for these bytes as for the way of a message."""
 SINGLE_COPY_BYTES: Final = 1 << 16
@@ -256,6 +260,9 @@ def _segmentings(algorithm: Algorithm, demand: Demand) -> list[int]:
     block = _block_bytes(algorithm, demand)
     if algorithm.exposed:  # no rank waits for a segment; its size only has to fit into the cache
         return [min(MAX_SEGMENTS, -(-block // _SEGMENT_BYTES[1])) or 1]
+    if algorithm.onesided:
+        staged = block * algorithm.staged_chunks(demand.geometry.size, 1)
+        return [-(-staged // _STAGED_BYTES) or 1]
     far = len(set(demand.geometry.hosts)) > 1
     sizes = (*_SEGMENT_BYTES, *_FAR_SEGMENT_BYTES) if far else _SEGMENT_BYTES
     return sorted(

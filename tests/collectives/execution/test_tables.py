@@ -14,7 +14,6 @@ import pytest
 
 from collectives import AbortedError, Communicator, DeadlineExceeded, MismatchError
 from collectives.execution.executor import Executor
-from collectives.jit import layout
 from tests.worlds import World, world_of
 from transports.errors import ClosedError, RondeError
 
@@ -55,28 +54,6 @@ def test_which_calls_have_tables() -> None:
     for setting in ("on", "off"):
         with world([setting]) as ranks:
             ranks.run(body, setting == "on")
-
-
-def test_a_rank_that_reads_no_stage_writes_past_the_caches() -> None:
-    def streamed(comm: Communicator) -> bool:
-        """True if a row of the newest call is a STREAM."""
-        plan = comm._executor._recent_plan(comm._executor.calls)
-        assert plan is not None
-        table = comm._executor.table(plan)
-        assert table is not None
-        rows = table.words[layout.HEAD_WORDS :][: layout.ROW_WORDS * int(table.words[layout.ROWS])]
-        return layout.STREAM in rows.reshape(-1, layout.ROW_WORDS)[:, layout.OPCODE]
-
-    def body(comm: Communicator) -> None:
-        for count, large in ((100, False), (100_000, True)):
-            x = np.full(count, comm.rank, np.float32)
-            assert (comm.broadcast(x, 1) == 1).all()
-            assert streamed(comm) == (layout.STREAMS and large and comm.rank == 1)
-            assert (comm.allreduce(x, algorithm="direct") == sum(range(comm.size))).all()
-            assert not streamed(comm)
-
-    with world(["on"], 3) as ranks:
-        ranks.run(body)
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "f2", "bfloat16", "i4"])

@@ -36,7 +36,6 @@ from collectives.jit import (
     load,
     scaled,
 )
-from collectives.jit.layout import COPY, HEAD_WORDS, OPCODE, STREAM, STREAMS
 from transports.onesided import ASKED, CHECKS, EPOCH, KEPT, Controls
 
 pytest.importorskip("numba", reason="the compiled interpreter needs Numba")
@@ -114,21 +113,6 @@ def test_a_call_from_beginning_to_end(releases: bool) -> None:
         assert rig.controls[0, [EPOCH, slot, slot + 1]].tolist() == [epoch, epoch, check]
         assert rig.notes[1] == epoch
         x += 1
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 127, 128, 1000, 4096])
-def test_a_streamed_copy(nbytes: int) -> None:
-    given = np.random.default_rng(nbytes).integers(0, 256, nbytes + 64, np.uint8)
-    for start in (0, 1, 16, 63, 64):
-        rig = Rig()
-        memory = np.full(nbytes + 256, 7, np.uint8)
-        first = -address(memory) % 64 + start
-        rig.writer.copy(nbytes, Operand(ABSOLUTE, address(memory) + first), Operand(SOURCE, 5), streamed=True)
-        assert rig.table()[HEAD_WORDS + OPCODE] == (STREAM if STREAMS else COPY)
-        assert rig.bind(alignment=1)(given, given) is None
-        assert memory[first : first + nbytes].tolist() == given[5 : 5 + nbytes].tolist()
-        assert (memory[:first] == 7).all()
-        assert (memory[first + nbytes :] == 7).all()
 
 
 def test_a_wait_that_yields_the_core() -> None:

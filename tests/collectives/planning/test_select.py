@@ -55,6 +55,26 @@ def test_in_windows_only_small_calls_are_staged(collective: str, size: int) -> N
         assert selector.choose(replace(shared, windows=False)).algorithm.name != "windowed"
 
 
+@pytest.mark.parametrize(
+    ("collective", "name", "size", "segments"),
+    [
+        ("allreduce", "direct", 2, {512: 1, 513: 2, 1024: 2, 1 << 20: 2048}),
+        ("broadcast", "direct", 4, {512: 1, 1024: 2, 4096: 8}),
+        ("allgather", "direct", 2, {1024: 1, 4096: 4}),  # of which a rank stages half
+        ("reduce_scatter", "direct", 4, {512: 1, 4096: 6}),  # three quarters
+        ("allreduce", "direct_segmented", 4, {512: 1, 4096: 8}),  # three quarters, and the result of the last one
+    ],
+)
+def test_a_rank_stages_so_much_for_a_segment_as_stays_in_its_cache(
+    collective: str, name: str, size: int, segments: dict[int, int]
+) -> None:
+    selector = Selector(MODEL, Rules(), "x")
+    for kilobytes, expected in segments.items():
+        block = (kilobytes << 10) // (1 if collective == "broadcast" else size)
+        wanted = replace(demand(collective, size, kilobytes << 10, 2 << 20), block=block)
+        assert selector.choose(wanted, name).segments == expected
+
+
 def test_pieces_fill_the_stage_where_all_are_of_one_size() -> None:
     selector = Selector(MODEL, Rules(), "x")
     assert selector.choose(demand(size=2, nbytes=1 << 22, stage=1 << 20), "direct").segments == 8
