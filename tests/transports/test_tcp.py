@@ -30,7 +30,7 @@ from tests.transports.tcp_ranks import (
 from transports import tcp
 from transports.errors import AbortedError, ClosedError, ConfigError, DeadlineExceeded, PeerLost, RondeError
 from transports.rendezvous.file import FileStore
-from transports.tcp import Options, TcpTransport
+from transports.tcp import Options, TcpTransport, sockets
 from transports.testing import Leaks
 
 
@@ -400,10 +400,17 @@ def test_other_settings_work_too() -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="this system does not let one choose")
-def test_connections_inside_a_host_are_not_paced() -> None:
-    with ranks(2) as transports:
-        link(transports)
-        for lane in [lane for t in transports for lane in t._lanes()]:
-            assert lane.sock is not None
-            chosen = lane.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-            assert chosen.rstrip(b"\0") == b"reno"
+def test_connections_inside_a_host_are_never_paced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that has begun with BBR is paced for good, even if its congestion control changes afterwards."""
+    chosen = []
+
+    class Socket(socket.socket):
+        def connect(self, address: Any) -> None:
+            if self.type == socket.SOCK_STREAM:
+                chosen.append(self.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0"))
+            super().connect(address)
+
+    monkeypatch.setattr(sockets.socket, "socket", Socket)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sockets.dial("127.0.0.1", listener.getsockname()[1], 0).close()
+    assert chosen == [b"reno"]

@@ -18,6 +18,8 @@ _RTO_MAX_MS = 44 if sys.platform == "linux" else None
 _CONGESTION = getattr(socket, "TCP_CONGESTION", None)
 _UNSENT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _QUICKACK = getattr(socket, "TCP_QUICKACK", None)
+_UNPACED = b"reno"
+"""Congestion control for connections inside a host, where there is no congestion."""
 _LONGEST_RTO = 120
 """Seconds: the system's default."""
 _HAS_SENDMSG = hasattr(socket.socket, "sendmsg")
@@ -58,8 +60,12 @@ def dial(host: str, port: int, buffer_bytes: int) -> socket.socket:
         raise ConnectError(f"cannot make a socket: {error}") from error
     try:
         sock.setblocking(False)
-        # Before the connection: the window scale is agreed upon in its first packets.
+        # Before the connection: the window scale is agreed upon in its first packets, and BBR, once it is in use, has
+        # the system pace the packets of the connection for good.
         size_buffers(sock, buffer_bytes)
+        if _CONGESTION is not None and _is_own(family, address):
+            with contextlib.suppress(OSError):  # the system lacks reno
+                sock.setsockopt(socket.IPPROTO_TCP, _CONGESTION, _UNPACED)
         sock.connect(address)
     except BlockingIOError:
         return sock
@@ -67,6 +73,16 @@ def dial(host: str, port: int, buffer_bytes: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _is_own(family: socket.AddressFamily, address: tuple[str, int] | tuple[str, int, int, int]) -> bool:
+    """True if an address is one of this host's own: the system reaches it from the same address."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # no packet is sent
+        try:
+            probe.connect(address)
+        except OSError:
+            return False
+        return bool(probe.getsockname()[0] == address[0])
 
 
 def size_buffers(sock: socket.socket, buffer_bytes: int) -> None:
@@ -94,11 +110,6 @@ def tune(sock: socket.socket, peer_timeout: float) -> None:
         # Lost packets are repeated at the same pace, so that a connection recovers soon after the network does.
         with contextlib.suppress(OSError):  # before Linux 6.15: the pauses between repetitions double
             sock.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, min(pause, _LONGEST_RTO) * 1000)
-    if _CONGESTION is not None:
-        # A host has no congestion inside: the system's default may pace the packets (BBR), reno does not.
-        with contextlib.suppress(OSError):  # the system lacks reno, or the other end has closed already
-            if sock.getsockname()[0] == sock.getpeername()[0]:
-                sock.setsockopt(socket.IPPROTO_TCP, _CONGESTION, b"reno")
 
 
 def delay_answers(sock: socket.socket) -> None:
