@@ -13,7 +13,8 @@ from transports.tcp.frames import MAX_CONNECTIONS
 AUTOMATIC: Final = -1
 _SPIN: Final = 500e-6
 _SPIN_BY_TURNS: Final = 100e-6
-_CONNECTIONS: Final = 4
+_CONNECTIONS: Final = 1
+"""More of them use less of a slow link, since congestion control does not share it out evenly: see decisions/0013."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Options:
     max_parked_bytes     at least 0: total payload of unexpected messages. A frame that would exceed it stays in the
                          network, and its sender waits, until its receive is posted or there is room
     connections          connections to each peer for the pieces of large messages, beside the main one, at most 64; 0
-                         for none; -1 chooses: 4 to a rank on another host, none to one on the same. Each rank has its
+                         for none; -1 chooses: 1 to a rank on another host, none to one on the same. Each rank has its
                          own setting, for the messages that it sends
     spread_bytes         at least 1: a message of this length or longer is spread
     spin_us              microseconds that a wait polls before it sleeps, yielding the core at intervals; -1
