@@ -400,6 +400,18 @@ def test_other_settings_work_too() -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="this system does not let one choose")
+def test_connections_inside_a_host_are_not_paced() -> None:
+    with ranks(2) as transports:
+        link(transports)
+        lanes = [lane for t in transports for lane in t._outgoing.values()]
+        assert len(lanes) == 2
+        for lane in lanes:
+            assert lane.sock is not None
+            chosen = lane.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert chosen.rstrip(b"\0") == b"reno"
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="this system does not let one choose")
 def test_connections_inside_a_host_are_never_paced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that has begun with BBR is paced for good, even if its congestion control changes afterwards."""
     chosen = []

@@ -110,7 +110,7 @@ def test_each_end_has_its_own_settings() -> None:
     assert (connections_of(a, 1), connections_of(b, 0)) == ((0, 5), (5, 0))
 
 
-def test_by_default_only_other_hosts_have_several_connections() -> None:
+def test_by_default_only_other_hosts_have_a_connection_for_pieces() -> None:
     members = groups(3, ["east", "west", "west"])
     transports = [TcpTransport(group, Options(interface="127.0.0.1")) for group in members]
     every(transports, lambda t: t.open(soon()))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from transports.errors import ConnectError
+from transports.interfaces import can_bind
 from transports.tls import TlsSocket
 
 _KEEPIDLE = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))
@@ -63,7 +64,7 @@ def dial(host: str, port: int, buffer_bytes: int) -> socket.socket:
         # Before the connection: the window scale is agreed upon in its first packets, and BBR, once it is in use, has
         # the system pace the packets of the connection for good.
         size_buffers(sock, buffer_bytes)
-        if _CONGESTION is not None and _is_own(family, address):
+        if _CONGESTION is not None and can_bind(host):
             with contextlib.suppress(OSError):  # the system lacks reno
                 sock.setsockopt(socket.IPPROTO_TCP, _CONGESTION, _UNPACED)
         sock.connect(address)
@@ -73,16 +74,6 @@ def dial(host: str, port: int, buffer_bytes: int) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def _is_own(family: socket.AddressFamily, address: tuple[str, int] | tuple[str, int, int, int]) -> bool:
-    """True if an address is one of this host's own: the system reaches it from the same address."""
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # no packet is sent
-        try:
-            probe.connect(address)
-        except OSError:
-            return False
-        return bool(probe.getsockname()[0] == address[0])
 
 
 def size_buffers(sock: socket.socket, buffer_bytes: int) -> None:
