@@ -103,7 +103,7 @@ def healthy(site: Site, transport: str) -> Seen:
     for name, count in sent.items():
         assert count < 1.1 * 4 * _LARGE, f"{name} sent {count} bytes for an allreduce of {4 * _LARGE}"
     for story in stories:
-        assert story.notes["algorithm"] == "hierarchical", f"{story} chose {story.notes['algorithm']}"
+        assert story.notes["algorithm"] == "host_pipeline", f"{story} chose {story.notes['algorithm']}"
         here = sorted(site.ranks_on(story.hostname)) if transport == "auto" else None
         mapped = story.notes.get("mapped")
         assert mapped == here, f"{story} reaches the memory of ranks {mapped}, not {here}"
