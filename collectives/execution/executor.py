@@ -15,6 +15,7 @@ from collectives.arrays import Array
 from collectives.execution.binder import NO_DATA, Binder, BoundPlan
 from collectives.execution.message_table import tabulate_messages
 from collectives.execution.positions import CallPosition, CallPositions
+from collectives.execution.refusal import refuse
 from collectives.execution.step_functions import StepFunction, StepHook
 from collectives.execution.table import Table, tabulate
 from collectives.execution.windows import Windows
@@ -313,10 +314,13 @@ class Executor:
                 if times is not None:
                     self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()], slower)
         except RondeError as error:
-            if plan.call.rest is None or not isinstance(error, MismatchError):
+            if plan.call.shape is None or not isinstance(error, MismatchError) or self._transport.failure is not None:
                 raise self._fail(plan, error) from None
             try:
-                self._meet(plan, epoch + 1, deadline)
+                if plan.program.phases:
+                    self._meet(plan, epoch + 1, deadline)
+                else:
+                    self._refuse(plan, check, deadline, self._counter.step + 1, requests)
             except RondeError as lost:
                 raise self._fail(plan, lost) from None
             plan.tally.calls -= 1
@@ -327,6 +331,30 @@ class Executor:
         finally:
             self._current = None
         return True
+
+    def refuse(self, plan: Plan, deadline: float) -> None:
+        """Take part in a speculative call by messages whose assumption this rank's part does not meet. All ranks have
+        the same end as one whose `run` returns False. Raises as `run`."""
+        words = self._words
+        words[CALLS] = number = words[CALLS] + 1
+        words[RECENT + number % KEPT_RECENT] = 0
+        self._recent[number % KEPT_RECENT] = plan
+        self._current = plan, number
+        try:
+            requests: list[Request | None] = [None] * plan.program.requests
+            self._refuse(plan, plan.check ^ (number & 0xFFFFFFFF), deadline, 0, requests)
+        except RondeError as error:
+            raise self._fail(plan, error) from None
+        except BaseException as error:
+            self.leave(plan, error)
+            raise
+        finally:
+            self._current = None
+
+    def _refuse(self, plan: Plan, check: int, deadline: float, first: int, requests: list[Request | None]) -> None:
+        """See execution/refusal.py."""
+        parts = self._transport, self.ranks, self.tag
+        refuse(plan, *parts, check, deadline, first=first, requests=requests, counter=self._counter)
 
     def leave(self, plan: Plan, error: BaseException) -> None:
         """Abort because of an error in the middle of a call, an interrupt: the other ranks would wait for this one."""

@@ -118,7 +118,7 @@ class HostOperations:
         self.fusion_bytes = config.fusion_bytes
         space, self.buffer = HostSpace(self.executor), Buffer()
         self.calls = PlannedCalls(space)
-        self.speculation = Speculation()
+        self.speculation = Speculation(by_messages=not space.onesided)
         self.arrays = self.operations_in(space, self.calls, self.buffer, MakeJob())
         self._space = space
         self.objects = Objects(self.executor, self.arguments)

@@ -1,8 +1,7 @@
 """The collectives that move data: broadcast, allgather, gather, scatter, alltoall; and barrier.
 
-Where sizes differ between ranks, a job begins with an agreement on them (shapes.py). Where ranks share windows, an
-allgather first runs as if all parts were equal: if they are not, the run ends without effect and the ranks agree. By
-messages, small parts travel with what is to be agreed on, if they are as in the last gathering.
+Where sizes differ between ranks, a job begins with an agreement on them (shapes.py). An allgather may first run as if
+all parts were equal: if they are not, the run ends without effect and the ranks agree (speculation.py).
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from collectives.execution import UNSCALED
 from collectives.operations.arguments import Arguments, as_tuple, dtype_name
 from collectives.operations.job import FunctionJob, Job
 from collectives.operations.planned_call import ArrayJob, PlannedCall, PlannedCalls
-from collectives.operations.shapes import Shapes, agree_on_parts, agree_on_shapes, agree_on_splits, header_of
+from collectives.operations.shapes import Shapes, agree_on_parts, agree_on_shapes, agree_on_splits
 from collectives.operations.signature import Signature
 from collectives.operations.space import Result, Space
-from collectives.operations.speculation import Speculation
+from collectives.operations.speculation import Speculation, even_call
 from collectives.operations.start import Start
 from collectives.planning import Call, Selector, WindowOffsets
 
@@ -120,7 +119,7 @@ class Movement:
                 if planned.run(source, result.flat, deadline):
                     return finished(result, whole)
             shapes = agree_on_shapes(space.executor, collective, shape, array.dtype, deadline)
-            if space.speculates and not space.onesided:
+            if space.speculates:
                 self._speculation.agreed(shapes)
             call = Call(collective, array.dtype, shapes.blocks, None, root or 0, None, algorithm)
             if not receives:
@@ -138,25 +137,19 @@ class Movement:
         return space.speculates and (algorithm is None or (space.onesided and algorithm in self._without_effect))
 
     def _run_even(self, planned: Any, source: Any, target: Any, deadline: float) -> bool:
-        """Run an allgather as if all parts were equal. False if they are not, or are not expected to be."""
-        if not self._speculation.next():
+        """Run an allgather as if all parts were equal. False if they are not, or are not assumed to be."""
+        speculation, executor = self._speculation, self._space.executor
+        if not speculation.next():
             return False
-        if self._space.executor.run(planned, source, target, deadline):
-            return True
-        self._speculation.failed()
-        return False
-
-    def _run_as_before(self, header: tuple[int, int], source: Any, target: Any, deadline: float) -> bool:
-        """Run an allgather by messages as if all parts were as those of the last one. False if they are not, or are not
-        expected to be."""
-        if not self._speculation.next():
-            return False
-        expected = self._speculation.expected
-        if expected is None:
-            return False
-        if expected.gather(self._space.executor, header, source, target, deadline):
-            return True
-        self._speculation.failed()
+        assumed = speculation.assumed
+        if assumed is None or assumed == planned.call:
+            if executor.run(planned, source, target, deadline):
+                if assumed is not None:
+                    speculation.assumed = planned.call  # the same object: see Speculation.guard
+                return True
+        else:
+            executor.refuse(executor.planner.plan(assumed), deadline)
+        speculation.failed()
         return False
 
     def scatter(
@@ -283,30 +276,21 @@ class Movement:
         """An allgather of equal parts, which ends without effect if the parts are not equal."""
         check_dtype(array.dtype, "x")
         shape = tuple(array.shape) or (1,)
-        call = Call("allgather", array.dtype, (prod(shape),), algorithm=algorithm, rest=shape[1:], windows=offsets)
+        call = even_call(array.dtype, shape, algorithm)._replace(windows=offsets)
         signature = self._signature("allgather", array, shape[1:], None, algorithm)
 
         def agree_first(x: Array, out: Array | None, seconds: float, deadline: float) -> Any:
             """The same allgather, which begins with the agreement on sizes."""
             return self._gathering("allgather", x, None, out, algorithm, seconds, speculative=False).run(deadline)
 
-        whole = (shape[0] * self._arguments.size, *shape[1:])
-        flat = array.ndim == 1
-        if not self._space.onesided:
-            header = header_of(shape[0], shape[1:], array.dtype)
-            run = self._run_as_before
-            return PlannedCall(
-                self._calls.space, run, header, array.dtype, whole, signature, flat=flat, otherwise=agree_first
-            )
-        planned = self._space.plan(call)
         return PlannedCall(
             self._calls.space,
             self._run_even,
-            planned,
+            self._space.plan(call),
             array.dtype,
-            whole,
+            (shape[0] * self._arguments.size, *shape[1:]),
             signature,
-            flat=flat,
+            flat=array.ndim == 1,
             scales=UNSCALED,
             otherwise=agree_first,
             speculation=self._speculation,

@@ -107,15 +107,13 @@ class PlannedCall:
         self.begin: Callable[[Any, Any], int | None] | None = None
         if self._table is not None:
             run = self._table.run
-            self.begin = run if speculation is None else speculation.guard(run)
+            self.begin = run if speculation is None else speculation.guard(run, planned.call)
         self.fits: Callable[[Any, Any], bool] = _never
 
     def go_on(self, answer: int, source: Any, target: Any, deadline: float) -> Any:
         """End a call after `begin` has returned `answer`. Returns as `function`, and raises as Executor.run."""
         assert self._table is not None
-        if answer == UNTRIED:
-            return False
-        if answer == UNFIT:
+        if answer in (UNTRIED, UNFIT):
             return self.run(source.reshape(-1), target.reshape(-1), deadline)
         done = self.quietly(self._executor.go_on, self._table, answer, source, target, deadline)
         if self._speculation is not None and not done:

@@ -20,7 +20,6 @@ _INT64: Final = np.dtype(np.int64)
 AGREEMENT: Final = "an agreement on sizes"
 """The name of such an exchange in Call.within."""
 Header = np.ndarray[Any, np.dtype[np.int64]]
-_HEADER_BYTES: Final = 16
 _HEADER: Final = 2 + _NAME_BYTES // 8 + _MAX_DIMS
 
 
@@ -79,10 +78,9 @@ def agree_on_shapes(
         executor.run_call(call, mine, table.reshape(-1), deadline)
         return table
 
-    mine = header_of(shape[0], shape[1:], dtype)
-    table = exchange(np.array(mine, _INT64))
-    rows, digests = table.T.tolist()
-    if digests.count(mine[1]) != size:
+    digest = _digest(shape[1:], dtype)
+    rows, digests = exchange(np.array((shape[0], digest), _INT64)).T.tolist()
+    if digests.count(digest) != size:
         parts = [_read(header) for header in exchange(_describe(shape[0], shape[1:], dtype))]
         said = "; ".join(f"rank {r}: {(rows, *rest)} {kind}" for r, (rows, rest, kind) in enumerate(parts))
         raise MismatchError(
@@ -94,47 +92,6 @@ def agree_on_shapes(
 @lru_cache(maxsize=256)
 def _digest(rest: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return zlib.crc32(repr((rest, dtype.name)).encode())
-
-
-class EvenParts:
-    """Parts of one size and dtype, which travel with their headers: an allgather and the agreement in one exchange.
-
-        block of a rank    header | part
-                           rows, digest: see `agree_on_shapes`
-
-    Every rank sends a block of the size that the parts had before, whatever its part is now.
-    """
-
-    def __init__(self, shapes: Shapes) -> None:
-        dtype, size, (count, *_) = shapes.dtype, len(shapes.rows), shapes.blocks
-        head = -(-_HEADER_BYTES // dtype.itemsize)
-        self._expected = header_of(shapes.rows[0], shapes.rest, dtype)
-        self._call = Call("allgather", dtype, (head + count,) * size)
-        self._block, self._table = np.empty(head + count, dtype), np.empty((size, head + count), dtype)
-        self._header = self._block[:head].view(np.uint8)[:_HEADER_BYTES].view(_INT64)
-        self._bytes = self._table.view(np.uint8)[:, :_HEADER_BYTES]
-        self._bytes_expected = np.array(self._expected, _INT64).tobytes() * size
-        self._part, self._parts = self._block[head:], self._table[:, head:]
-        self._flat_table = self._table.reshape(-1)
-        self._sent: tuple[int, int] | None = None
-
-    def gather(self, executor: Executor, header: tuple[int, int], source: Any, target: Any, deadline: float) -> bool:
-        """Gather this rank's flat `source`. False, on all ranks, if a part of any rank is of another kind; nothing is
-        lost then but the contents of `target`. Raises as Executor.run."""
-        if header != self._sent:
-            self._header[:] = self._sent = header
-        if header == self._expected:
-            self._part[:] = source
-        executor.run_call(self._call, self._block, self._flat_table, deadline)
-        if self._bytes.tobytes() != self._bytes_expected:
-            return False
-        target.reshape(self._parts.shape)[:] = self._parts
-        return True
-
-
-def header_of(rows: int, rest: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The header of a part: its rows, and a digest of the shape of a row and the dtype."""
-    return rows, _digest(rest, dtype)
 
 
 def agree_on_parts(executor: Executor, given: Shapes | None, root: int, deadline: float) -> Shapes:

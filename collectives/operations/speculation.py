@@ -1,17 +1,26 @@
-"""Speculation: whether the next allgather runs as if all ranks' parts were equal."""
+"""Speculation: whether the next allgather runs as if all ranks' parts were equal.
+
+by windows     it always does: if the parts are not equal, the call ends without effect on all ranks
+by messages    if the parts of the last gathering were equal and small. It assumes parts like those: an own part that
+               is another is refused (execution/refusal.py), and the call ends without effect on all ranks
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, Final
 
-from collectives.operations.shapes import EvenParts, Shapes
+import numpy as np
+
+from collectives.operations.shapes import Shapes
+from collectives.planning import Call
 
 _AFTER_UNEVEN: Final = 16
-"""Number of gatherings that are not speculative after one with unequal parts."""
-_MOST_BYTES: Final = 1 << 18
-"""Bytes of all ranks' parts, up to which they travel with their headers: more would be copied for longer than that
-saves."""
+"""Number of gatherings that are not speculative after one that has ended without effect."""
+_MOST_BYTES: Final = 1 << 20
+"""Bytes of all ranks' parts, up to which a gathering by messages may be speculative. For larger parts the agreement on
+their sizes takes little of the time."""
 UNTRIED: Final = -100
 """Answer of a guarded function that was not called. No answer of the interpreter is it."""
 
@@ -20,35 +29,45 @@ class Speculation:
     """The decision whether the next allgather runs as if all parts were equal. All ranks decide alike, since all have
     made the same gatherings.
 
-    expected  parts like those of the last gathering, if it was by messages, and they were small and equal
+    assumed   by messages: the call that the next gathering makes on all ranks; None: none is assumed
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_messages: bool) -> None:
+        self._by_messages = by_messages
         self._cautious = 0
-        self.expected: EvenParts | None = None
+        self.assumed: Call | None = None
 
     def next(self) -> bool:
         """The answer for the gathering that begins now."""
         if self._cautious:
             self._cautious -= 1
             return False
-        return True
+        return not self._by_messages or self.assumed is not None
 
-    def guard(self, begin: Callable[[Any, Any], int | None]) -> Callable[[Any, Any], int | None]:
-        """A function that begins a gathering if it is to be speculative, and else returns UNTRIED."""
+    def guard(self, begin: Callable[[Any, Any], int | None], call: Call) -> Callable[[Any, Any], int | None]:
+        """A function that begins a gathering by `call` if there is nothing to decide, and else returns UNTRIED."""
 
-        def begin_if_next(source: Any, target: Any) -> int | None:
-            return UNTRIED if self._cautious and not self.next() else begin(source, target)
+        def begin_if_assumed(source: Any, target: Any) -> int | None:
+            if self._cautious or (self._by_messages and self.assumed is not call):
+                return UNTRIED
+            return begin(source, target)
 
-        return begin_if_next
+        return begin_if_assumed
 
     def failed(self) -> None:
-        """The parts were unequal, or not as expected."""
+        """A gathering has ended without effect."""
         self._cautious = _AFTER_UNEVEN
-        self.expected = None
+        self.assumed = None
 
     def agreed(self, shapes: Shapes) -> None:
-        """The parts of a gathering by messages have turned out to be these."""
-        small = sum(shapes.blocks) * shapes.dtype.itemsize <= _MOST_BYTES
-        expects = small and not self._cautious and len(set(shapes.rows)) == 1
-        self.expected = EvenParts(shapes) if expects else None
+        """The parts of a gathering have turned out to be these."""
+        nbytes = sum(shapes.blocks) * shapes.dtype.itemsize
+        if self._by_messages and not self._cautious and 0 < nbytes <= _MOST_BYTES and len(set(shapes.rows)) == 1:
+            self.assumed = even_call(shapes.dtype, (shapes.rows[0], *shapes.rest))
+        else:
+            self.assumed = None
+
+
+def even_call(dtype: np.dtype[Any], shape: tuple[int, ...], algorithm: str | None = None) -> Call:
+    """The speculative allgather of parts of one shape."""
+    return Call("allgather", dtype, (prod(shape),), algorithm=algorithm, shape=shape)

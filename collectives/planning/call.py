@@ -29,8 +29,7 @@ class Call(NamedTuple):
     alias      element offset of IN within OUT when the call is in place
     algorithm  name of the algorithm that the caller asks for
     uneven     alltoall: blocks were given by the caller and may differ
-    rest       trailing shape of x (its dimensions but the first), in a speculative call: it assumes that all ranks' x
-               have one shape, and ends without effect if they have not
+    shape      shape of x in a speculative call: it assumes that all ranks' x have it, and ends without effect if not
     within     description of the caller's operation, if the call is only a part of that
     windows    offsets of the arrays, if they lie in windows
     """
@@ -44,7 +43,7 @@ class Call(NamedTuple):
     algorithm: str | None = None
     reproducible: bool = False
     uneven: bool = False
-    rest: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
     within: str = ""
     windows: WindowOffsets | None = None
 

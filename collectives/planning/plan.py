@@ -67,7 +67,9 @@ class Plan:
         """32-bit digest of what must be equal on all ranks. That is `check`, but for a speculative call, which assumes
         that sizes are equal: they may differ, and then its ranks find out and agree on them."""
         call = self.call
-        return self.check if call.rest is None else zlib.crc32(repr((call.collective, call.dtype, call.rest)).encode())
+        if call.shape is None:
+            return self.check
+        return zlib.crc32(repr((call.collective, call.dtype, call.shape[1:])).encode())
 
     @property
     def averages(self) -> bool:
@@ -159,7 +161,7 @@ class Planner:
             call.reproducible,
             call.windows is not None,
             self.single_copy,
-            call.rest is not None,
+            call.shape is not None,
         )
         if self._obstacle is not None:
             demand = dataclasses.replace(demand, native=self._obstacle(call))

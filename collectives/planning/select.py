@@ -217,8 +217,8 @@ def obstacle(algorithm: Algorithm, demand: Demand) -> str:
             return "it needs one-sided windows that all ranks map, and there are none here"
         if not algorithm.segmented and _fewest_segments(algorithm, demand) > 1:
             return f"it needs more staging memory than the {demand.stage_bytes} bytes of the setting stage_bytes"
-    elif demand.speculative:
-        return "it has an effect on the other ranks even if their parts are of other sizes"
+    elif demand.speculative and (demand.stage_bytes or algorithm.native):
+        return "it is not known to end without effect if the ranks' parts are of other sizes"
     if algorithm.single_copy and not demand.single_copy:
         return "it needs ranks that may read each other's memory, and the system does not allow or support that here"
     if algorithm.windows and not demand.windows:

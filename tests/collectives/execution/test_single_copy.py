@@ -273,7 +273,7 @@ def test_copies_stay_until_no_rank_reads_them(monkeypatch: pytest.MonkeyPatch) -
 
     def body(comm: Communicator) -> bool:
         executor, mine = comm._executor, count - 10 * (comm.rank == 2)
-        call = Call("allgather", np.dtype(np.float64), (mine,), algorithm="single_copy", rest=())
+        call = Call("allgather", np.dtype(np.float64), (mine,), algorithm="single_copy", shape=(mine,))
         x, out = np.full(mine, comm.rank), np.empty(3 * mine)
         comm.barrier()
         if comm.rank == 0:
