@@ -216,7 +216,7 @@ class Executor:
             words[STAGED] = staged = words[STAGED] + 1
             slot = staged % plan.staging_slots
         elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
-            self._window.publish(number * _EPOCHS_PER_CALL + 1, plan.check ^ (number & 0xFFFFFFFF))
+            self._window.publish(number * _EPOCHS_PER_CALL + 1, plan.check_of(number))
         given, taken = self._expose(plan, source, target) if plan.algorithm.single_copy else (source, target)
         tally = plan.tally
         tally.calls += 1
@@ -224,7 +224,7 @@ class Executor:
         if bind_steps is None:
             functions = (plan.bound.get(slot) or self._bind(plan, slot, given, taken)).functions
         else:
-            steps = bind_steps(plan.check ^ (number & 0xFFFFFFFF))
+            steps = bind_steps(plan.check_of(number))
             functions = [self._step_function(at, step) for at, step in enumerate(steps)]
         hook, times = None, None
         if tally.calls >= tally.next or self.overlap is not None:
@@ -298,7 +298,7 @@ class Executor:
         slower: int = 0,
     ) -> bool:
         """Run the steps of a call that has its number. Returns and raises as `run`; `slower`: see `Meter.ended`."""
-        check, epoch = plan.check ^ (number & 0xFFFFFFFF), number * _EPOCHS_PER_CALL
+        check, epoch = plan.check_of(number), number * _EPOCHS_PER_CALL
         requests = _NO_REQUESTS
         if plan.program.requests:
             requests = [None] * plan.program.requests
@@ -342,7 +342,7 @@ class Executor:
         self._current = plan, number
         try:
             requests: list[Request | None] = [None] * plan.program.requests
-            self._refuse(plan, plan.check ^ (number & 0xFFFFFFFF), deadline, 0, requests)
+            self._refuse(plan, plan.check_of(number), deadline, 0, requests)
         except RondeError as error:
             raise self._fail(plan, error) from None
         except BaseException as error:

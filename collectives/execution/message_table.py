@@ -69,7 +69,7 @@ class MessageTable(Table):
         if step is None or step.kind is not Kind.SEND or not self._state.sent:
             return
         assert step.a is not None
-        check = self.plan.check ^ (self._state.words[CALLS] & 0xFFFFFFFF)
+        check = self.plan.check_of(self._state.words[CALLS])
         data = as_bytes(self._array(step.a, *self._flat(source, target)))
         self._sending = self._channel.send_rest(self._binder.ranks[step.peer], data, check, self._state.sent)
 

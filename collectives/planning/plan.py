@@ -33,7 +33,8 @@ class Plan:
     """A program with the facts that its execution needs.
 
     nbytes  size of the arrays as nccl-tests defines it: all parts together; for alltoall, one rank's input
-    check   32-bit digest of the call, carried by every frame; differs between calls that do not match
+    check   32-bit digest of the call, of which every frame carries a form (`check_of`); differs between calls that do not
+            match
     tally   counts for the meter
     staging_slots  calls of the plan use so many slots of the staging window in rotation; see the picture
     slot_stride    bytes from one slot to the next in the same half
@@ -61,6 +62,10 @@ class Plan:
     slot_stride: int = 0
     tally: Tally = field(default_factory=Tally, compare=False)
     bound: dict[int, Any] = field(default_factory=dict, compare=False)
+
+    def check_of(self, number: int) -> int:
+        """The check of a call of this plan: `check`, and the number of the call within its executor."""
+        return self.check ^ (number & 0xFFFFFFFF)
 
     @property
     def common(self) -> int:
