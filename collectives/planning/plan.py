@@ -33,8 +33,7 @@ class Plan:
     """A program with the facts that its execution needs.
 
     nbytes  size of the arrays as nccl-tests defines it: all parts together; for alltoall, one rank's input
-    check   32-bit digest of the call, of which every frame carries a form (`check_of`); differs between calls that do not
-            match
+    check   32-bit digest of the call, in every frame (see `check_of`); differs between calls that do not match
     tally   counts for the meter
     staging_slots  calls of the plan use so many slots of the staging window in rotation; see the picture
     slot_stride    bytes from one slot to the next in the same half
