@@ -2,7 +2,8 @@
 
 Most of the time of a small message is Python's, not the system's. A channel gives compiled code the lanes of some peers
 while nothing else uses them: no bytes wait to be sent on them, no frame is read in part, and no receive is posted for
-their messages. Whatever the code cannot end at once, it hands back:
+their messages. A message that came before the call is given to the code in the buffer of its lane. Whatever the code
+cannot end at once, it hands back:
 
     Channel.run(run, source, target)
         |  lanes in use: BUSY, nothing was done
@@ -34,7 +35,8 @@ IN: Final = 1
 BUFFER: Final = 2
 """Address of memory with room for the largest frame."""
 END: Final = 3
-"""Bytes of frames there that were received and not taken: none when `run` begins."""
+"""Bytes of frames there that were received and not taken. When `run` begins: those of the frame that came before the
+call, and is to be taken first; 0 if none did."""
 LANE_WORDS: Final = 4
 
 Run = Callable[[Any, Any], int | None]
@@ -46,10 +48,13 @@ class DirectMessages(ABC):
 
     largest  bytes of the payload of a message that compiled code may send or receive
     polls    attempts to receive that are worthwhile before a message is left to the transport
+    yields   yields of the core that are worthwhile after these, each before an attempt; not 0 only where ranks share
+             cores. Then a table should let other threads run Python meanwhile: a yield may take milliseconds
     """
 
     largest: int
     polls: int
+    yields: int
 
     @abstractmethod
     def channel(self, dests: Sequence[int], sources: Sequence[int], tag: int, busy: int) -> Channel:

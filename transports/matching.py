@@ -103,10 +103,11 @@ class InboundMessage:
     """A frame whose payload is arriving: write the payload into `view`, then call `finish`.
 
     borrowed   True while `view` is the sender's own buffer, which the sender must not change yet
+    complete   True once the whole payload is in `view`
     number     of an unexpected message: their order of arrival
     """
 
-    __slots__ = ("_complete", "_queue", "_receive", "borrowed", "check", "number", "peer", "tag", "view")
+    __slots__ = ("_queue", "_receive", "borrowed", "check", "complete", "number", "peer", "tag", "view")
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class InboundMessage:
     ) -> None:
         self._queue = queue
         self._receive = receive
-        self._complete = False
+        self.complete = False
         self.borrowed = payload is not None
         self.peer = peer
         self.tag = tag
@@ -150,12 +151,12 @@ class InboundMessage:
         self._receive = receive
         self._queue.unexpected_bytes -= len(self.view)
         self._queue.unexpected_frames -= 1
-        if self._complete:
+        if self.complete:
             self._deliver(receive)
 
     def finish(self) -> None:
         """The payload is complete in `view`."""
-        self._complete = True
+        self.complete = True
         if self._receive is not None:
             self._deliver(self._receive)
 
@@ -295,6 +296,22 @@ class MatchQueue:
         receive.view[:] = payload
         receive.done = True
         return True
+
+    def take_early(self, peer: int, tag: int, most: int) -> InboundMessage | None:
+        """Take the unexpected message with this tag from a peer out. None, with nothing done, if there is none or more
+        than one, or if it is not complete or longer than `most` bytes."""
+        messages = self._unexpected.get((peer, tag))
+        if messages is None or len(messages) != 1:
+            return None
+        inbound = messages[0]
+        if not inbound.complete or len(inbound.view) > most:
+            return None
+        del self._unexpected[peer, tag]
+        if self._in_order is not None:
+            del self._in_order[inbound.number]
+        self.unexpected_bytes -= len(inbound.view)
+        self.unexpected_frames -= 1
+        return inbound
 
     def knows(self, peer: int, tag: int) -> bool:
         """True if a receive is posted for the next frame with this tag from a peer, or the frame has arrived."""

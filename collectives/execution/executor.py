@@ -115,7 +115,7 @@ class Executor:
         """Number of a table -> its plan."""
         self._messages = None if code is None else transport.ability(DirectMessages)
         if self._messages is not None:
-            self._state.use_messages(self._messages.polls)
+            self._state.use_messages(self._messages.polls, self._messages.yields)
         self._newest_table = 0
         self._scratch = NO_DATA
         self._bound: dict[Call, int] = planner.cache()

@@ -28,7 +28,7 @@ from transports.base import Request
 from transports.direct import Channel, DirectMessages
 
 _MOST_BYTES: Final = 1 << 18
-"""Bytes that the table of a call moves: all that time Python's lock is held."""
+"""Bytes that the table of a call moves: all that time Python's lock is held, unless ranks share cores."""
 
 
 class MessageTable(Table):
@@ -139,7 +139,7 @@ def tabulate_messages(
     rows = _MessageRows(plan, state, binder, scratch, channel, messages.largest)
     if not all(rows.add(step) for step in steps) or rows.writer.moved > _MOST_BYTES:
         return None
-    words = rows.table(number, tag=binder.tag, staged=False, releases=False)
+    words = rows.table(number, tag=binder.tag, staged=False, releases=messages.yields > 0)
     return MessageTable(plan, state, words, [channel, *rows.memory], binder, channel, scratch)
 
 

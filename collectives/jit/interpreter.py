@@ -159,13 +159,13 @@ def send_message(lanes: int, frame: int, tag: int, check: int, payload: int, cou
 
 
 @compiled
-def take_message(lanes: int, frame: int, tag: int, check: int, result: int, count: int, polls: int) -> bool:
-    """Receive a message. False if it does not come soon, or if another one or the end of the connection comes: the
-    bytes that were read are in the buffer then."""
+def receive(lanes: int, frame: int, result: int, count: int, polls: int, yields: int) -> int:
+    """Receive a frame into the buffer; a payload that is not small into the result instead. Poll, then yield the core.
+    Returns the number of bytes received: fewer than the frame has if they do not come soon."""
     lane, buffer = field(lanes, IN), field(lanes, BUFFER)
-    end, whole, joined = 0, HEAD_BYTES + count, count <= at.JOINED_BYTES
+    end, whole = 0, HEAD_BYTES + count
     while end < whole:  # no byte of the next message is read
-        if joined:
+        if count <= at.JOINED_BYTES:
             got = recv(lane, buffer + end, whole - end, 0)
         else:
             got = recvmsg(lane, gathered(frame, buffer, end, result, count), 0)
@@ -173,15 +173,31 @@ def take_message(lanes: int, frame: int, tag: int, check: int, result: int, coun
             end += got
         elif got < 0 and polls > 0:
             polls -= 1
+        elif got < 0 and yields > 0:
+            yields -= 1
+            sched_yield()
         else:
             break
-    good = end == whole and field(buffer, 0) == tag and field(buffer, 1) == check and field(buffer, 2) == count
+    return end
+
+
+@compiled
+def take_message(
+    lanes: int, frame: int, tag: int, check: int, result: int, count: int, polls: int, yields: int
+) -> bool:
+    """Take a message: the one that came before the call, or else receive one. False if it does not come soon, or if
+    another one or the end of the connection comes: the bytes that were read are in the buffer then."""
+    buffer, end = field(lanes, BUFFER), field(lanes, END)
+    joined = end > 0 or count <= at.JOINED_BYTES
+    if end == 0:
+        end = receive(lanes, frame, result, count, polls, yields)
+    good = end == HEAD_BYTES + count and field(buffer, 0) == tag and field(buffer, 1) == check
+    good = good and field(buffer, 2) == count
     if joined and good:
         copy_bytes(result, buffer + HEAD_BYTES, count)
     elif not joined and not good:
         copy_bytes(buffer + HEAD_BYTES, result, max(0, end - HEAD_BYTES))
-    if not good:
-        put(lanes + 8 * END, end)
+    put(lanes + 8 * END, 0 if good else end)
     return good
 
 
@@ -222,8 +238,9 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
                 field(row, at.LANES),
                 field(state, at.FRAME),
             )
-            tag, count, polls = field(table, at.TAG), field(row, at.COUNT), field(state, at.POLLS)
-            if not take_message(lanes, frame, tag, check, result, count, polls):
+            tag, count = field(table, at.TAG), field(row, at.COUNT)
+            polls, yields = field(state, at.POLLS), field(state, at.YIELDS)
+            if not take_message(lanes, frame, tag, check, result, count, polls, yields):
                 return index
         elif opcode == at.WAIT:
             control, phase = field(row, at.CONTROL), field(row, at.COUNT)

@@ -43,7 +43,7 @@ BELLS: Final = 9
 BELL_COUNT: Final = 10
 """Their number; 0 if compiled code can wake nobody."""
 YIELDS: Final = 11
-"""Yields of the core, after the reads, before a wait is left to Python."""
+"""Yields of the core, after the reads or the attempts to receive, before a wait is left to Python."""
 RECENT: Final = 12
 """Numbers of the tables of the last calls; 0 for a call without table. `KEPT_RECENT` words."""
 KEPT_RECENT: Final = 8

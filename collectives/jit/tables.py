@@ -107,10 +107,11 @@ class State:
             self.words[layout.BELLS] = address(self._bells)
             self.words[layout.BELL_COUNT] = len(controls.bells)
 
-    def use_messages(self, polls: int) -> None:
-        """Run tables with messages; for `polls` see layout.POLLS."""
+    def use_messages(self, polls: int, yields: int) -> None:
+        """Run tables with messages; see layout.POLLS and YIELDS."""
         self._frame = np.empty(layout.FRAME_BYTES, np.uint8)
-        self.words[layout.FRAME], self.words[layout.POLLS] = address(self._frame), polls
+        self.words[layout.FRAME] = address(self._frame)
+        self.words[layout.POLLS], self.words[layout.YIELDS] = polls, yields
 
     @property
     def sent(self) -> int:

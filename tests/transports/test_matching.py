@@ -31,6 +31,28 @@ def post(queue: MatchQueue, nbytes: int, *, peer: int = 1, tag: int = 5, check: 
     return queue.post(peer, tag, memoryview(buffer), check), buffer
 
 
+def test_an_early_message_is_taken_out_if_it_is_the_only_one() -> None:
+    queue = MatchQueue(0)
+    assert queue.take_early(1, 5, 100) is None
+    begun = queue.arrive(1, 5, 3, len(PAYLOAD))
+    assert queue.take_early(1, 5, 100) is None, "it is not complete"
+    begun.view[:] = PAYLOAD
+    begun.finish()
+    arrive(queue, b"other", tag=6)
+    assert queue.take_early(1, 5, len(PAYLOAD) - 1) is None, "it is too long"
+    more = arrive(queue, b"more")
+    assert queue.take_early(1, 5, 100) is None, "there is another one"
+    assert queue.unexpected_frames == 3
+    receive, buffer = post(queue, len(PAYLOAD), check=3)
+    assert receive.done
+    assert bytes(buffer) == PAYLOAD
+    assert queue.oldest(frozenset({1}), range(5, 7)) == Arrival(1, 6, 0, 5)
+    assert queue.take_early(1, 5, 100) is more
+    assert not queue.knows(1, 5)
+    assert queue.oldest(frozenset({1}), range(5, 6)) is None
+    assert (queue.unexpected_frames, queue.unexpected_bytes) == (1, 5)
+
+
 def test_a_posted_buffer_takes_the_payload_directly() -> None:
     queue = MatchQueue(0)
     receive, buffer = post(queue, len(PAYLOAD))

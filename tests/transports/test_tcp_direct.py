@@ -18,6 +18,7 @@ from transports.direct import BUFFER, END, HEAD_BYTES, IN, LANE_WORDS, OUT, Chan
 from transports.errors import MismatchError, PeerLost
 from transports.tcp import Options, TcpTransport
 from transports.tcp.frames import data_header
+from transports.tcp.lanes import BUFFER_BYTES
 
 BUSY = -7
 TAG = 5
@@ -102,16 +103,68 @@ def test_lanes_in_use_are_busy() -> None:
         send(b, 0, TAG, b"abc")
         posted.wait(soon())
         assert at_a.run(lambda: None) is None
-        send(b, 0, TAG, b"early")
-        send(b, 0, 77, b"other")
-        assert recv(a, 1, 77, 5) == b"other"
-        assert at_a.run(lambda: None) == BUSY, "such a message has arrived"
-        assert recv(a, 1, TAG, 5) == b"early"
-        assert at_a.run(lambda: None) is None
+        for messages in ([b"one", b"more"], [bytes(BUFFER_BYTES)]):
+            come_early(a, b, *messages)
+            assert at_a.run(lambda: None) == BUSY, "two such messages have arrived, or one that is too long"
+            for message in messages:
+                assert recv(a, 1, TAG, len(message)) == message
+            assert at_a.run(lambda: None) is None
         waiting = a.isend(1, 8, memoryview(bytes(50 << 20)))
         assert at_a.run(lambda: None) == BUSY, "bytes wait to be sent"
         in_threads(lambda: waiting.wait(soon()), lambda: recv(b, 0, 8, 50 << 20))
         assert at_a.run(lambda: None) is None
+
+
+def come_early(a: TcpTransport, b: TcpTransport, *messages: bytes) -> None:
+    """Send messages from b to a, which keeps them: they arrive before another one that it receives."""
+    for message in messages:
+        send(b, 0, TAG, message)
+    send(b, 0, 77, b"other")
+    assert recv(a, 1, 77, 5) == b"other"
+    assert a._match_queue.knows(1, TAG)
+
+
+def test_a_message_that_came_early_is_given_to_the_code() -> None:
+    def take() -> None:
+        assert at_a.words[END] == HEAD_BYTES + 5
+        frame = ctypes.string_at(at_a.words[BUFFER], at_a.words[END])
+        assert frame == data_header(TAG, 0, 5) + b"early"
+        at_a.words[END] = 0
+        assert at_a.take(5) == b"later"
+
+    with linked() as (a, b, at_a, _):
+        come_early(a, b, b"early")
+        send(b, 0, TAG, b"later")
+        assert at_a.run(take) is None
+        assert not a._match_queue.unexpected_bytes
+        assert not a._match_queue.unexpected_frames
+        assert at_a.run(lambda: None) is None
+
+
+def test_a_message_that_came_early_and_is_not_taken() -> None:
+    with linked() as (a, b, at_a, _):
+        come_early(a, b, b"early")
+        send(b, 0, TAG, b"later")
+        assert at_a.run(lambda: 0) == 0
+        assert recv(a, 1, TAG, 5) == b"early"
+        assert recv(a, 1, TAG, 5) == b"later"
+        assert at_a.run(lambda: None) is None
+
+
+def test_early_messages_of_one_peer_are_kept_if_those_of_another_are_too_many() -> None:
+    with ranks(3) as (a, b, c):
+        link([a, b, c])
+        a._loop.polls = True
+        found = a.ability(DirectMessages)
+        assert found is not None
+        channel = found.channel([], [1, 2], TAG, BUSY)
+        for sender, messages in ((b, [b"one"]), (c, [b"two", b"three"])):
+            for message in messages:
+                send(sender, 0, TAG, message)
+            send(sender, 0, 77, b"other")
+            assert recv(a, sender.rank, 77, 5) == b"other"
+        assert channel.run(lambda source, target: None, None, None, nothing_left) == BUSY
+        assert [recv(a, 1, TAG, 3), recv(a, 2, TAG, 3), recv(a, 2, TAG, 5)] == [b"one", b"two", b"three"]
 
 
 def test_lanes_are_busy_while_another_thread_waits() -> None:
@@ -239,14 +292,17 @@ def test_all_connections_are_served_from_time_to_time() -> None:
 
         def has_arrived() -> bool:
             a._loop._sweep_at = 0.0
-            return at_a.run(lambda: None) == BUSY
+            assert at_a.run(lambda: 0) == 0
+            return a._match_queue.knows(1, TAG)
 
         wait_until(has_arrived)
         assert recv(a, 1, TAG, 4) == b"mine"
 
 
-def test_only_ranks_that_poll_have_the_ability() -> None:
+def test_only_ranks_that_poll_or_yield_have_the_ability() -> None:
     with ranks(2) as (a, _):
         assert a.ability(DirectMessages) is None, "ranks that share a process do not poll"
+        a._loop.yields = True
+        assert a.ability(DirectMessages) is not None
     with ranks(2, Options(spin_us=0)) as (a, _):
         assert a.ability(DirectMessages) is None

@@ -1,7 +1,7 @@
 """Messages of compiled code over TCP: the lanes that it uses, and the return of what it leaves. See transports.direct.
 
-The lock is held while the code runs, and Python's lock too, so the code is in the place of a thread that calls `send`
-and `recv` on the transport.
+The lock of the transport is held while the code runs, so the code is in the place of a thread that calls `send` and
+`recv` on it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from transports.tcp.requests import Send
 
 _POLLS: Final = 64
 """Some 25 us, as long as Loop.glances."""
+_YIELDS: Final = 100
+"""Where ranks share cores, a yield costs half a microsecond if no other rank can run, and to go on in Python ten times
+that."""
 
 
 class Host(Protocol):
@@ -38,7 +41,6 @@ class DirectMessages(direct.DirectMessages):
     """The ability of one transport, whose lanes and match queue it shares."""
 
     largest = BUFFER_BYTES - direct.HEAD_BYTES
-    polls = _POLLS
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class DirectMessages(direct.DirectMessages):
         incoming: dict[int, Incoming],
         outgoing: dict[int, Outgoing],
     ) -> None:
+        self.polls, self.yields = (_POLLS, 0) if loop.polls else (0, _YIELDS)
         self.host = host
         self.loop = loop
         self.match_queue = match_queue
@@ -100,7 +103,7 @@ class Channel(direct.Channel):
 
     def _is_free(self) -> bool:
         """True if compiled code may use the lanes now."""
-        loop, match_queue, tag = self._loop, self._match_queue, self._tag
+        loop = self._loop
         if not loop.quiet or not (self._from or self._to or self._connected()):
             return False
         if self._from:
@@ -108,12 +111,25 @@ class Channel(direct.Channel):
             if not loop.serve(now):
                 return False
             for back in self._from:
-                if not back.is_clear or match_queue.knows(back.peer, tag):
+                if not back.is_clear:
                     return False
                 back.delay_answers(now)
-        for lane in self._to:  # noqa: SIM110 - a generator would take longer than the loop
+        for lane in self._to:
             if not lane.is_clear:
                 return False
+        for back in self._from:
+            if self._match_queue.knows(back.peer, self._tag) and not self._hand_over(back):
+                self._hand_back()
+                return False
+        return True
+
+    def _hand_over(self, lane: Incoming) -> bool:
+        """Give compiled code the message that came before the call. False if it cannot take it."""
+        early = self._match_queue.take_early(lane.peer, self._tag, self._messages.largest)
+        if early is None:
+            return False
+        header = data_header(early.tag, early.check, len(early.view))
+        self._words[lane.peer][direct.END] = lane.put_back(header, early.view)
         return True
 
     def _connected(self) -> bool:
@@ -133,7 +149,7 @@ class Channel(direct.Channel):
         return True
 
     def _hand_back(self) -> None:
-        """Give the lanes the bytes that were read and not taken."""
+        """Give the lanes the bytes that were read, or handed over, and not taken."""
         for lane in self._from:
             words = self._words[lane.peer]
             end, words[direct.END] = words[direct.END], 0

@@ -326,6 +326,13 @@ class Incoming(Lane):
         """The address of the buffer of BUFFER_BYTES bytes that frames are read into."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
 
+    def put_back(self, header: bytes, payload: memoryview) -> int:
+        """Put a frame that was read before into the buffer of the clear lane again; the number of its bytes. `adopt`
+        must follow unless somebody takes it there."""
+        end = len(header) + len(payload)
+        self._window[: len(header)], self._window[len(header) : end] = header, payload
+        return end
+
     def adopt(self, count: int) -> None:
         """Handle `count` bytes that were read into the buffer while the lane was clear."""
         self._end = count

@@ -54,6 +54,7 @@ class Loop:
     spin     seconds that a wait polls before it sleeps
     cores    the cores on which it polls
     polls    True if a wait may poll one connection alone for a moment, since there is a core for each rank
+    yields   True if a wait may yield the core instead, since ranks that are processes share cores
     tick     called with the time; returns the time of its next call
     crashed  called when an exception escapes while bytes are moved, so that streams may be corrupt
     """
@@ -68,6 +69,7 @@ class Loop:
         self.driver: Driver[Awaited] = Driver(self, cores, _LONGEST_WAIT)
         self.alarm = False
         self.polls = spin > 0.0 and cores.suffice
+        self.yields = spin > 0.0 and not self.polls and not cores.shares_process
         self.glances = range(_GLANCES if self.polls else 1)
         """Number of polls of one connection while no other is served; some 25 us, if waits poll at all."""
         self._spin = spin

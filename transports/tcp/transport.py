@@ -251,7 +251,8 @@ class TcpTransport(Transport, AnySource, Pollable):
 
     def ability(self, kind: type[A]) -> A | None:
         if isinstance(self._direct, kind):
-            suits = sys.platform == "linux" and self.group.tls is None and self._loop.polls
+            waits = self._loop.polls or self._loop.yields
+            suits = sys.platform == "linux" and self.group.tls is None and waits
             return self._direct if suits else None
         return None if issubclass(kind, Pollable) and not CAN_BE_POLLED else super().ability(kind)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import pytest
 
 from collectives import Communicator, DeadlineExceeded, MismatchError
 from collectives.execution.message_table import MessageTable
+from tests.collectives.ranks import SECONDS, meeting_place, member
+from tests.processes import run_processes
 from tests.worlds import world_of
 from transports.tcp import direct
 from transports.tcp.direct import Channel
@@ -120,6 +123,28 @@ def test_the_same_bits_however_late_the_ranks_are(size: int) -> None:
         with world(setting, size) as ranks:
             results.append([ranks.run(body, seed) for seed in range(3)])
     assert results[0] == results[1] == results[2]
+
+
+def on_one_core(rank: int, url: str, size: int) -> tuple[list[bytes], bool]:
+    """The results of `several` on ranks that share a core, with and without machine code, and whether it was used."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    setting = "off" if rank == size - 1 else "on"
+    with member(rank, size, url, transport="tcp", compiled=setting) as comm:
+        found = several(comm, np.random.default_rng(4), lambda: None)
+        for _ in range(200):
+            assert (comm.allreduce(np.ones(3)) == size).all()
+        return found, isinstance(table_of(comm), MessageTable)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound to a core here")
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_that_share_a_core(size: int) -> None:
+    with meeting_place() as url:
+        results = run_processes(on_one_core, size, url, size, timeout=SECONDS)
+    assert [used for _, used in results] == [True] * (size - 1) + [False]
+    with world_of("tcp", size, compiled=["off"]) as ranks:
+        expected = ranks.run(lambda comm: several(comm, np.random.default_rng(4), lambda: None))
+    assert [found for found, _ in results] == expected
 
 
 def test_rows_are_left_and_calls_complete(answers: list[int | None]) -> None:
