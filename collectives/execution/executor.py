@@ -314,7 +314,7 @@ class Executor:
                 if times is not None:
                     self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()], slower)
         except RondeError as error:
-            if plan.call.shape is None or not isinstance(error, MismatchError) or self._transport.failure is not None:
+            if plan.call.shape is None or not isinstance(error, MismatchError):
                 raise self._fail(plan, error) from None
             try:
                 if plan.program.phases:
@@ -323,6 +323,9 @@ class Executor:
                     self._refuse(plan, check, deadline, self._counter.step + 1, requests)
             except RondeError as lost:
                 raise self._fail(plan, lost) from None
+            except BaseException as interrupt:
+                self.leave(plan, interrupt)
+                raise
             plan.tally.calls -= 1
             return False
         except BaseException as error:

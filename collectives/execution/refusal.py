@@ -14,6 +14,7 @@ has been awaited. So all ranks hear of a refusal, and each message of the call h
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 from collectives.execution.positions import StepCounter
@@ -52,16 +53,6 @@ def refuse(
                 requests[step.request] = transport.isend(ranks[step.peer], tag, _EMPTY, other)
             case Kind.RECV:
                 requests[step.request] = transport.irecv(ranks[step.peer], tag, _EMPTY, other)
-            case Kind.AWAIT:
-                _await(transport, requests[step.request], deadline)
-
-
-def _await(transport: Transport, request: Request | None, deadline: float) -> None:
-    """Wait for a request, whatever it receives; None: it has ended."""
-    if request is None:
-        return
-    try:
-        request.wait(deadline)
-    except MismatchError:
-        if transport.failure is not None:
-            raise
+            case Kind.AWAIT if (request := requests[step.request]) is not None:  # None: it has ended
+                with contextlib.suppress(MismatchError):  # whatever it receives
+                    request.wait(deadline)

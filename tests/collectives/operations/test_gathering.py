@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import Communicator, MismatchError
+from collectives import AbortedError, Communicator, MismatchError
 from collectives.algorithms import algorithms
 from collectives.operations.speculation import even_call
 from tests.worlds import world_of
@@ -117,6 +117,25 @@ def test_ranks_with_and_without_compiled_code_refuse_alike() -> None:
             assert len(comm.allgather(np.ones(rows, np.float32))) == 2 * count + (count == 5)
 
     with world_of("tcp", 2, compiled=["on", "off"]) as world:
+        world.run(body)
+
+
+@pytest.mark.parametrize("interrupted", [0, 1])
+def test_a_rank_that_leaves_a_refusal_aborts(interrupted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 refuses; rank 0 hears of it."""
+
+    def leave(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def body(comm: Communicator) -> None:
+        for _ in range(3):
+            comm.allgather(np.ones(4))
+        if comm.rank == interrupted:
+            monkeypatch.setattr(comm._executor, "_refuse", leave)
+        with pytest.raises(KeyboardInterrupt if comm.rank == interrupted else AbortedError):
+            comm.allgather(np.ones(4 + comm.rank))
+
+    with world_of("tcp", 2) as world:
         world.run(body)
 
 
