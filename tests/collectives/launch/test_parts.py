@@ -145,6 +145,7 @@ ronde.shutdown()
 
 
 @pytest.mark.cluster
+@pytest.mark.crowd
 @pytest.mark.processes
 def test_200_ranks_with_256_descriptors_lose_one_and_gain_one() -> None:
     elastic = ["--min-np", "150", "--max-np", "200", "-H", "localhost:201"]

@@ -19,6 +19,7 @@ SECONDS = 150.0
 
 
 @linux
+@pytest.mark.crowd
 @pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize(("size", "transport"), [(200, "auto"), (60, "tcp")])
