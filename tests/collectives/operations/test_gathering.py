@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -123,6 +124,7 @@ def test_ranks_with_and_without_compiled_code_refuse_alike() -> None:
 @pytest.mark.parametrize("interrupted", [0, 1])
 def test_a_rank_that_leaves_a_refusal_aborts(interrupted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 refuses; rank 0 hears of it."""
+    together = threading.Barrier(2)  # an abort may overtake the last message of the call before
 
     def leave(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -130,6 +132,7 @@ def test_a_rank_that_leaves_a_refusal_aborts(interrupted: int, monkeypatch: pyte
     def body(comm: Communicator) -> None:
         for _ in range(3):
             comm.allgather(np.ones(4))
+        together.wait(30)
         if comm.rank == interrupted:
             monkeypatch.setattr(comm._executor, "_refuse", leave)
         with pytest.raises(KeyboardInterrupt if comm.rank == interrupted else AbortedError):
