@@ -306,9 +306,7 @@ class MatchQueue:
         inbound = messages[0]
         if not inbound.complete or len(inbound.view) > most:
             return None
-        del self._unexpected[peer, tag]
-        if self._in_order is not None:
-            del self._in_order[inbound.number]
+        self._take_out(inbound)
         self.unexpected_bytes -= len(inbound.view)
         self.unexpected_frames -= 1
         return inbound
@@ -389,8 +387,8 @@ class MatchQueue:
 
     def _take_out(self, inbound: InboundMessage) -> None:
         """Remove an unexpected message, which is the first from its peer with its tag."""
-        assert self._in_order is not None
-        del self._in_order[inbound.number]
+        if self._in_order is not None:
+            del self._in_order[inbound.number]
         key = inbound.peer, inbound.tag
         self._unexpected[key].popleft()
         if not self._unexpected[key]:

@@ -120,8 +120,8 @@ def come_early(a: TcpTransport, b: TcpTransport, *messages: bytes) -> None:
     for message in messages:
         send(b, 0, TAG, message)
     send(b, 0, 77, b"other")
-    assert recv(a, 1, 77, 5) == b"other"
-    assert a._match_queue.knows(1, TAG)
+    assert recv(a, b.rank, 77, 5) == b"other"
+    assert a._match_queue.knows(b.rank, TAG)
 
 
 def test_a_message_that_came_early_is_given_to_the_code() -> None:
@@ -159,10 +159,7 @@ def test_early_messages_of_one_peer_are_kept_if_those_of_another_are_too_many() 
         assert found is not None
         channel = found.channel([], [1, 2], TAG, BUSY)
         for sender, messages in ((b, [b"one"]), (c, [b"two", b"three"])):
-            for message in messages:
-                send(sender, 0, TAG, message)
-            send(sender, 0, 77, b"other")
-            assert recv(a, sender.rank, 77, 5) == b"other"
+            come_early(a, sender, *messages)
         assert channel.run(lambda source, target: None, None, None, nothing_left) == BUSY
         assert [recv(a, 1, TAG, 3), recv(a, 2, TAG, 3), recv(a, 2, TAG, 5)] == [b"one", b"two", b"three"]
 

@@ -23,8 +23,8 @@ from transports.tcp.requests import Send
 _POLLS: Final = 64
 """Some 25 us, as long as Loop.glances."""
 _YIELDS: Final = 100
-"""Where ranks share cores, a yield costs half a microsecond if no other rank can run, and to go on in Python ten times
-that."""
+"""Yields where ranks share cores. A yield costs half a microsecond if no other rank can run; to go on in Python costs
+ten times that."""
 
 
 class Host(Protocol):

@@ -328,7 +328,7 @@ class Incoming(Lane):
 
     def put_back(self, header: bytes, payload: memoryview) -> int:
         """Put a frame that was read before into the buffer of the clear lane again; the number of its bytes. `adopt`
-        must follow unless somebody takes it there."""
+        must follow unless compiled code takes it there."""
         end = len(header) + len(payload)
         self._window[: len(header)], self._window[len(header) : end] = header, payload
         return end
