@@ -128,10 +128,10 @@ class Communicator:
         tag, geometry = context << 32, Geometry(self.rank, self.size, hosts=self._hosts)
         self._windows = Windows(transport, family.abort_signal, ranks, tag)
         parts = geometry, self._selector, config, family.abort_signal, family.positions, self.meter, self._windows
-        self._queue = CallQueue(f"communicator {context} of rank {transport.rank}", transport.group)
         ordered = HostOperations(transport, ranks, tag, *parts)
         ordered.stage()
         self._executor, self._arguments = ordered.executor, ordered.arguments
+        self._queue = CallQueue(f"communicator {context} of rank {transport.rank}", transport.group, self._executor)
         named = HostOperations(transport, ranks, tag | _NAMED, *parts, ordered)
         self._operations, self._named = Operations(ordered, self._queue), Operations(named, self._queue)
         self._now = self._operations.now
@@ -1716,13 +1716,13 @@ class Communicator:
         wait for each other. They are not ordered with collectives, and those of different communicators never mix. A
         message has no shape. Arrays on GPUs are copied through the host's memory.
         """
-        self._messages.send(x, dst, tag=tag, timeout=timeout).wait()
+        self._messages.run(self._messages.send, x, dst, tag=tag, timeout=timeout)
 
     def send_async(
         self, x: SupportsArray | Number, dst: int, *, tag: int = 0, timeout: float | None = None
     ) -> Work[None]:
         """Begin `send`, with the same arguments, and return its Work."""
-        return self._messages.send(x, dst, tag=tag, timeout=timeout)
+        return self._messages.begin(self._messages.send, x, dst, tag=tag, timeout=timeout)
 
     @overload
     def recv(
@@ -1771,7 +1771,7 @@ class Communicator:
         message is lost, the contents of `x` are undefined, and the communicator stays usable. Raises PeerLost if `src`,
         or for any rank every other rank, has closed.
         """
-        return self._messages.recv(x, src, tag=tag, timeout=timeout, status=status).wait()
+        return self._messages.run(self._messages.recv, x, src, tag=tag, timeout=timeout, status=status)
 
     @overload
     def recv_async(
@@ -1805,7 +1805,7 @@ class Communicator:
         status: Status | None = None,
     ) -> Work[Any]:
         """Begin `recv`, with the same arguments, and return its Work. `status` is filled when the Work is done."""
-        return self._messages.recv(x, src, tag=tag, timeout=timeout, status=status)
+        return self._messages.begin(self._messages.recv, x, src, tag=tag, timeout=timeout, status=status)
 
     def probe(self, src: int | None = None, *, tag: int | None = 0, timeout: float | None = None) -> Status:
         """Wait until a message has arrived that `recv` with the same `src` and `tag` would receive; its envelope.
@@ -1842,11 +1842,11 @@ class Communicator:
         Raises TypeError if the object cannot be pickled. Raises TransportError if the transport's links are not
         authenticated, since unpickling can run any code. Nothing is sent then, and the communicator stays usable.
         """
-        self._messages.send_object(obj, dst, tag=tag, timeout=timeout).wait()
+        self._messages.run(self._messages.send_object, obj, dst, tag=tag, timeout=timeout)
 
     def send_object_async(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work[None]:
         """Begin `send_object`, with the same arguments, and return its Work. `obj` may be changed at once."""
-        return self._messages.send_object(obj, dst, tag=tag, timeout=timeout)
+        return self._messages.begin(self._messages.send_object, obj, dst, tag=tag, timeout=timeout)
 
     def recv_object(
         self,
@@ -1866,7 +1866,7 @@ class Communicator:
         Takes the first message that matches, as `recv` does. Raises MismatchError if it holds an array: the message is
         lost, and the communicator stays usable. Raises TransportError as `send_object` does, and PeerLost as `recv`.
         """
-        return self._messages.recv_object(src, tag=tag, timeout=timeout, status=status).wait()
+        return self._messages.run(self._messages.recv_object, src, tag=tag, timeout=timeout, status=status)
 
     def recv_object_async(
         self,
@@ -1878,7 +1878,7 @@ class Communicator:
     ) -> Work[Any]:
         """Begin `recv_object`, with the same arguments, and return its Work. `status` is filled when the Work is
         done."""
-        return self._messages.recv_object(src, tag=tag, timeout=timeout, status=status)
+        return self._messages.begin(self._messages.recv_object, src, tag=tag, timeout=timeout, status=status)
 
     @overload
     def sendrecv(
@@ -1911,7 +1911,7 @@ class Communicator:
 
         Raises MismatchError as `recv` does.
         """
-        return self._messages.sendrecv(x, dst, src, out=out, tag=tag, timeout=timeout).wait()
+        return self._messages.run(self._messages.sendrecv, x, dst, src, out=out, tag=tag, timeout=timeout)
 
     @overload
     def sendrecv_async(
@@ -1934,7 +1934,7 @@ class Communicator:
         self, x: Any, dst: int, src: int | None = None, *, out: Any = None, tag: int = 0, timeout: float | None = None
     ) -> Work[Any]:
         """Begin `sendrecv`, with the same arguments, and return its Work."""
-        return self._messages.sendrecv(x, dst, src, out=out, tag=tag, timeout=timeout)
+        return self._messages.begin(self._messages.sendrecv, x, dst, src, out=out, tag=tag, timeout=timeout)
 
     # ---- repeated calls
 
@@ -2284,7 +2284,15 @@ class Communicator:
         """
         if isinstance(self.failure, ForkedError):
             return
-        deadline = time.monotonic() + self._arguments.timeout(timeout)
+        seconds = self._arguments.timeout(timeout)
+        if self.transport.entered or any(one._queue.entered for one in self._family.communicators):
+            self.abort("a signal handler or a destructor closed it in the middle of a call")
+            self.transport.unlocked(functools.partial(self._close, seconds))
+        else:
+            self._close(seconds)
+
+    def _close(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         mine = list(self._family.communicators) if self._context == 0 else [self]
         for communicator in mine:  # all before any is waited for: other ranks close them in another order
             communicator._engine.leave()

@@ -34,7 +34,7 @@ class ProcessWorld:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal handler may shut down in the middle of `init`
         self.communicator: Communicator | None = None
         self.resources = contextlib.ExitStack()
         self.meetings = defaultdict[str, History](History)
@@ -56,7 +56,7 @@ class ProcessWorld:
         communicator = _thread_world.get() or self.communicator
         if communicator is not None:
             self.forked = communicator.transport.group.forked_error()
-        self.lock, self.communicator, self.resources = threading.Lock(), None, contextlib.ExitStack()
+        self.lock, self.communicator, self.resources = threading.RLock(), None, contextlib.ExitStack()
         _thread_world.set(None)
 
 

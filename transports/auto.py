@@ -17,6 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from transports import registry
@@ -29,11 +30,13 @@ from transports.errors import ConfigError, DeadlineExceeded, RendezvousError, Ro
 from transports.host_windows import HostWindows
 from transports.joint_waits import PAST, Event, JointWaits
 from transports.lifecycle import Lifecycle
+from transports.locks import is_mine, let_go, unlocked
 from transports.native import NativeCollectives
 from transports.onesided import OneSided
 from transports.settings import pairs
 
 A = TypeVar("A")
+T = TypeVar("T")
 
 log = logging.getLogger("ronde.auto")
 
@@ -189,6 +192,25 @@ class AutoTransport(Transport):
             if self.failure is None and self._life.fail(cause):  # also while closing, which waits for peers
                 for child in self._children:
                     child.transport.abort(child.inward(cause))
+
+    @property
+    def entered(self) -> bool:
+        waiting = self._waits is not None and self._waits.entered
+        return waiting or is_mine(self._lock) or any(child.transport.entered for child in self._children)
+
+    def unlocked(self, function: Callable[[], T]) -> T:
+        for child in self._children:
+            function = partial(child.transport.unlocked, function)
+        if self._waits is not None:
+            function = partial(self._waits.unlocked, function)
+        return unlocked(self._lock, function)
+
+    def interrupted(self) -> None:
+        for child in self._children:
+            child.transport.interrupted()
+        if self._waits is not None:
+            self._waits.interrupted()
+        let_go(self._lock)
 
     def close(self, deadline: float) -> None:
         with self._lock:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
@@ -38,6 +38,7 @@ MOST_NAMED: Final = 32
 """Maximum number of ranks, or of runs of ranks, that a message names one by one."""
 
 A = TypeVar("A")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +270,22 @@ class Transport(ABC):
         Idempotent. After it isend and irecv raise ClosedError. Raises DeadlineExceeded if the flush did not end in
         time; everything is released all the same. After an abort nothing is flushed and nothing is raised.
         """
+
+    @property
+    def entered(self) -> bool:
+        """True if the calling thread is in the middle of a call of this transport: it is in a signal handler, a
+        destructor or a callback, and cannot wait for another thread that may need the transport."""
+        return False
+
+    def interrupted(self) -> None:  # noqa: B027
+        """The calling thread has left a call of the transport because of an interrupt, an exception that may come at
+        any instruction: release the locks that it still holds. Not for a call in the middle of another one of the same
+        thread. Never raises. The default is for transports without locks of their own."""
+
+    def unlocked(self, function: Callable[[], T]) -> T:
+        """Call a function while the locks of this transport that the calling thread holds are released: in a signal
+        handler that waits for other threads, after an abort. The default is for transports without locks."""
+        return function()
 
     def link_costs(self) -> tuple[LinkCost, LinkCost]:
         """Costs of a message between ranks of one host, and between ranks of two hosts. The same on every rank."""

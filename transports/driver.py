@@ -12,7 +12,11 @@
             thread B         wait -- follower: sleeps ........... notified --> driver ...
             thread C                    isend, irecv, abort: take the lock while A sleeps, then `interrupt`
 
-The lock is reentrant so that a signal handler may abort the transport whose lock its own thread holds.
+The lock is reentrant so that a signal handler may abort the transport whose lock its own thread holds. A handler
+cannot wait there: its own thread would have to drive twice.
+
+An interrupt may come between any two instructions. Whatever a waiting thread has, it gives back by `_leave`, at the end
+of a wait or after an error at any point of it.
 """
 
 from __future__ import annotations
@@ -21,9 +25,11 @@ import threading
 import time
 from collections.abc import Callable
 from threading import get_ident
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from transports.cores import Cores
+from transports.errors import ReentryError
+from transports.locks import hold, is_mine, let_go, unlocked
 
 
 class Awaited(Protocol):
@@ -37,6 +43,10 @@ class Awaited(Protocol):
         """Raise if `done` can never become true."""
 
 
+REENTRY: Final = (
+    "a signal handler, a destructor, a callback or an Op has made a call that waits, in the middle of another call of "
+    "its thread"
+)
 W = TypeVar("W", bound=Awaited)
 W_in = TypeVar("W_in", bound=Awaited, contravariant=True)
 T = TypeVar("T")
@@ -54,6 +64,9 @@ class Engine(Protocol[W_in]):
 
     def wake(self) -> None:
         """End the driver's sleep if it sleeps, or is about to."""
+
+    def awake(self) -> None:
+        """The driver does not sleep any more, whatever it had prepared for that."""
 
 
 class Driver(Generic[W]):
@@ -77,37 +90,55 @@ class Driver(Generic[W]):
 
     def wait(self, awaited: W, deadline: float) -> bool:
         """Drive or follow until `awaited` is done (True) or the deadline has passed (False). Call it without the lock.
-        Raises the error of `awaited.check_possible`."""
-        with self.lock:
-            while not awaited.done:
-                if self.thread is None:
-                    self.thread = get_ident()
-                    try:
-                        return self._drive(awaited, deadline)
-                    finally:
-                        self.thread = None
-                        if self.followers:
-                            self._turn.notify_all()
-                awaited.check_possible()
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._engine.announce(awaited)
-                if not awaited.done:
-                    self._follow(min(left, self._longest))
-            return True
+        Raises the error of `awaited.check_possible`; ReentryError if `awaited` is not done, in the middle of another
+        call of this thread."""
+        if self.entered:
+            if awaited.done:
+                return True
+            raise ReentryError(REENTRY)
+        try:
+            self.lock.acquire()
+            done = self._drive_or_follow(awaited, deadline)
+            self._leave()
+        except BaseException:
+            self._leave()
+            raise
+        return done
+
+    def _drive_or_follow(self, awaited: W, deadline: float) -> bool:
+        while not awaited.done:
+            if self.thread is None:
+                self.thread = get_ident()
+                return self._drive(awaited, deadline)
+            awaited.check_possible()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._engine.announce(awaited)
+            if not awaited.done:
+                self._follow(min(left, self._longest))
+        return True
 
     def sleep(self, doze: Callable[[], T]) -> T:
         """Call `doze` as the driver, with the lock released and on this rank's own cores."""
         self.notify()
         self.asleep = True
-        self.lock.release()
         try:
             with self._cores.kept():
-                return doze()
+                return unlocked(self.lock, doze)
         finally:
-            self.lock.acquire()
             self.asleep = False
+
+    @property
+    def entered(self) -> bool:
+        """True if the calling thread is in the middle of a call of the transport."""
+        return self.thread == get_ident() or is_mine(self.lock)
+
+    def interrupted(self) -> None:
+        """The calling thread has left a call of the transport because of an interrupt: give back what it still holds.
+        Not for a call in the middle of another one."""
+        self._leave()
+        let_go(self.lock)
 
     def notify(self) -> None:
         """Wake the followers, which check their conditions. The lock is held."""
@@ -127,9 +158,22 @@ class Driver(Generic[W]):
         while self.thread not in (None, get_ident()):
             self._follow(None)
 
+    def _leave(self) -> None:
+        """Give back the role and the lock. Idempotent."""
+        mine = self.thread == get_ident()
+        if mine:
+            hold(self.lock)
+            self.asleep = False
+            self._engine.awake()
+            self.thread = None
+            self.notify()
+        if mine or is_mine(self.lock):
+            self.lock.release()
+
     def _follow(self, seconds: float | None) -> None:
         self.followers += 1
         try:
             self._turn.wait(seconds)
         finally:
+            hold(self.lock)
             self.followers -= 1

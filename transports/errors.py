@@ -5,6 +5,7 @@
       RendezvousError        the ranks did not find each other
       MismatchError          ranks made calls that do not fit together
       ForkedError            the process was forked by a rank and is no rank itself
+      ReentryError           a call waits in the middle of another one of the same thread
       TransportError
         ConnectError         a connection could not be made or was refused
         ClosedError          the transport was closed before the call
@@ -56,6 +57,11 @@ class MismatchError(RondeError):
 
 class ForkedError(RondeError):
     """The process was forked by a rank and is no rank itself; the text names the rank and its process."""
+
+
+class ReentryError(RondeError):
+    """A signal handler, a destructor, a callback or an Op has made a call that waits, in the middle of another call of
+    its thread. Nothing was sent; the other call goes on."""
 
 
 class TransportError(RondeError):

@@ -14,16 +14,19 @@ from __future__ import annotations
 import selectors
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from transports.base import FIRST_SLICE, LAST_SLICE, Group
 from transports.child import Child
 from transports.cores import Cores
 from transports.driver import Driver
 from transports.errors import RondeError
+from transports.locks import unlocked
 from transports.pollable import FIRST_SLEEP, LONGEST_SLEEP, Pollable
+
+T = TypeVar("T")
 
 PAST: Final = 0.0
 """A deadline in the past: a wait until then polls."""
@@ -87,6 +90,19 @@ class JointWaits:
             if child is not but:
                 self._poll(child)
 
+    @property
+    def entered(self) -> bool:
+        """See Driver.entered."""
+        return self._driver.entered
+
+    def unlocked(self, function: Callable[[], T]) -> T:
+        """See Transport.unlocked."""
+        return unlocked(self._driver.lock, function)
+
+    def interrupted(self) -> None:
+        """See Driver.interrupted."""
+        self._driver.interrupted()
+
     def close(self) -> None:
         """Wait until no other thread drives, and release the selector. The inner transports must be closed before."""
         with self._driver.lock:
@@ -107,6 +123,9 @@ class JointWaits:
     def wake(self) -> None:
         """Nothing to do: an inner transport that fails or closes ends the sleep."""
 
+    def awake(self) -> None:
+        """Nothing to do: `_sleep` ends all that it has prepared."""
+
     def drive(self, event: Event, deadline: float) -> bool:
         pollable = next(pollable for child, pollable in self._abilities if child is event.child)
         moment, limit = FIRST_SLICE, FIRST_SLEEP
@@ -126,13 +145,8 @@ class JointWaits:
                 moment = LAST_SLICE if active else 0.0
 
     def _unlocked_attempt(self, event: Event, until: float) -> bool:
-        lock = self._driver.lock
         self._driver.notify()
-        lock.release()
-        try:
-            return event.attempt(until)
-        finally:
-            lock.acquire()
+        return unlocked(self._driver.lock, partial(event.attempt, until))
 
     def _sleep(self, event: Event, until: float) -> list[Child]:
         """Sleep until an inner transport can make progress, `until` at the latest. Returns those that can, or did."""

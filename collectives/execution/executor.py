@@ -6,6 +6,7 @@ All plans of one communicator share the executor's scratch memory and staging wi
 from __future__ import annotations
 
 import contextvars
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -23,11 +24,11 @@ from collectives.failure import AbortSignal, mismatch
 from collectives.jit import (
     CALLS,
     KEPT_RECENT,
-    OBSERVED,
     RECENT,
-    REFUSED,
     STAGED,
     UNFIT,
+    UNTRIED,
+    Answer,
     ArrayKind,
     JobRing,
     MachineCode,
@@ -36,16 +37,19 @@ from collectives.jit import (
     take_times,
 )
 from collectives.metrics import Meter, now
-from collectives.planning import Call, Plan, Planner, WindowOffsets
+from collectives.planning import MOST_PHASES, Call, Plan, Planner, WindowOffsets
 from collectives.schedule import Instruction, Kind
 from transports.base import Request, Transport
 from transports.direct import DirectMessages
-from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, RondeError
+from transports.driver import REENTRY
+from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, ReentryError, RondeError
+from transports.locks import let_go
 from transports.native import NativeCollectives
 from transports.onesided import Window
 
-_EPOCHS_PER_CALL: Final = (1 << 24) + 1
-"""More than any program has phases. Odd, so that a window keeps the checks of successive calls side by side."""
+_EPOCHS_PER_CALL: Final = MOST_PHASES + 1
+"""Odd, so that a window keeps the checks of successive calls side by side. An epoch has 63 bits: a rank that does
+nothing but calls of 1 us comes to the last one after two years."""
 _TOLD: Final = KEPT_RECENT - 2
 """Calls that `recent` tells of: two less than are kept, since the next call may begin meanwhile."""
 _WAITING: Final = {Kind.SEND: "to send to", Kind.RECV: "to receive from", Kind.WAIT: "for"}
@@ -98,6 +102,9 @@ class Executor:
         """Set while a job works in memory that is copied from and to a device meanwhile (gpu/overlap.py)."""
         self.stalled = 0, ""
         """The number of the call that this rank last reported a stall of, and the report."""
+        self.planning = threading.RLock()
+        """Held while plans, their tables and planned calls are made or forgotten: any thread makes them, without the
+        turn of its call."""
         self.quiet = contextvars.Context()
         """A context in which NumPy warns of nothing: a warning that the caller has made an error must not stop a call
         half-way."""
@@ -109,7 +116,7 @@ class Executor:
         self._recent: list[Plan | None] = [None] * KEPT_RECENT
         self._window: Window | None = None
         self._state = State(code, _EPOCHS_PER_CALL)
-        self._words = self._state.words
+        self.words = self._state.words
         """The words of the state: the number of the newest call, and the number of calls that were staged."""
         self._tables: dict[int, Plan] = planner.cache()
         """Number of a table -> its plan."""
@@ -129,7 +136,17 @@ class Executor:
     @property
     def calls(self) -> int:
         """Number of the newest call."""
-        return self._words[CALLS]
+        return self.words[CALLS]
+
+    @property
+    def entered(self) -> bool:
+        """True if this thread is in the middle of a call of the transport; see Transport.entered."""
+        return self._transport.entered
+
+    @property
+    def failure(self) -> RondeError | None:
+        """The transport's failure."""
+        return self._transport.failure
 
     @property
     def authenticated(self) -> bool:
@@ -162,7 +179,8 @@ class Executor:
         The one rule of invalidation: code that releases memory to which plans may be bound calls this. A call that is
         made again is planned again.
         """
-        self.planner.forget()
+        with self.planning:
+            self.planner.forget()
 
     def run_call(self, call: Call, source: Array | None, target: Array | None, deadline: float) -> Plan:
         """Plan a call and run it from flat `source` into flat `target` (None where this rank has none).
@@ -185,50 +203,42 @@ class Executor:
         the contents of `target`, and all ranks get the same answer. Any other failure aborts the transport and is
         raised, with the position in the call, as MismatchError or a TransportError.
 
-        Everything that each small call does is written out here: a function call would take as long as its body.
+        After any other exception the caller of the call aborts if a call has begun: see operations.CallTurn and `left`.
         """
         if bind_steps is None and self.overlap is None:
             table = self.table(plan)
-            if table is not None:
-                try:
-                    answer = table.run(source, target)
-                except BaseException as error:
-                    self.leave(plan, error)
-                    raise
-                if answer is None:
-                    return True
-                if answer != UNFIT:
-                    return self.go_on(table, answer, source, target, deadline)
+            answer = UNTRIED if table is None else table.run(source, target)
+            if answer is None:
+                return True
+            if table is not None and answer != UNFIT:
+                return self.go_on(table, answer, source, target, deadline)
         return self._run_functions(plan, source, target, deadline, bind_steps)
 
     def _run_functions(
         self, plan: Plan, source: Array, target: Array, deadline: float, bind_steps: BindSteps | None
     ) -> bool:
-        """`run` by functions of Python."""
+        """`run` by functions of Python. All that can fail on this rank alone comes before the number."""
         if self._transport.failure is not None:
             raise self._failed(plan, self._transport.failure)
-        words = self._words
-        words[CALLS] = number = words[CALLS] + 1
-        words[RECENT + number % KEPT_RECENT] = 0
-        self._recent[number % KEPT_RECENT] = plan
-        slot, program = 0, plan.program
+        if self._transport.entered:
+            raise ReentryError(REENTRY)
+        words, program = self.words, plan.program
+        number, slot = words[CALLS] + 1, 0
         if program.phases:
-            words[STAGED] = staged = words[STAGED] + 1
-            slot = staged % plan.staging_slots
-        elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
-            self._window.publish(number * _EPOCHS_PER_CALL + 1, plan.check_of(number))
+            slot = (words[STAGED] + 1) % plan.staging_slots
         given, taken = self._expose(plan, source, target) if plan.algorithm.single_copy else (source, target)
-        tally = plan.tally
-        tally.calls += 1
         functions: Sequence[StepFunction]
         if bind_steps is None:
             functions = (plan.bound.get(slot) or self._bind(plan, slot, given, taken)).functions
         else:
             steps = bind_steps(plan.check_of(number))
             functions = [self._step_function(at, step) for at, step in enumerate(steps)]
+        tally = plan.tally
+        tally.calls += 1
         hook, times = None, None
         if tally.calls >= tally.next or self.overlap is not None:
             hook, times = self._hook(plan, given, taken)
+        self._begin(plan, number)
         if not self._carry_out(plan, number, functions, given, taken, deadline, hook, times):
             if taken is not target:
                 self._exposed = given, taken
@@ -237,19 +247,34 @@ class Executor:
             np.copyto(target, taken)
         return True
 
+    def _begin(self, plan: Plan, number: int) -> None:
+        """Number a call: from here on this rank has to do its part, or to abort."""
+        words = self.words
+        words[RECENT + number % KEPT_RECENT] = 0
+        self._recent[number % KEPT_RECENT] = plan
+        words[CALLS] = number
+        if plan.program.phases:
+            words[STAGED] += 1
+        elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
+            self._window.publish(number * _EPOCHS_PER_CALL + 1, plan.check_of(number))
+
     def table(self, plan: Plan) -> Table | None:
         """The table of a plan, whose `run` begins a call; None if the plan is not run by the compiled interpreter."""
         table: Table | None = plan.bound.get(_TABLE, _UNKNOWN)
-        if table is _UNKNOWN:
-            self._keep(plan)
-            self._newest_table += 1
-            parts = plan, self._state, self._newest_table, self._binder, self._scratch_for(plan)
-            table = tabulate(*parts)
-            if table is None and self._messages is not None and self._window is None:
-                table = tabulate_messages(*parts, self._messages)
-            plan.bound[_TABLE] = table
-            self._tables[self._newest_table] = plan
-        return table
+        if table is not _UNKNOWN:
+            return table
+        with self.planning:
+            if plan.bound.get(_TABLE, _UNKNOWN) is _UNKNOWN:
+                self._keep(plan)
+                self._newest_table += 1
+                number = self._newest_table
+                parts = plan, self._state, number, self._binder, self._scratch_for(plan)
+                table = tabulate(*parts)
+                if table is None and self._messages is not None and self._window is None:
+                    table = tabulate_messages(*parts, self._messages)
+                self._tables[number] = plan
+                plan.bound[_TABLE] = table
+            return plan.bound[_TABLE]  # type: ignore[no-any-return]
 
     def fitting(
         self, collective: str, x: Array, result: ArrayKind, offsets: WindowOffsets | None, *, in_place: bool
@@ -275,13 +300,15 @@ class Executor:
     def go_on(self, table: Table, answer: int, source: Array, target: Array, deadline: float) -> bool:
         """End a call that `table.run` has begun on contiguous arrays, after its answer. Returns and raises as `run`."""
         plan = table.plan
-        if answer == UNFIT:
-            return self._run_functions(plan, source.reshape(-1), target.reshape(-1), deadline, None)
-        if answer == REFUSED:
-            raise self._failed(plan, self._transport.failure or ClosedError("the window was closed", rank=self.rank))
         hook, times = None, None
-        if answer == OBSERVED:
-            hook, times = self._hook(plan, source, target)
+        match Answer.of(answer):
+            case Answer.UNFIT:
+                return self._run_functions(plan, source.reshape(-1), target.reshape(-1), deadline, None)
+            case Answer.REFUSED:
+                closed = ClosedError("the window was closed", rank=self.rank)
+                raise self._failed(plan, self._transport.failure or closed)
+            case Answer.OBSERVED:
+                hook, times = self._hook(plan, source, target)
         functions = (table.rest(max(answer, 0), left=answer >= 0),)
         return self._carry_out(plan, self.calls, functions, source, target, deadline, hook, times, table.outside)
 
@@ -323,14 +350,8 @@ class Executor:
                     self._refuse(plan, check, deadline, self._counter.step + 1, requests)
             except RondeError as lost:
                 raise self._fail(plan, lost) from None
-            except BaseException as interrupt:
-                self.leave(plan, interrupt)
-                raise
             plan.tally.calls -= 1
             return False
-        except BaseException as error:
-            self.leave(plan, error)
-            raise
         finally:
             self._current = None
         return True
@@ -338,19 +359,14 @@ class Executor:
     def refuse(self, plan: Plan, deadline: float) -> None:
         """Take part in a speculative call by messages whose assumption this rank's part does not meet. All ranks have
         the same end as one whose `run` returns False. Raises as `run`."""
-        words = self._words
-        words[CALLS] = number = words[CALLS] + 1
-        words[RECENT + number % KEPT_RECENT] = 0
-        self._recent[number % KEPT_RECENT] = plan
+        number = self.calls + 1
+        self._begin(plan, number)
         self._current = plan, number
         try:
             requests: list[Request | None] = [None] * plan.program.requests
             self._refuse(plan, plan.check_of(number), deadline, 0, requests)
         except RondeError as error:
             raise self._fail(plan, error) from None
-        except BaseException as error:
-            self.leave(plan, error)
-            raise
         finally:
             self._current = None
 
@@ -359,11 +375,19 @@ class Executor:
         parts = self._transport, self.ranks, self.tag
         refuse(plan, *parts, check, deadline, first=first, requests=requests, counter=self._counter)
 
-    def leave(self, plan: Plan, error: BaseException) -> None:
-        """Abort because of an error in the middle of a call, an interrupt: the other ranks would wait for this one."""
-        rank = self._transport.rank
-        cause = AbortedError(f"rank {rank} left {plan.call.describe()}: {error!r}", rank=rank)
-        self.abort_signal.raise_abort(cause)
+    def left(self, error: BaseException, what: str = "") -> None:
+        """Abort, since an error has ended this rank's part in a call: the other ranks would wait for it.
+
+        what  the call in words; by default the newest one of this executor
+        """
+        rank, plan = self._transport.rank, self._recent_plan(self.calls)
+        text = what or ("a call" if plan is None else plan.call.describe())
+        self.abort_signal.raise_abort(AbortedError(f"rank {rank} left {text}: {error!r}", rank=rank))
+
+    def interrupted(self) -> None:
+        """An interrupt has left a call of this thread: release the locks that it still holds."""
+        let_go(self.planning)
+        self._transport.interrupted()
 
     # ---- positions
 
@@ -388,7 +412,7 @@ class Executor:
 
     def _recent_plan(self, number: int) -> Plan | None:
         """The plan of one of the last calls; None if it has been forgotten."""
-        table = self._words[RECENT + number % KEPT_RECENT]
+        table = self.words[RECENT + number % KEPT_RECENT]
         return self._tables.get(table) if table else self._recent[number % KEPT_RECENT]
 
     def _describe(self, plan: Plan, number: int, step: int) -> str:
@@ -405,9 +429,13 @@ class Executor:
 
     def _bind(self, plan: Plan, slot: int, source: Array, target: Array) -> BoundPlan:
         """The plan bound for a staging slot, to be run from flat `source` into flat `target`."""
+        with self.planning:
+            return self._bound_for(plan, slot, source, target)
+
+    def _bound_for(self, plan: Plan, slot: int, source: Array, target: Array) -> BoundPlan:
         self._keep(plan)
         if slot:
-            first: BoundPlan = plan.bound.get(0) or self._bind(plan, 0, source, target)
+            first: BoundPlan = plan.bound.get(0) or self._bound_for(plan, 0, source, target)
             bound = self._binder.moved(first, plan, slot)
         else:
             bound = self._binder.bind(plan, self._scratch_for(plan), (len(source), len(target)))

@@ -167,8 +167,8 @@ class DeviceOperations:
         """Run a job on the current stream. `otherwise` makes it anew if the ranks find that they cannot do it
         natively; None if it is staged already."""
         if otherwise is None or self._enqueuer.join(stream, deadline):
-            return job.run(deadline)
-        return self._staged(otherwise).run(deadline)
+            return job.complete(deadline)
+        return self._staged(otherwise).complete(deadline)
 
     def check(self) -> None:
         """Raises the transport's failure."""

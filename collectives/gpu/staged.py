@@ -57,7 +57,7 @@ class Staging:
         else:
             overlap.gather()
         try:
-            result = job.run(deadline)
+            result = job.complete(deadline)
             overlap.finish()
         finally:
             self.executor.overlap = None
@@ -171,7 +171,7 @@ class _MirrorJob(Job[Any]):
             overlaps = self._exchanges_only() and mirror.array.nbytes > OVERLAP_BYTES
             return _finished(self._staging.run(self._job, mirror, target, overlaps, deadline))
         self._gather(deadline)
-        result = self._job.run(deadline)
+        result = self._job.complete(deadline)
         self._copy_back()
         return _finished(result)
 

@@ -15,6 +15,7 @@ staging slot of the call, or is an address as it is.
 
 from __future__ import annotations
 
+import enum
 from typing import Final
 
 from transports.direct import HEAD_BYTES
@@ -142,15 +143,34 @@ SOURCE: Final = 1
 TARGET: Final = 2
 STAGED_SLOT: Final = 3
 
-# Answers of the interpreter, besides the index of a row that it leaves to Python.
-DONE: Final = -1
-"""All rows have run. Python gets None instead."""
-REFUSED: Final = -2
-"""The window cannot be used any more: nothing was done."""
-OBSERVED: Final = -3
-"""The call is counted and is to be timed: no row has run."""
-UNFIT: Final = -4
-"""The arrays are not aligned, or the lanes are in use: nothing was done."""
+
+class Answer(enum.IntEnum):
+    """The answer of the interpreter. The index of a row, 0 or more, is ROW: that row is left to Python."""
+
+    ROW = 0
+    DONE = -1
+    """All rows have run. Python gets None instead."""
+    REFUSED = -2
+    """The window cannot be used any more: nothing was done."""
+    OBSERVED = -3
+    """The call is counted and is to be timed: no row has run."""
+    UNFIT = -4
+    """The arrays are not aligned, or the lanes are in use: nothing was done."""
+    UNTRIED = -5
+    """No code was called. Not an answer of the interpreter itself."""
+
+    @classmethod
+    def of(cls, value: int) -> Answer:
+        """The meaning of what the interpreter has returned."""
+        return cls.ROW if value >= 0 else cls(value)
+
+
+DONE: Final = Answer.DONE.value
+REFUSED: Final = Answer.REFUSED.value
+OBSERVED: Final = Answer.OBSERVED.value
+UNFIT: Final = Answer.UNFIT.value
+UNTRIED: Final = Answer.UNTRIED.value
+"""The answers as numbers, for compiled code and for the way of small calls."""
 
 # Words of a ring of jobs. A futex looks at the lower half of a word.
 BELL: Final = 0

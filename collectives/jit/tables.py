@@ -258,6 +258,7 @@ class JobRing:
         words = np.zeros(layout.RING_WORDS, np.int64)
         words[layout.RING_NONE], words[layout.RING_TRUE], words[layout.RING_FALSE] = id(None), id(True), id(False)
         self.capacity: Final = layout.CAPACITY
+        self._words = words.data
         self.serve: Callable[[], int | None] = code.bind("serve", words)
         """Run jobs without Python's lock until the server is called, and sleep where there are none. Returns None; or
         an answer of the oldest job (see RunTable): then Python has to end the job, and to call `end`."""
@@ -270,6 +271,11 @@ class JobRing:
         """call(1): have `serve` return after each job, and as soon as there is none; call(0): not any more."""
         self.ended: Callable[[int, int], bool] = code.bind("ended", words)
         """ended(number, nanoseconds): True once so many jobs have ended; sleeps for that time at most until then."""
+
+    @property
+    def submitted(self) -> int:
+        """Number of jobs that were ever submitted."""
+        return self._words[layout.SUBMITTED]
 
 
 def combining(code: MachineCode, name: str, itemsize: int) -> Callable[[Any, Any, Any], object] | None:

@@ -35,14 +35,17 @@ from collectives.negotiation.worker import State, Worker
 from collectives.operations import Job, Work
 from transports import forking
 from transports.base import Transport
+from transports.driver import REENTRY
 from transports.errors import (
     AbortedError,
     ClosedError,
     DeadlineExceeded,
+    ReentryError,
     RendezvousError,
     RondeError,
     from_wire,
 )
+from transports.locks import let_go
 
 _ANSWER_SECONDS: Final = 5.0
 """Time for the coordinator to answer the withdrawal of an expired operation."""
@@ -86,7 +89,7 @@ class Engine:
         self._in_flight = in_flight
         self._channel = channel
         self._runner = BatchRunner(operations, config.timeout)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._worker = Worker(self._lock, channel)
         self._closing = False
         self._refusal: RondeError | None = None
@@ -107,11 +110,13 @@ class Engine:
             raise ValueError("name='': must not be empty")
         name.encode()  # raises ValueError for strings that UTF-8 cannot encode
         participant = self._endpoint.participant
-        return self._submit(Operation(name, job, job.timeout), lambda: participant.submit(name, job.signature))
+        return self._submit(
+            Operation(name, job, job.timeout, self._check_wait), lambda: participant.submit(name, job.signature)
+        )
 
     def join(self, timeout: float) -> Work[int]:
         """Announce that this rank has no more data; see Communicator.join."""
-        return self._submit(Operation(JOIN, None, timeout), self._endpoint.participant.join)
+        return self._submit(Operation(JOIN, None, timeout, self._check_wait), self._endpoint.participant.join)
 
     def leave(self) -> None:
         """Accept no more submissions. Operations in flight go on; those that lack this rank fail. Idempotent."""
@@ -145,33 +150,46 @@ class Engine:
 
     def after_fork(self) -> None:
         """In a forked child: refuse all submissions with ForkedError."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._refusal = self._transport.group.forked_error()
         self._in_flight.remove_all()
 
     # ---- for callers' threads and the engine's; the lock is held
 
     def _submit(self, operation: Operation, add_to_announcement: Callable[[], None]) -> Work[Any]:
-        with self._lock:
-            if self._closing:
-                raise self._closed_error()
-            failure = self._refusal or self._transport.failure
-            if failure is not None:
-                raise failure.within(f"submitting {operation.describe()}")
-            self._in_flight.add(operation)
-            try:
-                if not self._worker.started:
-                    self._start()
-                expires_first = operation.expires < self._worker.due
-                if expires_first:
-                    self._worker.due = operation.expires
-                add_to_announcement()
-                if not (self._worker.state is State.SLEEPING and self._endpoint.behind):
-                    self._announce()
-                self._wake(interrupt=expires_first)
-            except RondeError:
-                self._in_flight.remove(operation.name)
-                raise
+        try:
+            with self._lock:
+                return self._submit_locked(operation, add_to_announcement)
+        except BaseException as error:
+            if not isinstance(error, RondeError):
+                let_go(self._lock)
+                self._transport.interrupted()
+                if self._in_flight.get(operation.name) is operation:  # the other ranks may have heard of it
+                    rank = self._transport.rank
+                    text = f"rank {rank} left the submission of {operation.describe()}: {error!r}"
+                    self._abort_signal.raise_abort(AbortedError(text, rank=rank))
+            raise
+
+    def _submit_locked(self, operation: Operation, add_to_announcement: Callable[[], None]) -> Work[Any]:
+        if self._closing:
+            raise self._closed_error()
+        failure = self._refusal or self._transport.failure
+        if failure is not None:
+            raise failure.within(f"submitting {operation.describe()}")
+        self._in_flight.add(operation)
+        try:
+            if not self._worker.started:
+                self._start()
+            expires_first = operation.expires < self._worker.due
+            if expires_first:
+                self._worker.due = operation.expires
+            add_to_announcement()
+            if not (self._worker.state is State.SLEEPING and self._endpoint.behind):
+                self._announce()
+            self._wake(interrupt=expires_first)
+        except RondeError:
+            self._in_flight.remove(operation.name)
+            raise
         return operation.work
 
     def _start(self) -> None:
@@ -196,6 +214,12 @@ class Engine:
 
     def _wake(self, *, interrupt: bool = False) -> None:
         self._worker.wake(interrupt=interrupt or self._closing or bool(self._endpoint.decisions))
+
+    def _check_wait(self) -> None:
+        """Raise ReentryError if this thread ends the operations, or is in the middle of a call of the transport, which
+        the engine's thread may need."""
+        if self._worker.is_current or self._transport.entered:
+            raise ReentryError(REENTRY)
 
     def _closed_error(self) -> ClosedError:
         return ClosedError(f"the communicator of rank {self._transport.rank} was closed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from collectives.metrics import Finished, Trace, now
@@ -23,10 +23,13 @@ class Operation:
 
     __slots__ = ("agreed", "arrivals", "began", "expires", "job", "name", "submitted", "timeout", "withdrawn", "work")
 
-    def __init__(self, name: str, job: Job[Any] | None, timeout: float) -> None:
+    def __init__(
+        self, name: str, job: Job[Any] | None, timeout: float, check_wait: Callable[[], object] = lambda: None
+    ) -> None:
+        """`check_wait`: see Promise."""
         self.name = name
         self.job = job
-        self.work: Promise[Any] = Promise()  # Promise[Any]() takes five times as long
+        self.work: Promise[Any] = Promise(check_wait)  # Promise[Any](...) takes five times as long
         self.timeout = timeout
         self.expires = time.monotonic() + timeout
         self.withdrawn = False

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from collectives.metrics import Trace, now
 from collectives.negotiation.in_flight import Operation
-from collectives.operations import Buffer, Job, Packable, Signature, bundles, reduce_together
-from transports.errors import RondeError
+from collectives.operations import Buffer, Calls, Job, Packable, Signature, bundles, reduce_together, run_whole
 
 
 class Operations(Protocol):
@@ -18,6 +17,10 @@ class Operations(Protocol):
     @property
     def buffer(self) -> Buffer:
         """Memory to pack small arrays into."""
+
+    @property
+    def executor(self) -> Calls:
+        """Runs the operations."""
 
     @property
     def trace(self) -> Trace:
@@ -91,7 +94,7 @@ class BatchRunner:
                 reduce_together(parts, buffer, deadline)
             else:
                 alone = bundle[0].operation
-                yield _run_alone(items[alone].name, jobs[alone], deadline)
+                yield _run_alone(items[alone].name, jobs[alone], self._operations.executor, deadline)
             for array in bundle:
                 remaining[array.operation] -= 1
                 packable = packables[array.operation]
@@ -109,10 +112,10 @@ class BatchRunner:
         return item.operation.job
 
 
-def _run_alone(name: str, job: Job[Any], deadline: float) -> Outcome:
+def _run_alone(name: str, job: Job[Any], calls: Calls, deadline: float) -> Outcome:
     try:
-        return Outcome(name, job.run(deadline))
-    except (RondeError, TypeError, ValueError) as error:
+        return Outcome(name, job.finish(run_whole(calls, job, deadline)))
+    except Exception as error:  # noqa: BLE001 - it is the operation's; in the middle of a call it has aborted
         return Outcome(name, error=error)
 
 

@@ -33,7 +33,7 @@ class Worker:
     due     the moment until which it may wait for messages, because then operations expire or stalls are reported
     """
 
-    def __init__(self, lock: threading.Lock, channel: ControlChannel) -> None:
+    def __init__(self, lock: threading.RLock, channel: ControlChannel) -> None:
         self.state = State.BUSY
         self.due = NEVER
         self._condition = threading.Condition(lock)
@@ -45,10 +45,16 @@ class Worker:
         """True once `start` was called."""
         return self._thread is not None
 
+    @property
+    def is_current(self) -> bool:
+        """True in this thread itself."""
+        return self._thread is threading.current_thread()
+
     def start(self, name: str, serve: Callable[[], None]) -> None:
         """Start the thread, which calls `serve`."""
-        self._thread = threading.Thread(target=serve, name=name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=serve, name=name, daemon=True)
+        thread.start()
+        self._thread = thread
 
     def sleep(self, seconds: float | None) -> None:
         """Called by the thread itself: wait until woken, or for `seconds`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collectives.operations.arguments import Arguments, dtype_name
 from collectives.operations.call_queue import CallQueue
+from collectives.operations.call_turn import Calls, run_whole
 from collectives.operations.clock_sync import compare_clocks
 from collectives.operations.envelope import Status
 from collectives.operations.fusion import Buffer, array_sizes, bundles, reduce_together
@@ -30,6 +31,7 @@ __all__ = [
     "ArrayOperations",
     "Buffer",
     "CallQueue",
+    "Calls",
     "DeferredResult",
     "HostAccess",
     "HostOperations",
@@ -53,4 +55,5 @@ __all__ = [
     "compare_clocks",
     "dtype_name",
     "reduce_together",
+    "run_whole",
 ]

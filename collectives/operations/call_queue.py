@@ -1,7 +1,8 @@
 """CallQueue: runs jobs one at a time, in the order of their submission.
 
-A blocking call on an idle queue runs in the caller's thread: no thread, no hand-over. The worker thread exists only
-from the first asynchronous job on. It runs jobs that are tables in machine code, without Python's lock (progress.py).
+A blocking call on an idle queue runs in the caller's thread: no thread, no hand-over. `call_turn` has the rule of the
+turn. The worker thread exists only from the first asynchronous job on. It runs jobs that are tables in machine code,
+without Python's lock (progress.py).
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import copy
 import threading
 import time
 from collections import deque
-from typing import Any, TypeVar
+from threading import get_ident
+from typing import Any, Final, TypeVar
 
 from collectives.arrays import Array
+from collectives.jit import CALLS
+from collectives.operations.call_turn import HOLDER, UNBEGUN, Calls, CallTurn, run_whole
 from collectives.operations.job import Job
 from collectives.operations.planned_call import PlainJob, PlannedCall
 from collectives.operations.progress import Progress
@@ -20,22 +24,26 @@ from collectives.operations.work import Promise, Work
 from transports import forking
 from transports.base import Group
 from transports.errors import ClosedError, DeadlineExceeded, ForkedError, RondeError
+from transports.locks import let_go
 
 T = TypeVar("T")
+
+_SLICE: Final = 0.05
+"""Seconds after which a waiting caller looks for an abort: the call before its own may not look for one."""
 
 
 class _Queued(Promise[T]):
     """A job on a stream."""
 
-    def __init__(self, job: Job[T]) -> None:
-        super().__init__()
+    def __init__(self, job: Job[T], turn: CallTurn) -> None:
+        super().__init__(turn.check_wait)
         self._job: Job[T] | None = job
 
-    def run(self) -> None:
+    def run(self, calls: Calls) -> None:
         job, self._job = self._job, None  # so that a finished operation keeps no arrays alive but its result
         assert job is not None
         try:
-            result = job.run(time.monotonic() + job.timeout)
+            result = job.finish(run_whole(calls, job, time.monotonic() + job.timeout))
         except BaseException as error:  # noqa: BLE001 - the waiting caller gets every error
             self.set_exception(error)
         else:
@@ -49,115 +57,124 @@ class _Queued(Promise[T]):
 class CallQueue:
     """Runs jobs one at a time, in the order in which they were submitted, from any thread.
 
-    A thread that runs a job holds the turn. The worker takes it before it takes a job from the queue, so a caller that
+    A thread that runs a job has the turn. The worker takes it before it takes a job from the queue, so a caller that
     finds the queue empty and the turn free has nothing before it. Machine code can take no turn: whoever submits the
     first job to the ring of `Progress` takes it and lends it to the ring. Once the ring is empty the next caller takes
     it back, or the worker does when it has another job.
     """
 
-    def __init__(self, name: str, group: Group) -> None:
-        """`name` is for messages; `group` is that of the rank."""
+    def __init__(self, name: str, group: Group, calls: Calls) -> None:
+        """`name` is for messages; `group` is that of the rank; `calls` is the executor of the jobs."""
         self._name = name
         self._group = group
-        self._turn = threading.Lock()
-        self._changed = threading.Condition()
+        self._calls = calls
+        self._words = calls.words
+        self._turn = CallTurn(calls)
+        self._take = self._turn.take
+        self._clear = self._turn.clear
         self._queue: deque[_Queued[Any]] = deque()
         self._closed = False
         self._worker: threading.Thread | None = None
         self._progress: Progress | None = None
-        self._lent = False
-        """True while the ring has the turn."""
         self._state = "closed"
         self._forked: ForkedError | None = None
-        self.end = self._turn.release
-        """Give the turn back."""
         forking.register(self)
 
+    @property
+    def entered(self) -> bool:
+        """True if this thread is in the middle of a job."""
+        return self._turn.is_mine
+
     def run(self, job: Job[T]) -> T:
-        """Run a job and return its result: here and now if nothing is before it."""
-        if not self.begin():
-            return self.submit(job).wait()
+        """Run a job and return its result: here and now if nothing is before it. Raises ReentryError in the middle of
+        another one of this thread."""
+        me, before, turn = get_ident(), UNBEGUN, self._turn
         try:
-            return job.run(time.monotonic() + job.timeout)
-        finally:
-            self.end()
+            if self._queue or self._closed or (turn.take(HOLDER, me) is not me and not self._take_back(me)):
+                return self._run_later(job)
+            before = self._words[CALLS]
+            product = job.run(time.monotonic() + job.timeout)
+            turn.give_back()
+        except BaseException as error:
+            turn.leave(me, before, error)
+            raise
+        return job.finish(product)
 
     def run_planned(self, planned: PlannedCall, x: Array, out: Array | None, seconds: float) -> Any:
         """The same as `run(PlainJob(planned, x, out, seconds))`, without the job: a small call takes hardly longer than
         the making of one."""
-        if self._queue or self._closed or not (self._turn.acquire(False) or (self._lent and self._take_back())):
-            return self.submit(PlainJob(planned, x, out, seconds)).wait()
+        me, before = get_ident(), UNBEGUN
         try:
+            if self._queue or self._closed or (self._take(HOLDER, me) is not me and not self._take_back(me)):
+                return self._run_later(PlainJob(planned, x, out, seconds))
+            before = self._words[CALLS]
             result = planned.empty() if out is None else out
-            if planned.begin is not None:
-                try:
-                    answer = planned.begin(x, result)
-                except BaseException as error:
-                    planned.leave(error)
-                    raise
-                if answer is not None:
-                    deadline = time.monotonic() + seconds
-                    if planned.go_on(answer, x, result, deadline) is False:
-                        return planned.otherwise(x, out, seconds, deadline)
-                return result
-            if planned.flat:
-                source, target = x, result
-            else:
-                target = result.reshape(-1)
-                source = target if out is x else x.reshape(-1)
-            deadline = time.monotonic() + seconds
-            if planned.quietly(planned.function, planned.planned, source, target, deadline) is False:
-                return planned.otherwise(x, out, seconds, deadline)
-            return result
-        finally:
-            self.end()
-
-    def begin(self) -> bool:
-        """Take the turn if nothing is before the caller; then `end` must follow. False if it has to queue."""
-        if self._queue or self._closed:
-            return False
-        return self._turn.acquire(False) or (self._lent and self._take_back())
+            answer = planned.begin(x, result)
+            if answer is not None:
+                result = planned.go_on(answer, x, out, result, seconds)
+            self._clear()
+            if self._turn.awaited:
+                self._turn.give_back()
+        except BaseException as error:
+            self._turn.leave(me, before, error)
+            raise
+        return result
 
     def submit(self, job: Job[T]) -> Work[T]:
         """Queue a job; its timeout counts from when it begins."""
-        with self._changed:
-            if self._closed:
-                raise self._closed_error()
-            found = self._submit_to_ring(job) if isinstance(job, PlainJob) and not self._queue else None
-            if found is None:
-                work = _Queued(job)
-                self._queue.append(work)
-                self._call_worker()
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                self._worker.start()
-        return work if found is None else found
+        work: Work[T] | None = None
+        submitted = 0 if self._progress is None else self._progress.ring.submitted
+        try:
+            with self._turn.lock:
+                if self._closed:
+                    raise self._closed_error()
+                if isinstance(job, PlainJob) and not self._queue:
+                    work = self._submit_to_ring(job)
+                if work is None:
+                    work = queued = _Queued(job, self._turn)
+                    self._start_worker()
+                    self._queue.append(queued)  # the job is submitted here
+                    self._call_worker()
+            return work
+        except BaseException as error:
+            if not isinstance(error, RondeError):
+                let_go(self._turn.lock)
+                if work is None or not self._withdraw(work):
+                    self._interrupted(error, submitted)
+            raise
 
     def retire(self, state: str) -> None:
         """Refuse all later jobs; `state` is the text of their errors. Raises ClosedError if jobs are refused
         already."""
-        with self._changed:
+        with self._turn.lock:
             if self._closed:
                 raise self._closed_error()
             self._closed, self._state = True, state
             self._call_worker()
 
     def close(self, deadline: float) -> None:
-        """Wait until the submitted jobs have ended, then end the worker. Idempotent.
+        """Wait until the submitted jobs have ended, then end the worker. Idempotent. In the middle of a job of this
+        thread the communicator must have been aborted; the jobs that have not begun are refused.
 
         Raises DeadlineExceeded if that takes too long; jobs that have not begun by then are refused with ClosedError.
         """
-        with self._changed:
+        turn, me = self._turn, get_ident()
+        inside = turn.is_mine
+        with turn.lock:
             self._closed = True
             self._call_worker()
-            self._changed.wait_for(lambda: not self._queue, max(0.0, deadline - time.monotonic()))
+            if not inside:
+                turn.changed.wait_for(lambda: not self._queue, max(0.0, deadline - time.monotonic()))
             abandoned, self._queue = self._queue, deque()
             worker = self._worker
         for work in abandoned:
             work.refuse(self._closed_error())
-        drained = self._turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        if inside:
+            return
+        with turn.lock:
+            drained = turn.await_turn(me, max(0.0, deadline - time.monotonic()), lambda: False)
         if drained:
-            self._turn.release()
+            turn.give_back()
         if abandoned or not drained:
             raise DeadlineExceeded(f"{self._name}: operations were still in flight when it was closed")
         if worker is not None and worker is not threading.current_thread():
@@ -167,74 +184,127 @@ class CallQueue:
         """In a forked child: refuse all jobs with ForkedError. The turn stays as it is: a caller who has forked in the
         middle of a job will give it back."""
         self._closed, self._forked = True, self._group.forked_error()
-        self._changed = threading.Condition()
+        self._turn.after_fork()
         self._queue = deque()
-        self._lent = False
 
     def _closed_error(self) -> RondeError:
         return copy.copy(self._forked) or ClosedError(f"{self._name} is {self._state}")
+
+    # ---- for a caller whose job is not the first
+
+    def _run_later(self, job: Job[T]) -> T:
+        """Queue a job and wait for its result. It must begin within its timeout."""
+        self._turn.check_wait()
+        work: Work[T] | None = None
+        try:
+            work = self.submit(job)
+            until = time.monotonic() + job.timeout
+            while not work.ends_within(_SLICE):
+                failure, late = self._calls.failure, time.monotonic() >= until
+                if (late or failure is not None) and self._withdraw(work):
+                    if failure is not None:
+                        raise failure.within(f"in {job.signature.describe()}, which waited for another call to end")
+                    raise DeadlineExceeded(
+                        f"{job.signature.describe()} did not begin within {job.timeout:g} s: another call of "
+                        f"{self._name} goes on in another thread"
+                    )
+            return work.wait()
+        except BaseException as error:
+            if work is not None and not isinstance(error, RondeError) and not work.test() and not self._withdraw(work):
+                self._calls.left(error)
+            raise
+
+    def _withdraw(self, work: Work[Any]) -> bool:
+        """Take a job back that has not begun."""
+        with self._turn.lock:
+            if work not in self._queue:
+                return False
+            assert isinstance(work, _Queued)
+            self._queue.remove(work)
+            return True
+
+    def _interrupted(self, error: BaseException, submitted: int) -> None:
+        """An interrupt has left `submit`, whose job is not in the queue: it runs on the ring, in the worker, or not at
+        all."""
+        progress = self._progress
+        if progress is None:
+            return
+        progress.interrupted()
+        if progress.ring.submitted != submitted:
+            self._calls.left(error)
+        elif self._turn.is_lent and progress.idle:
+            self._turn.give_back()
 
     # ---- the lock is held
 
     def _submit_to_ring(self, job: PlainJob) -> Work[Any] | None:
         """Have machine code run a job that nothing but jobs of the ring is before; None if it cannot."""
-        if job.planned.table is None or not (self._lent or self._turn.acquire(False)):
+        if job.planned.table is None or not self._turn.lend():
             return None
         work = None
-        try:
-            if self._progress is None:
-                ring = job.planned.job_ring()
-                if ring is not None:
-                    self._progress = Progress(ring)
-                    self._changed.notify_all()
-            if self._progress is not None:
-                work = self._progress.submit(job)
-            self._lent = self._lent or work is not None
-        finally:
-            if not self._lent:
-                self._turn.release()
+        if self._progress is None:
+            ring = job.planned.job_ring()
+            if ring is not None:
+                self._start_worker()
+                self._progress = Progress(ring)
+                self._turn.changed.notify_all()
+        if self._progress is not None:
+            work = self._progress.submit(job)
+        if work is None and (self._progress is None or self._progress.idle):
+            self._turn.give_back()
         return work
+
+    def _start_worker(self) -> None:
+        if self._worker is None:
+            worker = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            worker.start()
+            self._worker = worker
 
     def _call_worker(self) -> None:
         """Have the worker look at the queue, and at `_closed`."""
-        self._changed.notify_all()
+        self._turn.changed.notify_all()
         if self._progress is not None:
             self._progress.ring.call(1)
 
     # ---- from any thread
 
-    def _take_back(self) -> bool:
+    def _take_back(self, me: object) -> bool:
         """Take the turn that is lent, if the ring is empty."""
-        with self._changed:
+        turn = self._turn
+        if not turn.is_lent:
+            return False
+        with turn.lock:
             progress = self._progress
-            if progress is None or not self._lent or self._queue or not progress.idle:
+            if progress is None or not turn.is_lent or self._queue or not progress.idle:
                 return False
-            self._lent = False
+            turn.take_back(me)
             progress.drop_ended()
             return True
 
     # ---- the worker
 
     def _serve(self) -> None:
+        me, turn = get_ident(), self._turn
         while self._await_job():
-            with self._turn:
-                with self._changed:
-                    work = self._queue.popleft() if self._queue else None  # close may have refused it
-                    self._changed.notify_all()
-                if work is not None:
-                    work.run()
+            with turn.lock:
+                turn.await_turn(me, None, lambda: False)
+                work = self._queue.popleft() if self._queue else None  # close may have refused it
+                turn.changed.notify_all()
+            if work is not None:
+                work.run(self._calls)
+            turn.give_back()
 
     def _await_job(self) -> bool:
         """Wait until the first job is one of the queue, and run those of the ring meanwhile. False if there will be no
         more jobs."""
+        turn = self._turn
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: bool(self._queue) or self._closed or self._progress is not None)
+            with turn.lock:
+                turn.changed.wait_for(lambda: bool(self._queue) or self._closed or self._progress is not None)
                 progress, wanted = self._progress, bool(self._queue) or self._closed
                 if wanted and (progress is None or progress.idle):
-                    if self._lent:
-                        self._lent = False
-                        self._turn.release()
+                    if turn.is_lent:
+                        turn.give_back()
                     return bool(self._queue)
                 if progress is not None:
                     progress.expect(wanted)

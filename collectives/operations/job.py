@@ -54,26 +54,37 @@ class Job(ABC, Generic[T_co]):
         return None
 
     @abstractmethod
-    def run(self, deadline: float) -> T_co:
-        """Do it before the deadline (monotonic seconds); returns the result of the call."""
+    def run(self, deadline: float) -> Any:
+        """Do all exchanges before the deadline (monotonic seconds); returns the product for `finish`. An exception that
+        is none of Ronde's, once the first exchange has begun, leaves the other ranks waiting: they abort."""
+
+    def finish(self, product: Any) -> T_co:
+        """The result of the call, made of the product of `run` by this rank alone. Its errors concern this rank."""
+        return product  # type: ignore[no-any-return]
+
+    def complete(self, deadline: float) -> T_co:
+        """`run` and `finish`, as a part of another job."""
+        return self.finish(self.run(deadline))
 
 
 class FunctionJob(Job[T_co]):
-    """A job that calls a function of the deadline."""
+    """A job made of two functions: `run` of the deadline, and `finish` of its product."""
 
-    __slots__ = ("_function", "_packable", "_signature")
+    __slots__ = ("_finish", "_packable", "_run", "_signature")
 
     def __init__(
         self,
-        function: Callable[[float], T_co],
+        run: Callable[[float], Any],
         timeout: float,
         signature: Signature,
         packable: Packable | None = None,
+        finish: Callable[[Any], T_co] | None = None,
     ) -> None:
         super().__init__(timeout)
-        self._function = function
-        self._signature = signature
+        self._run = run
+        self._finish = finish
         self._packable = packable
+        self._signature = signature
 
     @property
     def signature(self) -> Signature:
@@ -83,5 +94,8 @@ class FunctionJob(Job[T_co]):
     def packable(self) -> Packable | None:
         return self._packable
 
-    def run(self, deadline: float) -> T_co:
-        return self._function(deadline)
+    def run(self, deadline: float) -> Any:
+        return self._run(deadline)
+
+    def finish(self, product: Any) -> T_co:
+        return super().finish(product) if self._finish is None else self._finish(product)

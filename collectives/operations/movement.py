@@ -78,7 +78,14 @@ class Movement:
         jobs = [self._gathering("allgather", x, None, None, None, seconds) for x in xs]
         detail = tuple(part for job in jobs for part in job.signature[1:3])
         signature = Signature("grouped_allgather", detail=(*detail, *self._space.detail))
-        return self._start.job(FunctionJob(lambda deadline: [job.run(deadline) for job in jobs], seconds, signature))
+
+        def run(deadline: float) -> list[Any]:
+            return [job.run(deadline) for job in jobs]
+
+        def finish(products: list[Any]) -> list[Any]:
+            return [job.finish(product) for job, product in zip(jobs, products, strict=True)]
+
+        return self._start.job(FunctionJob(run, seconds, signature, finish=finish))
 
     def _gathering(
         self,
@@ -103,7 +110,10 @@ class Movement:
         given = None if out is None or not receives else tuple(space.array(out, "out").shape)
         speculative = speculative and root is None
 
-        def finished(result: Result, whole: tuple[int, ...]) -> Any:
+        def finish(product: tuple[Result, tuple[int, ...]] | None) -> Any:
+            if product is None:
+                return None
+            result, whole = product
             if given not in (None, whole):  # the exchange took place, so that the other ranks are not left waiting
                 raise ValueError(f"out: has shape {given}, must have {whole}")
             return result.finish()
@@ -111,13 +121,13 @@ class Movement:
         def place(whole: tuple[int, ...]) -> Result:
             return space.result(out if given == whole else None, whole, array.dtype, x)
 
-        def run(deadline: float) -> Any:
+        def run(deadline: float) -> tuple[Result, tuple[int, ...]] | None:
             if speculative and self._speculates(algorithm):
                 planned = self._calls.find("allgather", array, source, None, (algorithm,), self._plan_even_allgather)
                 whole = (shape[0] * size, *shape[1:])
                 result = place(whole)
                 if planned.run(source, result.flat, deadline):
-                    return finished(result, whole)
+                    return result, whole
             shapes = agree_on_shapes(space.executor, collective, shape, array.dtype, deadline)
             if space.speculates:
                 self._speculation.agreed(shapes)
@@ -127,9 +137,10 @@ class Movement:
                 return None
             result = place(shapes.whole)
             self._exchange(call, source, result.flat, deadline)
-            return finished(result, shapes.whole)
+            return result, shapes.whole
 
-        return FunctionJob(run, seconds, self._signature(collective, array, shape[1:], root, algorithm))
+        signature = self._signature(collective, array, shape[1:], root, algorithm)
+        return FunctionJob(run, seconds, signature, finish=finish)
 
     def _speculates(self, algorithm: str | None) -> bool:
         """True if an allgather by this algorithm may run as if all parts were equal."""
@@ -174,20 +185,25 @@ class Movement:
         elif out is not None:
             space.array(out, "out")
 
-        def run(deadline: float) -> Any:
+        def run(deadline: float) -> Result | Exception:
             shapes = agree_on_parts(space.executor, given, root, deadline)
             mine = (shapes.rows[rank], *shapes.rest)
             call = Call("scatter", shapes.dtype, shapes.blocks, None, root, None, algorithm)
             try:
                 result = space.result(out, mine, shapes.dtype, None if given is None else x)
-            except (TypeError, ValueError):  # take part all the same, so that the other ranks are not left waiting
+            except (TypeError, ValueError) as error:  # take part all the same: the other ranks are not left waiting
                 self._exchange(call, source, space.empty(shapes.blocks[rank], shapes.dtype), deadline)
-                raise
+                return error
             self._exchange(call, None if source is None else space.apart(source, out), result.flat, deadline)
-            return result.finish()
+            return result
+
+        def finish(product: Result | Exception) -> Any:
+            if isinstance(product, Exception):
+                raise product
+            return product.finish()
 
         signature = Signature("scatter", root=root, algorithm=algorithm, detail=space.detail)
-        return self._start.job(FunctionJob(run, seconds, signature))
+        return self._start.job(FunctionJob(run, seconds, signature, finish=finish))
 
     def alltoall(
         self,
@@ -224,21 +240,26 @@ class Movement:
         source = space.apart(space.flat(array), out)
         given = None if out is None else tuple(space.array(out, "out").shape)
 
-        def run(deadline: float) -> Any:
+        def run(deadline: float) -> tuple[Result, Shapes]:
             coming = agree_on_splits(space.executor, array.dtype, rows, rest, splits is not None, deadline)
             blocks = row_and_column(self._arguments.rank, Shapes(array.dtype, rows, rest).blocks, coming.blocks)
             call = Call("alltoall", array.dtype, blocks, algorithm=algorithm, uneven=splits is not None)
             fits = given in (None, coming.whole)
             result = space.result(out if fits else None, coming.whole, array.dtype, x)
             self._exchange(call, source, result.flat, deadline)
-            if not fits:
+            return result, coming
+
+        def finish(product: tuple[Result, Shapes]) -> Any:
+            result, coming = product
+            if given not in (None, coming.whole):
                 raise ValueError(f"out: has shape {given}, must have {coming.whole}")
             received = result.finish()
             return (received, np.asarray(coming.rows, np.int64)) if return_splits else received
 
         signature = self._signature("alltoall", array, rest, None, algorithm)
         agreed = ("splits",) if splits is not None else (f"{array.shape[0]} rows",)
-        return FunctionJob(run, seconds, signature._replace(detail=(*agreed, *signature.detail)))
+        signature = signature._replace(detail=(*agreed, *signature.detail))
+        return FunctionJob(run, seconds, signature, finish=finish)
 
     def barrier(self, *, algorithm: str | None = None, timeout: float | None = None) -> Any:
         self._selector.check("barrier", algorithm)
@@ -281,7 +302,8 @@ class Movement:
 
         def agree_first(x: Array, out: Array | None, seconds: float, deadline: float) -> Any:
             """The same allgather, which begins with the agreement on sizes."""
-            return self._gathering("allgather", x, None, out, algorithm, seconds, speculative=False).run(deadline)
+            job = self._gathering("allgather", x, None, out, algorithm, seconds, speculative=False)
+            return job.complete(deadline)
 
         return PlannedCall(
             self._calls.space,

@@ -34,28 +34,33 @@ class Objects:
         data = encode(obj, "obj") if here else None
         alias = 0 if here else None
 
-        def run(deadline: float) -> Any:
+        def run(deadline: float) -> Array:
             length = np.array([0 if data is None else data.size], np.int64)
             agreement = Call("broadcast", length.dtype, (1,), root=root, alias=alias, within=AGREEMENT)
             self._executor.run_call(agreement, length if here else None, length, deadline)
             received = np.empty(int(length[0]), np.uint8) if data is None else data
             call = Call("broadcast", _BYTE, (received.size,), root=root, alias=alias)
             self._executor.run_call(call, data, received, deadline)
+            return received
+
+        def finish(received: Array) -> Any:
             return obj if here else pickle.loads(received.data)
 
-        return FunctionJob(run, self._arguments.timeout(timeout), Signature("broadcast_object", root=root))
+        signature = Signature("broadcast_object", root=root)
+        return FunctionJob(run, self._arguments.timeout(timeout), signature, finish=finish)
 
     def allgather_object(self, obj: Any, *, timeout: float | None = None) -> Job[list[Any]]:
         require_authenticated(self._executor)
         data = encode(obj, "obj")
 
-        def run(deadline: float) -> list[Any]:
+        def run(deadline: float) -> tuple[Array, Sequence[int]]:
             shapes = agree_on_shapes(self._executor, "allgather_object", data.shape, _BYTE, deadline)
             everything = np.empty(shapes.whole, np.uint8)
             self._executor.run_call(Call("allgather", _BYTE, shapes.blocks), data, everything, deadline)
-            return _decode_all(everything, shapes.rows)
+            return everything, shapes.rows
 
-        return FunctionJob(run, self._arguments.timeout(timeout), Signature("allgather_object"))
+        signature = Signature("allgather_object")
+        return FunctionJob(run, self._arguments.timeout(timeout), signature, finish=_decode_all)
 
     def gather_object(self, obj: Any, root: int = 0, *, timeout: float | None = None) -> Job[list[Any] | None]:
         root = self._arguments.root(root)
@@ -63,14 +68,18 @@ class Objects:
         data = encode(obj, "obj")
         here = self._arguments.rank == root
 
-        def run(deadline: float) -> list[Any] | None:
+        def run(deadline: float) -> tuple[Array, Sequence[int]]:
             shapes = agree_on_shapes(self._executor, "gather_object", data.shape, _BYTE, deadline)
             everything = np.empty(sum(shapes.rows) if here else 0, np.uint8)
             call = Call("gather", _BYTE, shapes.blocks, root=root)
             self._executor.run_call(call, data, everything if here else None, deadline)
-            return _decode_all(everything, shapes.rows) if here else None
+            return everything, shapes.rows
 
-        return FunctionJob(run, self._arguments.timeout(timeout), Signature("gather_object", root=root))
+        def finish(product: tuple[Array, Sequence[int]]) -> list[Any] | None:
+            return _decode_all(product) if here else None
+
+        signature = Signature("gather_object", root=root)
+        return FunctionJob(run, self._arguments.timeout(timeout), signature, finish=finish)
 
     def scatter_object(
         self, objs: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None
@@ -85,13 +94,15 @@ class Objects:
             parts = [encode(obj, f"objs[{rank}]") for rank, obj in enumerate(objs)]
             given, source = Shapes(_BYTE, tuple(map(len, parts)), ()), np.concatenate(parts)
 
-        def run(deadline: float) -> Any:
+        def run(deadline: float) -> Array:
             shapes = agree_on_parts(self._executor, given, root, deadline)
             mine = np.empty(shapes.rows[self._arguments.rank], np.uint8)
             self._executor.run_call(Call("scatter", _BYTE, shapes.blocks, root=root), source, mine, deadline)
-            return pickle.loads(mine.data)
+            return mine
 
-        return FunctionJob(run, self._arguments.timeout(timeout), Signature("scatter_object", root=root))
+        signature = Signature("scatter_object", root=root)
+        seconds = self._arguments.timeout(timeout)
+        return FunctionJob(run, seconds, signature, finish=lambda mine: pickle.loads(mine.data))
 
 
 def require_authenticated(executor: Executor) -> None:
@@ -100,8 +111,9 @@ def require_authenticated(executor: Executor) -> None:
         raise TransportError("objects are not unpickled over links that are not authenticated: give the job a secret")
 
 
-def _decode_all(everything: Array, lengths: Sequence[int]) -> list[Any]:
-    """The objects whose pickles stand one after the other."""
+def _decode_all(product: tuple[Array, Sequence[int]]) -> list[Any]:
+    """The objects whose pickles, of these lengths, stand one after the other."""
+    everything, lengths = product
     ends = np.cumsum(lengths)
     return [pickle.loads(everything[end - length : end].data) for end, length in zip(ends, lengths, strict=True)]
 

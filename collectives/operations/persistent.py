@@ -2,59 +2,35 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from collectives.operations.call_queue import CallQueue
 from collectives.operations.job import Job
-from collectives.operations.planned_call import PlainJob, PlannedCall
+from collectives.operations.planned_call import PlainJob
 from collectives.operations.work import Work
 
 
 class Persistent:
     """A call that `Communicator.plan` has made, for any number of runs. It keeps its arrays alive."""
 
-    __slots__ = ("_make", "_out", "_planned", "_queue", "_source", "_target", "_timeout", "_x")
+    __slots__ = ("_make", "_plain", "_queue")
 
     def __init__(self, queue: CallQueue, make: Callable[[], Job[Any]]) -> None:
         """`make` makes the job of one run. It is called once here, so that bad arguments are found."""
         self._queue = queue
         self._make = make
-        self._planned: PlannedCall | None = None
         job = make()
-        if isinstance(job, PlainJob) and job.out is not None:
-            self._planned, self._timeout = job.planned, job.timeout
-            self._x, self._out = job.x, job.out
-            self._source, self._target = job.arrays(job.out)
+        self._plain = (
+            (job.planned, job.x, job.out, job.timeout) if isinstance(job, PlainJob) and job.out is not None else None
+        )
 
     def run(self) -> Any:
         """Run it now, and return the result of the plain call: `out`, if that was given. Collective.
 
         Raises the errors of the plain call; ClosedError if the communicator has been closed.
         """
-        planned, queue = self._planned, self._queue
-        if planned is None or not queue.begin():
-            return queue.run(self._make())
-        try:
-            if planned.begin is not None:
-                try:
-                    answer = planned.begin(self._source, self._target)
-                except BaseException as error:
-                    planned.leave(error)
-                    raise
-                if answer is None:
-                    return self._out
-                deadline = time.monotonic() + self._timeout
-                done = planned.go_on(answer, self._source, self._target, deadline)
-            else:
-                deadline = time.monotonic() + self._timeout
-                done = planned.quietly(planned.function, planned.planned, self._source, self._target, deadline)
-            if done is False:
-                return planned.otherwise(self._x, self._out, self._timeout, deadline)
-        finally:
-            queue.end()
-        return self._out
+        return self._queue.run(self._make()) if self._plain is None else self._queue.run_planned(*self._plain)
 
     def start(self) -> Work[Any]:
         """Begin to run it, in the order of calls. Its arrays must not be touched until the Work is over."""

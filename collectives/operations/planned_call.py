@@ -10,6 +10,7 @@ PlannedCalls.find --> PlannedCall --> Job --> CallQueue.run, submit, a persisten
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,16 +18,20 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.execution import Scales
-from collectives.jit import UNFIT, ArrayKind, JobRing
+from collectives.jit import UNFIT, UNTRIED, ArrayKind, JobRing
 from collectives.operations.job import Job, Packable, Part
 from collectives.operations.reduction import Reduction
 from collectives.operations.signature import Signature
 from collectives.operations.space import Result, Space
-from collectives.operations.speculation import UNTRIED, Speculation
+from collectives.operations.speculation import Speculation
+from transports.locks import let_go
 
 _ndarray: Final = np.ndarray
 _MOST_CALLS: Final = 4096
 """Kinds of calls that are kept. A program may scale by another factor in each step."""
+
+
+_NOT_RUN: Final = frozenset((UNTRIED, UNFIT))
 
 
 def _always_done(*_: Any) -> Any:
@@ -37,6 +42,11 @@ def _always_done(*_: Any) -> Any:
 def _never(x: Any, out: Any) -> bool:
     """The `fits` of a call that is always looked up."""
     return False
+
+
+def _untried(x: Any, out: Any) -> int:
+    """The `begin` of a call that machine code does not run."""
+    return UNTRIED
 
 
 class PlannedCall:
@@ -52,7 +62,7 @@ class PlannedCall:
     fits       (x, out): True if both are arrays as those that the call was planned for; False if it has to be looked up
     table      of a call that is nothing but a table; None for others
     begin      (source, target), of any shape: begins what `function` does, in machine code, and mostly ends it; then it
-               returns None, and otherwise what `go_on` wants. None if there is no such function
+               returns None, and otherwise what `go_on` wants; UNTRIED, with nothing done, if there is no such code
     """
 
     __slots__ = (
@@ -104,21 +114,32 @@ class PlannedCall:
         table = None if scales is None else space.table(planned)
         self._table = None if table is None or scales is None else table.scaled(scales)
         self.table = None if speculation is not None else self._table
-        self.begin: Callable[[Any, Any], int | None] | None = None
+        self.begin: Callable[[Any, Any], int | None] = _untried
         if self._table is not None:
             run = self._table.run
             self.begin = run if speculation is None else speculation.guard(run, planned.call)
         self.fits: Callable[[Any, Any], bool] = _never
 
-    def go_on(self, answer: int, source: Any, target: Any, deadline: float) -> Any:
-        """End a call after `begin` has returned `answer`. Returns as `function`, and raises as Executor.run."""
-        assert self._table is not None
-        if answer in (UNTRIED, UNFIT):
-            return self.run(source.reshape(-1), target.reshape(-1), deadline)
-        done = self.quietly(self._executor.go_on, self._table, answer, source, target, deadline)
-        if self._speculation is not None and not done:
-            self._speculation.failed()
-        return done
+    def go_on(self, answer: int, x: Any, out: Any, result: Any, seconds: float) -> Any:
+        """End a call on x after `begin` has returned `answer`; returns its result. Raises as Executor.run.
+
+        out, result   as the caller gave it, and the array for the result
+        seconds       that the call may take
+        """
+        deadline = time.monotonic() + seconds
+        if answer in _NOT_RUN:
+            if self.flat:
+                source, target = x, result
+            else:
+                target = result.reshape(-1)
+                source = target if out is x else x.reshape(-1)
+            done = self.quietly(self.function, self.planned, source, target, deadline)
+        else:
+            assert self._table is not None
+            done = self.quietly(self._executor.go_on, self._table, answer, x, result, deadline)
+            if self._speculation is not None and not done:
+                self._speculation.failed()
+        return self.otherwise(x, out, seconds, deadline) if done is False else result
 
     def job_ring(self) -> JobRing | None:
         """A new ring for calls with a `table`; see Executor.job_ring."""
@@ -129,9 +150,9 @@ class PlannedCall:
         assert self.table is not None
         self._executor.report_times(self.table)
 
-    def leave(self, error: BaseException) -> None:
-        """Abort because of an error in `begin`."""
-        self._executor.leave(self.planned, error)
+    def left(self, error: BaseException) -> None:
+        """See Executor.left."""
+        self._executor.left(error)
 
     def run(self, source: Any, target: Any, deadline: float) -> Any:
         """Run it between flat arrays; `target` is None where this rank gets no result. Raises as Executor.run."""
@@ -223,16 +244,26 @@ class PlannedCalls:
             return self._make(key, array, make, isinstance(error, KeyError))
 
     def _make(self, key: tuple[Any, ...], array: Any, make: Callable[..., PlannedCall], keep: bool) -> PlannedCall:
+        lock = self.space.executor.planning
+        try:
+            with lock:
+                planned = self._known.get(key) if keep else None  # another thread has made it meanwhile
+                return self._made(key, array, make, keep) if planned is None else planned
+        except BaseException:
+            let_go(lock)
+            raise
+
+    def _made(self, key: tuple[Any, ...], array: Any, make: Callable[..., PlannedCall], keep: bool) -> PlannedCall:
         collective, arguments, in_place, _, _, offsets = key
         if len(self._known) >= _MOST_CALLS:
             self.space.executor.forget_plans()
         planned = make(array, in_place, offsets, *arguments)
         if keep:
-            self._known[key] = planned
             if planned.shape is not None:
                 kind = ArrayKind(planned.dtype, planned.shape)
                 executor = self.space.executor
                 planned.fits = executor.fitting(collective, array, kind, offsets, in_place=in_place) or _never
+            self._known[key] = planned
         return planned
 
 
@@ -304,7 +335,9 @@ class ArrayJob(Job[Any]):
         assert result is not None
         return Packable((Part(reduction, self._source.size, self._source, result.flat),), result.finish)
 
-    def run(self, deadline: float) -> Any:
+    def run(self, deadline: float) -> None:
         result = self._result
         self.planned.run(self._source, None if result is None else result.flat, deadline)
-        return None if result is None else result.finish()
+
+    def finish(self, product: Any) -> Any:
+        return None if self._result is None else self._result.finish()

@@ -80,6 +80,11 @@ class Message(Work[Any]):
         self._finish = finish
         self._tell = tell
 
+    @property
+    def ended(self) -> bool:
+        """True once it has ended, well or not, as `test` or `wait` has found."""
+        return self._ended
+
     def test(self) -> bool:
         try:
             if not all(part.request.test() for part in self._parts):
@@ -188,12 +193,40 @@ class PointToPoint:
         self._access = access
         self._executor = executor
         self._retired = ""
+        self._begun = 0
+        """Number of requests that were begun, or were about to be."""
         self._everyone = frozenset(ranks)
         self._numbers = {rank: number for number, rank in enumerate(ranks)}
 
     def retire(self, state: str) -> None:
         """Take no more messages; `state` is the state that the errors tell."""
         self._retired = state
+
+    def begin(self, method: Callable[..., Message], *arguments: Any, **options: Any) -> Message:
+        """Begin a message by one of the methods below. An interrupt after its first request has begun aborts the
+        communicator: what comes next would go to a request that nobody waits for."""
+        before = self._begun
+        try:
+            return method(*arguments, **options)
+        except BaseException as error:
+            self._interrupted(error, self._begun != before)
+            raise
+
+    def run(self, method: Callable[..., Message], *arguments: Any, **options: Any) -> Any:
+        """`begin` a message and wait for it. An interrupt before its end aborts the communicator."""
+        before, message = self._begun, None
+        try:
+            message = method(*arguments, **options)
+            return message.wait()
+        except BaseException as error:
+            self._interrupted(error, self._begun != before if message is None else not message.ended)
+            raise
+
+    def _interrupted(self, error: BaseException, begun: bool) -> None:
+        if not isinstance(error, RondeError):
+            self._executor.interrupted()
+            if begun:
+                self._executor.left(error, "a message")
 
     def send(self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Message:
         array = flat(self._access.array(x, time.monotonic() + self._arguments.timeout(timeout)))
@@ -312,6 +345,7 @@ class PointToPoint:
     ) -> None:
         """Begin one request of a message."""
         peer = self._ranks[rank]
+        self._begun += 1
         try:
             request = start(peer, self._tag | int(tag), as_bytes(array), check)
         except (PeerLost, ConnectError) as error:
@@ -332,6 +366,7 @@ class PointToPoint:
         message = self._message(timeout)
         doing = f"receive from {_sender(src)}"
         view, check = (None, None) if memory is None else (as_bytes(memory), check_of(memory.dtype))
+        self._begun += 1
         try:
             request = ability.irecv_any(sources, tags, view, check)
         except (PeerLost, ConnectError) as error:

@@ -25,7 +25,8 @@ from collectives.jit import JobRing
 from collectives.operations.planned_call import PlainJob
 from collectives.operations.work import Work
 from transports import forking
-from transports.errors import DeadlineExceeded, ForkedError
+from transports.errors import DeadlineExceeded, ForkedError, RondeError
+from transports.locks import let_go
 
 _SLICE: Final = 50_000_000
 """Nanoseconds of one sleep of a waiting caller. Between two of them Python handles signals."""
@@ -67,6 +68,9 @@ class RingWork(Work[Any]):
             raise self._error
         return self._result
 
+    def ends_within(self, seconds: float) -> bool:
+        return self._ended(self.number, int(1e9 * seconds)) or self._is_inherited()
+
     def add_done_callback(self, callback: Callable[[Work[Any]], object]) -> None:
         self._callbacks.append(callback)
         if not self._over():
@@ -79,9 +83,11 @@ class RingWork(Work[Any]):
         job = self.job
         assert job is not None
         try:
-            job.planned.go_on(answer, job.x, self._result, time.monotonic() + job.timeout)
+            job.planned.go_on(answer, job.x, self._result, self._result, job.timeout)
         except BaseException as error:  # noqa: BLE001 - the waiting caller gets every error
             self._error = error
+            if not isinstance(error, RondeError):
+                job.planned.left(error)
 
     def _sleep(self, timeout: float | None) -> None:
         if timeout is None:
@@ -106,15 +112,14 @@ class Progress:
 
     def __init__(self, ring: JobRing) -> None:
         self.ring = ring
-        self._lock = threading.Lock()
-        self._submitted = 0
+        self._lock = threading.RLock()
         self._works: deque[RingWork] = deque()
         """Those whose end nobody has seen yet: they keep the tables and arrays whose addresses are in the ring."""
 
     @property
     def idle(self) -> bool:
         """True if all jobs have ended."""
-        return self.ring.ended(self._submitted, 0)
+        return self.ring.ended(self.ring.submitted, 0)
 
     def submit(self, job: PlainJob) -> RingWork | None:
         """Have the thread run a job; None if the ring is full, or the job is no table."""
@@ -123,11 +128,16 @@ class Progress:
         with self._lock:
             if table is None or len(self._works) >= self.ring.capacity:
                 return None
-            self._submitted += 1
-            work = RingWork(self, self._submitted, job)
+            while self._works and self._works[-1].number > self.ring.submitted:
+                self._works.pop()  # an interrupt has come before it was submitted
+            work = RingWork(self, self.ring.submitted + 1, job)
             self._works.append(work)
-            self.ring.submit(table.words, job.x, job.result())
+            self.ring.submit(table.words, job.x, job.result())  # the call begins here
         return work
+
+    def interrupted(self) -> None:
+        """An interrupt has left `submit`, `drop_ended` or a wait of this thread."""
+        let_go(self._lock)
 
     def drop_ended(self) -> None:
         """Let go of jobs that have ended. Those with callbacks are left to `serve`."""

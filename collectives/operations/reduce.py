@@ -213,13 +213,12 @@ class Reductions:
         def finish() -> list[Any]:
             return [result.finish() for _, result in pairs]
 
-        def run(deadline: float) -> list[Any]:
+        def run(deadline: float) -> None:
             for group in self._groups(signature, parts):
                 reduce_together(group, self.buffer, deadline)
-            return finish()
 
         together = Packable(parts, finish) if packable(signature) else None
-        return self._start.job(FunctionJob(run, seconds, signature, together))
+        return self._start.job(FunctionJob(run, seconds, signature, together, lambda _: finish()))
 
     def zeros(self, signature: Signature) -> Any:
         """The job of a rank that has joined, in an allreduce of the others with this signature."""

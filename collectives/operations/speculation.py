@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from collectives.jit import UNTRIED
 from collectives.operations.shapes import Shapes
 from collectives.planning import Call
 
@@ -21,8 +22,6 @@ _AFTER_UNEVEN: Final = 16
 _MOST_BYTES: Final = 1 << 20
 """Bytes of all ranks' parts, up to which a gathering by messages may be speculative. For larger parts the agreement on
 their sizes takes little of the time."""
-UNTRIED: Final = -100
-"""Answer of a guarded function that was not called. No answer of the interpreter is it."""
 
 
 class Speculation:

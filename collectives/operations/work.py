@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from abc import ABC, abstractmethod
@@ -33,6 +34,12 @@ class Work(ABC, Generic[T]):
         timeout  seconds to wait here; None waits as long as the operation's own timeout lets it run.
         Raises DeadlineExceeded if `timeout` passes first: the operation goes on and may be waited for again.
         """
+
+    def ends_within(self, seconds: float) -> bool:
+        """True once it is over, within these seconds."""
+        with contextlib.suppress(Exception):  # an error of the operation is for `wait`
+            self.wait(seconds)
+        return self.test()
 
     def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
         """Call `callback(self)` once the operation is over, at once if it is.
@@ -74,8 +81,10 @@ class DeferredResult:
 class Promise(Work[T]):
     """A Work that other code ends with `set_result` or `set_exception`."""
 
-    def __init__(self) -> None:
+    def __init__(self, check_wait: Callable[[], object] = lambda: None) -> None:
+        """`check_wait` raises ReentryError where a wait of the calling thread would have no end."""
         super().__init__()
+        self._check_wait = check_wait
         self._finished = False
         self._process = forking.process
         self._gate = threading.Lock()  # held until then; an Event takes ten times as long to make
@@ -90,6 +99,7 @@ class Promise(Work[T]):
         if not self._finished:
             if self._is_inherited():
                 raise ForkedError(f"the operation was begun by process {self._process}, which has forked this one")
+            self._check_wait()
             if not self._gate.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
                 raise DeadlineExceeded(f"the operation did not complete within {timeout} s; it is still in flight")
             self._gate.release()
@@ -97,6 +107,13 @@ class Promise(Work[T]):
             raise self._error
         result: Any = self._result
         return result.get() if type(result) is DeferredResult else result  # type: ignore[no-any-return]
+
+    def ends_within(self, seconds: float) -> bool:
+        if self._finished or self._is_inherited():
+            return True
+        if self._gate.acquire(timeout=seconds):
+            self._gate.release()
+        return self._finished
 
     def _is_inherited(self) -> bool:
         """True in a forked child of the process that began the operation: there it never ends."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collectives.planning.calibration import BUDGET, NEVER, SIZES, Calibration, find_thresholds
 from collectives.planning.call import Call, WindowOffset, WindowOffsets
 from collectives.planning.cost_model import Model, explain, predict, told_apart
-from collectives.planning.plan import Plan, Planner, all_blocks
+from collectives.planning.plan import MOST_PHASES, Plan, Planner, all_blocks
 from collectives.planning.rules import NO_LIMIT, CopyKernel, Costs, Rule, Rules, SingleCopy
 from collectives.planning.select import Choice, Demand, Selector
 from collectives.planning.tally import Tally
 
 __all__ = [
     "BUDGET",
+    "MOST_PHASES",
     "NEVER",
     "NO_LIMIT",
     "SIZES",

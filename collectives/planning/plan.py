@@ -20,6 +20,8 @@ log = logging.getLogger("ronde.planning")
 
 _MOST_PLANS: Final = 1024
 """Plans that are kept. One more, and all are forgotten: the cache has one way to lose a plan."""
+MOST_PHASES: Final = 1 << 17
+"""Phases of a program at the most: as many as an array of 64 GiB has in the staging window."""
 _PAGE = 4096
 _SMALL = 1 << 14
 """A plan that stages no more bytes than this uses one slot in each half."""
@@ -183,6 +185,12 @@ class Planner:
             algorithm.generate(geometry),
             lay_out(spec, geometry, blocks, alias=call.alias, alike=not algorithm.single_copy),
         )
+        if program.phases > MOST_PHASES:
+            total = sum(count for count in known if count > 0) * itemsize
+            raise ValueError(
+                f"x: {total} bytes need {program.phases} phases by algorithm {algorithm.name!r}, and {MOST_PHASES} are "
+                f"allowed: exchange the array in pieces"
+            )
         agreed = call._replace(alias=None, blocks=() if call.uneven else call.blocks)
         check = zlib.crc32(repr((agreed, algorithm.name, choice.segments)).encode())
         row = geometry.rank * size

@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from transports.pollable import Pollable
 from transports.progress import ProgressRequest
 
 A = TypeVar("A")
+T = TypeVar("T")
 
 Faults = dict[Action, Rule]
 """The rules that hit one operation, at most one of each action."""
@@ -89,6 +90,16 @@ class FaultyTransport(Transport):
 
     def abort(self, cause: RondeError) -> None:
         self.inner.abort(cause)
+
+    @property
+    def entered(self) -> bool:
+        return self.inner.entered
+
+    def unlocked(self, function: Callable[[], T]) -> T:
+        return self.inner.unlocked(function)
+
+    def interrupted(self) -> None:
+        self.inner.interrupted()
 
     def close(self, deadline: float) -> None:
         self.inner.close(deadline)

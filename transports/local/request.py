@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from threading import Condition
+from threading import RLock
 from typing import Protocol
 
 from transports.anysource import AnyRequest, Arrival
@@ -14,11 +14,11 @@ from transports.matching import AnyReceive, InboundMessage, Receive
 
 
 class Host(Protocol):
-    """The transport of a request. `news` is notified whenever a request may have completed."""
+    """The transport of a request."""
 
     rank: int
     group: Group
-    news: Condition
+    lock: RLock
 
     def check_peer(self, peer: int) -> None:
         """Raises if a wait for `peer` cannot end well."""
@@ -30,7 +30,7 @@ class Host(Protocol):
         """Take a receive from any source back; False if it has matched a frame."""
 
     def pause(self, deadline: float) -> bool:
-        """Wait for news; False if the deadline has passed."""
+        """Wait for news, with the lock held; False if the deadline has passed."""
 
 
 class LocalRequest(Request):
@@ -47,14 +47,14 @@ class LocalRequest(Request):
         """True once completed; raises the request's own error."""
 
     def test(self) -> bool:
-        with self._transport.news:
+        with self._transport.lock:
             if self._done():
                 return True
             self._transport.check_peer(self._peer)
             return False
 
     def wait(self, deadline: float) -> None:
-        with self._transport.news:
+        with self._transport.lock:
             while not self.test():
                 if not self._transport.pause(deadline):
                     rank, peer = self._transport.rank, self._transport.group.describe(self._peer)
@@ -104,7 +104,7 @@ class ReceivingAny(AnyRequest):
 
     def test(self) -> bool:
         receive = self._receive
-        with self._transport.news:
+        with self._transport.lock:
             if receive.error is not None:
                 raise copy.copy(receive.error)
             if receive.done:
@@ -113,7 +113,7 @@ class ReceivingAny(AnyRequest):
             return False
 
     def wait(self, deadline: float) -> None:
-        with self._transport.news:
+        with self._transport.lock:
             while not self.test():
                 if not self._transport.pause(deadline):
                     raise DeadlineExceeded(self._receive.overdue(self._transport.group), rank=self._transport.rank)

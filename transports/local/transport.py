@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from transports.anysource import AnyRequest, AnySource, Arrival, Claim, check_any
 from transports.base import Group, Request, Transport, check_arguments, check_view, has_ended
@@ -14,8 +15,11 @@ from transports.lifecycle import Lifecycle
 from transports.local.hub import Hub, meet
 from transports.local.request import Receiving, ReceivingAny, Sending
 from transports.local.window import Exposure, LocalWindow
+from transports.locks import hold, is_mine, let_go, unlocked
 from transports.matching import AnyReceive, MatchQueue
 from transports.onesided import OneSided, Window
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,9 @@ class LocalTransport(Transport, OneSided, AnySource):
 
     def __init__(self, group: Group, options: Options | None = None) -> None:
         super().__init__(group)
-        lock = threading.RLock()
-        self.life = Lifecycle(group, "local transport", lock)
-        self.news = threading.Condition(lock)
+        self.lock = threading.RLock()
+        self.life = Lifecycle(group, "local transport", self.lock)
+        self.news = threading.Condition(self.lock)
         self._eager_bytes = (options or Options()).eager_bytes
         self.match_queue = MatchQueue(self.rank)
         self.probes = 0
@@ -59,12 +63,12 @@ class LocalTransport(Transport, OneSided, AnySource):
         return self.life.failure
 
     def open(self, deadline: float) -> None:
-        with self.news:
+        with self.lock:
             self.life.begin_open()
         hub = meet(self.group, deadline)
         with hub.lock:
             self._hub = hub
-            self.life.lock = hub.lock
+            self.lock = self.life.lock = hub.lock
             self.news = threading.Condition(hub.lock)
             hub.joined.add(self.rank)
             hub.present[self.rank] = self
@@ -165,7 +169,7 @@ class LocalTransport(Transport, OneSided, AnySource):
     def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
         if not requests:
             raise ValueError("requests: must not be empty")
-        with self.news:
+        with self.lock:
             while True:
                 ended = [position for position, request in enumerate(requests) if has_ended(self, request)]
                 if ended or not self.pause(deadline):
@@ -174,7 +178,7 @@ class LocalTransport(Transport, OneSided, AnySource):
     def abort(self, cause: RondeError) -> None:
         hub = self._hub
         if hub is None:
-            with self.news:
+            with self.lock:
                 self.life.fail(cause)
             return
         with hub.lock:
@@ -185,8 +189,18 @@ class LocalTransport(Transport, OneSided, AnySource):
                 transport.life.fail(from_wire(to_wire(cause)))
             hub.wake()
 
+    @property
+    def entered(self) -> bool:
+        return is_mine(self.lock)
+
+    def unlocked(self, function: Callable[[], T]) -> T:
+        return unlocked(self.lock, function)
+
+    def interrupted(self) -> None:
+        let_go(self.lock)
+
     def close(self, deadline: float) -> None:
-        with self.news:
+        with self.lock:
             hub = self._hub
             if not self.life.begin_close():
                 return
@@ -255,7 +269,10 @@ class LocalTransport(Transport, OneSided, AnySource):
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             return False
-        self.news.wait(min(remaining, threading.TIMEOUT_MAX))
+        try:
+            self.news.wait(min(remaining, threading.TIMEOUT_MAX))
+        finally:
+            hold(self.lock)
         return True
 
     def check_peer(self, peer: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from threading import Condition
+from threading import RLock
 from typing import Final, Protocol
 
 import numpy as np
@@ -40,18 +40,18 @@ class Exposure:
 
 
 class Host(Protocol):
-    """The transport of a window. `news` is notified whenever an epoch may have risen."""
+    """The transport of a window."""
 
     rank: int
     group: Group
-    news: Condition
+    lock: RLock
     windows: set[LocalWindow]
 
     def check_peer(self, peer: int) -> None:
         """Raises if a wait for `peer` cannot end well."""
 
     def pause(self, deadline: float) -> bool:
-        """Wait for news; False if the deadline has passed."""
+        """Wait for news, with the lock held; False if the deadline has passed."""
 
     def wake_all(self) -> None:
         """Let every rank look again. Raises the first failure, or ClosedError."""
@@ -76,7 +76,7 @@ class LocalWindow(Window):
     def publish(self, epoch: int, check: int = 0) -> None:
         if not 0 <= check <= MAX_CHECK:
             raise ValueError(f"check={check!r}: must be 0 to 2**32 - 1")
-        with self._transport.news:
+        with self._transport.lock:
             self._check_open()
             part = self._parts[self.index]
             if epoch <= part.epoch:
@@ -87,7 +87,7 @@ class LocalWindow(Window):
 
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
         transport, part, peer = self._transport, self._parts[index], self.ranks[index]
-        with transport.news:
+        with transport.lock:
             while part.epoch < epoch:
                 transport.check_peer(peer)
                 self._check_open()
@@ -101,7 +101,7 @@ class LocalWindow(Window):
             if check is None:
                 return
             published, kept = part.checks[epoch % KEPT_CHECKS]
-            if published > epoch or (published < epoch and part.epoch - epoch >= KEPT_CHECKS):  # no longer kept
+            if published > epoch:  # the check is no longer kept
                 return
             if published != epoch or kept != check:
                 said = f"check {kept:#010x}" if published == epoch else "nothing"
@@ -120,13 +120,13 @@ class LocalWindow(Window):
         self._check_open()
         here = np.asarray(target).view(np.uint8)
         here[...] = self._parts[index].exposed[piece][offset : offset + len(here)]
-        with self._transport.news:
+        with self._transport.lock:
             self._transport.check_peer(
                 self.ranks[index]
             )  # a peer that has failed or closed need not keep its exposed arrays
 
     def close(self) -> None:
-        with self._transport.news:
+        with self._transport.lock:
             if not self._closed:
                 self._closed = True
                 self._transport.windows.discard(self)

@@ -11,6 +11,7 @@ from transports.nccl.api import NcclApi
 from transports.nccl.companion import NcclCollectives
 
 A = TypeVar("A")
+T = TypeVar("T")
 
 
 class NcclTransport(Transport):
@@ -51,6 +52,16 @@ class NcclTransport(Transport):
 
     def abort(self, cause: RondeError) -> None:
         self.host.abort(cause)
+
+    @property
+    def entered(self) -> bool:
+        return self.host.entered
+
+    def unlocked(self, function: Callable[[], T]) -> T:
+        return self.host.unlocked(function)
+
+    def interrupted(self) -> None:
+        self.host.interrupted()
 
     def close(self, deadline: float) -> None:
         try:

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 from transports import driver
 from transports.cores import Cores
 from transports.driver import Driver
+from transports.locks import unlocked
 from transports.pollable import FIRST_SLEEP, LONGEST_SLEEP
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import barrier
@@ -143,33 +144,26 @@ class Loop:
             if now >= deadline:
                 return False
             if idle < self._spin + YIELD_SECONDS:
-                self._yield()
+                unlocked(self.driver.lock, self._cores.leave)
             else:
                 self._sleep(awaited, min(sleep, deadline - now))
                 sleep = min(2 * sleep, LONGEST_SLEEP)
 
-    def _yield(self) -> None:
-        lock = self.driver.lock
-        lock.release()
-        try:
-            self._cores.leave()
-        finally:
-            lock.acquire()
+    def awake(self) -> None:
+        if self._bell is not None:
+            self._bell.disarm()
+        self._wake_polling_thread()  # it must arm the doorbell again
 
     def _sleep(self, awaited: Awaited, seconds: float) -> None:
         bell = self._bell
         assert bell is not None
         bell.arm()
-        try:
-            self.announce(awaited)
-            if self._sweep() or awaited.done:
-                return
+        self.announce(awaited)
+        if not self._sweep() and not awaited.done:
             awaited.check_possible()
             self.driver.sleep(partial(bell.sleep, seconds))
-        finally:
-            bell.disarm()
-            self._wake_polling_thread()  # it must arm the doorbell again
-        self.driver.notify()
+            self.driver.notify()
+        self.awake()
 
     def _wake_polling_thread(self) -> None:
         """Wake the thread that sleeps on the doorbell's descriptor: what it waits for may have happened."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from transports.anysource import AnyRequest, AnySource, Arrival, Claim, check_any
@@ -15,11 +15,13 @@ from transports.errors import (
     DeadlineExceeded,
     MismatchError,
     PeerLost,
+    ReentryError,
     RondeError,
     TransportError,
 )
 from transports.lifecycle import Lifecycle
 from transports.liveness import Identity, Watch
+from transports.locks import unlocked
 from transports.matching import AnyReceive, MatchQueue
 from transports.onesided import OneSided, Window
 from transports.pollable import Pollable
@@ -35,6 +37,7 @@ from transports.shm.ring import Arrive, Arriving, Incoming, Outgoing
 from transports.shm.window import ShmWindow
 
 A = TypeVar("A")
+T = TypeVar("T")
 
 _SPIN: Final = 40e-6
 _MOST_WATCHED: Final = 64
@@ -196,6 +199,16 @@ class ShmTransport(Transport, OneSided, AnySource, Pollable):
                     self._board.publish_cause(cause)
             self._fail(published or cause)
 
+    @property
+    def entered(self) -> bool:
+        return self.driver.entered
+
+    def unlocked(self, function: Callable[[], T]) -> T:
+        return unlocked(self._lock, function)
+
+    def interrupted(self) -> None:
+        self.driver.interrupted()
+
     def close(self, deadline: float) -> None:
         """See Transport. A frame counts as sent once it is in a ring: the ring's memory stays while a peer maps it.
         Frames for a peer that has closed are dropped."""
@@ -204,12 +217,18 @@ class ShmTransport(Transport, OneSided, AnySource, Pollable):
             if not self._life.begin_close():
                 return
         try:
-            if sound and not self.driver.wait(Flush(self), deadline):
+            if sound and not self._flush(deadline):
                 absent = ", ".join(map(self.group.describe, sorted(self._backlog)))
                 raise DeadlineExceeded(f"{self._life} was closed before {absent} had taken all frames", rank=self.rank)
         finally:
             with self._lock:
                 self._release()
+
+    def _flush(self, deadline: float) -> bool:
+        try:
+            return self.driver.wait(Flush(self), deadline)
+        except ReentryError:  # a signal handler closes the transport that its own thread drives
+            return False
 
     def link_costs(self) -> tuple[LinkCost, LinkCost]:
         """Measured on two cores of an AMD Zen 3; there are no ranks on other hosts."""

@@ -243,13 +243,11 @@ class ShmWindow(Window):
     def _compare(self, index: int, epoch: int, check: int) -> None:
         control, slot = self._controls[index], CHECKS + 2 * (epoch % KEPT)
         # The publisher writes a slot's epoch first: if that is still `epoch`, the check belongs to it.
-        newest, found = control[EPOCH], control[slot + 1]
+        found = control[slot + 1]
         if WEAKLY_ORDERED:
             barrier()
         found_epoch = control[slot]
-        if found_epoch == epoch and found == check:
-            return
-        if found_epoch > epoch or (found_epoch < epoch and newest - epoch >= KEPT):  # the check is no longer kept
+        if (found_epoch == epoch and found == check) or found_epoch > epoch:  # the check is not kept any more
             return
         rank, peer = self._host.rank, self.ranks[index]
         published = f"check {found:#010x}" if found_epoch == epoch else "nothing"

@@ -196,6 +196,9 @@ class Loop:
     def announce(self, awaited: Awaited) -> None:
         """The selector wakes the driver for everything."""
 
+    def awake(self) -> None:
+        """Nothing to do: a wakeup that came stays in the waker's socket, and ends the next sleep."""
+
     def drive(self, awaited: Awaited, deadline: float) -> bool:
         if self.alarm:
             awaited.check_possible()

@@ -8,18 +8,20 @@ moves the bytes, by the rule of locking in `transports.driver`.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from transports.anysource import AnyRequest, AnySource, Arrival, Claim, check_any
 from transports.base import Group, Request, Transport, check_arguments, check_view
 from transports.cores import Cores
 from transports.descriptors import allow_many
-from transports.errors import DeadlineExceeded, MismatchError, PeerLost, RondeError
+from transports.errors import DeadlineExceeded, MismatchError, PeerLost, ReentryError, RondeError
 from transports.lifecycle import Lifecycle
+from transports.locks import unlocked
 from transports.matching import AnyReceive, InboundMessage, MatchQueue
 from transports.pollable import Pollable
 from transports.tcp import dead_links
@@ -39,6 +41,7 @@ from transports.tcp.requests import AnyOf, GoodbyesAnswered, Probe, Receiving, R
 from transports.tcp.striping import Striping
 
 A = TypeVar("A")
+T = TypeVar("T")
 
 _GRACE: Final = 0.25
 """Seconds between the loss of a connection and the failure: the cause may be arriving on another lane."""
@@ -232,6 +235,16 @@ class TcpTransport(Transport, AnySource, Pollable):
     def abort(self, cause: RondeError) -> None:
         with self._lock:
             self._fail(cause)
+
+    @property
+    def entered(self) -> bool:
+        return self._driver.entered
+
+    def unlocked(self, function: Callable[[], T]) -> T:
+        return unlocked(self._lock, function)
+
+    def interrupted(self) -> None:
+        self._driver.interrupted()
 
     def close(self, deadline: float) -> None:
         """See Transport. A peer is done with this rank once it has read everything, for which it must wait in some call
@@ -446,7 +459,8 @@ class TcpTransport(Transport, AnySource, Pollable):
             for striping in self._stripings.values():
                 striping.send_goodbye()
             leaving = [lane for lane in self._lanes() if isinstance(lane, Outgoing)]
-        self._driver.wait(GoodbyesAnswered(self, leaving), deadline)  # releases the lock while it sleeps
+        with contextlib.suppress(ReentryError):  # a signal handler closes the transport that its own thread drives
+            self._driver.wait(GoodbyesAnswered(self, leaving), deadline)  # releases the lock while it sleeps
         with self._lock:
             if self._life.failure is not None:
                 return

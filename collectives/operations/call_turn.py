@@ -1,0 +1,161 @@
+"""CallTurn: the right to run calls of one communicator, one at a time, and the answer for what becomes of a call.
+
+    free ---- take, by a thread ----> held ---- give_back ----> free
+      |                                 ^
+      +---- lend, to machine code ------+ take_back
+
+    call      nothing taken | turn | number published ...  | turn given back
+    error     ------------- nothing has happened ---| abort of all ranks |--- the call has ended
+
+Python runs signal handlers between any two instructions of the main thread, and a handler may raise: KeyboardInterrupt
+may come right behind the call that takes the turn. So the turn is an entry of a dictionary, whose value tells the
+holder: one method of the dictionary takes it, another one gives it back, and no handler runs in the middle of either.
+Everything from the first instruction on is in one `try`, and `leave` asks the entry whether there is something to
+answer for. (Smith, "Ctrl-C handling in Python and Trio", 2017, tells why nothing less will do.)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any, Final, Protocol
+
+from collectives.operations.job import Job
+from transports.driver import REENTRY
+from transports.errors import ReentryError, RondeError
+from transports.locks import let_go
+
+HOLDER: Final = 0
+"""The key of the holder."""
+UNBEGUN: Final = -1
+"""For `leave`: the turn was not taken yet, as far as the caller knows."""
+_LENT: Final = object()
+
+
+class Calls(Protocol):
+    """The executor whose calls take turns."""
+
+    words: memoryview
+    """The words of jit.layout of a state; the number of the newest call is one of them."""
+
+    @property
+    def calls(self) -> int:
+        """Number of the newest call."""
+
+    @property
+    def entered(self) -> bool:
+        """True if this thread is in the middle of a call of the transport."""
+
+    def interrupted(self) -> None:
+        """See Transport.interrupted."""
+
+    @property
+    def failure(self) -> RondeError | None:
+        """The transport's failure."""
+
+    def left(self, error: BaseException) -> None:
+        """Abort, since this rank has left its newest call because of an error."""
+
+
+class CallTurn:
+    """The turn of one executor.
+
+    take     take(HOLDER, me) is me: the turn was free, and is the caller's now. `me` is the object of this very call
+             of `get_ident`, so that a call in the middle of another one of its thread is not taken for that
+    clear    give the turn back; `give_back` must follow unless `awaited` is 0
+    awaited  number of threads that wait for the turn. They hold `lock`
+    lock     guards the queue of calls, too
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._holder: dict[int, object] = {}
+        self.take = self._holder.setdefault
+        self.clear: Callable[[], None] = self._holder.clear
+        self.awaited = 0
+        self._make_lock()
+
+    @property
+    def is_free(self) -> bool:
+        """True if nothing and nobody has the turn."""
+        return not self._holder
+
+    @property
+    def is_lent(self) -> bool:
+        """True while machine code has the turn."""
+        return self._holder.get(HOLDER) is _LENT
+
+    @property
+    def is_mine(self) -> bool:
+        """True if this thread has the turn: it is in the middle of a call."""
+        return self._holder.get(HOLDER) == get_ident()
+
+    def lend(self) -> bool:
+        """Give the turn to machine code; False if a thread has it."""
+        return self.take(HOLDER, _LENT) is _LENT
+
+    def take_back(self, me: object) -> None:
+        """Take the lent turn for a thread."""
+        self._holder[HOLDER] = me
+
+    def await_turn(self, me: object, seconds: float | None, given_up: Callable[[], bool]) -> bool:
+        """Wait until the turn is this thread's; False after `seconds`, or once `given_up` is true. The lock is held,
+        once."""
+        self.awaited += 1
+        try:
+            self.changed.wait_for(lambda: self.take(HOLDER, me) is me or given_up(), seconds)
+        finally:
+            self.awaited -= 1
+        return self._holder.get(HOLDER) is me
+
+    def give_back(self) -> None:
+        """Give the turn back, and tell those that wait for it."""
+        self.clear()
+        if self.awaited:
+            with self.lock:
+                self.changed.notify_all()
+
+    def leave(self, me: object, before: int, error: BaseException) -> None:
+        """A call has ended by an error: give back what it has. Nothing has happened, or all ranks abort, if the error
+        is not one of Ronde's.
+
+        me      as given to `take`
+        before  number of the newest call when the turn was taken; UNBEGUN if the caller does not know
+        """
+        try:
+            if not isinstance(error, RondeError):
+                let_go(self.lock)
+                self._calls.interrupted()
+                if before != UNBEGUN and self._calls.calls != before and self._holder.get(HOLDER) is me:
+                    self._calls.left(error)
+        finally:
+            if self._holder.get(HOLDER) is me:
+                self.give_back()
+
+    def after_fork(self) -> None:
+        """In a forked child: the turn stays as it is, for a caller that has forked in the middle of a job."""
+        self._make_lock()
+
+    def _make_lock(self) -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+
+    def check_wait(self) -> None:
+        """Raise ReentryError if this thread has the turn: a wait for another call would have no end."""
+        if self.is_mine or self._calls.entered:
+            raise ReentryError(REENTRY)
+
+
+def run_whole(calls: Calls, job: Job[Any], deadline: float) -> Any:
+    """The product of a job in a thread that has the turn, or needs none. After an error of other code than Ronde's in
+    the middle of a call all ranks abort."""
+    before = calls.calls
+    try:
+        return job.run(deadline)
+    except RondeError:
+        raise
+    except BaseException as error:
+        if calls.calls != before:
+            calls.left(error)
+        raise
