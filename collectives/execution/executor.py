@@ -113,6 +113,8 @@ class Executor:
         self._binder = Binder(transport, ranks, tag, windows, code)
         self._counter = self._binder.counter
         self._current: tuple[Plan, int] | None = None
+        self.is_open = False
+        """True if the newest call has begun by functions of Python and not ended on this rank."""
         self._recent: list[Plan | None] = [None] * KEPT_RECENT
         self._window: Window | None = None
         self._state = State(code, _EPOCHS_PER_CALL)
@@ -251,6 +253,7 @@ class Executor:
         """Number a call: from here on this rank has to do its part, or to abort."""
         words = self.words
         words[RECENT + number % KEPT_RECENT] = 0
+        self.is_open = True
         self._recent[number % KEPT_RECENT] = plan
         words[CALLS] = number
         if plan.program.phases:
@@ -309,6 +312,7 @@ class Executor:
                 raise self._failed(plan, self._transport.failure or closed)
             case Answer.OBSERVED:
                 hook, times = self._hook(plan, source, target)
+        self.is_open = True
         functions = (table.rest(max(answer, 0), left=answer >= 0),)
         return self._carry_out(plan, self.calls, functions, source, target, deadline, hook, times, table.outside)
 
@@ -351,9 +355,11 @@ class Executor:
             except RondeError as lost:
                 raise self._fail(plan, lost) from None
             plan.tally.calls -= 1
+            self.is_open = False
             return False
         finally:
             self._current = None
+        self.is_open = False
         return True
 
     def refuse(self, plan: Plan, deadline: float) -> None:
@@ -369,6 +375,7 @@ class Executor:
             raise self._fail(plan, error) from None
         finally:
             self._current = None
+        self.is_open = False
 
     def _refuse(self, plan: Plan, check: int, deadline: float, first: int, requests: list[Request | None]) -> None:
         """See execution/refusal.py."""

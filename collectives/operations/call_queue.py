@@ -103,7 +103,7 @@ class CallQueue:
     def run_planned(self, planned: PlannedCall, x: Array, out: Array | None, seconds: float) -> Any:
         """The same as `run(PlainJob(planned, x, out, seconds))`, without the job: a small call takes hardly longer than
         the making of one."""
-        me, before = get_ident(), UNBEGUN
+        me, before, finish = get_ident(), UNBEGUN, None
         try:
             if self._queue or self._closed or (self._take(HOLDER, me) is not me and not self._take_back(me)):
                 return self._run_later(PlainJob(planned, x, out, seconds))
@@ -111,14 +111,14 @@ class CallQueue:
             result = planned.empty() if out is None else out
             answer = planned.begin(x, result)
             if answer is not None:
-                result = planned.go_on(answer, x, out, result, seconds)
+                finish = planned.go_on(answer, x, out, result, seconds)
             self._clear()
             if self._turn.awaited:
                 self._turn.give_back()
         except BaseException as error:
             self._turn.leave(me, before, error)
             raise
-        return result
+        return result if finish is None else finish()
 
     def submit(self, job: Job[T]) -> Work[T]:
         """Queue a job; its timeout counts from when it begins."""

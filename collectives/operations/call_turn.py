@@ -44,6 +44,10 @@ class Calls(Protocol):
         """Number of the newest call."""
 
     @property
+    def is_open(self) -> bool:
+        """True if the newest call has begun and not ended on this rank."""
+
+    @property
     def entered(self) -> bool:
         """True if this thread is in the middle of a call of the transport."""
 
@@ -127,8 +131,8 @@ class CallTurn:
             if not isinstance(error, RondeError):
                 let_go(self.lock)
                 self._calls.interrupted()
-                if before != UNBEGUN and self._calls.calls != before and self._holder.get(HOLDER) is me:
-                    self._calls.left(error)
+                if before != UNBEGUN and self._holder.get(HOLDER) is me:
+                    answer_for(self._calls, before, error)
         finally:
             if self._holder.get(HOLDER) is me:
                 self.give_back()
@@ -147,6 +151,17 @@ class CallTurn:
             raise ReentryError(REENTRY)
 
 
+def answer_for(calls: Calls, before: int, error: BaseException) -> None:
+    """Abort if an error that is none of Ronde's leaves the other ranks waiting. A ValueError between two exchanges does
+    not: it comes of what the ranks have agreed on, and so on all of them.
+
+    before  number of the newest call when the job began
+    """
+    interrupt = not isinstance(error, Exception) or isinstance(error, MemoryError)
+    if calls.is_open or (interrupt and calls.calls != before):
+        calls.left(error)
+
+
 def run_whole(calls: Calls, job: Job[Any], deadline: float) -> Any:
     """The product of a job in a thread that has the turn, or needs none. After an error of other code than Ronde's in
     the middle of a call all ranks abort."""
@@ -156,6 +171,5 @@ def run_whole(calls: Calls, job: Job[Any], deadline: float) -> Any:
     except RondeError:
         raise
     except BaseException as error:
-        if calls.calls != before:
-            calls.left(error)
+        answer_for(calls, before, error)
         raise

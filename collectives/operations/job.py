@@ -55,8 +55,8 @@ class Job(ABC, Generic[T_co]):
 
     @abstractmethod
     def run(self, deadline: float) -> Any:
-        """Do all exchanges before the deadline (monotonic seconds); returns the product for `finish`. An exception that
-        is none of Ronde's, once the first exchange has begun, leaves the other ranks waiting: they abort."""
+        """Do all exchanges before the deadline (monotonic seconds); returns the product for `finish`. For an
+        exception that is none of Ronde's see call_turn.answer_for."""
 
     def finish(self, product: Any) -> T_co:
         """The result of the call, made of the product of `run` by this rank alone. Its errors concern this rank."""

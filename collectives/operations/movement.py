@@ -300,10 +300,9 @@ class Movement:
         call = even_call(array.dtype, shape, algorithm)._replace(windows=offsets)
         signature = self._signature("allgather", array, shape[1:], None, algorithm)
 
-        def agree_first(x: Array, out: Array | None, seconds: float, deadline: float) -> Any:
+        def agree_first(x: Array, out: Array | None, seconds: float) -> Job[Any]:
             """The same allgather, which begins with the agreement on sizes."""
-            job = self._gathering("allgather", x, None, out, algorithm, seconds, speculative=False)
-            return job.complete(deadline)
+            return self._gathering("allgather", x, None, out, algorithm, seconds, speculative=False)
 
         return PlannedCall(
             self._calls.space,

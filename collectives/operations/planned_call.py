@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -58,7 +59,7 @@ class PlannedCall:
     flat       x and the result have one dimension
     reduction  the arithmetic around the exchange, for collectives that reduce
     signature  the description of a named call of this kind, which must be equal on all ranks
-    otherwise  (x, out, seconds, deadline) -> result: does the call another way if `function` returns False
+    otherwise  (x, out, seconds) -> job: the call another way, to be run if `function` returns False
     fits       (x, out): True if both are arrays as those that the call was planned for; False if it has to be looked up
     table      of a call that is nothing but a table; None for others
     begin      (source, target), of any shape: begins what `function` does, in machine code, and mostly ends it; then it
@@ -120,8 +121,9 @@ class PlannedCall:
             self.begin = run if speculation is None else speculation.guard(run, planned.call)
         self.fits: Callable[[Any, Any], bool] = _never
 
-    def go_on(self, answer: int, x: Any, out: Any, result: Any, seconds: float) -> Any:
-        """End a call on x after `begin` has returned `answer`; returns its result. Raises as Executor.run.
+    def go_on(self, answer: int, x: Any, out: Any, result: Any, seconds: float) -> Callable[[], Any] | None:
+        """End a call on x after `begin` has returned `answer`. Raises as Executor.run. Returns None if the result is in
+        `result`, or else the function that makes it, for after the call.
 
         out, result   as the caller gave it, and the array for the result
         seconds       that the call may take
@@ -139,7 +141,12 @@ class PlannedCall:
             done = self.quietly(self._executor.go_on, self._table, answer, x, result, deadline)
             if self._speculation is not None and not done:
                 self._speculation.failed()
-        return self.otherwise(x, out, seconds, deadline) if done is False else result
+        return self.run_otherwise(x, out, seconds, deadline) if done is False else None
+
+    def run_otherwise(self, x: Any, out: Any, seconds: float, deadline: float) -> Callable[[], Any]:
+        """Do the call another way, after it has had no effect; returns the function that makes the result."""
+        job: Job[Any] = self.otherwise(x, out, seconds)
+        return partial(job.finish, job.run(deadline))
 
     def job_ring(self) -> JobRing | None:
         """A new ring for calls with a `table`; see Executor.job_ring."""
@@ -292,13 +299,14 @@ class PlainJob(Job[Any]):
         source, target = self.arrays(out)
         return Packable((Part(reduction, source.size, source, target),), lambda: out)
 
-    def run(self, deadline: float) -> Array:
+    def run(self, deadline: float) -> Callable[[], Any] | None:
         planned, given = self.planned, self.out
-        out = self.result()
-        source, target = self.arrays(out)
-        if planned.run(source, target, deadline) is False:
-            return planned.otherwise(self.x, given, self.timeout, deadline)  # type: ignore[no-any-return]
-        return out
+        if planned.run(*self.arrays(self.result()), deadline) is False:
+            return planned.run_otherwise(self.x, given, self.timeout, deadline)
+        return None
+
+    def finish(self, product: Callable[[], Any] | None) -> Any:
+        return self.out if product is None else product()
 
     def arrays(self, out: Array) -> tuple[Array, Array]:
         """Flat source and target."""

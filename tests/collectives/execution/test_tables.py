@@ -99,20 +99,19 @@ def test_which_scaled_calls_have_tables() -> None:
             x = np.ones(4, dtype)
             for scales in ((0.5, None), (None, 0.5), (0.5, 0.5)):
                 planned = calls.find_plain("allreduce", x, x, (op, *scales, None, None), plan)
-                assert (planned.begin is not None) == expected, (dtype, scales)
+                assert (planned.table is not None) == expected, (dtype, scales)
 
     with world(["on"]) as ranks:
         ranks.run(body)
 
 
-def test_an_allgather_of_equal_parts_has_a_table() -> None:
+def test_an_allgather_is_not_run_by_a_thread_without_python() -> None:
     def body(comm: Communicator) -> None:
         x = np.ones(4, np.float32)
         for _ in range(2):
             comm.allgather(x)
         operations: Any = comm._operations._blocking.allgather
         planned = operations.__self__._calls.find_plain("allgather", x, None, (None,), None)
-        assert planned.begin is not None
         assert planned.table is None  # a thread without Python cannot decide whether to speculate
 
     with world(["on"]) as ranks:
@@ -220,30 +219,6 @@ def test_an_interrupt_in_the_middle_tells_the_others(compiled: list[str], monkey
                 both()
 
     with world(compiled) as ranks:
-        ranks.run(body)
-
-
-def test_an_interrupt_when_a_call_begins_tells_the_others() -> None:
-    def body(comm: Communicator) -> None:
-        x = np.ones(3)
-        warm(comm, x)
-        if comm.rank == 0:
-            operations: Any = comm._operations._blocking.allreduce
-            planned = operations.__self__._calls.find_plain(
-                "allreduce", x, x, ("sum", None, None, None, None), operations.__self__._plan_allreduce
-            )
-
-            def interrupted(*_: Any) -> None:
-                raise KeyboardInterrupt
-
-            planned.begin = interrupted
-            with pytest.raises(KeyboardInterrupt):
-                comm.allreduce(x, out=x)
-        else:
-            with pytest.raises(AbortedError, match="rank 0 left allreduce"):
-                comm.allreduce(x, out=x)
-
-    with world(["on"]) as ranks:
         ranks.run(body)
 
 

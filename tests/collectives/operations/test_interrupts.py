@@ -1,0 +1,286 @@
+"""A call is whole or not at all: an exception at every line and at every return from C of a call.
+
+Rank 0 is interrupted, the others are in the same call. Afterwards every rank has the right result, or has the cause of
+an abort. `make chaos` tries every point (RONDE_INTERRUPTS=long), the suite every so many.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from collectives import Communicator, RondeError
+from tests.worlds import World
+from transports import shm
+from transports.anysource import AnySource
+
+LONG = os.environ.get("RONDE_INTERRUPTS") == "long"
+PATIENCE = 30.0
+
+
+class Interrupt(KeyboardInterrupt):
+    pass
+
+
+class Points:
+    """Raises Interrupt at the point of this number: `kind` is "line", or "return" for a return from C."""
+
+    def __init__(self, kind: str, number: int) -> None:
+        self.kind = kind
+        self.left = number
+        self.place = ""
+
+    @property
+    def fired(self) -> bool:
+        return self.left < 0
+
+    def start(self) -> None:
+        if self.kind == "line":
+            sys.settrace(self._trace)
+        else:
+            sys.setprofile(self._profile)
+
+    def stop(self) -> None:
+        sys.settrace(None)
+        sys.setprofile(None)
+
+    def _count(self, frame: FrameType) -> None:
+        self.left -= 1
+        if self.left == -1:
+            self.place = f"{self.kind} {frame.f_code.co_filename}:{frame.f_lineno}"
+            raise Interrupt
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename == __file__:
+            return None
+        if event == "line" and self.left >= 0:
+            self._count(frame)
+        return self._trace
+
+    def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_return" and self.left >= 0 and frame.f_code.co_filename != __file__:
+            self._count(frame)
+
+
+class Outcome(NamedTuple):
+    """The end of the call on one rank: the result, or the error."""
+
+    result: Any = None
+    error: BaseException | None = None
+
+
+def value(comm: Communicator, step: int) -> Any:
+    return np.full(4, float(10 * step + comm.rank + 1))
+
+
+def total(comm: Communicator, step: int) -> list[float]:
+    return [sum(10.0 * step + rank + 1 for rank in range(comm.size))] * 4
+
+
+class Allreduce:
+    """A call of all ranks, and its right result."""
+
+    def prepare(self, comm: Communicator) -> None:
+        """Make what the calls need. Collective."""
+
+    def __call__(self, comm: Communicator, step: int) -> Any:
+        return comm.allreduce(value(comm, step)).tolist()
+
+    def right(self, comm: Communicator, step: int) -> Any:
+        return total(comm, step)
+
+    def begun(self, comm: Communicator) -> int:
+        """Number of calls that have begun on this rank."""
+        return comm._executor.calls
+
+
+class Allgather(Allreduce):
+    def __call__(self, comm: Communicator, step: int) -> Any:
+        return comm.allgather(value(comm, step)).tolist()
+
+    def right(self, comm: Communicator, step: int) -> Any:
+        return [float(10 * step + rank + 1) for rank in range(comm.size) for _ in range(4)]
+
+
+class Broadcast(Allreduce):
+    def __call__(self, comm: Communicator, step: int) -> Any:
+        return comm.broadcast(value(comm, step), 1).tolist()
+
+    def right(self, comm: Communicator, step: int) -> Any:
+        return [10.0 * step + 2] * 4
+
+
+class Objects(Allreduce):
+    def __call__(self, comm: Communicator, step: int) -> Any:
+        return comm.allgather_object((step, comm.rank))
+
+    def right(self, comm: Communicator, step: int) -> Any:
+        return [(step, rank) for rank in range(comm.size)]
+
+
+class Plan(Allreduce):
+    def prepare(self, comm: Communicator) -> None:
+        self.plans = getattr(self, "plans", {})
+        x = np.zeros(4)
+        self.plans[comm.rank] = comm.plan("allreduce", x, out=np.zeros(4)), x
+
+    def __call__(self, comm: Communicator, step: int) -> Any:
+        plan, x = self.plans[comm.rank]
+        x[:] = value(comm, step)
+        return plan.run().tolist()
+
+
+class Async(Allreduce):
+    def __call__(self, comm: Communicator, step: int) -> Any:
+        return comm.allreduce_async(value(comm, step)).wait(PATIENCE).tolist()
+
+
+class Named(Allreduce):
+    def __call__(self, comm: Communicator, step: int) -> Any:
+        return comm.allreduce_async(value(comm, step), name=f"x{step}").wait(PATIENCE).tolist()
+
+
+class Message(Allreduce):
+    """A message from rank 0 to 1."""
+
+    dst, src = 1, 0
+
+    def __call__(self, comm: Communicator, step: int) -> Any:
+        x = value(comm, step)
+        if comm.rank == self.src:
+            comm.send(x, self.dst)
+            return None
+        return comm.recv(x, self.src).tolist() if comm.rank == self.dst else None
+
+    def right(self, comm: Communicator, step: int) -> Any:
+        return [10.0 * step + self.src + 1] * 4 if comm.rank == self.dst else None
+
+    def begun(self, comm: Communicator) -> int:
+        return comm._messages._begun
+
+
+class Answer(Message):
+    """A message from rank 1 to 0."""
+
+    dst, src = 0, 1
+
+
+class Trial:
+    """Interrupts one call of rank 0 at one point after another."""
+
+    def __init__(self, call: Allreduce, make: Callable[[], World]) -> None:
+        self._call = call
+        self._make = make
+        self._world: World | None = None
+        self._step = 0
+
+    def close(self) -> None:
+        if self._world is not None:
+            self._world.close()
+
+    def interrupt(self, kind: str, number: int) -> bool:
+        """Interrupt at one point; False if the call has ended before it."""
+        if self._world is None:
+            self._world = self._make()
+            self._world.run(self._warm)
+        points, world = Points(kind, number), self._world
+        self._step += 1
+        outcomes = world.run(self._on_rank, points, self._step)
+        if any(comm.failure for comm in world.communicators):
+            world.run(self._fails)
+        broken = [comm.failure for comm in world.communicators]
+        for rank, outcome in enumerate(outcomes):
+            if outcome.error is not None:
+                assert isinstance(outcome.error, RondeError | Interrupt), (points.place, rank, outcome.error)
+                assert all(broken), (points.place, rank, outcome.error, broken)
+            else:
+                assert outcome.result == self._call.right(world.communicators[rank], self._step), (points.place, rank)
+        self._unlocked(world, points.place)
+        if any(broken):
+            assert "rank 0" in str(broken[1]), (points.place, broken)
+            self._world = None
+            world.close()
+        return points.fired
+
+    def _warm(self, comm: Communicator) -> None:
+        self._call.prepare(comm)
+        for step in (10**6, 10**6 + 1, 10**6 + 2):
+            assert self._call(comm, step) == self._call.right(comm, step)
+
+    def _fails(self, comm: Communicator) -> None:
+        """The next call of a rank raises the cause."""
+        with pytest.raises(RondeError):
+            comm.barrier()
+
+    def _on_rank(self, comm: Communicator, points: Points, step: int) -> Outcome:
+        call = self._call
+        before = call.begun(comm)
+        try:
+            if comm.rank:
+                return Outcome(call(comm, step))
+            try:
+                points.start()
+                return Outcome(call(comm, step))
+            finally:
+                points.stop()
+        except Interrupt as error:
+            if comm.failure is not None:
+                return Outcome(error=error)
+            if call.begun(comm) != before:  # it came behind the end of the call
+                return Outcome(call.right(comm, step))
+            return Outcome(call(comm, step))  # nothing has happened
+        except RondeError as error:
+            return Outcome(error=error)
+
+    def _unlocked(self, world: World, place: str) -> None:
+        """Another thread can use the transport: no lock is held."""
+        sources = world.communicators[0].transport.ability(AnySource)
+        assert sources is not None
+        look = threading.Thread(target=sources.since, args=(frozenset((0,)), range(1)))
+        look.start()
+        look.join(PATIENCE)
+        assert not look.is_alive(), f"a lock is held: {place}"
+
+
+CALLS = (Allreduce, Allgather, Broadcast, Objects, Plan, Async, Named, Message, Answer)
+WORLDS = {
+    "local": ("local", 2, {"compiled": ("off",)}),
+    "local of 3": ("local", 3, {"compiled": ("off",)}),
+    "shm": ("shm", 2, {"compiled": ("off",)}),
+    "shm with jit": ("shm", 2, {"compiled": ("on",)}),
+    "shm of 3": ("shm", 3, {"compiled": ("off",)}),
+    "tcp": ("tcp", 2, {"compiled": ("off",)}),
+    "tcp with jit": ("tcp", 2, {"compiled": ("on",)}),
+    "auto on two hosts": ("auto", 3, {"compiled": ("off",), "hosts": ("a", "a", "b")}),
+}
+
+
+@pytest.fixture(params=WORLDS)
+def make(request: pytest.FixtureRequest) -> Callable[[], World]:
+    transport, size, settings = WORLDS[request.param]
+    if transport in ("shm", "auto") and shm.usable() is not None:
+        pytest.skip(str(shm.usable()))
+    if settings["compiled"] == ("on",):
+        pytest.importorskip("numba", reason="needs the compiled interpreter")
+    return lambda: World(transport, size, timeout=10.0, **settings)
+
+
+@pytest.mark.timeout(3600 if LONG else 300)
+@pytest.mark.parametrize("kind", ["line", "return"])
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__.lower())
+def test_an_interrupt_at_every_point(make: Callable[[], World], call: type[Allreduce], kind: str) -> None:
+    trial, number = Trial(call(), make), 0
+    stride, until = (1, float("inf")) if LONG else (37, time.monotonic() + 20.0)
+    try:
+        while trial.interrupt(kind, number) and time.monotonic() < until:
+            number += stride
+    finally:
+        trial.close()
