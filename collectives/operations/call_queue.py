@@ -123,6 +123,7 @@ class CallQueue:
     def submit(self, job: Job[T]) -> Work[T]:
         """Queue a job; its timeout counts from when it begins."""
         work: Work[T] | None = None
+        queued: _Queued[T] | None = None
         submitted = 0 if self._progress is None else self._progress.ring.submitted
         try:
             with self._turn.lock:
@@ -131,16 +132,19 @@ class CallQueue:
                 if isinstance(job, PlainJob) and not self._queue:
                     work = self._submit_to_ring(job)
                 if work is None:
-                    work = queued = _Queued(job, self._turn)
+                    work = _Queued(job, self._turn)
                     self._start_worker()
+                    queued = work
                     self._queue.append(queued)  # the job is submitted here
                     self._call_worker()
             return work
         except BaseException as error:
             if not isinstance(error, RondeError):
                 let_go(self._turn.lock)
-                if work is None or not self._withdraw(work):
+                if queued is None:
                     self._interrupted(error, submitted)
+                elif not self._withdraw(queued):
+                    self._calls.left(error)
             raise
 
     def retire(self, state: str) -> None:
@@ -224,8 +228,7 @@ class CallQueue:
             return True
 
     def _interrupted(self, error: BaseException, submitted: int) -> None:
-        """An interrupt has left `submit`, whose job is not in the queue: it runs on the ring, in the worker, or not at
-        all."""
+        """An interrupt has left `submit`, whose job was not queued: the ring has it, or nothing has happened."""
         progress = self._progress
         if progress is None:
             return

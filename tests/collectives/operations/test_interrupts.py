@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from collectives import Communicator, RondeError
+from collectives import Communicator, RondeError, Work
 from tests.worlds import World
 from transports import shm
 from transports.anysource import AnySource
@@ -139,13 +139,26 @@ class Plan(Allreduce):
 
 
 class Async(Allreduce):
+    """A wait that was interrupted may be repeated."""
+
     def __call__(self, comm: Communicator, step: int) -> Any:
-        return comm.allreduce_async(value(comm, step)).wait(PATIENCE).tolist()
+        work = self.begin(comm, step)
+        while True:
+            try:
+                return work.wait(PATIENCE).tolist()
+            except Interrupt:
+                continue
+
+    def begin(self, comm: Communicator, step: int) -> Work[Any]:
+        return comm.allreduce_async(value(comm, step))
+
+    def begun(self, comm: Communicator) -> int:
+        return 0  # an interrupted submission has no effect, or aborts
 
 
-class Named(Allreduce):
-    def __call__(self, comm: Communicator, step: int) -> Any:
-        return comm.allreduce_async(value(comm, step), name=f"x{step}").wait(PATIENCE).tolist()
+class Named(Async):
+    def begin(self, comm: Communicator, step: int) -> Work[Any]:
+        return comm.allreduce_async(value(comm, step), name=f"x{step}")
 
 
 class Message(Allreduce):
