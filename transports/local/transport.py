@@ -279,11 +279,7 @@ class LocalTransport(Transport, OneSided, AnySource):
         """Raises if a wait for `peer` cannot end well: the first failure, or PeerLost, which becomes that."""
         self.life.check()
         if peer not in self.hub.present:
-            lost = self.group.describe(peer)
-            cause = PeerLost(
-                f"{lost} closed its transport while rank {self.rank} was waiting for it", rank=self.rank, peer=peer
-            )
-            self.abort(cause)
+            self.abort(self.life.left(peer))
             self.life.check()
 
     def check_sources(self, sources: frozenset[int]) -> None:
