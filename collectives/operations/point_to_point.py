@@ -70,8 +70,8 @@ class Message(Work[Any]):
     """A message in flight. It progresses whenever any call of this rank waits; only with a callback does a thread wait
     for it alone.
 
-    It ends once, by any error: `_settle` is the one way. Only a wait that gives up before the message's own timeout, and
-    an interrupt, leave it in flight.
+    Any error ends it, in one way: `_settle`. Only a wait that gives up before the message's own timeout, and an
+    interrupt, leave it in flight.
     """
 
     ends_by_itself = False

@@ -70,7 +70,7 @@ def _opened(told: object, rank: int, last: float, tls: Tls | None) -> tuple[Stor
         try:
             if store.add(f"{_KEY}/{rank}/{_process()}", 1) > 1:
                 raise RendezvousError(
-                    f"rank {rank} has left a group, and rank 0 has not: it leaves later, or does not enter the next one",
+                    f"rank {rank} has left a group, and rank 0 has not: it leaves later, or enters no other one",
                     rank=rank,
                     peer=0,
                 )

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from transports.anysource import AnyRequest, AnySource, Arrival, Claim, check_any
 from transports.base import Group, Request, Transport, check_arguments, check_view, has_ended
-from transports.errors import ConfigError, DeadlineExceeded, MismatchError, PeerLost, RondeError, from_wire, to_wire
+from transports.errors import ConfigError, DeadlineExceeded, MismatchError, RondeError, from_wire, to_wire
 from transports.lifecycle import Lifecycle
 from transports.local.hub import Hub, meet
 from transports.local.request import Receiving, ReceivingAny, Sending

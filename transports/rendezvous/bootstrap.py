@@ -131,9 +131,11 @@ def give_up(store: Store, rank: int, size: int) -> None:
 
 def announce_end(store: Store, rank: int, *, met: bool) -> bool:
     """Fail the meeting in which the others may wait for a rank, since its process has ended: the first one if it is not
-    over and lacks the rank, else the next of the rank. Returns True if the first meeting is over. Raises RendezvousError.
+    over and lacks the rank, else the next of the rank. Returns True if the first meeting is over.
 
     met  the answer to an earlier call: if it is True, the first meeting need not be looked at
+
+    Raises RendezvousError.
     """
     text = f"rank {rank} will not come: its process has ended before it met the other ranks"
     number, decision = 0, pack({"error": to_wire(RendezvousError(text, peer=rank))})

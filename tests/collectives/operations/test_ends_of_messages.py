@@ -1,4 +1,4 @@
-"""Every message ends and tells: by an abort, by a close here or there, by its timeout; each form of it, with its callbacks."""
+"""Every form of a message ends and tells, with its callbacks: by an abort, by a close here or there, by its timeout."""
 
 from __future__ import annotations
 
