@@ -48,7 +48,7 @@ _GRACE: Final = 0.25
 _LOOK_EVERY: Final = 0.15
 """Seconds. Two of these pass before this rank connects to a peer that never connected; with the grace period and the
 time in which ranks agree on a cause, the sum must stay below the second within which a lost rank must be named."""
-_ANSWER_SECONDS: Final = 10.0
+_ANSWER_SECONDS: Final = 2.0
 """Seconds to wait for peers to read what the system has accepted for them: it delivers that by itself, but perhaps not
 if the host ends too."""
 _ABSENT: Final = 0.1  # seconds to wait for a peer before this rank connects to it
@@ -251,7 +251,7 @@ class TcpTransport(Transport, AnySource, Pollable):
 
     def close(self, deadline: float) -> None:
         """See Transport. A peer is done with this rank once it has read everything, for which it must wait in some call
-        or close; no longer than ten seconds are spent on that. At the deadline only bytes that the system has not
+        or close; no longer than two seconds are spent on that. At the deadline only bytes that the system has not
         accepted are an error: it delivers the rest by itself."""
         with self._lock:
             parts = self._life.refusal is None
@@ -458,8 +458,11 @@ class TcpTransport(Transport, AnySource, Pollable):
 
     def _part(self, deadline: float) -> None:
         with self._lock:
-            for striping in self._stripings.values():
-                striping.send_goodbye()
+            for peer, striping in self._stripings.items():
+                if self._outgoing[peer].sock is None and not striping.queued_bytes:
+                    self._dialing.abandon(peer)  # nothing was sent to the peer, and it may not come to a call
+                else:
+                    striping.send_goodbye()
             leaving = [lane for lane in self._lanes() if isinstance(lane, Outgoing)]
         patience = min(deadline, time.monotonic() + _ANSWER_SECONDS)
         with contextlib.suppress(ReentryError):  # a signal handler closes the transport that its own thread drives
