@@ -82,11 +82,11 @@ def test_an_abort_of_this_rank_ends_a_message(two: World, form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_close_in_another_thread_ends_a_message(two: World, form: str) -> None:
     work, told, waited = begin(two, form)
-    if form != "send":
+    if form.startswith("recv"):
         two.communicators[0].close(5.0)
         check_end((work, told, waited), ClosedError)
-    else:  # the memory is the caller's again; a transport that reads it there has kept a copy
-        with pytest.raises(DeadlineExceeded):
+    else:  # the other rank takes nothing. The memory is the caller's again: the transport `local` has kept a copy
+        with pytest.raises(DeadlineExceeded) if form == "send" else contextlib.suppress(DeadlineExceeded):
             two.communicators[0].close(0.3)
         assert told.wait(BOUND)
         assert waited.wait(BOUND)
