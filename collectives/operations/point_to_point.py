@@ -31,6 +31,7 @@ from transports.errors import (
     DeadlineExceeded,
     MismatchError,
     PeerLost,
+    ReentryError,
     RondeError,
     TransportError,
 )
@@ -108,6 +109,8 @@ class Message(Work[Any]):
         try:
             if not all(part.request.test() for part in self._parts):
                 return False
+        except ReentryError:  # this thread is in the middle of another call
+            return False
         except RondeError as error:  # that is for `wait` to raise
             self._settle(error)
         else:
@@ -144,6 +147,8 @@ class Message(Work[Any]):
             self._awaited = part
             try:
                 part.request.wait(patience)
+            except ReentryError:  # the message goes on: only this thread cannot wait for it now
+                raise
             except RondeError as error:
                 if isinstance(error, DeadlineExceeded) and time.monotonic() < self._deadline:
                     raise error.within(part.doing) from error  # it is still in flight

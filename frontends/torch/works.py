@@ -24,7 +24,7 @@ from frontends.torch import streams
 from frontends.torch.native_futures import asked_by_native_code, native
 from frontends.torch_backend import BACKEND
 from transports import forking
-from transports.errors import DeadlineExceeded, ForkedError
+from transports.errors import DeadlineExceeded, ForkedError, ReentryError
 
 Finish = Callable[[list[Any]], object]
 _SKIP: Final = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
@@ -229,7 +229,7 @@ class Work(dist.Work):  # type: ignore[misc]
         for work in self._works:
             try:
                 work.wait(max(0.0, until - time.monotonic()) if seconds > 0 else None)
-            except ForkedError as error:
+            except (ForkedError, ReentryError) as error:  # the thread cannot wait for it: that is not its end
                 raise dist.DistBackendError(str(error)) from error
             except DeadlineExceeded as error:
                 if not work.test():
