@@ -2274,10 +2274,12 @@ class Communicator:
         self._queue.retire(state)
         self._messages.retire(state)
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self, timeout: float | None = None, *, flush: float | None = None) -> None:
         """Finish the operations in flight and release everything; of the world communicator the transport too.
 
         timeout  seconds for that; by default the setting `timeout`
+        flush    seconds for the other ranks to take the messages that were sent to them, of the world communicator; by
+                 default the rest of `timeout`
 
         Raises DeadlineExceeded if the operations do not end in time; everything is released all the same. A second call
         does nothing.
@@ -2287,12 +2289,13 @@ class Communicator:
         seconds = self._arguments.timeout(timeout)
         if self.transport.entered or any(one._queue.entered for one in self._family.communicators):
             self.abort("a signal handler or a destructor closed it in the middle of a call")
-            self.transport.unlocked(functools.partial(self._close, seconds))
+            self.transport.unlocked(functools.partial(self._close, seconds, flush))
         else:
-            self._close(seconds)
+            self._close(seconds, flush)
 
-    def _close(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+    def _close(self, seconds: float, flush: float | None) -> None:
+        begun = time.monotonic()
+        deadline = begun + seconds
         mine = list(self._family.communicators) if self._context == 0 else [self]
         for communicator in mine:  # all before any is waited for: other ranks close them in another order
             communicator._engine.leave()
@@ -2307,7 +2310,7 @@ class Communicator:
                     self._family.endpoint = None
                 with contextlib.closing(self._family.watchdog) as watchdog, contextlib.closing(self._family.fence):
                     watchdog.leave()
-                    self.transport.close(deadline)
+                    self.transport.close(deadline if flush is None else begun + flush)
                 self._family.standby.close()
 
     def _check_process(self) -> None:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final
 
 from collectives import membership
 from collectives.communicator import Communicator
 from collectives.config import Config
+from collectives.endings import END_SECONDS, end_with_process
 from collectives.execution import machine_code
 from collectives.failure import report_exit, withdraw_left_out
 from collectives.logs import shown
 from collectives.membership import CONNECT_SECONDS, Standby, terms_of
 from collectives.process_sets import ProcessSet, add_given
-from collectives.world import PROCESS_WORLD, is_initialized, shutdown, world
+from collectives.world import PROCESS_WORLD, is_initialized, world
 from transports import launchers
 from transports.auth import check_secret
 from transports.base import Group
@@ -37,8 +35,6 @@ log = logging.getLogger("ronde.startup")
 
 _COMPILING: Final = ("auto", "shm", "tcp")
 """The transports for which programs run in the compiled interpreter."""
-_CLOSE_SECONDS: Final = 10.0
-"""Seconds to close a world that could not be completed, or that the exit of the process ends."""
 
 
 def init(
@@ -93,12 +89,12 @@ def init(
             _log_start(communicator, settings)
             PROCESS_WORLD.forked = None
             number = communicator.transport.group.numbers[communicator.rank]
-            _report_at_exit(communicator, place.store, number, resources)
+            _end_with_process(communicator, place.store, number, resources)
             PROCESS_WORLD.resources = resources.pop_all()
         try:
             add_given(process_sets)
         except BaseException:
-            PROCESS_WORLD.close(_CLOSE_SECONDS)
+            PROCESS_WORLD.close(END_SECONDS)
             raise
         return communicator
 
@@ -345,30 +341,22 @@ def _prepare(size: int, settings: Config) -> None:
         machine_code(settings.compiled)
 
 
-def _report_at_exit(communicator: Communicator, store: Store, rank: int, resources: contextlib.ExitStack) -> None:
-    """Report the reason to the launcher and the other ranks if this process ends without `shutdown`.
+def _end_with_process(communicator: Communicator, store: Store, rank: int, resources: contextlib.ExitStack) -> None:
+    """Close the world if this process ends without `shutdown`. An exception that ends it is reported to the launcher
+    and the other ranks.
 
     communicator  the world
     store         the store that the launcher reads
     rank          this process's number, as the launcher knows it
     """
-    previous = sys.excepthook
 
-    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def abort(error: BaseException) -> None:
         if PROCESS_WORLD.communicator is communicator:  # a forked child has another world, or none
             report_exit(store, rank, error)
-            communicator.current.abort(f"{kind.__name__}: {error}")
-        previous(kind, error, trace)
+            communicator.current.abort(f"{type(error).__name__}: {error}")
 
-    def restore() -> None:
-        if sys.excepthook is report:
-            sys.excepthook = previous
+    def close() -> None:
+        with contextlib.suppress(RondeError), PROCESS_WORLD.lock:  # the process ends: no caller is left to handle it
+            PROCESS_WORLD.close(END_SECONDS, communicator.config.timeout)
 
-    def close_at_exit() -> None:
-        with contextlib.suppress(RondeError):  # the process ends: no caller is left to handle it
-            shutdown(_CLOSE_SECONDS)
-
-    sys.excepthook = report
-    resources.callback(restore)
-    atexit.register(close_at_exit)
-    resources.callback(atexit.unregister, close_at_exit)
+    end_with_process(close, abort, resources)

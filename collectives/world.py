@@ -41,15 +41,15 @@ class ProcessWorld:
         self.forked: ForkedError | None = None
         forking.register(self)
 
-    def close(self, timeout: float | None) -> None:
+    def close(self, timeout: float | None, flush: float | None = None) -> None:
         """Close the communicator, if there is one, and release the resources. The lock is held. Raises as `shutdown`.
 
-        timeout  seconds for that
+        timeout, flush   see Communicator.close
         """
         communicator, self.communicator = self.communicator, None
         with self.resources:
             if communicator is not None:
-                communicator.current.close(timeout)
+                communicator.current.close(timeout, flush=flush)
 
     def after_fork(self) -> None:
         """In a forked child: have no world, and release nothing of the parent's."""

@@ -360,6 +360,8 @@ class Agent:
                 self._host.heed(notice, seconds, lambda why: self.link.send("preempted", why))
             case ["ask", "culprit" | "left out" as question, [*ranks]]:
                 self._host.ask(question, [int(str(rank)) for rank in ranks])
+            case ["announce end", int(rank)]:
+                self._host.announce_end(rank)
             case ["give up"]:
                 self._host.give_up()
             case ["finish", int(code)]:

@@ -479,13 +479,13 @@ class _ElasticSupervisor(Listener):
             ended.status, ended.last_signal = status, last_signal
             if status:
                 self._failed.append(rank)
-                self._give_up(rank)
                 if self._code is None:
                     self.relay.print(f"ronde: process {rank} failed: {ended.describe()}, pid {ended.pid}")
+            self._give_up(rank)
             self._plan.ended(rank, status, time.monotonic())
 
     def _give_up(self, number: int) -> None:
-        """A process has failed: the first world begins without it, if it has not met."""
+        """A process has ended: the first world begins without it, if it has not met."""
         if self._store is not None and number < self._first:
             give_up(self._store, number, self._first)
 

@@ -159,6 +159,9 @@ class Host(Protocol):
     def ask(self, question: Question, ranks: Sequence[int]) -> None:
         """Ask the store that this host serves."""
 
+    def announce_end(self, rank: int) -> None:
+        """Tell the ranks that wait in the store, which this host serves, for a rank that its process has ended."""
+
     def give_up(self) -> None:
         """Wait for no process any more."""
 

@@ -202,6 +202,10 @@ class LocalHost:
         """Ask the store that this host serves."""
         self._listener.answered(question, self._keeper.ask(question, ranks))
 
+    def announce_end(self, rank: int) -> None:
+        """Tell the ranks that wait in this host's store for a rank that its process has ended."""
+        self._keeper.announce_end(rank)
+
     def give_up(self) -> None:
         """Wait for no process any more."""
         self._processes.give_up()

@@ -17,6 +17,7 @@ Texts that come from the system (arguments, variables, paths) travel as bytes, s
                                                           ["gone"] when no process is left
                                                           ["drained"] after the last output
     ["ask", question, ranks]                              ["answer", question, value]
+    ["announce end", rank]
     ["give up"]                                           ["ending", why], when something else than the launcher
     ["finish", exit code]                                                             ends the ranks
     ["beat"]                                              ["beat"]

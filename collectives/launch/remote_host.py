@@ -134,6 +134,10 @@ class RemoteHost:
         """Ask the store that the agent serves."""
         self._send("ask", question, list(ranks))
 
+    def announce_end(self, rank: int) -> None:
+        """Tell the ranks that wait in the agent's store for a rank that its process has ended."""
+        self._send("announce end", rank)
+
     def give_up(self) -> None:
         """Wait for no process any more."""
         self._send("give up")

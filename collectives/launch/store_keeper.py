@@ -12,7 +12,7 @@ from typing import Final, Literal
 from collectives.config import Config
 from collectives.failure import are_left_out, culprit
 from transports import rendezvous
-from transports.errors import ConfigError
+from transports.errors import ConfigError, RendezvousError
 from transports.interfaces import choose_address
 from transports.store import Store
 from transports.tls import Tls
@@ -31,6 +31,8 @@ class StoreKeeper:
         self._secret = b""
         self._tls: Tls | None = None
         self._server: rendezvous.TcpStoreServer | None = None
+        self._announcing: Store | None = None
+        self._met = False
 
     def serve(self, secret: bytes, interface: str, hints: Sequence[str]) -> tuple[str, tuple[str, int]]:
         """Serve the store; its URL, and an address for rank 0 of torch. Raises ConfigError, RendezvousError.
@@ -61,6 +63,13 @@ class StoreKeeper:
         with contextlib.closing(_opened(self._server.url, self._secret, time.monotonic(), self._tls)) as store:
             return culprit(store, ranks) if question == "culprit" else are_left_out(store, ranks)
 
+    def announce_end(self, rank: int) -> None:
+        """Tell the ranks that wait for a rank, whose process has ended, that it does not come."""
+        with contextlib.suppress(RendezvousError):  # without the store nobody can wait there
+            if self._announcing is None:
+                self._announcing = self.client()
+            self._met = rendezvous.announce_end(self._announcing, rank, met=self._met)
+
     def client(self) -> Store:
         """A new connection to the store, which the caller closes. Raises RendezvousError."""
         assert self._server is not None
@@ -68,6 +77,9 @@ class StoreKeeper:
 
     def close(self) -> None:
         """End the store. Idempotent."""
+        if self._announcing is not None:
+            self._announcing.close()
+            self._announcing = None
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -407,6 +407,8 @@ class _Supervisor(Listener):
         ended.status, ended.last_signal = status, last_signal
         if status:
             self._fail(ended, f"{ended.describe()}, pid {ended.pid}")
+        if self._ending is None and any(other.running for other in self._ranks):
+            self._hosts[0].announce_end(rank)  # others may wait for it to begin
         self._check_running()
 
     def answered(self, question: Question, value: int | bool) -> None:

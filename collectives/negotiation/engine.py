@@ -319,7 +319,8 @@ class Engine:
             self._end(JOIN, answer.last)
         if answer.ended:
             with self._lock:
-                self._refusal = ClosedError(f"rank {self._ranks[0]} was closed", peer=self._ranks[0])
+                text = f"{self._transport.group.describe(self._ranks[0])} was closed: it ended normally"
+                self._refusal = ClosedError(text, rank=self._transport.rank, peer=self._ranks[0])
 
     def _end(self, name: str, result: Any = None, error: BaseException | None = None) -> None:
         """End an operation with a result or an error."""

@@ -7,8 +7,10 @@ were posted.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -29,6 +31,7 @@ from transports.errors import (
     DeadlineExceeded,
     MismatchError,
     PeerLost,
+    ReentryError,
     RondeError,
     TransportError,
 )
@@ -53,18 +56,33 @@ class Part(NamedTuple):
         """The position of a wait for the request."""
         return _position(executor, self.doing, self.peers, id(self.request))
 
+    def misfit(self, error: MismatchError) -> MismatchError:
+        """The error of a message that does not fit the array."""
+        memory = self.memory
+        expected = "" if memory is None else f"expected {memory.size} elements of {memory.dtype}; "
+        return MismatchError(f"{self.doing}: {expected}{error.message}", rank=error.rank, peer=error.peer)
+
 
 def _position(executor: Executor, doing: str, peers: tuple[int, ...], step: int) -> CallPosition:
     return CallPosition(executor, 0, step, f"a call to {doing}", peers, peers[0] if len(peers) == 1 else None)
 
 
 class Message(Work[Any]):
-    """A message in flight. It progresses whenever any call of this rank waits; no thread waits for it alone."""
+    """A message in flight. It progresses whenever any call of this rank waits; only with a callback does a thread wait
+    for it alone.
+
+    Any error ends it, in one way: `_settle`. Only a wait that gives up before the message's own timeout, and an
+    interrupt, leave it in flight.
+    """
+
+    ends_by_itself = False
 
     def __init__(self, executor: Executor, timeout: float) -> None:
         super().__init__()
-        self.executor = executor
+        self._executor = executor
         self._ended = False
+        self._error: RondeError | None = None
+        self._has_thread = False
         self._deadline = time.monotonic() + timeout
         self._parts: list[Part] = []
         self._awaited: Part | None = None
@@ -86,58 +104,74 @@ class Message(Work[Any]):
         return self._ended
 
     def test(self) -> bool:
+        if self._ended:
+            return True
         try:
             if not all(part.request.test() for part in self._parts):
                 return False
-        except RondeError:  # that is for `wait` to raise
-            self._end(arrived=False)
-            return True
-        self._end()
+        except ReentryError:  # this thread is in the middle of another call
+            return False
+        except RondeError as error:  # that is for `wait` to raise
+            self._settle(error)
+        else:
+            self._settle()
         return True
 
     def position(self) -> CallPosition | None:
         """The part that `wait` waits for; None before it waits. From any thread."""
         part = self._awaited
-        return None if part is None else part.position(self.executor)
+        return None if part is None else part.position(self._executor)
 
     def wait(self, timeout: float | None = None) -> Any:
-        self.executor.positions.add(self)
+        self._executor.positions.add(self)
         try:
-            return self._wait(timeout)
+            self._wait(self._deadline if timeout is None else min(self._deadline, time.monotonic() + timeout))
         finally:
-            self.executor.positions.remove(self)
+            self._executor.positions.remove(self)
+        return None if self._finish is None else self._finish()
 
-    def _wait(self, timeout: float | None) -> Any:
-        patience = self._deadline if timeout is None else min(self._deadline, time.monotonic() + timeout)
+    def add_done_callback(self, callback: Callable[[Work[Any]], object]) -> None:
+        super().add_done_callback(callback)
+        if not self._ended and not self._has_thread:
+            self._has_thread = True
+            threading.Thread(target=self._wait_for_callbacks, name="ronde message with a callback", daemon=True).start()
+
+    def _wait_for_callbacks(self) -> None:
+        with contextlib.suppress(RondeError):  # that is for `wait` to raise
+            self._wait(self._deadline)
+
+    def _wait(self, patience: float) -> None:
+        if self._error is not None:
+            raise self._error
         for part in self._parts:
             self._awaited = part
             try:
                 part.request.wait(patience)
-            except MismatchError as error:
-                self._end()
-                memory = part.memory
-                expected = "" if memory is None else f"expected {memory.size} elements of {memory.dtype}; "
-                raise MismatchError(
-                    f"{part.doing}: {expected}{error.message}", rank=error.rank, peer=error.peer
-                ) from error
-            except DeadlineExceeded as error:
-                if time.monotonic() < self._deadline:
-                    raise error.within(part.doing) from error
-                # the transport still owns the memory, so the communicator cannot go on
-                raise self.fail_with(error, part.doing) from error
-            except (PeerLost, ConnectError) as error:
-                raise self.fail_with(error, part.doing) from error
-        self._end()
-        return None if self._finish is None else self._finish()
+            except ReentryError:  # the message goes on: only this thread cannot wait for it now
+                raise
+            except RondeError as error:
+                if isinstance(error, DeadlineExceeded) and time.monotonic() < self._deadline:
+                    raise error.within(part.doing) from error  # it is still in flight
+                raise self._fail(error, part) from error
+        self._settle()
 
-    def fail_with(self, error: RondeError, doing: str) -> RondeError:
-        """Abort the communicator because of an error; returns the error to raise."""
-        self._end(arrived=False)
-        return self.executor.abort_signal.fail(error, doing)
+    def _fail(self, error: RondeError, part: Part) -> RondeError:
+        """End the message because of an error of one of its requests; returns the error to raise. The communicator is
+        aborted if a rank is lost or late: then the transport still owns the memory."""
+        signal = self._executor.abort_signal
+        if isinstance(error, PeerLost | ConnectError | DeadlineExceeded):
+            self._error = signal.fail(error, part.doing)
+        elif isinstance(error, MismatchError) and signal.failure is None:
+            self._error = part.misfit(error)
+        else:
+            self._error = error.within(part.doing)
+        self._settle(error)
+        return self._error
 
-    def _end(self, *, arrived: bool = True) -> None:
+    def _settle(self, error: RondeError | None = None) -> None:
+        """End the message: all requests have ended well, or one has failed with an error. Idempotent."""
         self._ended = True
-        if arrived and self._tell is not None:
+        if self._tell is not None and (error is None or isinstance(error, MismatchError)):
             self._tell()
         self.call_back()
 
@@ -349,7 +383,7 @@ class PointToPoint:
         try:
             request = start(peer, self._tag | int(tag), as_bytes(array), check)
         except (PeerLost, ConnectError) as error:
-            raise message.fail_with(error, doing) from error
+            raise self._executor.abort_signal.fail(error, doing) from error
         message.add(Part(request, doing, (peer,), array))
 
     def _receive_any(
@@ -370,7 +404,7 @@ class PointToPoint:
         try:
             request = ability.irecv_any(sources, tags, view, check)
         except (PeerLost, ConnectError) as error:
-            raise message.fail_with(error, doing) from error
+            raise self._executor.abort_signal.fail(error, doing) from error
         message.add(Part(request, doing, self._peers(src), memory))
 
         def tell() -> None:

@@ -7,7 +7,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from transports import forking
 from transports.errors import DeadlineExceeded, ForkedError
@@ -18,7 +18,12 @@ log = logging.getLogger("ronde.work")
 
 
 class Work(ABC, Generic[T]):
-    """An operation in flight, as every `*_async` call returns it."""
+    """An operation in flight, as every `*_async` call returns it.
+
+    ends_by_itself  False for a send or receive: it ends in the thread that tests or waits for it
+    """
+
+    ends_by_itself: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[Work[T]], object]] = []
@@ -45,7 +50,7 @@ class Work(ABC, Generic[T]):
         """Call `callback(self)` once the operation is over, at once if it is.
 
         It is called by the thread that ends the operation, whose next operation waits for it: it must not wait for
-        another Work. (A send or recv ends in the thread that tests or waits for it.) Its errors are logged.
+        another Work. (A thread of its own waits for a send or recv with a callback.) Its errors are logged.
         """
         self._callbacks.append(callback)
         if self._over():

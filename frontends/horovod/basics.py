@@ -45,9 +45,15 @@ def start(
     if is_initialized():
         return
     sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
-    with as_horovod(), contextlib.ExitStack() as resources:
-        collectives.init(process_sets=sets, **find(resources))
-        atexit.register(resources.pop_all().close)
+    resources = contextlib.ExitStack()
+    atexit.register(resources.close)  # before `init` registers the world's end: what is registered first runs last
+    with as_horovod():
+        try:
+            collectives.init(process_sets=sets, **find(resources))
+        except BaseException:
+            atexit.unregister(resources.close)
+            resources.close()
+            raise
     path = os.environ.get("HOROVOD_TIMELINE", "")
     if path not in ("", "DYNAMIC") and not collectives.world().config.timeline:  # `ronde run` makes a setting of it
         start_timeline(path, os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"))

@@ -29,6 +29,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 from collectives import Communicator, Config, Status, connect
 from collectives import Work as Ours
 from collectives.compression import Compressor, State
+from collectives.endings import END_SECONDS, end_with_process
 from frontends.horovod import rows_for
 from frontends.torch import streams
 from frontends.torch.calls import collective, recorded
@@ -99,6 +100,7 @@ class ProcessGroup(Described):
         self._monitored = MonitoredBarrier(store, communicator.rank, communicator.size)
         self._group_callbacks = Callbacks()
         self._kept: deque[Work] = deque(maxlen=_KEPT)
+        end_with_process(self._end, self._abort_with, resources)
 
     def _get_sequence_number_for_group(self) -> int:
         return self._begun
@@ -368,13 +370,25 @@ class ProcessGroup(Described):
     def shutdown(self) -> None:
         """Finish the operations in flight and close the group. Idempotent."""
         try:
-            with self._resources:
-                self.communicator.close()
+            self._close()
         except RondeError as error:
             raise for_torch(error, self._seconds) from error
+
+    def _close(self, *seconds: float, **options: float) -> None:
+        try:
+            with self._resources:
+                self.communicator.close(*seconds, **options)
         finally:
             self._kept.clear()
-            self._group_callbacks.close()
+            self._group_callbacks.close(self._seconds)
+
+    def _end(self) -> None:
+        """Close the group when the process ends: torch does not ask for it."""
+        with contextlib.suppress(RondeError):
+            self._close(END_SECONDS, flush=self._seconds)
+
+    def _abort_with(self, error: BaseException) -> None:
+        self.communicator.abort(f"{type(error).__name__}: {error}")
 
     def abort(self) -> None:
         """Abort the communicator on all ranks."""

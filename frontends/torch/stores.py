@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from transports import rendezvous
 from transports.auth import new_secret
 from transports.errors import DeadlineExceeded, RendezvousError
 from transports.interfaces import choose_address
+from transports.liveness import Identity
 from transports.packed import pack, unpack
 from transports.store import Store
 from transports.tls import Tls
@@ -29,8 +31,9 @@ def open_store(
 ) -> tuple[Store, bytes]:
     """Open the store of a group whose ranks share torch's store `theirs`; return it and the secret for authentication.
 
-    torch's store may outlive the ranks: torchrun starts them again with the same one. So the address that a rank finds
-    there may be that of a store that has ended; then it waits for another address.
+    torch's store may outlive the ranks: torchrun starts them again with the same one, and a process may leave a group
+    and enter the next one while rank 0 is still in the first. So the address that a rank finds there may be that of a
+    store that has ended, or in which this process has been before; then it waits for another address.
 
     The secret is created here and published in torch's store, so it keeps out clients that can reach the ports but not
     that store. `resources` closes what is opened. Raises DeadlineExceeded or RendezvousError.
@@ -62,14 +65,27 @@ def _opened(told: object, rank: int, last: float, tls: Tls | None) -> tuple[Stor
         case _:
             raise RendezvousError("torch's store holds a value that is not the address of Ronde's store", rank=rank)
     store = rendezvous.open_store(url, secret, time.monotonic(), tls=tls)  # it was published after it was opened
-    try:
-        store.peek(_KEY)
-    except RendezvousError:
-        store.close()
-        if time.monotonic() >= last:
-            raise
-        return None
+    with contextlib.ExitStack() as opened:
+        opened.callback(store.close)
+        try:
+            if store.add(f"{_KEY}/{rank}/{_process()}", 1) > 1:
+                raise RendezvousError(
+                    f"rank {rank} has left a group, and rank 0 has not: it leaves later, or enters no other one",
+                    rank=rank,
+                    peer=0,
+                )
+        except RendezvousError:
+            if time.monotonic() >= last:
+                raise
+            return None
+        opened.pop_all()
     return store, secret
+
+
+def _process() -> str:
+    """A name of this process: it has been here before if its name has."""
+    own = Identity.own()
+    return f"{socket.gethostname()}/{own.space}/{own.pid}/{own.start}"
 
 
 def _address() -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -22,7 +24,7 @@ from frontends.torch import streams
 from frontends.torch.native_futures import asked_by_native_code, native
 from frontends.torch_backend import BACKEND
 from transports import forking
-from transports.errors import DeadlineExceeded, ForkedError
+from transports.errors import DeadlineExceeded, ForkedError, ReentryError
 
 Finish = Callable[[list[Any]], object]
 _SKIP: Final = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
@@ -57,6 +59,8 @@ class Callbacks:
         self._thread = threading.local()
         self._lock = threading.Lock()
         self._threads: list[ThreadPoolExecutor] = []
+        self._last: dict[int, concurrent.futures.Future[object]] = {}
+        self._closed = False
 
     def position(self) -> tuple[int, ...]:
         """Return the position of the calling thread's next operation; () outside of callbacks."""
@@ -75,17 +79,27 @@ class Callbacks:
 
     def submit(self, depth: int, complete: Callable[[], object]) -> None:
         """Call `complete` in the thread for a depth of callbacks. Each depth has its own, so that a callback can wait
-        for another's operations.
+        for another's operations. After `close`, and at the end of the process, call it in this thread.
         """
         with self._lock:
-            while len(self._threads) <= depth:
-                self._threads.append(ThreadPoolExecutor(1, f"ronde-torch-callback-{len(self._threads)}"))
-            self._threads[depth].submit(complete)
+            try:
+                while len(self._threads) <= depth and not self._closed:
+                    self._threads.append(ThreadPoolExecutor(1, f"ronde-torch-callback-{len(self._threads)}"))
+                if not self._closed:
+                    self._last[depth] = self._threads[depth].submit(complete)
+                    return
+            except RuntimeError:  # Python has ended its threads
+                self._closed = True
+        complete()
 
-    def close(self) -> None:
-        """End the threads after their last call."""
+    def close(self, seconds: float) -> None:
+        """End the threads after their last call, for which it waits so long at most, and not in one of them."""
+        with self._lock:
+            self._closed = True
+        if getattr(self._thread, "callback", None) is None:
+            concurrent.futures.wait(self._last.values(), seconds)
         for threads in self._threads:
-            threads.shutdown()
+            threads.shutdown(wait=False)
 
 
 class _Callback:
@@ -98,6 +112,22 @@ class _Callback:
         self.count = itertools.count()
 
 
+class _Failure:
+    """The value of a future that has failed. Python code gets the error instead of it. C++ code that expects a tensor
+    asks for its text, to complain of it, and then raises the error too."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __str__(self) -> str:
+        raise self.error
+
+
+def _raise_failure(value: Any) -> None:
+    if isinstance(value, _Failure):
+        raise value.error
+
+
 @eager
 class Future(torch.futures.Future):  # type: ignore[misc]
     """A future whose callbacks know which operation they follow. `devices` are the GPUs of its tensors."""
@@ -108,13 +138,24 @@ class Future(torch.futures.Future):  # type: ignore[misc]
         self._group_callbacks = group_callbacks
         self._callbacks = callbacks
         self._process = forking.process
+        self._complete = threading.Event()
+        self.add_done_callback(self._tell_completion)
+
+    def _tell_completion(self, _: torch.futures.Future[Any]) -> None:
+        self._complete.set()
 
     def wait(self) -> Any:
-        """Wait until it is complete; return its value. The same as torch's. Raises DistBackendError in a forked child,
-        where nothing completes it."""
+        """Wait until it is complete; return its value. The same as torch's, but Ctrl-C interrupts it. Raises
+        DistBackendError in a forked child, where nothing completes it."""
         if forking.process != self._process and not self.done():
             raise dist.DistBackendError(f"the operation is one of process {self._process}, which has forked this one")
+        self._complete.wait()  # the operation's own end sets it, and the end of the callbacks between
         return super().wait()
+
+    def set_exception(self, error: BaseException) -> None:
+        """Complete it with an error, which `wait` and `value` raise. The same as torch's."""
+        self._set_unwrap_func(_raise_failure)
+        self.set_result(_Failure(error))
 
     def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
         """Return a future of `callback(self)`, which is called when this future is complete. The same as torch's."""
@@ -124,8 +165,10 @@ class Future(torch.futures.Future):  # type: ignore[misc]
             try:
                 with self._group_callbacks.running(self._callbacks):
                     result = callback(this)
-            except Exception as error:  # noqa: BLE001 - the wait for the following one raises it
+            except BaseException as error:
                 following.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
             else:
                 following.set_result(result)
 
@@ -165,14 +208,15 @@ class Work(dist.Work):  # type: ignore[misc]
         self._seconds = seconds
         self._source = source
         self._lock = threading.Lock()
-        self._open = len(self._works)
-        self._over = threading.Event()
+        self._settling = threading.RLock()  # a signal handler may wait for this work
+        self._over = False
         self._before: list[Callable[[], object]] = []
         self._error: Exception | None = None
         self._future: Future | None = None
         self._plain_futures: list[torch.futures.Future[list[torch.Tensor]]] = []
-        for work in self._works:
-            work.add_done_callback(self._one_is_over)
+        self._listens = False
+        if all(work.ends_by_itself for work in self._works):
+            self._listen()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until it has ended; return True. A `timeout` of zero or less means the operation's own timeout.
@@ -181,17 +225,18 @@ class Work(dist.Work):  # type: ignore[misc]
         DistBackendError (a RuntimeError) with the runtime's error as its cause.
         """
         seconds = timeout.total_seconds()
-        try:
-            for work in self._works:
-                work.wait(seconds if seconds > 0 else None)
-        except ForkedError as error:
-            raise dist.DistBackendError(str(error)) from error
-        except DeadlineExceeded as error:
-            if not work.test():
-                raise for_torch(error, seconds if seconds > 0 else self._seconds) from error
-        except Exception:  # noqa: BLE001, S110 - it is kept in _error, by the callback that is on its way
-            pass
-        self._over.wait()
+        until = time.monotonic() + seconds
+        for work in self._works:
+            try:
+                work.wait(max(0.0, until - time.monotonic()) if seconds > 0 else None)
+            except (ForkedError, ReentryError) as error:  # the thread cannot wait for it: that is not its end
+                raise dist.DistBackendError(str(error)) from error
+            except DeadlineExceeded as error:
+                if not work.test():
+                    raise for_torch(error, seconds if seconds > 0 else self._seconds) from error
+            except Exception:  # noqa: BLE001, S110 - `_settle` keeps it
+                pass
+        self._settle()
         if self._error is not None:
             raise for_torch(self._error, self._seconds) from self._error
         streams.follow(self._marks)
@@ -203,11 +248,13 @@ class Work(dist.Work):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         """True when it has ended, with or without an error."""
-        return self._over.is_set() or (all(work.test() for work in self._works) and self._over.is_set())
+        if not self._over and all(work.test() for work in self._works):
+            self._settle()
+        return self._over
 
     def is_success(self) -> bool:
         """True when it has ended without an error."""
-        return self._over.is_set() and self._error is None
+        return self._over and self._error is None
 
     def exception(self) -> Exception | None:
         """Return its error, None without one."""
@@ -233,14 +280,16 @@ class Work(dist.Work):  # type: ignore[misc]
         with self._lock:
             if self._future is None:
                 self._future = Future(self._group_callbacks, _Callback(self._position), self._devices)
-                if self._over.is_set():
+                if self._over:
                     self._complete_future()  # it cannot have a callback yet
-            return self._future
+            future = self._future
+        self._listen()
+        return future
 
     def before_it_is_over(self, call: Callable[[], object]) -> None:
         """Call `call` when the operation has ended, before that shows; at once if it does already."""
         with self._lock:
-            if not self._over.is_set():
+            if not self._over:
                 self._before.append(call)
                 return
         call()
@@ -249,35 +298,50 @@ class Work(dist.Work):  # type: ignore[misc]
         plain: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         future = native(plain, self._results)
         with self._lock:
-            over = self._over.is_set()
+            over = self._over
             if not over:
                 self._plain_futures.append(plain)
         if over:
             self._set(plain)
             future.wait()  # C++ code that has waited for the operation reads the value at once
+        self._listen()
         return future
 
-    def _one_is_over(self, work: Ours[Any]) -> None:
-        with self._lock:
-            self._open -= 1
-            if self._open:
+    def _listen(self) -> None:
+        """Settle as soon as all operations have ended, also if nobody waits for them. Idempotent."""
+        if not self._listens:
+            self._listens = True
+            for work in self._works:
+                work.add_done_callback(self._one_is_over)
+
+    def _one_is_over(self, _: Ours[Any]) -> None:
+        if all(work.test() for work in self._works):
+            self._settle()
+
+    def _settle(self) -> None:
+        """Take the results of the operations, which have ended, and tell everybody who waits for them. Idempotent."""
+        with self._settling:
+            if self._over:
                 return
-        try:
-            with streams.aside(self._devices):
-                values = [work.wait() for work in self._works]
-                if self._finish is not None:
-                    self._finish(values)
-                self._marks = streams.mark(self._devices)
-            self._group_callbacks.keeper.keep(self._marks, values)
-        except Exception as error:  # noqa: BLE001 - the waiting caller gets every error
-            self._error = error
-        with self._lock:
-            for call in self._before:
-                call()
-            self._over.set()
-            if self._future is not None:
-                self._group_callbacks.submit(len(self._position) - 1, self._complete_future)
-        for plain in self._plain_futures:
+            try:
+                with streams.aside(self._devices):
+                    values = [work.wait() for work in self._works]
+                    if self._finish is not None:
+                        self._finish(values)
+                    self._marks = streams.mark(self._devices)
+                self._group_callbacks.keeper.keep(self._marks, values)
+            except Exception as error:  # noqa: BLE001 - the waiting caller gets every error
+                self._error = error
+            with self._lock:
+                if self._over:
+                    return
+                for call in self._before:
+                    call()
+                self._over = True
+                future, plain_futures = self._future, self._plain_futures
+        if future is not None:
+            self._group_callbacks.submit(len(self._position) - 1, self._complete_future)
+        for plain in plain_futures:
             self._set(plain)
 
     def _complete_future(self) -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from transports.anysource import AnyRequest, AnySource, Arrival, Claim, check_any
 from transports.base import Group, Request, Transport, check_arguments, check_view, has_ended
-from transports.errors import ConfigError, DeadlineExceeded, MismatchError, PeerLost, RondeError, from_wire, to_wire
+from transports.errors import ConfigError, DeadlineExceeded, MismatchError, RondeError, from_wire, to_wire
 from transports.lifecycle import Lifecycle
 from transports.local.hub import Hub, meet
 from transports.local.request import Receiving, ReceivingAny, Sending
@@ -279,11 +279,7 @@ class LocalTransport(Transport, OneSided, AnySource):
         """Raises if a wait for `peer` cannot end well: the first failure, or PeerLost, which becomes that."""
         self.life.check()
         if peer not in self.hub.present:
-            lost = self.group.describe(peer)
-            cause = PeerLost(
-                f"{lost} closed its transport while rank {self.rank} was waiting for it", rank=self.rank, peer=peer
-            )
-            self.abort(cause)
+            self.abort(self.life.left(peer))
             self.life.check()
 
     def check_sources(self, sources: frozenset[int]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from transports.rendezvous.attentive import AttentiveStore
 from transports.rendezvous.bootstrap import (
     STORES,
+    announce_end,
     give_up,
     group_path,
     join,
@@ -35,6 +36,7 @@ __all__ = [
     "MemoryStore",
     "TcpStore",
     "TcpStoreServer",
+    "announce_end",
     "format_url",
     "give_up",
     "group_path",

@@ -129,6 +129,27 @@ def give_up(store: Store, rank: int, size: int) -> None:
         store.prefixed("generation-0").put_row(_MEMBERS, rank, size, _GIVEN_UP)
 
 
+def announce_end(store: Store, rank: int, *, met: bool) -> bool:
+    """Fail the meeting in which the others may wait for a rank, since its process has ended: the first one if it is not
+    over and lacks the rank, else the next of the rank. Returns True if the first meeting is over.
+
+    met  the answer to an earlier call: if it is True, the first meeting need not be looked at
+
+    Raises RendezvousError.
+    """
+    text = f"rank {rank} will not come: its process has ended before it met the other ranks"
+    number, decision = 0, pack({"error": to_wire(RendezvousError(text, peer=rank))})
+    first = store.prefixed("generation-0")
+    if met or first.peek(_MEMBERS) is not None:
+        number = int(store.peek(f"meetings/{rank}") or b"0") + 1
+    else:
+        rows = first.rows(_MEMBERS)
+        if rows and (rank >= len(rows) or rows[rank] is not None):
+            return False
+    store.prefixed(f"generation-{number}").set_default(_MEMBERS, decision)
+    return True
+
+
 def enter_next(rank: int, store: Store, meeting_of: Callable[[int], Meeting]) -> tuple[int, Meeting]:
     """Enter the next meeting of a rank; its generation and the meeting. See `join`. Raises RendezvousError.
 

@@ -318,8 +318,7 @@ class ShmTransport(Transport, OneSided, AnySource, Pollable):
             return
         barrier()
         if self._incoming[peer].empty and not awaited.done:
-            text = f"{self.group.describe(peer)} closed its transport while rank {self.rank} was waiting for it"
-            self.abort(PeerLost(text, rank=self.rank, peer=peer))
+            self.abort(self._life.left(peer))
             self.check_sound()
 
     def check_sources(self, sources: frozenset[int], awaited: Awaited) -> None:

@@ -58,6 +58,12 @@ class Dialing:
         """True while a connection to a peer is being made."""
         return any(dial.peer == peer for dial in self._lanes)
 
+    def abandon(self, peer: int) -> None:
+        """Abandon the connections to a peer that are being made, and release their lanes."""
+        for dial in [dial for dial in self._lanes if dial.peer == peer]:
+            dial.close()
+            self._lanes.pop(dial).release()
+
     def close(self) -> None:
         """Abandon all connections that are being made. Idempotent."""
         for dial in self._lanes:

@@ -12,6 +12,7 @@ from transports.errors import RondeError
 from transports.matching import AnyReceive, Receive
 from transports.tcp.lanes import Incoming
 from transports.tcp.outgoing import Outgoing
+from transports.tcp.striping import Striping
 
 
 class Host(Protocol):
@@ -240,6 +241,24 @@ class GoodbyesAnswered:
     @property
     def done(self) -> bool:
         return self._transport.failure is not None or all(lane.closed for lane in self._lanes)
+
+    def poke(self) -> bool:
+        return False
+
+    def check_possible(self) -> None:
+        """Never raises: a failure ends the wait."""
+
+
+class GoodbyesSent:
+    """Waits until the system has accepted all frames for every peer, GOODBYE being the last."""
+
+    def __init__(self, transport: Host, stripings: list[Striping]) -> None:
+        self._transport = transport
+        self._stripings = stripings
+
+    @property
+    def done(self) -> bool:
+        return self._transport.failure is not None or all(striping.parted for striping in self._stripings)
 
     def poke(self) -> bool:
         return False

@@ -83,6 +83,11 @@ class Striping:
         lanes = sum(lane.queued_bytes for lane in (self._main, *self.stripes))
         return lanes + sum(message.uncut_bytes for message in self._messages)
 
+    @property
+    def parted(self) -> bool:
+        """True once the system has accepted everything, with the GOODBYE of the main lane."""
+        return not self.queued_bytes and all(stripe.closed for stripe in self.stripes)
+
     def push(self, tag: int, check: int, view: memoryview, sending: Sending) -> None:
         """Send a message of at least one byte: as much as the system accepts now, the rest later. `sending.done` is set
         at the end."""

@@ -37,7 +37,7 @@ from transports.tcp.loop import CAN_BE_POLLED, Loop
 from transports.tcp.options import Options, connections_to, spin_seconds
 from transports.tcp.outgoing import Outgoing
 from transports.tcp.reassembly import Reassembly
-from transports.tcp.requests import AnyOf, GoodbyesAnswered, Probe, Receiving, ReceivingAny, Send
+from transports.tcp.requests import AnyOf, GoodbyesAnswered, GoodbyesSent, Probe, Receiving, ReceivingAny, Send
 from transports.tcp.striping import Striping
 
 A = TypeVar("A")
@@ -48,6 +48,9 @@ _GRACE: Final = 0.25
 _LOOK_EVERY: Final = 0.15
 """Seconds. Two of these pass before this rank connects to a peer that never connected; with the grace period and the
 time in which ranks agree on a cause, the sum must stay below the second within which a lost rank must be named."""
+_ANSWER_SECONDS: Final = 2.0
+"""Seconds to wait for peers to read what the system has accepted for them: it delivers that by itself, but perhaps not
+if the host ends too."""
 _ABSENT: Final = 0.1  # seconds to wait for a peer before this rank connects to it
 
 
@@ -248,8 +251,8 @@ class TcpTransport(Transport, AnySource, Pollable):
 
     def close(self, deadline: float) -> None:
         """See Transport. A peer is done with this rank once it has read everything, for which it must wait in some call
-        or close. At the deadline only bytes that the system has not accepted are an error: it delivers the rest by
-        itself."""
+        or close; no longer than two seconds are spent on that. At the deadline only bytes that the system has not
+        accepted are an error: it delivers the rest by itself."""
         with self._lock:
             parts = self._life.refusal is None
             if not self._life.begin_close():
@@ -318,8 +321,7 @@ class TcpTransport(Transport, AnySource, Pollable):
         failure if there was none."""
         self._life.check()
         if peer in self._departed and not (receiving and peer in self._incoming):
-            text = f"{self.group.describe(peer)} closed its transport while rank {self.rank} was waiting for it"
-            self._fail(PeerLost(text, rank=self.rank, peer=peer))
+            self._fail(self._life.left(peer))
             self._life.check()
 
     def check_sources(self, sources: frozenset[int]) -> None:
@@ -456,11 +458,16 @@ class TcpTransport(Transport, AnySource, Pollable):
 
     def _part(self, deadline: float) -> None:
         with self._lock:
-            for striping in self._stripings.values():
-                striping.send_goodbye()
+            for peer, striping in self._stripings.items():
+                if self._outgoing[peer].sock is None and not striping.queued_bytes:
+                    self._dialing.abandon(peer)  # nothing was sent to the peer, and it may not come to a call
+                else:
+                    striping.send_goodbye()
             leaving = [lane for lane in self._lanes() if isinstance(lane, Outgoing)]
+        patience = min(deadline, time.monotonic() + _ANSWER_SECONDS)
         with contextlib.suppress(ReentryError):  # a signal handler closes the transport that its own thread drives
-            self._driver.wait(GoodbyesAnswered(self, leaving), deadline)  # releases the lock while it sleeps
+            if not self._driver.wait(GoodbyesAnswered(self, leaving), patience):  # releases the lock while it sleeps
+                self._driver.wait(GoodbyesSent(self, list(self._stripings.values())), deadline)
         with self._lock:
             if self._life.failure is not None:
                 return
