@@ -35,7 +35,9 @@ from frontends.torch.calls import collective, recorded
 from frontends.torch.described import Described
 from frontends.torch.groups import (
     check_count,
+    check_dtypes,
     check_lists,
+    check_part,
     check_shares,
     combined,
     combining,
@@ -46,6 +48,7 @@ from frontends.torch.groups import (
     put,
     shown,
     single,
+    sizes,
     sparse,
 )
 from frontends.torch.monitored import MonitoredBarrier
@@ -168,7 +171,8 @@ class ProcessGroup(Described):
         outputs = list(single(output_tensors))
         check_count(outputs, self.size(), "output_tensors")
         given = as_array(single(input_tensors)).reshape(-1)
-        return self._run("allgather", opts, outputs, distribute(outputs), given)
+        check_dtypes(outputs, single(input_tensors), "output_tensors")
+        return self._run("allgather", opts, outputs, distribute(outputs), given, expected=sizes(outputs))
 
     @collective("all_gather", AllgatherOptions, tensors=2)
     def allgather_coalesced(
@@ -177,15 +181,20 @@ class ProcessGroup(Described):
         """Gather lists of tensors, rank i's into the i-th list, as one operation."""
         check_lists(output_lists, len(inputs), self.size(), "output_lists")
         arrays = [as_array(given).reshape(-1) for given in inputs]
+        columns = list(zip(*output_lists, strict=True))
+        for column, given in zip(columns, inputs, strict=True):
+            check_dtypes(column, given, "output_lists")
         outputs = [output for outputs in output_lists for output in outputs]
-        return self._run("grouped_allgather", opts, outputs, distribute_each(zip(*output_lists, strict=True)), arrays)
+        expected = [sizes(column) for column in columns]
+        return self._run("grouped_allgather", opts, outputs, distribute_each(columns), arrays, expected=expected)
 
     @collective("all_gather", AllgatherOptions, "timeout", tensors=2, listed=False)
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work:
         """Gather the tensors of all ranks into `output`, one after the other."""
         target = flat(output, "output")
         check_shares(output, input, self.size(), "output")
-        return self._run("allgather", opts, [output], None, as_array(input).reshape(-1), out=target)
+        expected = [input.numel()] * self.size()
+        return self._run("allgather", opts, [output], None, as_array(input).reshape(-1), out=target, expected=expected)
 
     @collective("all_gather", AllgatherOptions, tensors=2)
     def all_gather_single_coalesced(
@@ -196,7 +205,8 @@ class ProcessGroup(Described):
             check_shares(output, given, self.size(), "outputs")
         arrays = [as_array(given).reshape(-1) for given in inputs]
         finish = distribute_each([output] for output in outputs)
-        return self._run("grouped_allgather", opts, list(outputs), finish, arrays)
+        expected = [[given.numel()] * self.size() for given in inputs]
+        return self._run("grouped_allgather", opts, list(outputs), finish, arrays, expected=expected)
 
     @collective("reduce_scatter", dist.ReduceScatterOptions, "op", "timeout", tensors=2)
     def reduce_scatter(
@@ -206,7 +216,8 @@ class ProcessGroup(Described):
         output, inputs = single(output_tensors), list(single(input_tensors))
         check_count(inputs, self.size(), "input_tensors")
         given = joined(inputs)
-        counts = [tensor.numel() for tensor in inputs]
+        counts = sizes(inputs)
+        check_part(output, inputs[self.communicator.rank], "output")
         finish = distribute([output])
         return self._run("reduce_scatter", opts, [output], finish, given, counts=counts, **combining(opts, inputs))
 
@@ -239,8 +250,9 @@ class ProcessGroup(Described):
         check_count(outputs, self.size(), "output_tensors")
         check_count(inputs, self.size(), "input_tensors")
         given = joined(inputs)
-        splits = [tensor.numel() for tensor in inputs]
-        return self._run("alltoall", opts, outputs, distribute(outputs), given, splits)
+        check_dtypes(outputs, inputs[0], "output_tensors")
+        expected = sizes(outputs)
+        return self._run("alltoall", opts, outputs, distribute(outputs), given, sizes(inputs), expected=expected)
 
     @collective("all_to_all", dist.AllToAllOptions, "timeout", tensors=2, listed=False)
     def all_to_all_single(
@@ -254,9 +266,9 @@ class ProcessGroup(Described):
         """Send rows of `input` to the ranks, and receive rows of `output` from them; equal parts without split
         sizes."""
         going = rows_for(input.shape, input_split_sizes or None, self.size(), "input", "input_split_sizes")
-        rows_for(output.shape, output_split_sizes or None, self.size(), "output", "output_split_sizes")
+        coming = rows_for(output.shape, output_split_sizes or None, self.size(), "output", "output_split_sizes")
         target = writable_array(output, "output")
-        return self._run("alltoall", opts, [output], None, as_array(input, "input"), going, out=target)
+        return self._run("alltoall", opts, [output], None, as_array(input, "input"), going, out=target, expected=coming)
 
     @collective("gather", dist.GatherOptions, "root", "timeout", tensors=2)
     def gather(
@@ -268,7 +280,9 @@ class ProcessGroup(Described):
         if opts.rootRank == self.communicator.rank:
             outputs = list(single(output_tensors))
             check_count(outputs, self.size(), "output_tensors")
-        return self._run("gather", opts, outputs, distribute(outputs), given, root=opts.rootRank)
+            check_dtypes(outputs, single(input_tensors), "output_tensors")
+        expected = sizes(outputs) or None
+        return self._run("gather", opts, outputs, distribute(outputs), given, root=opts.rootRank, expected=expected)
 
     @collective("scatter", dist.ScatterOptions, "root", "timeout", tensors=2)
     def scatter(
@@ -283,7 +297,7 @@ class ProcessGroup(Described):
             inputs = list(single(input_tensors))
             check_count(inputs, self.size(), "input_tensors")
             given = joined(inputs)
-            counts = [tensor.numel() for tensor in inputs]
+            counts = sizes(inputs)
         options = {"root": opts.rootRank, "counts": counts, "out": flat(target, "output")}
         return self._run("scatter", opts, [output], finish, given, **options)
 
