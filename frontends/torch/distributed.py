@@ -15,6 +15,7 @@ torch.distributed.DistBackendError, a RuntimeError, with the runtime's error as 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -31,8 +32,9 @@ from collectives import Work as Ours
 from collectives.compression import Compressor, State
 from frontends.horovod import rows_for
 from frontends.torch import streams
-from frontends.torch.calls import collective, recorded
+from frontends.torch.calls import collective, message
 from frontends.torch.described import Described
+from frontends.torch.dispatch import Seen, seen
 from frontends.torch.groups import (
     check_count,
     check_dtypes,
@@ -103,6 +105,15 @@ class ProcessGroup(Described):
         self._group_callbacks = Callbacks()
         self._kept: deque[Work] = deque(maxlen=_KEPT)
 
+    @functools.cached_property
+    def seen(self) -> Seen:
+        """This group as torch's dispatcher sees it."""
+        return seen(self)
+
+    def boxed(self) -> Any:
+        """The group as an argument of the operators c10d::*."""
+        return self.seen.boxed()
+
     def _get_sequence_number_for_group(self) -> int:
         return self._begun
 
@@ -151,7 +162,7 @@ class ProcessGroup(Described):
         opts.rootTensor.
         """
         tensor, finish = shown(tensors, opts)
-        array = writable_array(tensor)
+        array = writable_array(tensor, moved=True)
         return self._run("broadcast", opts, list(tensors), finish, array, root=opts.rootRank, out=array)
 
     @collective("reduce", dist.ReduceOptions, "root", "op", "timeout")
@@ -170,7 +181,7 @@ class ProcessGroup(Described):
         """Gather the tensors of all ranks into a list; sizes may differ."""
         outputs = list(single(output_tensors))
         check_count(outputs, self.size(), "output_tensors")
-        given = as_array(single(input_tensors)).reshape(-1)
+        given = as_array(single(input_tensors), moved=True).reshape(-1)
         check_dtypes(outputs, single(input_tensors), "output_tensors")
         return self._run("allgather", opts, outputs, distribute(outputs), given, expected=sizes(outputs))
 
@@ -180,7 +191,7 @@ class ProcessGroup(Described):
     ) -> dist.Work:
         """Gather lists of tensors, rank i's into the i-th list, as one operation."""
         check_lists(output_lists, len(inputs), self.size(), "output_lists")
-        arrays = [as_array(given).reshape(-1) for given in inputs]
+        arrays = [as_array(given, moved=True).reshape(-1) for given in inputs]
         columns = list(zip(*output_lists, strict=True))
         for column, given in zip(columns, inputs, strict=True):
             check_dtypes(column, given, "output_lists")
@@ -191,10 +202,12 @@ class ProcessGroup(Described):
     @collective("all_gather", AllgatherOptions, "timeout", tensors=2, listed=False)
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work:
         """Gather the tensors of all ranks into `output`, one after the other."""
-        target = flat(output, "output")
+        target = flat(output, "output", moved=True)
         check_shares(output, input, self.size(), "output")
         expected = [input.numel()] * self.size()
-        return self._run("allgather", opts, [output], None, as_array(input).reshape(-1), out=target, expected=expected)
+        return self._run(
+            "allgather", opts, [output], None, as_array(input, moved=True).reshape(-1), out=target, expected=expected
+        )
 
     @collective("all_gather", AllgatherOptions, tensors=2)
     def all_gather_single_coalesced(
@@ -203,7 +216,7 @@ class ProcessGroup(Described):
         """Several all_gather_single as one operation."""
         for output, given in zip(outputs, inputs, strict=True):
             check_shares(output, given, self.size(), "outputs")
-        arrays = [as_array(given).reshape(-1) for given in inputs]
+        arrays = [as_array(given, moved=True).reshape(-1) for given in inputs]
         finish = distribute_each([output] for output in outputs)
         expected = [[given.numel()] * self.size() for given in inputs]
         return self._run("grouped_allgather", opts, list(outputs), finish, arrays, expected=expected)
@@ -249,7 +262,7 @@ class ProcessGroup(Described):
         outputs, inputs = list(output_tensors), list(input_tensors)
         check_count(outputs, self.size(), "output_tensors")
         check_count(inputs, self.size(), "input_tensors")
-        given = joined(inputs)
+        given = joined(inputs, moved=True)
         check_dtypes(outputs, inputs[0], "output_tensors")
         expected = sizes(outputs)
         return self._run("alltoall", opts, outputs, distribute(outputs), given, sizes(inputs), expected=expected)
@@ -267,15 +280,17 @@ class ProcessGroup(Described):
         sizes."""
         going = rows_for(input.shape, input_split_sizes or None, self.size(), "input", "input_split_sizes")
         coming = rows_for(output.shape, output_split_sizes or None, self.size(), "output", "output_split_sizes")
-        target = writable_array(output, "output")
-        return self._run("alltoall", opts, [output], None, as_array(input, "input"), going, out=target, expected=coming)
+        target = writable_array(output, "output", moved=True)
+        return self._run(
+            "alltoall", opts, [output], None, as_array(input, "input", moved=True), going, out=target, expected=coming
+        )
 
     @collective("gather", dist.GatherOptions, "root", "timeout", tensors=2)
     def gather(
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any
     ) -> dist.Work:
         """Gather the tensors of all ranks into a list on opts.rootRank."""
-        given = as_array(single(input_tensors)).reshape(-1)
+        given = as_array(single(input_tensors), moved=True).reshape(-1)
         outputs: list[torch.Tensor] = []
         if opts.rootRank == self.communicator.rank:
             outputs = list(single(output_tensors))
@@ -296,9 +311,9 @@ class ProcessGroup(Described):
         if opts.rootRank == self.communicator.rank:
             inputs = list(single(input_tensors))
             check_count(inputs, self.size(), "input_tensors")
-            given = joined(inputs)
+            given = joined(inputs, moved=True)
             counts = sizes(inputs)
-        options = {"root": opts.rootRank, "counts": counts, "out": flat(target, "output")}
+        options = {"root": opts.rootRank, "counts": counts, "out": flat(target, "output", moved=True)}
         return self._run("scatter", opts, [output], finish, given, **options)
 
     @collective("barrier", dist.BarrierOptions, "timeout", tensors=0)
@@ -316,24 +331,26 @@ class ProcessGroup(Described):
 
     # Messages
 
-    @recorded("send")
+    @message("send")
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
         """Begin to send a tensor."""
         tensor = single(tensors)
-        return self._begin(self.communicator.send_async, [tensor], None, [((as_array(tensor), dst), {"tag": tag})])
+        return self._begin(
+            self.communicator.send_async, [tensor], None, [((as_array(tensor, moved=True), dst), {"tag": tag})]
+        )
 
-    @recorded("recv")
+    @message("recv")
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
         """Begin to receive a tensor."""
         tensor = single(tensors)
-        calls: Calls = [((writable_array(tensor), src), {"tag": tag})]
+        calls: Calls = [((writable_array(tensor, moved=True), src), {"tag": tag})]
         return self._begin(self.communicator.recv_async, [tensor], None, calls, source=src)
 
-    @recorded("recvAnySource")
+    @message("recvAnySource")
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> dist.Work:
         """Begin to receive a tensor from any rank; the Work's `_source_rank` then tells which one."""
         tensor, status = single(tensors), Status()
-        calls: Calls = [((writable_array(tensor), None), {"tag": tag, "status": status})]
+        calls: Calls = [((writable_array(tensor, moved=True), None), {"tag": tag, "status": status})]
         return self._begin(self.communicator.recv_async, [tensor], None, calls, source=status)
 
     # Names of before torch 2.13

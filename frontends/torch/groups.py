@@ -89,14 +89,14 @@ def _check_alike(tensors: Sequence[torch.Tensor]) -> None:
 
 def _copy(source: torch.Tensor, targets: Sequence[torch.Tensor], _: list[Any]) -> None:
     for target in targets:
-        target.detach().copy_(source.detach())
+        put(source, target)
 
 
-def flat(tensor: torch.Tensor, name: str) -> Any:
-    """Return the elements of a contiguous tensor as a writable array of one dimension."""
+def flat(tensor: torch.Tensor, name: str, *, moved: bool = False) -> Any:
+    """Return the elements of a contiguous tensor as a writable array of one dimension; `moved` as for `as_array`."""
     if not tensor.is_contiguous():
         raise ValueError(f"{name}: must be contiguous")
-    return writable_array(tensor, name).reshape(-1)
+    return writable_array(tensor, name, moved=moved).reshape(-1)
 
 
 def check_count(tensors: Sequence[torch.Tensor], size: int, name: str) -> None:
@@ -129,9 +129,9 @@ def check_part(output: torch.Tensor, own: torch.Tensor, name: str) -> None:
         raise ValueError(f"{name}: has {output.numel()} elements, must have {own.numel()}, as this rank's input has")
 
 
-def joined(tensors: Sequence[torch.Tensor]) -> Any:
-    """Return the elements of several tensors in one new array."""
-    return as_array(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
+def joined(tensors: Sequence[torch.Tensor], *, moved: bool = False) -> Any:
+    """Return the elements of several tensors in one new array; `moved` as for `as_array`."""
+    return as_array(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]), moved=moved)
 
 
 def sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
@@ -145,7 +145,7 @@ def distribute(outputs: Sequence[torch.Tensor]) -> Callable[[list[Any]], None]:
     def finish(values: list[Any]) -> None:
         if not outputs:
             return
-        pieces = as_tensor(values[0]).split(sizes(outputs))
+        pieces = as_tensor(values[0]).view(outputs[0].dtype).split(sizes(outputs))
         for output, piece in zip(outputs, pieces, strict=True):
             put(piece, output)
 
@@ -175,7 +175,8 @@ def sparse(tensor: torch.Tensor, opts: Any) -> tuple[list[Any], Callable[[list[A
     def finish(values: list[Any]) -> None:
         _, where, what = (as_tensor(array) for array in values[0])
         total = torch.sparse_coo_tensor(where.t(), what, tensor.shape, check_invariants=True)
-        with torch.no_grad():  # the result of `detach` shares the values of a sparse tensor, but not their number
+        # the result of `detach` shares the values of a sparse tensor, but not their number
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             tensor.copy_(total.coalesce())
 
     return [form, as_array(mine.indices().t().contiguous()), as_array(mine.values())], finish
@@ -183,4 +184,9 @@ def sparse(tensor: torch.Tensor, opts: Any) -> tuple[list[Any], Callable[[list[A
 
 def put(piece: torch.Tensor, output: torch.Tensor) -> None:
     """Copy a part of the result into its output tensor."""
-    output.detach().copy_(piece.view(output.shape))
+    target, piece = output.detach(), piece.view(output.shape)
+    if output.is_inference():  # such a tensor can be written to in that mode only, and this may be another thread
+        with torch.inference_mode():
+            target.copy_(piece)
+    else:
+        target.copy_(piece)

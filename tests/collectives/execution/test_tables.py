@@ -111,7 +111,7 @@ def test_an_allgather_is_not_run_by_a_thread_without_python() -> None:
         for _ in range(2):
             comm.allgather(x)
         operations: Any = comm._operations._blocking.allgather
-        planned = operations.__self__._calls.find_plain("allgather", x, None, (None,), None)
+        planned = operations.__self__._calls.find_plain("allgather", x, None, (None, False), None)
         assert planned.table is None  # a thread without Python cannot decide whether to speculate
 
     with world(["on"]) as ranks:
