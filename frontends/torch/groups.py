@@ -145,7 +145,8 @@ def distribute(outputs: Sequence[torch.Tensor]) -> Callable[[list[Any]], None]:
     def finish(values: list[Any]) -> None:
         if not outputs:
             return
-        pieces = as_tensor(values[0]).view(outputs[0].dtype).split(sizes(outputs))
+        whole, kind = as_tensor(values[0]), outputs[0].dtype
+        pieces = (whole if whole.dtype is kind else whole.view(kind)).split(sizes(outputs))
         for output, piece in zip(outputs, pieces, strict=True):
             put(piece, output)
 
