@@ -756,6 +756,7 @@ class Communicator:
         x: Scalar,
         *,
         out: Array | None = ...,
+        expected: Sequence[int] | None = ...,
         algorithm: str | None = ...,
         timeout: float | None = ...,
         stream: Any = ...,
@@ -768,6 +769,7 @@ class Communicator:
         x: A,
         *,
         out: A | None = ...,
+        expected: Sequence[int] | None = ...,
         algorithm: str | None = ...,
         timeout: float | None = ...,
         stream: Any = ...,
@@ -779,6 +781,7 @@ class Communicator:
         x: Any,
         *,
         out: Any = None,
+        expected: Sequence[int] | None = None,
         algorithm: str | None = None,
         timeout: float | None = None,
         stream: Any = None,
@@ -789,16 +792,19 @@ class Communicator:
         x          array or number. The first dimension may differ between ranks, the others and the dtype may not. A
                    0-d array or a number counts as one row
         out        array for the result, of exactly its shape and dtype; by default a new array of the kind of `x`
+        expected   rows that this rank expects from each rank; by default any
         algorithm  name of an algorithm to use; by default the rule table and the cost model choose
         timeout    seconds that the call may take; by default the setting `timeout`
         stream     for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle (int);
                    by default the current stream of the arrays' library
         blocking   for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
 
-        Raises MismatchError on every rank if dtypes or dimensions other than the first differ, and ValueError for an
-        `out` of the wrong shape. The communicator stays usable after both.
+        Raises MismatchError on every rank if dtypes or dimensions other than the first differ, or if a part or the
+        result is not what a rank expects by `expected` or `out`. The communicator stays usable.
         """
-        return self._now(x, out, stream, blocking).allgather(x, out=out, algorithm=algorithm, timeout=timeout)
+        return self._now(x, out, stream, blocking).allgather(
+            x, out=out, expected=expected, algorithm=algorithm, timeout=timeout
+        )
 
     @overload
     def allgather_async(
@@ -806,6 +812,7 @@ class Communicator:
         x: Scalar,
         *,
         out: Array | None = ...,
+        expected: Sequence[int] | None = ...,
         algorithm: str | None = ...,
         timeout: float | None = ...,
         stream: Any = ...,
@@ -819,6 +826,7 @@ class Communicator:
         x: A,
         *,
         out: A | None = ...,
+        expected: Sequence[int] | None = ...,
         algorithm: str | None = ...,
         timeout: float | None = ...,
         stream: Any = ...,
@@ -831,6 +839,7 @@ class Communicator:
         x: Any,
         *,
         out: Any = None,
+        expected: Sequence[int] | None = None,
         algorithm: str | None = None,
         timeout: float | None = None,
         stream: Any = None,
@@ -844,7 +853,7 @@ class Communicator:
         job = (
             self._operations_for(name)
             .on(x, out, stream, blocking)
-            .allgather(x, out=out, algorithm=algorithm, timeout=timeout)
+            .allgather(x, out=out, expected=expected, algorithm=algorithm, timeout=timeout)
         )
         return self._begin(job, name)
 
@@ -855,6 +864,7 @@ class Communicator:
         root: int = ...,
         *,
         out: Array | None = ...,
+        expected: Sequence[int] | None = ...,
         algorithm: str | None = ...,
         timeout: float | None = ...,
         stream: Any = ...,
@@ -868,6 +878,7 @@ class Communicator:
         root: int = ...,
         *,
         out: A | None = ...,
+        expected: Sequence[int] | None = ...,
         algorithm: str | None = ...,
         timeout: float | None = ...,
         stream: Any = ...,
@@ -880,6 +891,7 @@ class Communicator:
         root: int = 0,
         *,
         out: Any = None,
+        expected: Sequence[int] | None = None,
         algorithm: str | None = None,
         timeout: float | None = None,
         stream: Any = None,
@@ -892,16 +904,19 @@ class Communicator:
         root       rank that gets the result
         out        array for the result, of exactly its shape and dtype. Ignored off the root; by default a new array of
                    the kind of `x`
+        expected   rows that the root expects from each rank; by default any
         algorithm  name of an algorithm to use; by default the rule table and the cost model choose
         timeout    seconds that the call may take; by default the setting `timeout`
         stream     for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle (int);
                    by default the current stream of the arrays' library
         blocking   for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
 
-        Raises MismatchError on every rank if dtypes or dimensions other than the first differ, and ValueError for an
-        `out` of the wrong shape. The communicator stays usable after both.
+        Raises MismatchError on every rank if dtypes or dimensions other than the first differ, or if a part or the
+        result is not what a rank expects by `expected` or `out`. The communicator stays usable.
         """
-        return self._now(x, out, stream, blocking).gather(x, root, out=out, algorithm=algorithm, timeout=timeout)
+        return self._now(x, out, stream, blocking).gather(
+            x, root, out=out, expected=expected, algorithm=algorithm, timeout=timeout
+        )
 
     @overload
     def gather_async(
@@ -910,6 +925,7 @@ class Communicator:
         root: int = ...,
         *,
         out: Array | None = ...,
+        expected: Sequence[int] | None = ...,
         algorithm: str | None = ...,
         timeout: float | None = ...,
         stream: Any = ...,
@@ -924,6 +940,7 @@ class Communicator:
         root: int = ...,
         *,
         out: A | None = ...,
+        expected: Sequence[int] | None = ...,
         algorithm: str | None = ...,
         timeout: float | None = ...,
         stream: Any = ...,
@@ -937,6 +954,7 @@ class Communicator:
         root: int = 0,
         *,
         out: Any = None,
+        expected: Sequence[int] | None = None,
         algorithm: str | None = None,
         timeout: float | None = None,
         stream: Any = None,
@@ -950,7 +968,7 @@ class Communicator:
         job = (
             self._operations_for(name)
             .on(x, out, stream, blocking)
-            .gather(x, root, out=out, algorithm=algorithm, timeout=timeout)
+            .gather(x, root, out=out, expected=expected, algorithm=algorithm, timeout=timeout)
         )
         return self._begin(job, name)
 
@@ -1006,7 +1024,8 @@ class Communicator:
                    by default the current stream of the arrays' library
         blocking   for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
 
-        Raises TypeError or ValueError for an `out` that does not fit; the communicator stays usable.
+        Raises MismatchError on every rank if `out` of one has not shape and dtype of its part. The communicator stays
+        usable.
         """
         return self._now(x, out, stream, blocking).scatter(
             x, root, counts=counts, out=out, algorithm=algorithm, timeout=timeout
@@ -1073,6 +1092,7 @@ class Communicator:
         splits: Sequence[int] | None = ...,
         *,
         out: A | None = ...,
+        expected: Sequence[int] | None = ...,
         return_splits: Literal[False] = ...,
         algorithm: str | None = ...,
         timeout: float | None = ...,
@@ -1087,6 +1107,7 @@ class Communicator:
         splits: Sequence[int] | None = ...,
         *,
         out: A | None = ...,
+        expected: Sequence[int] | None = ...,
         return_splits: Literal[True],
         algorithm: str | None = ...,
         timeout: float | None = ...,
@@ -1101,6 +1122,7 @@ class Communicator:
         splits: Sequence[int] | None = ...,
         *,
         out: A | None = ...,
+        expected: Sequence[int] | None = ...,
         return_splits: bool,
         algorithm: str | None = ...,
         timeout: float | None = ...,
@@ -1114,6 +1136,7 @@ class Communicator:
         splits: Sequence[int] | None = None,
         *,
         out: Any = None,
+        expected: Sequence[int] | None = None,
         return_splits: bool = False,
         algorithm: str | None = None,
         timeout: float | None = None,
@@ -1127,6 +1150,8 @@ class Communicator:
         splits         rows for each rank. Either all ranks give them, or none does; then the parts are equal, and the
                        first dimension must be a multiple of `size`
         out            array for the result, of exactly its shape and dtype; by default a new array of the kind of `x`
+        expected       rows that this rank expects from each rank, besides `splits`. Either all ranks give them, or none
+                       does; by default any
         return_splits  True also returns the rows that came from each rank: (result, array of ints)
         algorithm      name of an algorithm to use; by default the rule table and the cost model choose
         timeout        seconds that the call may take; by default the setting `timeout`
@@ -1134,10 +1159,11 @@ class Communicator:
                        (int); by default the current stream of the arrays' library
         blocking       for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
 
-        Raises ValueError for an `out` of the wrong shape; the communicator stays usable.
+        Raises MismatchError on every rank if the rows that come to a rank are not what it expects by `expected` or
+        `out`. The communicator stays usable.
         """
         return self._now(x, out, stream, blocking).alltoall(
-            x, splits, out=out, return_splits=return_splits, algorithm=algorithm, timeout=timeout
+            x, splits, out=out, expected=expected, return_splits=return_splits, algorithm=algorithm, timeout=timeout
         )
 
     @overload
@@ -1147,6 +1173,7 @@ class Communicator:
         splits: Sequence[int] | None = ...,
         *,
         out: A | None = ...,
+        expected: Sequence[int] | None = ...,
         return_splits: Literal[False] = ...,
         algorithm: str | None = ...,
         timeout: float | None = ...,
@@ -1162,6 +1189,7 @@ class Communicator:
         splits: Sequence[int] | None = ...,
         *,
         out: A | None = ...,
+        expected: Sequence[int] | None = ...,
         return_splits: Literal[True],
         algorithm: str | None = ...,
         timeout: float | None = ...,
@@ -1177,6 +1205,7 @@ class Communicator:
         splits: Sequence[int] | None = ...,
         *,
         out: A | None = ...,
+        expected: Sequence[int] | None = ...,
         return_splits: bool,
         algorithm: str | None = ...,
         timeout: float | None = ...,
@@ -1191,6 +1220,7 @@ class Communicator:
         splits: Sequence[int] | None = None,
         *,
         out: Any = None,
+        expected: Sequence[int] | None = None,
         return_splits: bool = False,
         algorithm: str | None = None,
         timeout: float | None = None,
@@ -1205,7 +1235,9 @@ class Communicator:
         job = (
             self._operations_for(name)
             .on(x, out, stream, blocking)
-            .alltoall(x, splits, out=out, return_splits=return_splits, algorithm=algorithm, timeout=timeout)
+            .alltoall(
+                x, splits, out=out, expected=expected, return_splits=return_splits, algorithm=algorithm, timeout=timeout
+            )
         )
         return self._begin(job, name)
 
@@ -1539,11 +1571,18 @@ class Communicator:
         return self._begin(job, name)
 
     def grouped_allgather(
-        self, xs: Sequence[A], *, timeout: float | None = None, stream: Any = None, blocking: bool = False
+        self,
+        xs: Sequence[A],
+        *,
+        expected: Sequence[Sequence[int]] | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        blocking: bool = False,
     ) -> list[A]:
         """allgather of several arrays as one operation. Returns the results in the order of `xs`.
 
         xs        arrays, as many on all ranks; each as `x` of `allgather`
+        expected  for each array, the rows that this rank expects from each rank; by default any
         timeout   seconds that the call may take; by default the setting `timeout`
         stream    for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle (int);
                   by default the current stream of the arrays' library
@@ -1551,13 +1590,16 @@ class Communicator:
 
         Raises as `allgather` does.
         """
-        results: list[A] = self._now(xs, None, stream, blocking).grouped_allgather(xs, timeout=timeout)
+        results: list[A] = self._now(xs, None, stream, blocking).grouped_allgather(
+            xs, expected=expected, timeout=timeout
+        )
         return results
 
     def grouped_allgather_async(
         self,
         xs: Sequence[A],
         *,
+        expected: Sequence[Sequence[int]] | None = None,
         timeout: float | None = None,
         stream: Any = None,
         blocking: bool = False,
@@ -1567,7 +1609,11 @@ class Communicator:
 
         name  see Names above; other arguments as for `grouped_allgather`
         """
-        job = self._operations_for(name).on(xs, None, stream, blocking).grouped_allgather(xs, timeout=timeout)
+        job = (
+            self._operations_for(name)
+            .on(xs, None, stream, blocking)
+            .grouped_allgather(xs, expected=expected, timeout=timeout)
+        )
         return self._begin(job, name)
 
     def compose(self, body: Callable[[Peers], T], what: str, *, timeout: float | None = None) -> T:

@@ -464,6 +464,7 @@ def allgather(
     x: Scalar,
     *,
     out: Array | None = ...,
+    expected: Sequence[int] | None = ...,
     algorithm: str | None = ...,
     timeout: float | None = ...,
     stream: Any = ...,
@@ -476,6 +477,7 @@ def allgather(
     x: A,
     *,
     out: A | None = ...,
+    expected: Sequence[int] | None = ...,
     algorithm: str | None = ...,
     timeout: float | None = ...,
     stream: Any = ...,
@@ -487,13 +489,16 @@ def allgather(
     x: Any,
     *,
     out: Any = None,
+    expected: Sequence[int] | None = None,
     algorithm: str | None = None,
     timeout: float | None = None,
     stream: Any = None,
     blocking: bool = False,
 ) -> Any:
     """Give every rank all ranks' `x`, concatenated along axis 0 in rank order. See Communicator.allgather."""
-    return world().allgather(x, out=out, algorithm=algorithm, timeout=timeout, stream=stream, blocking=blocking)
+    return world().allgather(
+        x, out=out, expected=expected, algorithm=algorithm, timeout=timeout, stream=stream, blocking=blocking
+    )
 
 
 @overload
@@ -501,6 +506,7 @@ def allgather_async(
     x: Scalar,
     *,
     out: Array | None = ...,
+    expected: Sequence[int] | None = ...,
     algorithm: str | None = ...,
     timeout: float | None = ...,
     stream: Any = ...,
@@ -514,6 +520,7 @@ def allgather_async(
     x: A,
     *,
     out: A | None = ...,
+    expected: Sequence[int] | None = ...,
     algorithm: str | None = ...,
     timeout: float | None = ...,
     stream: Any = ...,
@@ -526,6 +533,7 @@ def allgather_async(
     x: Any,
     *,
     out: Any = None,
+    expected: Sequence[int] | None = None,
     algorithm: str | None = None,
     timeout: float | None = None,
     stream: Any = None,
@@ -534,7 +542,7 @@ def allgather_async(
 ) -> Work[Any]:
     """Begin `allgather` and return its Work. See Communicator.allgather_async."""
     return world().allgather_async(
-        x, out=out, algorithm=algorithm, timeout=timeout, stream=stream, blocking=blocking, name=name
+        x, out=out, expected=expected, algorithm=algorithm, timeout=timeout, stream=stream, blocking=blocking, name=name
     )
 
 
@@ -544,6 +552,7 @@ def gather(
     root: int = ...,
     *,
     out: Array | None = ...,
+    expected: Sequence[int] | None = ...,
     algorithm: str | None = ...,
     timeout: float | None = ...,
     stream: Any = ...,
@@ -557,6 +566,7 @@ def gather(
     root: int = ...,
     *,
     out: A | None = ...,
+    expected: Sequence[int] | None = ...,
     algorithm: str | None = ...,
     timeout: float | None = ...,
     stream: Any = ...,
@@ -569,6 +579,7 @@ def gather(
     root: int = 0,
     *,
     out: Any = None,
+    expected: Sequence[int] | None = None,
     algorithm: str | None = None,
     timeout: float | None = None,
     stream: Any = None,
@@ -577,7 +588,9 @@ def gather(
     """Give the root all ranks' `x`, concatenated along axis 0 in rank order. The other ranks get None. See
     Communicator.gather.
     """
-    return world().gather(x, root, out=out, algorithm=algorithm, timeout=timeout, stream=stream, blocking=blocking)
+    return world().gather(
+        x, root, out=out, expected=expected, algorithm=algorithm, timeout=timeout, stream=stream, blocking=blocking
+    )
 
 
 @overload
@@ -586,6 +599,7 @@ def gather_async(
     root: int = ...,
     *,
     out: Array | None = ...,
+    expected: Sequence[int] | None = ...,
     algorithm: str | None = ...,
     timeout: float | None = ...,
     stream: Any = ...,
@@ -600,6 +614,7 @@ def gather_async(
     root: int = ...,
     *,
     out: A | None = ...,
+    expected: Sequence[int] | None = ...,
     algorithm: str | None = ...,
     timeout: float | None = ...,
     stream: Any = ...,
@@ -613,6 +628,7 @@ def gather_async(
     root: int = 0,
     *,
     out: Any = None,
+    expected: Sequence[int] | None = None,
     algorithm: str | None = None,
     timeout: float | None = None,
     stream: Any = None,
@@ -621,7 +637,15 @@ def gather_async(
 ) -> Work[Any]:
     """Begin `gather` and return its Work. See Communicator.gather_async."""
     return world().gather_async(
-        x, root, out=out, algorithm=algorithm, timeout=timeout, stream=stream, blocking=blocking, name=name
+        x,
+        root,
+        out=out,
+        expected=expected,
+        algorithm=algorithm,
+        timeout=timeout,
+        stream=stream,
+        blocking=blocking,
+        name=name,
     )
 
 
@@ -732,6 +756,7 @@ def alltoall(
     splits: Sequence[int] | None = ...,
     *,
     out: A | None = ...,
+    expected: Sequence[int] | None = ...,
     return_splits: Literal[False] = ...,
     algorithm: str | None = ...,
     timeout: float | None = ...,
@@ -746,6 +771,7 @@ def alltoall(
     splits: Sequence[int] | None = ...,
     *,
     out: A | None = ...,
+    expected: Sequence[int] | None = ...,
     return_splits: Literal[True],
     algorithm: str | None = ...,
     timeout: float | None = ...,
@@ -760,6 +786,7 @@ def alltoall(
     splits: Sequence[int] | None = ...,
     *,
     out: A | None = ...,
+    expected: Sequence[int] | None = ...,
     return_splits: bool,
     algorithm: str | None = ...,
     timeout: float | None = ...,
@@ -773,6 +800,7 @@ def alltoall(
     splits: Sequence[int] | None = None,
     *,
     out: Any = None,
+    expected: Sequence[int] | None = None,
     return_splits: bool = False,
     algorithm: str | None = None,
     timeout: float | None = None,
@@ -786,6 +814,7 @@ def alltoall(
         x,
         splits,
         out=out,
+        expected=expected,
         return_splits=return_splits,
         algorithm=algorithm,
         timeout=timeout,
@@ -800,6 +829,7 @@ def alltoall_async(
     splits: Sequence[int] | None = ...,
     *,
     out: A | None = ...,
+    expected: Sequence[int] | None = ...,
     return_splits: Literal[False] = ...,
     algorithm: str | None = ...,
     timeout: float | None = ...,
@@ -815,6 +845,7 @@ def alltoall_async(
     splits: Sequence[int] | None = ...,
     *,
     out: A | None = ...,
+    expected: Sequence[int] | None = ...,
     return_splits: Literal[True],
     algorithm: str | None = ...,
     timeout: float | None = ...,
@@ -830,6 +861,7 @@ def alltoall_async(
     splits: Sequence[int] | None = ...,
     *,
     out: A | None = ...,
+    expected: Sequence[int] | None = ...,
     return_splits: bool,
     algorithm: str | None = ...,
     timeout: float | None = ...,
@@ -844,6 +876,7 @@ def alltoall_async(
     splits: Sequence[int] | None = None,
     *,
     out: Any = None,
+    expected: Sequence[int] | None = None,
     return_splits: bool = False,
     algorithm: str | None = None,
     timeout: float | None = None,
@@ -856,6 +889,7 @@ def alltoall_async(
         x,
         splits,
         out=out,
+        expected=expected,
         return_splits=return_splits,
         algorithm=algorithm,
         timeout=timeout,
@@ -1156,24 +1190,32 @@ def grouped_allreduce_async(
 
 
 def grouped_allgather(
-    xs: Sequence[A], *, timeout: float | None = None, stream: Any = None, blocking: bool = False
+    xs: Sequence[A],
+    *,
+    expected: Sequence[Sequence[int]] | None = None,
+    timeout: float | None = None,
+    stream: Any = None,
+    blocking: bool = False,
 ) -> list[A]:
     """allgather of several arrays as one operation. Returns the results in the order of `xs`. See
     Communicator.grouped_allgather.
     """
-    return world().grouped_allgather(xs, timeout=timeout, stream=stream, blocking=blocking)
+    return world().grouped_allgather(xs, expected=expected, timeout=timeout, stream=stream, blocking=blocking)
 
 
 def grouped_allgather_async(
     xs: Sequence[A],
     *,
+    expected: Sequence[Sequence[int]] | None = None,
     timeout: float | None = None,
     stream: Any = None,
     blocking: bool = False,
     name: str | None = None,
 ) -> Work[list[A]]:
     """Begin `grouped_allgather` and return its Work. See Communicator.grouped_allgather_async."""
-    return world().grouped_allgather_async(xs, timeout=timeout, stream=stream, blocking=blocking, name=name)
+    return world().grouped_allgather_async(
+        xs, expected=expected, timeout=timeout, stream=stream, blocking=blocking, name=name
+    )
 
 
 def compose(body: Callable[[Peers], T], what: str, *, timeout: float | None = None) -> T:

@@ -72,6 +72,13 @@ class Arguments:
             raise ValueError(text)
         return tuple(int(number) for number in numbers)
 
+    def expected(self, given: Sequence[int]) -> tuple[int, ...]:
+        """The rows that a receiver expects from each rank. Raises TypeError or ValueError, naming the argument."""
+        rows = as_tuple(given, "expected") or ()
+        if len(rows) != self.size or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in rows):
+            raise ValueError(f"expected={list(rows)!r}: must be {self.size} ints of at least 0, one for each rank")
+        return rows
+
 
 def as_tuple(value: Sequence[int] | None, name: str) -> tuple[int, ...] | None:
     """Numbers of rows as a tuple, which can be hashed. Raises TypeError, naming the argument, for anything else."""

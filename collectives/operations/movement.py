@@ -17,7 +17,14 @@ from collectives.execution import UNSCALED
 from collectives.operations.arguments import Arguments, as_tuple, dtype_name
 from collectives.operations.job import FunctionJob, Job
 from collectives.operations.planned_call import ArrayJob, PlannedCall, PlannedCalls
-from collectives.operations.shapes import Shapes, agree_on_parts, agree_on_shapes, agree_on_splits
+from collectives.operations.shapes import (
+    NOTHING,
+    Shapes,
+    Stated,
+    agree_on_shapes,
+    agree_on_splits,
+    agree_on_stated_parts,
+)
 from collectives.operations.signature import Signature
 from collectives.operations.space import Result, Space
 from collectives.operations.speculation import Speculation, even_call
@@ -59,23 +66,53 @@ class Movement:
         planned = self._calls.find("broadcast", array, source, result.flat, arguments, self._plan_broadcast)
         return self._start.job(ArrayJob(planned, source, result, seconds))
 
-    def allgather(self, x: Any, *, out: Any = None, algorithm: str | None = None, timeout: float | None = None) -> Any:
+    def allgather(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        expected: Sequence[int] | None = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> Any:
         seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
-        if out is not x and self._speculates(algorithm):
-            planned = self._calls.find_plain("allgather", x, out, (algorithm,), self._plan_even_allgather)
+        if expected is not None:
+            expected = self._arguments.expected(expected)
+        if out is not x and self._speculates(algorithm) and (expected is None or _even(expected, x)):
+            arguments = algorithm, expected is not None
+            planned = self._calls.find_plain("allgather", x, out, arguments, self._plan_even_allgather)
             if planned is not None and x.ndim:
                 return self._start.plain(planned, x, out, seconds)
-        return self._start.job(self._gathering("allgather", x, None, out, algorithm, seconds))
+        return self._start.job(self._gathering("allgather", x, None, out, expected, algorithm, seconds))
 
     def gather(
-        self, x: Any, root: int = 0, *, out: Any = None, algorithm: str | None = None, timeout: float | None = None
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        expected: Sequence[int] | None = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
     ) -> Any:
-        root = self._arguments.root(root)
-        return self._start.job(self._gathering("gather", x, root, out, algorithm, self._arguments.timeout(timeout)))
+        root, seconds = self._arguments.root(root), self._arguments.timeout(timeout)
+        rows = None if expected is None else self._arguments.expected(expected)
+        return self._start.job(self._gathering("gather", x, root, out, rows, algorithm, seconds))
 
-    def grouped_allgather(self, xs: Sequence[Any], *, timeout: float | None = None) -> Any:
+    def grouped_allgather(
+        self,
+        xs: Sequence[Any],
+        *,
+        expected: Sequence[Sequence[int]] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
         seconds = self._arguments.timeout(timeout)
-        jobs = [self._gathering("allgather", x, None, None, None, seconds) for x in xs]
+        if expected is not None and len(expected) != len(xs):
+            raise ValueError(f"expected: has {len(expected)} entries, must have {len(xs)}, one for each array")
+        stated = [None] * len(xs) if expected is None else [self._arguments.expected(rows) for rows in expected]
+        jobs = [
+            self._gathering("allgather", x, None, None, rows, None, seconds) for x, rows in zip(xs, stated, strict=True)
+        ]
         detail = tuple(part for job in jobs for part in job.signature[1:3])
         signature = Signature("grouped_allgather", detail=(*detail, *self._space.detail))
 
@@ -93,6 +130,7 @@ class Movement:
         x: Any,
         root: int | None,
         out: Any,
+        expected: tuple[int, ...] | None,
         algorithm: str | None,
         seconds: float,
         *,
@@ -105,47 +143,61 @@ class Movement:
         receives = root is None or root == rank
         source = space.flat(array)
         shape = tuple(array.shape) or (1,)
+        stated = NOTHING
         if receives:
             source = space.apart(source, out)
-        given = None if out is None or not receives else tuple(space.array(out, "out").shape)
+            stated = Stated(expected, self._shape_of(out, array, x))
+        even = Shapes(array.dtype, (shape[0],) * size, shape[1:])
         speculative = speculative and root is None
 
-        def finish(product: tuple[Result, tuple[int, ...]] | None) -> Any:
-            if product is None:
-                return None
-            result, whole = product
-            if given not in (None, whole):  # the exchange took place, so that the other ranks are not left waiting
-                raise ValueError(f"out: has shape {given}, must have {whole}")
-            return result.finish()
+        def finish(result: Result | None) -> Any:
+            return None if result is None else result.finish()
 
-        def place(whole: tuple[int, ...]) -> Result:
-            return space.result(out if given == whole else None, whole, array.dtype, x)
-
-        def run(deadline: float) -> tuple[Result, tuple[int, ...]] | None:
+        def run(deadline: float) -> Result | None:
             if speculative and self._speculates(algorithm):
-                planned = self._calls.find("allgather", array, source, None, (algorithm,), self._plan_even_allgather)
-                whole = (shape[0] * size, *shape[1:])
-                result = place(whole)
-                if planned.run(source, result.flat, deadline):
-                    return result, whole
-            shapes = agree_on_shapes(space.executor, collective, shape, array.dtype, deadline)
+                if stated.complaint(rank, even):  # so it cannot be as if all parts were equal
+                    self._refuse_even(array, source, algorithm, deadline)
+                else:
+                    arguments = algorithm, expected is not None
+                    planned = self._calls.find("allgather", array, source, None, arguments, self._plan_even_allgather)
+                    result = space.result(out, even.whole, array.dtype, x)
+                    if planned.run(source, result.flat, deadline):
+                        return result
+            shapes = agree_on_shapes(space.executor, collective, shape, array.dtype, deadline, stated)
             if space.speculates:
                 self._speculation.agreed(shapes)
             call = Call(collective, array.dtype, shapes.blocks, None, root or 0, None, algorithm)
             if not receives:
                 self._exchange(call, source, None, deadline)
                 return None
-            result = place(shapes.whole)
+            result = space.result(out, shapes.whole, array.dtype, x)
             self._exchange(call, source, result.flat, deadline)
-            return result, shapes.whole
+            return result
 
         signature = self._signature(collective, array, shape[1:], root, algorithm)
         return FunctionJob(run, seconds, signature, finish=finish)
+
+    def _shape_of(self, out: Any, array: Any, x: Any) -> tuple[int, ...] | None:
+        """The shape of `out`, if it is given. Raises TypeError or ValueError if nothing like `array` fits into it."""
+        if out is None:
+            return None
+        shape = tuple(self._space.array(out, "out").shape)
+        self._space.result(out, shape, array.dtype, x)
+        return shape
 
     def _speculates(self, algorithm: str | None) -> bool:
         """True if an allgather by this algorithm may run as if all parts were equal."""
         space = self._space
         return space.speculates and (algorithm is None or (space.onesided and algorithm in self._without_effect))
+
+    def _refuse_even(self, array: Any, source: Any, algorithm: str | None, deadline: float) -> None:
+        """Take part in an allgather as if all parts were equal, on a rank that states other sizes: it ends without
+        effect on all ranks."""
+        shape = tuple(array.shape) or (1,)
+        call = even_call(array.dtype, shape, algorithm)
+        unlike = self._space.plan(call._replace(shape=(-1, *shape[1:])))
+        nowhere = self._space.empty(call.blocks[0] * self._arguments.size, array.dtype)
+        self._run_even(unlike, source, nowhere, deadline)
 
     def _run_even(self, planned: Any, source: Any, target: Any, deadline: float) -> bool:
         """Run an allgather as if all parts were equal. False if they are not, or are not assumed to be."""
@@ -176,34 +228,27 @@ class Movement:
         root = self._arguments.root(root)
         self._selector.check("scatter", algorithm)
         space, rank, seconds = self._space, self._arguments.rank, self._arguments.timeout(timeout)
-        given, source = None, None
+        given, source, stated = None, None, None
+        if out is not None:
+            target = space.array(out, "out")
+            stated = tuple(target.shape), target.dtype
+            space.result(out, *stated, None)  # raises if it cannot be written
         if rank == root:
             array = space.array(x)
             rows = self._arguments.rows(array.shape, as_tuple(counts, "counts"), "counts", even=False)
             given = Shapes(array.dtype, rows, tuple(array.shape[1:]))
             source = space.flat(array)
-        elif out is not None:
-            space.array(out, "out")
 
-        def run(deadline: float) -> Result | Exception:
-            shapes = agree_on_parts(space.executor, given, root, deadline)
+        def run(deadline: float) -> Result:
+            shapes = agree_on_stated_parts(space.executor, given, stated, deadline)
             mine = (shapes.rows[rank], *shapes.rest)
             call = Call("scatter", shapes.dtype, shapes.blocks, None, root, None, algorithm)
-            try:
-                result = space.result(out, mine, shapes.dtype, None if given is None else x)
-            except (TypeError, ValueError) as error:  # take part all the same: the other ranks are not left waiting
-                self._exchange(call, source, space.empty(shapes.blocks[rank], shapes.dtype), deadline)
-                return error
+            result = space.result(out, mine, shapes.dtype, None if given is None else x)
             self._exchange(call, None if source is None else space.apart(source, out), result.flat, deadline)
             return result
 
-        def finish(product: Result | Exception) -> Any:
-            if isinstance(product, Exception):
-                raise product
-            return product.finish()
-
         signature = Signature("scatter", root=root, algorithm=algorithm, detail=space.detail)
-        return self._start.job(FunctionJob(run, seconds, signature, finish=finish))
+        return self._start.job(FunctionJob(run, seconds, signature, finish=lambda result: result.finish()))
 
     def alltoall(
         self,
@@ -211,22 +256,25 @@ class Movement:
         splits: Sequence[int] | None = None,
         *,
         out: Any = None,
+        expected: Sequence[int] | None = None,
         return_splits: bool = False,
         algorithm: str | None = None,
         timeout: float | None = None,
     ) -> Any:
         seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
-        if splits is None and not return_splits and out is not x:
+        if splits is None and expected is None and not return_splits and out is not x:
             planned = self._calls.find_plain("alltoall", x, out, (algorithm,), self._plan_even_alltoall)
             if planned is not None:
                 return self._start.plain(planned, x, out, seconds)
-        return self._start.job(self._exchange_of_rows(x, splits, out, return_splits, algorithm, seconds))
+        stated = Stated(None if expected is None else self._arguments.expected(expected))
+        return self._start.job(self._exchange_of_rows(x, splits, out, stated, return_splits, algorithm, seconds))
 
     def _exchange_of_rows(
         self,
         x: Any,
         splits: Sequence[int] | None,
         out: Any,
+        stated: Stated,
         return_splits: bool,
         algorithm: str | None,
         seconds: float,
@@ -238,21 +286,23 @@ class Movement:
         self._selector.check("alltoall", algorithm)
         rest = tuple(array.shape[1:])
         source = space.apart(space.flat(array), out)
-        given = None if out is None else tuple(space.array(out, "out").shape)
+        stated = stated._replace(whole=self._shape_of(out, array, x))
+        known = Shapes(array.dtype, rows if splits is None else stated.rows or (), rest)
+        if known.rows and (text := stated.complaint(self._arguments.rank, known)):
+            raise ValueError(text)
 
         def run(deadline: float) -> tuple[Result, Shapes]:
-            coming = agree_on_splits(space.executor, array.dtype, rows, rest, splits is not None, deadline)
+            coming = known
+            if splits is not None:
+                coming = agree_on_splits(space.executor, array.dtype, rows, rest, stated, deadline)
             blocks = row_and_column(self._arguments.rank, Shapes(array.dtype, rows, rest).blocks, coming.blocks)
             call = Call("alltoall", array.dtype, blocks, algorithm=algorithm, uneven=splits is not None)
-            fits = given in (None, coming.whole)
-            result = space.result(out if fits else None, coming.whole, array.dtype, x)
+            result = space.result(out, coming.whole, array.dtype, x)
             self._exchange(call, source, result.flat, deadline)
             return result, coming
 
         def finish(product: tuple[Result, Shapes]) -> Any:
             result, coming = product
-            if given not in (None, coming.whole):
-                raise ValueError(f"out: has shape {given}, must have {coming.whole}")
             received = result.finish()
             return (received, np.asarray(coming.rows, np.int64)) if return_splits else received
 
@@ -292,17 +342,19 @@ class Movement:
         return self._planned(call, array, tuple(array.shape), signature)
 
     def _plan_even_allgather(
-        self, array: Any, in_place: bool, offsets: WindowOffsets | None, algorithm: str | None
+        self, array: Any, in_place: bool, offsets: WindowOffsets | None, algorithm: str | None, stated: bool
     ) -> PlannedCall:
-        """An allgather of equal parts, which ends without effect if the parts are not equal."""
+        """An allgather of equal parts, which the caller expects if it has `stated` sizes. It ends without effect
+        if the parts are not equal."""
         check_dtype(array.dtype, "x")
         shape = tuple(array.shape) or (1,)
         call = even_call(array.dtype, shape, algorithm)._replace(windows=offsets)
         signature = self._signature("allgather", array, shape[1:], None, algorithm)
+        expected = (shape[0],) * self._arguments.size if stated else None
 
         def agree_first(x: Array, out: Array | None, seconds: float) -> Job[Any]:
             """The same allgather, which begins with the agreement on sizes."""
-            return self._gathering("allgather", x, None, out, algorithm, seconds, speculative=False)
+            return self._gathering("allgather", x, None, out, expected, algorithm, seconds, speculative=False)
 
         return PlannedCall(
             self._calls.space,
@@ -349,6 +401,11 @@ class Movement:
         """The signature of a call; `shape` is the part of the array's shape that must be equal on all ranks."""
         names = (dtype_name(array.dtype),)
         return Signature(kind, names, (shape,), root=root, algorithm=algorithm, detail=self._space.detail)
+
+
+def _even(rows: Sequence[int], x: Any) -> bool:
+    """True if parts of these numbers of rows are all as the array `x`."""
+    return type(x) is np.ndarray and x.ndim > 0 and rows.count(x.shape[0]) == len(rows)
 
 
 def row_and_column(rank: int, given: tuple[int, ...], coming: tuple[int, ...]) -> tuple[int, ...]:

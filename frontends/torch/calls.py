@@ -1,4 +1,5 @@
-"""The calls of a process group's methods: in several forms, and recorded by torch's profiler.
+"""The calls of a process group's methods: in several forms, by way of torch's dispatcher where somebody listens there
+(dispatch.py), and recorded by torch's profiler.
 
 torch's own code passes lists of tensors and an object with options. Scripts may pass one tensor, and the options'
 fields in position or by name: `group.allreduce(tensor, dist.ReduceOp.MAX)`.
@@ -16,6 +17,7 @@ import torch
 import torch.futures
 from torch.autograd import _profiler_enabled
 
+from frontends.torch.dispatch import passes
 from frontends.torch.works import Work
 from frontends.torch_backend import BACKEND
 
@@ -52,8 +54,34 @@ def collective(
                 if type(given) is not list and isinstance(given, torch.Tensor):
                     args = (*([each] for each in args[:tensors]), *args[tensors:])
                     break
-            return record(self, *args) if _profiler_enabled() else method(self, *args)
+            if passes(args[:tensors]):
+                return self.seen.call(method.__name__, args)
+            return method(self, *args)
 
+        call.direct = record  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def message(title: str) -> Callable[[Method], Method]:
+    """`collective` for a method that sends or receives a list of tensors: its arguments have one form, all by name or
+    in position."""
+
+    def decorate(method: Method) -> Method:
+        record = recorded(title)(method)
+        signature = inspect.signature(method)
+
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **named: Any) -> Any:
+            tensors = args[0] if args else named.get("tensors")
+            if not passes((tensors,)):
+                return method(self, *args, **named)
+            bound = signature.bind(self, *args, **named)
+            bound.apply_defaults()
+            return self.seen.call(method.__name__, bound.args[1:])
+
+        call.direct = record  # type: ignore[attr-defined]
         return call
 
     return decorate

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _world
 
 from frontends.torch.works import eager
 from frontends.torch_backend import BACKEND
@@ -40,6 +41,13 @@ class Described(dist.ProcessGroup):  # type: ignore[misc]
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu"), torch.device("cuda")]
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Refuse: operations are coalesced by their lists, not by the device."""
+        _world.pg_coalesce_state.pop(self, None)  # else torch would collect the group's later operations for ever
+        raise RuntimeError(
+            f"device={device}: must be None; the backend {BACKEND} coalesces operations without a device"
+        )
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         """False: torch allocates."""

@@ -15,6 +15,7 @@ torch.distributed.DistBackendError, a RuntimeError, with the runtime's error as 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -32,11 +33,14 @@ from collectives.compression import Compressor, State
 from collectives.endings import END_SECONDS, end_with_process
 from frontends.horovod import rows_for
 from frontends.torch import streams
-from frontends.torch.calls import collective, recorded
+from frontends.torch.calls import collective, message
 from frontends.torch.described import Described
+from frontends.torch.dispatch import Seen, seen
 from frontends.torch.groups import (
     check_count,
+    check_dtypes,
     check_lists,
+    check_part,
     check_shares,
     combined,
     combining,
@@ -47,6 +51,7 @@ from frontends.torch.groups import (
     put,
     shown,
     single,
+    sizes,
     sparse,
 )
 from frontends.torch.monitored import MonitoredBarrier
@@ -102,6 +107,15 @@ class ProcessGroup(Described):
         self._kept: deque[Work] = deque(maxlen=_KEPT)
         end_with_process(self._end, self._abort_with, resources)
 
+    @functools.cached_property
+    def seen(self) -> Seen:
+        """This group as torch's dispatcher sees it."""
+        return seen(self)
+
+    def boxed(self) -> Any:
+        """The group as an argument of the operators c10d::*."""
+        return self.seen.boxed()
+
     def _get_sequence_number_for_group(self) -> int:
         return self._begun
 
@@ -150,7 +164,7 @@ class ProcessGroup(Described):
         opts.rootTensor.
         """
         tensor, finish = shown(tensors, opts)
-        array = writable_array(tensor)
+        array = writable_array(tensor, moved=True)
         return self._run("broadcast", opts, list(tensors), finish, array, root=opts.rootRank, out=array)
 
     @collective("reduce", dist.ReduceOptions, "root", "op", "timeout")
@@ -169,8 +183,9 @@ class ProcessGroup(Described):
         """Gather the tensors of all ranks into a list; sizes may differ."""
         outputs = list(single(output_tensors))
         check_count(outputs, self.size(), "output_tensors")
-        given = as_array(single(input_tensors)).reshape(-1)
-        return self._run("allgather", opts, outputs, distribute(outputs), given)
+        given = as_array(single(input_tensors), moved=True).reshape(-1)
+        check_dtypes(outputs, single(input_tensors), "output_tensors")
+        return self._run("allgather", opts, outputs, distribute(outputs), given, expected=sizes(outputs))
 
     @collective("all_gather", AllgatherOptions, tensors=2)
     def allgather_coalesced(
@@ -178,16 +193,23 @@ class ProcessGroup(Described):
     ) -> dist.Work:
         """Gather lists of tensors, rank i's into the i-th list, as one operation."""
         check_lists(output_lists, len(inputs), self.size(), "output_lists")
-        arrays = [as_array(given).reshape(-1) for given in inputs]
+        arrays = [as_array(given, moved=True).reshape(-1) for given in inputs]
+        columns = list(zip(*output_lists, strict=True))
+        for column, given in zip(columns, inputs, strict=True):
+            check_dtypes(column, given, "output_lists")
         outputs = [output for outputs in output_lists for output in outputs]
-        return self._run("grouped_allgather", opts, outputs, distribute_each(zip(*output_lists, strict=True)), arrays)
+        expected = [sizes(column) for column in columns]
+        return self._run("grouped_allgather", opts, outputs, distribute_each(columns), arrays, expected=expected)
 
     @collective("all_gather", AllgatherOptions, "timeout", tensors=2, listed=False)
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work:
         """Gather the tensors of all ranks into `output`, one after the other."""
-        target = flat(output, "output")
+        target = flat(output, "output", moved=True)
         check_shares(output, input, self.size(), "output")
-        return self._run("allgather", opts, [output], None, as_array(input).reshape(-1), out=target)
+        expected = [input.numel()] * self.size()
+        return self._run(
+            "allgather", opts, [output], None, as_array(input, moved=True).reshape(-1), out=target, expected=expected
+        )
 
     @collective("all_gather", AllgatherOptions, tensors=2)
     def all_gather_single_coalesced(
@@ -196,9 +218,10 @@ class ProcessGroup(Described):
         """Several all_gather_single as one operation."""
         for output, given in zip(outputs, inputs, strict=True):
             check_shares(output, given, self.size(), "outputs")
-        arrays = [as_array(given).reshape(-1) for given in inputs]
+        arrays = [as_array(given, moved=True).reshape(-1) for given in inputs]
         finish = distribute_each([output] for output in outputs)
-        return self._run("grouped_allgather", opts, list(outputs), finish, arrays)
+        expected = [[given.numel()] * self.size() for given in inputs]
+        return self._run("grouped_allgather", opts, list(outputs), finish, arrays, expected=expected)
 
     @collective("reduce_scatter", dist.ReduceScatterOptions, "op", "timeout", tensors=2)
     def reduce_scatter(
@@ -208,7 +231,8 @@ class ProcessGroup(Described):
         output, inputs = single(output_tensors), list(single(input_tensors))
         check_count(inputs, self.size(), "input_tensors")
         given = joined(inputs)
-        counts = [tensor.numel() for tensor in inputs]
+        counts = sizes(inputs)
+        check_part(output, inputs[self.communicator.rank], "output")
         finish = distribute([output])
         return self._run("reduce_scatter", opts, [output], finish, given, counts=counts, **combining(opts, inputs))
 
@@ -240,9 +264,10 @@ class ProcessGroup(Described):
         outputs, inputs = list(output_tensors), list(input_tensors)
         check_count(outputs, self.size(), "output_tensors")
         check_count(inputs, self.size(), "input_tensors")
-        given = joined(inputs)
-        splits = [tensor.numel() for tensor in inputs]
-        return self._run("alltoall", opts, outputs, distribute(outputs), given, splits)
+        given = joined(inputs, moved=True)
+        check_dtypes(outputs, inputs[0], "output_tensors")
+        expected = sizes(outputs)
+        return self._run("alltoall", opts, outputs, distribute(outputs), given, sizes(inputs), expected=expected)
 
     @collective("all_to_all", dist.AllToAllOptions, "timeout", tensors=2, listed=False)
     def all_to_all_single(
@@ -256,21 +281,25 @@ class ProcessGroup(Described):
         """Send rows of `input` to the ranks, and receive rows of `output` from them; equal parts without split
         sizes."""
         going = rows_for(input.shape, input_split_sizes or None, self.size(), "input", "input_split_sizes")
-        rows_for(output.shape, output_split_sizes or None, self.size(), "output", "output_split_sizes")
-        target = writable_array(output, "output")
-        return self._run("alltoall", opts, [output], None, as_array(input, "input"), going, out=target)
+        coming = rows_for(output.shape, output_split_sizes or None, self.size(), "output", "output_split_sizes")
+        target = writable_array(output, "output", moved=True)
+        return self._run(
+            "alltoall", opts, [output], None, as_array(input, "input", moved=True), going, out=target, expected=coming
+        )
 
     @collective("gather", dist.GatherOptions, "root", "timeout", tensors=2)
     def gather(
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any
     ) -> dist.Work:
         """Gather the tensors of all ranks into a list on opts.rootRank."""
-        given = as_array(single(input_tensors)).reshape(-1)
+        given = as_array(single(input_tensors), moved=True).reshape(-1)
         outputs: list[torch.Tensor] = []
         if opts.rootRank == self.communicator.rank:
             outputs = list(single(output_tensors))
             check_count(outputs, self.size(), "output_tensors")
-        return self._run("gather", opts, outputs, distribute(outputs), given, root=opts.rootRank)
+            check_dtypes(outputs, single(input_tensors), "output_tensors")
+        expected = sizes(outputs) or None
+        return self._run("gather", opts, outputs, distribute(outputs), given, root=opts.rootRank, expected=expected)
 
     @collective("scatter", dist.ScatterOptions, "root", "timeout", tensors=2)
     def scatter(
@@ -284,9 +313,9 @@ class ProcessGroup(Described):
         if opts.rootRank == self.communicator.rank:
             inputs = list(single(input_tensors))
             check_count(inputs, self.size(), "input_tensors")
-            given = joined(inputs)
-            counts = [tensor.numel() for tensor in inputs]
-        options = {"root": opts.rootRank, "counts": counts, "out": flat(target, "output")}
+            given = joined(inputs, moved=True)
+            counts = sizes(inputs)
+        options = {"root": opts.rootRank, "counts": counts, "out": flat(target, "output", moved=True)}
         return self._run("scatter", opts, [output], finish, given, **options)
 
     @collective("barrier", dist.BarrierOptions, "timeout", tensors=0)
@@ -304,24 +333,26 @@ class ProcessGroup(Described):
 
     # Messages
 
-    @recorded("send")
+    @message("send")
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
         """Begin to send a tensor."""
         tensor = single(tensors)
-        return self._begin(self.communicator.send_async, [tensor], None, [((as_array(tensor), dst), {"tag": tag})])
+        return self._begin(
+            self.communicator.send_async, [tensor], None, [((as_array(tensor, moved=True), dst), {"tag": tag})]
+        )
 
-    @recorded("recv")
+    @message("recv")
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
         """Begin to receive a tensor."""
         tensor = single(tensors)
-        calls: Calls = [((writable_array(tensor), src), {"tag": tag})]
+        calls: Calls = [((writable_array(tensor, moved=True), src), {"tag": tag})]
         return self._begin(self.communicator.recv_async, [tensor], None, calls, source=src)
 
-    @recorded("recvAnySource")
+    @message("recvAnySource")
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> dist.Work:
         """Begin to receive a tensor from any rank; the Work's `_source_rank` then tells which one."""
         tensor, status = single(tensors), Status()
-        calls: Calls = [((writable_array(tensor), None), {"tag": tag, "status": status})]
+        calls: Calls = [((writable_array(tensor, moved=True), None), {"tag": tag, "status": status})]
         return self._begin(self.communicator.recv_async, [tensor], None, calls, source=status)
 
     # Names of before torch 2.13

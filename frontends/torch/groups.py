@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -88,14 +89,14 @@ def _check_alike(tensors: Sequence[torch.Tensor]) -> None:
 
 def _copy(source: torch.Tensor, targets: Sequence[torch.Tensor], _: list[Any]) -> None:
     for target in targets:
-        target.detach().copy_(source.detach())
+        put(source, target)
 
 
-def flat(tensor: torch.Tensor, name: str) -> Any:
-    """Return the elements of a contiguous tensor as a writable array of one dimension."""
+def flat(tensor: torch.Tensor, name: str, *, moved: bool = False) -> Any:
+    """Return the elements of a contiguous tensor as a writable array of one dimension; `moved` as for `as_array`."""
     if not tensor.is_contiguous():
         raise ValueError(f"{name}: must be contiguous")
-    return writable_array(tensor, name).reshape(-1)
+    return writable_array(tensor, name, moved=moved).reshape(-1)
 
 
 def check_count(tensors: Sequence[torch.Tensor], size: int, name: str) -> None:
@@ -116,22 +117,37 @@ def check_shares(whole: torch.Tensor, share: torch.Tensor, size: int, name: str)
         raise TypeError(f"{name}: has dtype {whole.dtype}, must have {share.dtype}, as its shares have")
 
 
-def joined(tensors: Sequence[torch.Tensor]) -> Any:
-    """Return the elements of several tensors in one new array."""
-    return as_array(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
+def check_dtypes(outputs: Sequence[torch.Tensor], given: torch.Tensor, name: str) -> None:
+    for output in outputs:
+        if output.dtype != given.dtype:
+            raise TypeError(f"{name}: has dtype {output.dtype}, must have {given.dtype}, as the input has")
+
+
+def check_part(output: torch.Tensor, own: torch.Tensor, name: str) -> None:
+    check_dtypes([output], own, name)
+    if output.numel() != own.numel():
+        raise ValueError(f"{name}: has {output.numel()} elements, must have {own.numel()}, as this rank's input has")
+
+
+def joined(tensors: Sequence[torch.Tensor], *, moved: bool = False) -> Any:
+    """Return the elements of several tensors in one new array; `moved` as for `as_array`."""
+    return as_array(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]), moved=moved)
+
+
+def sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return the number of elements of each tensor."""
+    return [tensor.numel() for tensor in tensors]
 
 
 def distribute(outputs: Sequence[torch.Tensor]) -> Callable[[list[Any]], None]:
-    """Return a function that cuts an operation's result into the output tensors."""
+    """Return a function that cuts an operation's result into the output tensors, which have its sizes."""
 
     def finish(values: list[Any]) -> None:
         if not outputs:
             return
-        whole = as_tensor(values[0])
-        counts = [output.numel() for output in outputs]
-        if whole.numel() != sum(counts):
-            raise ValueError(f"output tensors: have {sum(counts)} elements together, but {whole.numel()} were received")
-        for output, piece in zip(outputs, whole.split(counts), strict=True):
+        whole, kind = as_tensor(values[0]), outputs[0].dtype
+        pieces = (whole if whole.dtype is kind else whole.view(kind)).split(sizes(outputs))
+        for output, piece in zip(outputs, pieces, strict=True):
             put(piece, output)
 
     return finish
@@ -155,16 +171,23 @@ def sparse(tensor: torch.Tensor, opts: Any) -> tuple[list[Any], Callable[[list[A
     if opts.reduceOp.op != dist.ReduceOp.RedOpType.SUM:
         raise ValueError(f"op={opts.reduceOp.op.name}: sparse tensors can be combined by SUM only")
     mine = tensor.detach().coalesce()
+    form = np.empty((0, *tensor.shape), np.uint8)  # an allgather of no rows: it shows whether the shapes are equal
 
     def finish(values: list[Any]) -> None:
-        where, what = (as_tensor(array) for array in values[0])
+        _, where, what = (as_tensor(array) for array in values[0])
         total = torch.sparse_coo_tensor(where.t(), what, tensor.shape, check_invariants=True)
-        with torch.no_grad():  # the result of `detach` shares the values of a sparse tensor, but not their number
+        # the result of `detach` shares the values of a sparse tensor, but not their number
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             tensor.copy_(total.coalesce())
 
-    return [as_array(mine.indices().t().contiguous()), as_array(mine.values())], finish
+    return [form, as_array(mine.indices().t().contiguous()), as_array(mine.values())], finish
 
 
 def put(piece: torch.Tensor, output: torch.Tensor) -> None:
     """Copy a part of the result into its output tensor."""
-    output.detach().copy_(piece.view(output.shape))
+    target, piece = output.detach(), piece.view(output.shape)
+    if output.is_inference():  # such a tensor can be written to in that mode only, and this may be another thread
+        with torch.inference_mode():
+            target.copy_(piece)
+    else:
+        target.copy_(piece)

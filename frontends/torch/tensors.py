@@ -1,7 +1,7 @@
 """Conversion between torch tensors and the runtime's arrays, without copies.
 
-A CPU tensor becomes a NumPy view of its memory. bfloat16 and the 8-bit floats, which `Tensor.numpy()` does not support,
-are viewed as integers of the same size in between. A CUDA tensor is passed on unchanged: the runtime uses its
+A CPU tensor becomes a NumPy view of its memory. bfloat16 and the 8-bit floats, which NumPy does not have, are viewed as
+integers of the same size in between. A CUDA tensor is passed on unchanged: the runtime uses its
 `__cuda_array_interface__`.
 """
 
@@ -14,43 +14,82 @@ import numpy as np
 import torch
 
 _BY_BITS: Final[dict[torch.dtype, tuple[torch.dtype, np.dtype[Any]]]] = {
-    torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
-    torch.float8_e4m3fn: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fn)),
-    torch.float8_e4m3fnuz: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fnuz)),
-    torch.float8_e5m2: (torch.uint8, np.dtype(ml_dtypes.float8_e5m2)),
-    torch.float8_e5m2fnuz: (torch.uint8, np.dtype(ml_dtypes.float8_e5m2fnuz)),
+    getattr(torch, name): (torch.int16 if name == "bfloat16" else torch.uint8, np.dtype(getattr(ml_dtypes, name)))
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+    if hasattr(torch, name) and hasattr(ml_dtypes, name)
 }
 _BACK: Final = {numpy: (bits, kind) for kind, (bits, numpy) in _BY_BITS.items()}
+_MOVED: Final[dict[torch.dtype, torch.dtype]] = {
+    getattr(torch, name): bits
+    for name, bits in (("complex32", torch.int32), ("float4_e2m1fn_x2", torch.uint8))
+    if hasattr(torch, name)
+}
+"""Types of which NumPy has none, not even by ml_dtypes: they can be moved, but not combined."""
+_SHARES: Final = np.lib.NumpyVersion(np.__version__) >= "2.1.0" and hasattr(torch._C, "_to_dlpack_versioned")
 
 
-def as_array(tensor: torch.Tensor, name: str = "tensor") -> Any:
+class _Memory:
+    """A CPU tensor as NumPy asks for its memory.
+
+    `Tensor.numpy()` forbids for good that the tensor is resized; memory that is shared like this does not.
+    `Tensor.__dlpack__` takes three times as long.
+    """
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return torch._C._to_dlpack_versioned(self._tensor)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the host's memory
+
+
+def as_array(tensor: torch.Tensor, name: str = "tensor", *, moved: bool = False) -> Any:
     """Return an array that shares the tensor's memory, of any strides; a copy for a lazily conjugated or negated
     tensor. Gradients are not tracked through it. For a tensor to be written to, use `writable_array`.
 
+    moved   the elements are only moved: types that cannot be combined are then viewed as integers
+
     Raises TypeError unless the tensor is a dense tensor of numbers on the CPU or a CUDA device.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name}: must be a torch.Tensor, not {type(tensor).__name__}")
-    plain = tensor.detach()
-    if plain.layout is not torch.strided or plain.is_quantized:
-        raise TypeError(f"{name}: must be a dense tensor, not {plain.layout}{', quantized' * plain.is_quantized}")
-    if not plain.is_cuda and plain.device.type != "cpu":
-        raise TypeError(f"{name}: is on device {plain.device}; must be on cpu or cuda")
-    if plain.is_conj() or plain.is_neg():
-        plain = plain.resolve_conj().resolve_neg()
-    if plain.is_cuda:
-        return plain
-    if plain.dtype in _BY_BITS:
-        bits, dtype = _BY_BITS[plain.dtype]
-        return plain.view(bits).numpy().view(dtype)
-    return plain.numpy()
+    if isinstance(tensor, torch.Tensor) and (tensor.is_conj() or tensor.is_neg()):
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+    return _array(tensor, name, moved)
 
 
-def writable_array(tensor: torch.Tensor, name: str = "tensor") -> Any:
+def writable_array(tensor: torch.Tensor, name: str = "tensor", *, moved: bool = False) -> Any:
     """`as_array` for a tensor to be written to. Also raises TypeError for a lazily conjugated or negated tensor."""
     if isinstance(tensor, torch.Tensor) and (tensor.is_conj() or tensor.is_neg()):
         raise TypeError(f"{name}: is a conjugated or negated view; give tensor.resolve_conj().resolve_neg()")
-    return as_array(tensor, name)
+    return _array(tensor, name, moved)
+
+
+def _array(tensor: torch.Tensor, name: str, moved: bool) -> Any:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: must be a torch.Tensor, not {type(tensor).__name__}")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise TypeError(f"{name}: must be a dense tensor, not {tensor.layout}{', quantized' * tensor.is_quantized}")
+    kind = tensor.dtype
+    if kind in _MOVED:
+        if not moved:
+            raise TypeError(f"{name}: has dtype {kind}, which can be moved between ranks, but not combined")
+        tensor = tensor.detach().view(_MOVED[kind])
+    if not tensor.is_cpu:
+        if not tensor.is_cuda:
+            raise TypeError(f"{name}: is on device {tensor.device}; must be on cpu or cuda")
+        return tensor.detach()
+    if kind in _BY_BITS:
+        bits, dtype = _BY_BITS[kind]
+        return _shared(tensor.detach().view(bits)).view(dtype)
+    return _shared(tensor)
+
+
+def _shared(tensor: torch.Tensor) -> Any:
+    """A NumPy array that shares the memory of a dense CPU tensor."""
+    return np.from_dlpack(_Memory(tensor)) if _SHARES else tensor.detach().numpy()
 
 
 def as_tensor(array: Any) -> torch.Tensor:

@@ -41,7 +41,7 @@ def mistakes(rank: int, size: int) -> None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # it may have been raised already
             hvd.settle()
         same(jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(x), np.full(3, size, np.float32))
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"ValueError: out: has shape .*must have \(5, 2\)"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"MismatchError.*out of rank 1 has shape"):
         hvd.allgather(jnp.ones((2 + rank, 2))).block_until_ready()
     same(hvd.allreduce(x, op=hvd.Sum), np.full(3, size, np.float32))
     for wrong, kind, text in (

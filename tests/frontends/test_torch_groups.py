@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,8 +144,9 @@ def late_ranks(path: str) -> list[str]:
         return told
 
 
-def test_monitored_barrier_tells_who_does_not_come(pool: Pools, meeting: str) -> None:
-    first, _, last = pool(3).run(late_ranks, meeting)
+@pytest.mark.parametrize("store", ["tcp", "file"])
+def test_s5_monitored_barrier_tells_who_does_not_come(pool: Pools, meeting: str, tmp_path: Path, store: str) -> None:
+    first, _, last = pool(3).run(late_ranks, meeting if store == "tcp" else f"file://{tmp_path}/meeting")
     assert first == [
         "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 200 ms",
         "[Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 200 ms",

@@ -9,6 +9,7 @@ import torch
 from collectives.elastic import Arrays
 from frontends.horovod import HostsUpdatedInterrupt, ObjectState, recovering
 from frontends.torch.elastic.sampler import ElasticSampler
+from frontends.torch.tensors import as_array
 
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "TorchState", "run"]
 
@@ -22,7 +23,7 @@ class _Tensors(Arrays):
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
             return super().encode(value)
         flat = value.detach().cpu().contiguous().reshape(-1)
-        return flat.view(torch.uint8).numpy(), (value.dtype, tuple(value.shape), value.device.type)
+        return as_array(flat.view(torch.uint8)), (value.dtype, tuple(value.shape), value.device.type)
 
     def decode(self, array: Any, note: Any) -> Any:
         if note is None:

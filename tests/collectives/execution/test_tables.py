@@ -111,7 +111,7 @@ def test_an_allgather_is_not_run_by_a_thread_without_python() -> None:
         for _ in range(2):
             comm.allgather(x)
         operations: Any = comm._operations._blocking.allgather
-        planned = operations.__self__._calls.find_plain("allgather", x, None, (None,), None)
+        planned = operations.__self__._calls.find_plain("allgather", x, None, (None, False), None)
         assert planned.table is None  # a thread without Python cannot decide whether to speculate
 
     with world(["on"]) as ranks:
@@ -241,7 +241,7 @@ def test_unequal_parts_of_a_persistent_allgather_are_found(compiled: list[str]) 
         planned = comm.plan("allgather", even, out=gathered)
         wrong = comm.plan("allgather", uneven, out=np.zeros(uneven.size * comm.size))
         for _ in range(20):  # more than the number of gatherings that are not speculative after the first one
-            with pytest.raises(ValueError, match="out: has shape"):
+            with pytest.raises(MismatchError):
                 wrong.run()
             gathered[:] = -1
             assert planned.run() is gathered
