@@ -94,10 +94,13 @@ def supervise(job: ElasticJob) -> int:
         mailbox = stack.enter_context(contextlib.closing(Mailbox(selector)))
         supervisor = _ElasticSupervisor(job, selector, reaper, guardian, keeper, mailbox)
         stack.enter_context(contextlib.closing(supervisor.relay))
-        stack.enter_context(contextlib.closing(ControlSocket(selector, job.name, supervisor.on_request)))
         stack.enter_context(signals_as_bytes(selector, supervisor.on_signals))
         stack.callback(supervisor.close)  # also after an exception
         supervisor.relay.open()
+        try:
+            stack.enter_context(contextlib.closing(ControlSocket(selector, job.name, supervisor.on_request)))
+        except ConfigError as error:
+            supervisor.relay.print(f"ronde: `ronde drain` will not reach this job: {error}")
         guardian.start()
         return supervisor.run()
 

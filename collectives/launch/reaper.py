@@ -5,6 +5,7 @@ The order helps to tell the first failure from its consequences.
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 
@@ -30,8 +31,10 @@ class Reaper:
                 self._epoll = selectors.EpollSelector()
             try:
                 self._pidfds[pid] = os.pidfd_open(pid)
-            except (PermissionError, NotImplementedError):  # a sandbox forbids it
-                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise
+                return  # a sandbox forbids it, or an emulator does not have it
             self._epoll.register(self._pidfds[pid], selectors.EVENT_READ, pid)
 
     def collect(self) -> list[tuple[int, int]]:
