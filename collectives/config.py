@@ -36,6 +36,7 @@ MOST_STANDBYS: Final = 16
 _LAUNCHER: Final = (
     "RANK",
     "RANK_PROCESS",
+    "DISCOVERY",
     "JOIN",
     "SIZE",
     "LOCAL_RANK",

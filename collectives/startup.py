@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final
 
@@ -201,7 +201,7 @@ class _Place:
     number: int | None
     size: int | None
     store: Store
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 def _find_place(

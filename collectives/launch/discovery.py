@@ -22,6 +22,9 @@ from transports.errors import ConfigError
 COMMAND_SECONDS: Final = 30.0
 """Time for a script, or for scontrol, to name the hosts."""
 
+MARK: Final = "RONDE_DISCOVERY"
+"""Variable with the process of the launcher, by which a command that still runs when the job ends is found."""
+
 _MAX_OUTPUT: Final = 1 << 20
 _SHOWN: Final = 300
 
@@ -142,6 +145,11 @@ def slurm_job(environment: Mapping[str, str], hosts: Sequence[Host], slots: int 
     return SlurmJob(environment["SLURM_JOB_ID"], usual, tasks)
 
 
+def discovery_mark() -> frozenset[bytes]:
+    """The mark of the commands that this process starts to find hosts, as the guardian knows it."""
+    return frozenset([f"{MARK}={os.getpid()}".encode()])
+
+
 def _output(command: Sequence[str], where: str) -> str:
     """The output of a command. Everything that it has started is ended if it takes too long."""
     try:
@@ -151,6 +159,7 @@ def _output(command: Sequence[str], where: str) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            env={**os.environ, MARK: str(os.getpid())},
         )
     except OSError as error:
         raise DiscoveryError(f"{where}: cannot be started: {error.strerror}") from error

@@ -25,7 +25,7 @@ from collectives.launch import agent_commands
 from collectives.launch.agent_commands import Srun, Ssh
 from collectives.launch.connection import CommandConnection
 from collectives.launch.control import ControlSocket
-from collectives.launch.discovery import Discovery
+from collectives.launch.discovery import Discovery, discovery_mark
 from collectives.launch.escalation import Escalation
 from collectives.launch.host import Facts, Host, Hosts, Listener, Start
 from collectives.launch.host_list import Host as Found
@@ -102,6 +102,7 @@ def supervise(job: ElasticJob) -> int:
         except ConfigError as error:
             supervisor.relay.print(f"ronde: `ronde drain` will not reach this job: {error}")
         guardian.start()
+        guardian.mark(discovery_mark())
         return supervisor.run()
 
 

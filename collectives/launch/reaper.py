@@ -5,6 +5,7 @@ The order helps to tell the first failure from its consequences.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import selectors
@@ -56,6 +57,11 @@ class Reaper:
                     pass
             except ChildProcessError:
                 return
+
+    def collect_stray(self, pid: int) -> None:
+        """Collect a process that this one may have adopted, if it has ended."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
     def _remove(self, pid: int) -> None:
         self._pids.remove(pid)
