@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Final, Protocol
 from collectives.launch.allocation import tasks_per_node
 from collectives.launch.host_list import Host, parse_file, parse_list
 from collectives.launch.processes import describe_status, signal_group
-from transports import launchers
+from transports import launchers, names
 from transports.errors import ConfigError
 
 COMMAND_SECONDS: Final = 30.0
@@ -105,7 +106,7 @@ class Dns:
 
     def find(self) -> Sequence[Host]:
         try:
-            found = socket.getaddrinfo(self.name, None, type=socket.SOCK_STREAM)
+            found = names.resolve(self.name, None, socket.SOCK_STREAM, time.monotonic() + COMMAND_SECONDS)
         except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
             raise DiscoveryError(f"--discover-dns {self.name}: cannot be resolved: {error}") from error
         return [Host(address, address, self.slots) for address in sorted({str(target[0]) for *_, target in found})]

@@ -23,7 +23,7 @@ from transports.rendezvous.causes import Causes
 from transports.rendezvous.memory import MemoryStore
 from transports.rendezvous.proxy import proxy_of
 from transports.rendezvous.server import TcpStoreServer
-from transports.rendezvous.tcp import TcpStore
+from transports.rendezvous.tcp import NoLoopback, TcpStore
 from transports.rendezvous.wire import PURPOSE as STORE_PURPOSE
 from transports.rendezvous.wire import format_url, parse_url
 
@@ -33,6 +33,7 @@ __all__ = [
     "AttentiveStore",
     "Causes",
     "MemoryStore",
+    "NoLoopback",
     "TcpStore",
     "TcpStoreServer",
     "format_url",
