@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from transports.rendezvous.attentive import AttentiveStore
 from transports.rendezvous.bootstrap import (
+    REGROUPS,
     STORES,
     give_up,
     group_path,
@@ -28,6 +29,7 @@ from transports.rendezvous.wire import PURPOSE as STORE_PURPOSE
 from transports.rendezvous.wire import format_url, parse_url
 
 __all__ = [
+    "REGROUPS",
     "STORES",
     "STORE_PURPOSE",
     "AttentiveStore",

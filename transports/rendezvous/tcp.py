@@ -158,6 +158,10 @@ class TcpStore(Store):
         check_item(key)
         return self._ask("delete", key) is True
 
+    def forget(self, prefix: str, kept: Sequence[str] = ()) -> None:
+        check_item(prefix)
+        self._ask("forget", prefix, pack([*kept]))
+
     def close(self) -> None:
         """Calls that wait in other threads raise RendezvousError, at the latest when their attempt to connect ends."""
         with self._links.lock:
@@ -231,7 +235,7 @@ class TcpStore(Store):
             raise ValueError(f"it sent a frame of {length} bytes, at most {MAX_FRAME} are allowed")
         number, *answer = decode(_receive(link, length, deadline))
         match (request[0], *answer) if number == 0 else ():
-            case ("set", "ok", None) | ("get", "late", None):
+            case ("set" | "forget", "ok", None) | ("get", "late", None):
                 return answer
             case ("get" | "default" | "rows" | "peek" | "put", "ok", bytes()):
                 return answer
