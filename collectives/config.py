@@ -36,6 +36,7 @@ MOST_STANDBYS: Final = 16
 _LAUNCHER: Final = (
     "RANK",
     "RANK_PROCESS",
+    "DISCOVERY",
     "JOIN",
     "SIZE",
     "LOCAL_RANK",
@@ -65,8 +66,10 @@ class Settings:
     calibrate        True measures the ways to copy data (about 0.1 s) whenever a communicator is made whose ranks share
                      memory; False uses the usual sizes. Choices of the rule table are not measured
     compiled         auto runs calls in shared memory, and small ones over TCP, as machine code if Numba is installed
-                     (ronde[jit]), otherwise as functions of Python, as off always does; on raises an error in `init`
-                     where there can be no machine code. Ranks may differ in it
+                     (ronde[jit]), otherwise as functions of Python, as off always does. It is compiled once for a
+                     machine, beside the job: auto waits for it for half of `connect_timeout`, at most 30 s, and goes on
+                     without it; on waits for up to 600 s before the ranks meet, and raises an error in `init` where
+                     there can be no machine code. Ranks may differ in it
     stage_bytes      bytes of one staging buffer in shared memory, of which every rank has two in each communicator; a
                      multiple of 64 and at least 4096. 0 stands for 2 MiB, for more than 4 ranks 1 MiB
     fusion_bytes     the most bytes of small arrays that grouped and named allreduces send together; 0 sends each alone.

@@ -7,14 +7,14 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from collectives import membership
 from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.endings import END_SECONDS, end_with_process
-from collectives.execution import machine_code
+from collectives.execution import WAIT_SECONDS, machine_code
 from collectives.failure import report_exit, withdraw_left_out
 from collectives.logs import shown
 from collectives.membership import CONNECT_SECONDS, Standby, terms_of
@@ -145,6 +145,10 @@ def connect(group: Group, config: Config, deadline: float) -> Communicator:
 
     Raises as `init` does. After an error nothing stays open.
     """
+    if group.size > 1 and config.transport in _COMPILING:
+        # The ranks have met, and those that have the code wait for this one: it goes on without it in time
+        now = time.monotonic()
+        machine_code(config.compiled, now + min(WAIT_SECONDS, (deadline - now) / 2))
     with contextlib.ExitStack() as made:
         standby = _standby(config)
         made.callback(standby.close)
@@ -193,7 +197,7 @@ class _Place:
     number: int | None
     size: int | None
     store: Store
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 def _find_place(
@@ -254,7 +258,8 @@ def _connect_at(place: _Place, settings: Config, deadline: float) -> Communicato
     if place.size is None:
         return wait_to_join(place.store, number=place.number, secret=place.secret, config=settings)
     assert place.number is not None
-    _prepare(place.size, settings)
+    if place.size > 1:
+        deadline += _prepare(settings, 0.0)
     group = join(place.number, place.size, place.store, secret=place.secret, generation=None, deadline=deadline)
     if group.generation:
         withdraw_left_out(place.store, place.number)
@@ -324,7 +329,7 @@ def wait_to_join(
     and the ranks go on without it.
     """
     check_secret(secret)
-    _prepare(2, config)
+    _prepare(config, WAIT_SECONDS)
     seconds = config.join_timeout if timeout is None else timeout
 
     def connected(group: Group) -> Communicator:
@@ -334,11 +339,13 @@ def wait_to_join(
     return membership.wait_to_join(store, number, terms, secret, deadline, connected)
 
 
-def _prepare(size: int, settings: Config) -> None:
-    """Load the compiled interpreter, which may have to be compiled first, before any rank is in
-    a collective that another one waits in."""
-    if size > 1 and settings.transport in _COMPILING:
-        machine_code(settings.compiled)
+def _prepare(settings: Config, seconds: float) -> float:
+    """Have the interpreter compiled if that has not been done on this machine, and wait for so many seconds until it is
+    there; with compiled="on", for as long as it takes. Returns the seconds that this took. Raises ConfigError."""
+    began = time.monotonic()
+    if settings.transport in _COMPILING:
+        machine_code(settings.compiled, began + seconds)
+    return time.monotonic() - began
 
 
 def _end_with_process(communicator: Communicator, store: Store, rank: int, resources: contextlib.ExitStack) -> None:

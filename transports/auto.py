@@ -118,11 +118,14 @@ class AutoTransport(Transport):
         here = tuple(rank for rank, member in enumerate(members) if member.host == members[self.rank].host)
         everyone = tuple(range(self.size))
         try:
-            inside = (len(here) > 1 or self.size == 1) and self._agree(here, deadline)
-            if inside:
-                self._add(self._options.intra, self._intra_options, here, "intra", deadline)
+            inside = False
+            if len(here) > 1 or self.size == 1:
+                child = self._child(self._options.intra, self._intra_options, here, "intra")
+                inside = self._agree(child, deadline)
+                if inside:
+                    self._open(child, deadline)
             if not inside or here != everyone:
-                self._add(self._options.inter, self._inter_options, everyone, "inter", deadline)
+                self._open(self._child(self._options.inter, self._inter_options, everyone, "inter"), deadline)
             if len(self._children) == 2:
                 self._waits = JointWaits(self, self.group, self._children)
             if self._accompany is not None:
@@ -316,10 +319,11 @@ class AutoTransport(Transport):
             if child.transport.failure is not None:
                 self.adopt(child, child.transport.failure)
 
-    def _agree(self, here: tuple[int, ...], deadline: float) -> bool:
+    def _agree(self, child: Child, deadline: float) -> bool:
         """True if all ranks of this host can use the transport `intra`. The same result on each of them."""
-        store, name = self.group.store.prefixed("auto"), self._options.intra
-        table, own = f"usable/{here[0]}", (registry.backend(name).usable() or "").encode()
+        store, name, here = self.group.store.prefixed("auto"), self._options.intra, child.ranks
+        own = (registry.backend(name).usable() or child.transport.shortage() or "").encode()
+        table = f"usable/{here[0]}"
         try:
             reasons = store.gather(table, here.index(self.rank), len(here), own, deadline)
         except DeadlineExceeded:
@@ -341,15 +345,18 @@ class AutoTransport(Transport):
                 return False
         return True
 
-    def _add(self, name: str, options: Any, ranks: tuple[int, ...], role: str, deadline: float) -> None:
-        """Open an inner transport among `ranks`."""
+    def _child(self, name: str, options: Any, ranks: tuple[int, ...], role: str) -> Child:
+        """An inner transport among `ranks`, not yet open."""
         group = dataclasses.replace(
             self.group,
             rank=ranks.index(self.rank),
             members=tuple(self._member(rank, place) for place, rank in enumerate(ranks)),
             store=self.group.store.prefixed(f"auto/{role}-{ranks[0]}"),
         )
-        child = Child(registry.backend(name).create(group, options), ranks)
+        return Child(registry.backend(name).create(group, options), ranks)
+
+    def _open(self, child: Child, deadline: float) -> None:
+        """Open an inner transport."""
         self._children.append(child)
         try:
             child.transport.open(deadline)

@@ -188,6 +188,11 @@ class Transport(ABC):
         again.
         """
 
+    def shortage(self) -> str | None:
+        """What this rank lacks to open the transport, as far as it can tell without the other ranks; None if nothing.
+        The transport `auto` asks before it opens another one. To be called before `open`."""
+        return None
+
     @abstractmethod
     def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
         """Begin to send `view` (one-dimensional, format 'B', C-contiguous, 0 bytes allowed) to `peer`.

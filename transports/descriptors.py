@@ -20,9 +20,12 @@ def allow_many() -> float:
     """
     if resource is None:
         return math.inf
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # macOS refuses RLIM_INFINITY
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            with contextlib.suppress(OSError, ValueError):  # macOS refuses RLIM_INFINITY
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except OSError:  # a sandbox does not tell: the limit shows when it is reached
+        return math.inf
     return math.inf if limit == resource.RLIM_INFINITY else limit

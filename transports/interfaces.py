@@ -9,6 +9,7 @@ import sys
 from typing import Final
 
 from transports.errors import ConfigError
+from transports.names import resolve
 
 try:
     import fcntl
@@ -66,7 +67,7 @@ def mtu(name: str) -> int | None:
 
 def _resolved(host: str) -> list[str]:
     try:
-        return sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None)})
+        return sorted({str(found[4][0]) for found in resolve(host, None, socket.SOCK_STREAM)})
     except OSError:
         return []
 
@@ -98,7 +99,7 @@ def choose_address(interface: str, hint: str | None) -> str:
 def is_own(host: str) -> bool:
     """True if a host's name or address stands for this machine. False also where it cannot be resolved."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+        found = resolve(host, None, socket.SOCK_DGRAM)
     except (OSError, UnicodeError):  # UnicodeError: no host can have such a name
         return False
     return any(can_bind(str(target[0])) for *_, target in found)
@@ -135,7 +136,7 @@ def _of_interface(name: str, hint: str | None) -> str:
 def _source(hint: str) -> str:
     """The source address toward a host. Raises OSError if it cannot be resolved or there is no route."""
     cause = OSError("it has no address")
-    for family, kind, protocol, _, target in socket.getaddrinfo(hint, 9, type=socket.SOCK_DGRAM):
+    for family, kind, protocol, _, target in resolve(hint, 9, socket.SOCK_DGRAM):
         try:
             with socket.socket(family, kind, protocol) as sock:
                 sock.connect(target)

@@ -187,6 +187,10 @@ def _state_of(pid: int) -> tuple[bytes, int]:
 
 
 def _fields(pid: int) -> list[bytes]:
-    """The fields of a process in proc(5), from its state on. Raises OSError."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
+    """The fields of a process in proc(5), from its state on. Raises OSError.
+
+    They are those of its first thread: an emulator of another processor answers for /proc/PID/stat itself, of its own
+    process alone, and with a start time of 0.
+    """
+    with open(f"/proc/{pid}/task/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()

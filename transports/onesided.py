@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from transports.errors import DeadlineExceeded, PeerLost
+from transports.errors import DeadlineExceeded, PeerLost, RendezvousError
 
 EPOCH: Final = 0
 """Word of a rank's epoch in its control words; see Controls."""
@@ -28,6 +28,10 @@ Memory = memoryview | np.ndarray[Any, Any]
 _PROBE_BYTES: Final = 32
 _PROBED: Final = 2
 """The last epoch of `can_read_peers`."""
+
+
+class NoRoom(RendezvousError):
+    """There is no memory for a window, as all its ranks know."""
 
 
 class Controls(NamedTuple):
@@ -170,5 +174,6 @@ class OneSided(ABC):
         """Make a window with `nbytes` bytes for each of `ranks`, which include this rank. Collective over `ranks`,
         with the same arguments; `key` names the window within the group and is used once.
 
-        Raises RendezvousError or DeadlineExceeded, naming the missing rank; OSError if there is no memory.
+        Raises NoRoom on all ranks alike if there is no memory for it, and nothing is lost then; RendezvousError or
+        DeadlineExceeded, naming the missing rank.
         """

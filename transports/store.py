@@ -112,6 +112,11 @@ class Store(ABC):
     def delete(self, key: str) -> bool:
         """Forget `key`; True if it was there."""
 
+    def forget(self, prefix: str, kept: Sequence[str] = ()) -> None:
+        """Forget all keys and tables that begin with `prefix` + '/', but those of `kept`, which are whole keys. Nobody
+        waits for one of them any more. A store that cannot list its keys keeps them."""
+        check_item(prefix)
+
     @abstractmethod
     def close(self) -> None:
         """Release descriptors and threads. Idempotent."""
@@ -267,6 +272,9 @@ class PrefixStore(Store):
 
     def delete(self, key: str) -> bool:
         return self._inner.delete(self._prefix + key)
+
+    def forget(self, prefix: str, kept: Sequence[str] = ()) -> None:
+        self._inner.forget(self._prefix + prefix, [self._prefix + key for key in kept])
 
     def close(self) -> None:
         """Does nothing: the inner store belongs to its creator."""

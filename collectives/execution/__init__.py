@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collectives.execution.binder import NO_DATA
 from collectives.execution.calibration import calibrate
-from collectives.execution.compiled import machine_code
+from collectives.execution.compiled import WAIT_SECONDS, machine_code
 from collectives.execution.executor import Executor
 from collectives.execution.link import measure_link
 from collectives.execution.peers import Peers, brief
@@ -20,6 +20,7 @@ from collectives.execution.windows import Windows
 __all__ = [
     "NO_DATA",
     "UNSCALED",
+    "WAIT_SECONDS",
     "CallPosition",
     "CallPositions",
     "Executor",

@@ -1,10 +1,10 @@
 """The compiled interpreter: one function in machine code that runs the steps of a table.
 
-Numba compiles it once for a machine; later processes load the machine code from the cache folder and do not import
-Numba. `interpreter` is the function, in Python; `serving` is the thread that runs tables without Python's lock;
-`layout` names the words that both work on; `atomics` are the few operations that Python cannot say; `kernels` combine
-16-bit floats; `machine_code` compiles, keeps and loads all of it; `tables` writes what it reads. Nothing here knows
-plans or windows.
+Numba compiles it once for a machine, in a process of its own (`compiler`); ranks load the machine code from a folder of
+this user (`cache`) and do not import Numba. `interpreter` is the function, in Python; `serving` is the thread that runs
+tables without Python's lock; `layout` names the words that both work on; `atomics` are the few operations that Python
+cannot say; `kernels` combine 16-bit floats; `machine_code` compiles and loads all of it; `tables` writes the rows that
+it reads. Nothing here knows plans or windows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collectives.jit.layout import (
     UNTRIED,
     Answer,
 )
-from collectives.jit.machine_code import MachineCode, RunTable, load, obstacle
+from collectives.jit.machine_code import MachineCode, NotYet, RunTable, load, obstacle
 from collectives.jit.tables import (
     ANYWHERE,
     OUTSIDE,
@@ -66,6 +66,7 @@ __all__ = [
     "JobRing",
     "Location",
     "MachineCode",
+    "NotYet",
     "Operand",
     "RunTable",
     "Scale",

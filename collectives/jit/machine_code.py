@@ -1,12 +1,14 @@
-"""Machine code of the interpreter: compiled once by Numba, kept in the cache folder, loaded by LLVM.
+"""Machine code of the interpreter: compiled once by Numba, in a process of its own, kept in the cache folder, loaded by
+LLVM.
 
 interpreter.py --Numba--> LLVM's language --LLVM--> object file --> cache folder
-                                                                      |  every later process
+                                                                      |  every process of a rank
                                                         run_table <---+  imports llvmlite alone
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -15,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.jit.cache import UnusableFolder, find_or_make
+from collectives.jit import cache, compiler
 from transports import direct, onesided
 
 log = logging.getLogger("ronde.compiled")
@@ -38,8 +40,10 @@ _KERNELS: Final = tuple(f"{name}_{dtype}" for name in ("add", "divide", "scale")
 _PREFIX: Final = "ronde_"
 _FASTCALL: Final = 0x80
 """CPython's METH_FASTCALL: a method gets its arguments as a C array."""
-WAIT_SECONDS: Final = 30.0
-_loading = threading.Lock()
+_USUAL_SECONDS: Final = 10
+_LOOK_SECONDS: Final = 0.05
+"""Pause between two looks for the code that another process makes: systems offer no wait for a lock of a file that ends
+at a deadline."""
 _SOURCES: Final = ("atomics.py", "interpreter.py", "kernels.py", "layout.py", "machine_code.py", "serving.py")
 
 
@@ -93,52 +97,120 @@ def obstacle() -> str | None:
     return None
 
 
-def load() -> MachineCode | str:
-    """The interpreter for this machine, compiled now if no process has compiled it before; or why there is none.
+@dataclass(frozen=True)
+class NotYet:
+    """There is no machine code yet, since it is still being compiled."""
 
-    The first call in a process decides; later ones return the same. It takes some seconds if it compiles, and waits up
-    to WAIT_SECONDS for another process that does.
+    text: str = "it is still being compiled"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def load(until: float) -> MachineCode | NotYet | str:
+    """The interpreter for this machine; NotYet if it is still being compiled at `until`, a time of time.monotonic();
+    or why there is none.
+
+    A process that makes the code is started if there is neither the code nor such a process. What is found in the end
+    is the same for all later calls in this process.
     """
-    with _loading:
-        return _loaded()
+    return _LOADER.load(until)
 
 
-@cache
-def _loaded() -> MachineCode | str:
-    reason = obstacle()
-    if reason is not None:
-        return reason
-    try:
-        return _load()
-    except Exception as error:  # noqa: BLE001 - whatever a version of Numba or LLVM finds wrong, calls can do without
-        log.warning("there is no compiled interpreter: %s: %s", type(error).__name__, error)
-        return f"it cannot be made: {type(error).__name__}: {error}"
+class _Loader:
+    """Finds the machine code for a process, once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: MachineCode | str | None = None
+        self._target: _Target | None = None
+        self._folder = Path()
+        self._started = False
+
+    def load(self, until: float) -> MachineCode | NotYet | str:
+        """See the function."""
+        while True:
+            with self._lock:
+                if self._found is None:
+                    self._found = obstacle() or self._look()
+                if self._found is not None:
+                    return self._found
+            if time.monotonic() >= until:
+                return NotYet()
+            time.sleep(_LOOK_SECONDS)
+
+    def _look(self) -> MachineCode | str | None:
+        """The code or what prevents it; None if it is being made."""
+        try:
+            if self._target is None:
+                self._target = _Target()
+            code = cache.find(self._target.name)
+            if code is None:
+                code = self._begin(self._target.name)
+            return None if code is None else self._target.load(code)
+        except Exception as error:  # noqa: BLE001 - whatever a version of Numba or LLVM finds wrong, calls can do without
+            log.warning("there is no compiled interpreter: %s: %s", type(error).__name__, error)
+            return f"it cannot be made: {type(error).__name__}: {error}"
+
+    def _begin(self, name: str) -> bytes | None:
+        """Have the object file made unless another process makes it; the file if that has just ended."""
+        if self._folder == Path():
+            self._folder = cache.folder_for_making()
+        making = cache.begin_making(self._folder)
+        if making is None:
+            return None
+        with contextlib.closing(making):
+            code = cache.find(name)
+            if code is None and not self._started:
+                self._started = True
+                log.warning(
+                    "Ronde compiles its interpreter once for this machine (about %d s); communicators that are made "
+                    "before it is there run calls as functions of Python",
+                    _USUAL_SECONDS,
+                )
+                compiler.start(name, making)
+            elif code is None and making.descriptor >= 0:
+                raise RuntimeError(cache.noted(name) or "the process that compiled it has ended without it")
+            return code
 
 
-def _load() -> MachineCode:
-    import llvmlite.binding as llvm
+_LOADER: Final = _Loader()
 
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    triple, cpu, features = llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    machine = llvm.Target.from_triple(triple).create_target_machine(
-        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="jitdefault"
-    )
-    name, deadline = f"interpreter-{_digest(triple, cpu, features)}.o", time.monotonic() + WAIT_SECONDS
-    with_kernels = "+f16c" in features.split(",") or platform.machine().lower() in ("aarch64", "arm64")
 
-    def make() -> bytes:
-        return _compile(llvm, machine, with_kernels=with_kernels)
+class _Target:
+    """The machine for which code is compiled.
 
-    try:
-        code = find_or_make(name, make, deadline)
-    except UnusableFolder as error:
-        log.warning("the compiled interpreter cannot be kept for later processes: %s", error)
-        code = make()
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    return MachineCode(engine, with_kernels=with_kernels)
+    name  of the file with its code
+    """
+
+    def __init__(self) -> None:
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        triple, cpu, features = llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+        self._llvm: Any = llvm
+        self._machine = llvm.Target.from_triple(triple).create_target_machine(
+            cpu=cpu, features=features.flatten(), opt=3, reloc="pic", codemodel="jitdefault"
+        )
+        self._with_kernels = features.get("f16c", False) or platform.machine().lower() in ("aarch64", "arm64")
+        self.name = f"interpreter-{_digest(triple, cpu, features.flatten())}.o"
+
+    def load(self, code: bytes) -> MachineCode:
+        """Load an object file into this process."""
+        engine = self._llvm.create_mcjit_compiler(self._llvm.parse_assembly(""), self._machine)
+        engine.add_object_file(self._llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        return MachineCode(engine, with_kernels=self._with_kernels)
+
+    def compile(self) -> bytes:
+        """The object file."""
+        return _compile(self._llvm, self._machine, with_kernels=self._with_kernels)
+
+
+def compile_and_keep(name: str) -> None:
+    """Compile the interpreter and keep it as the file `name`: the program of the process that `compiler` starts."""
+    compiler.make(name, lambda: _Target().compile())
 
 
 def _digest(*machine: str) -> str:
@@ -160,8 +232,6 @@ def _digest(*machine: str) -> str:
 
 def _compile(llvm: Any, machine: Any, *, with_kernels: bool) -> bytes:
     """The object file of the interpreter; `with_kernels` if the processor converts float16."""
-    log.info("compiling the interpreter for this machine; this is done once")
-    began = time.monotonic()
     level = logging.getLogger("numba").level
     logging.getLogger("numba").setLevel(logging.WARNING)  # at level debug it logs every instruction
     try:
@@ -187,5 +257,4 @@ def _compile(llvm: Any, machine: Any, *, with_kernels: bool) -> bytes:
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(module, builder)
     code: bytes = machine.emit_object(module)
-    log.info("compiled the interpreter in %.1f s", time.monotonic() - began)
     return code

@@ -28,6 +28,7 @@ from collectives.launch import login
 from collectives.launch.cluster_facts import facts_here
 from collectives.launch.messages import Decoder, Message, encode
 from collectives.launch.store_keeper import serving_address
+from transports import names
 from transports.auth import CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES, Client, Server
 from transports.errors import ConnectError, RondeError
 
@@ -183,7 +184,7 @@ class Caller:
 
     def _connected(self) -> socket.socket:
         """A connection whose other end has proved to be the right probe. Raises OSError, ConnectError."""
-        link = socket.create_connection(self._address, CONNECT_SECONDS)
+        link = names.connect(self._address, time.monotonic() + CONNECT_SECONDS)
         try:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client = Client(self._secret, _PURPOSE)

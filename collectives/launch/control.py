@@ -26,17 +26,20 @@ _ANSWER_SECONDS: Final = 10.0
 _MOST_AT_ONCE: Final = 16
 
 
-def folder() -> Path:
-    """The folder of the sockets: in $XDG_RUNTIME_DIR, or in the folder for temporary files."""
+def folders() -> list[Path]:
+    """The folders of the sockets, the best first: in $XDG_RUNTIME_DIR, and in the folder for temporary files."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    return Path(runtime) / "ronde" if runtime else Path(tempfile.gettempdir()) / f"ronde-{os.getuid()}"
+    temporary = Path(tempfile.gettempdir()) / f"ronde-{os.getuid()}"
+    return [Path(runtime) / "ronde", temporary] if runtime else [temporary]
 
 
 class ControlSocket:
-    """The launcher's end, on the selector of its owner.
+    """The launcher's end, on the selector of its owner, in the first folder where it can be.
 
     name    the job's id
     answer  called with a request; its result is the answer. It may raise ConfigError
+
+    Raises ConfigError if it can be in none.
     """
 
     def __init__(
@@ -45,17 +48,7 @@ class ControlSocket:
         self._selector = selector
         self._answer = answer
         self._clients: dict[socket.socket, bytearray] = {}
-        place = folder()
-        _own_folder(place)
-        self.path = place / f"{name}.sock"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._listener.bind(str(self.path))
-            self._listener.listen(_MOST_AT_ONCE)
-            self._listener.setblocking(False)
-        except OSError as error:
-            self._listener.close()
-            raise ConfigError(f"cannot listen at {self.path}: {error}; set XDG_RUNTIME_DIR") from error
+        self.path, self._listener = _listener(f"{name}.sock")
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
@@ -98,6 +91,8 @@ class ControlSocket:
             if not isinstance(request, dict):
                 raise ConfigError("the request is not an object")
             return self._answer(request)
+        except RecursionError:
+            return {"error": "the request has too many brackets"}
         except (ValueError, RondeError) as error:
             return {"error": str(error)}
 
@@ -110,28 +105,52 @@ class ControlSocket:
 def jobs() -> list[str]:
     """The ids of the elastic jobs of this user that run here, sorted. Those whose launcher was killed are removed."""
     found = []
-    for path in sorted(folder().glob("*.sock")):
+    for path in sorted(path for place in folders() for path in place.glob("*.sock")):
         try:
             _connected(path).close()
             found.append(path.stem)
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
-        except OSError:
+        except (OSError, ConfigError):  # it is somebody else's
             continue
-    return found
+    return sorted(set(found))
 
 
 def ask(name: str, request: dict[str, Any]) -> str:
     """Send a request to a job; the text of the answer. Raises ConfigError if there is no such job or it refuses."""
     try:
-        with _connected(folder() / f"{name}.sock") as client, client.makefile("rb") as answers:
+        with _connected(_path_of(name)) as client, client.makefile("rb") as answers:
             client.sendall(json.dumps(request).encode() + b"\n")
             answer = json.loads(answers.readline(_MAX_LINE * 4) or b"{}")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"job {name}: does not answer: {error}") from error
     if "text" not in answer:
         raise ConfigError(f"job {name}: {answer.get('error', 'hung up')}")
     return str(answer["text"])
+
+
+def _path_of(name: str) -> Path:
+    """The socket of a job: the first that is there."""
+    paths = [place / f"{name}.sock" for place in folders()]
+    return next((path for path in paths if os.path.lexists(path)), paths[0])
+
+
+def _listener(name: str) -> tuple[Path, socket.socket]:
+    """A listener of this name, and its path, in the first folder where there can be one. Raises ConfigError."""
+    causes = []
+    for place in folders():
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _own_folder(place)
+            listener.bind(str(place / name))
+            listener.listen(_MOST_AT_ONCE)
+            listener.setblocking(False)
+        except (OSError, ConfigError) as error:
+            listener.close()
+            causes.append(f"{place}: {error.strerror if isinstance(error, OSError) and error.strerror else error}")
+        else:
+            return place / name, listener
+    raise ConfigError(f"there can be no socket in {'; in '.join(causes)}")
 
 
 def _connected(path: Path) -> socket.socket:
@@ -155,17 +174,14 @@ def _user(client: socket.socket) -> int:
 
 
 def _own_folder(place: Path) -> None:
-    """Make the folder; refuse one that belongs to somebody else. Raises ConfigError."""
-    try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(place)
-        place.chmod(0o700)
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder {place}: {error.strerror}; set XDG_RUNTIME_DIR") from error
+    """Make the folder; refuse one that belongs to somebody else. Raises ConfigError, OSError."""
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_owner(place)
+    place.chmod(0o700)
 
 
 def _check_owner(place: Path) -> None:
     """Raise ConfigError for a folder that somebody else has made; OSError if there is none."""
     found = place.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise ConfigError(f"{place} does not belong to this user; set XDG_RUNTIME_DIR to a folder that does")
+        raise ConfigError(f"{place} does not belong to this user")

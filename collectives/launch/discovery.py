@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,14 @@ from typing import Final, Protocol
 from collectives.launch.allocation import tasks_per_node
 from collectives.launch.host_list import Host, parse_file, parse_list
 from collectives.launch.processes import describe_status, signal_group
-from transports import launchers
+from transports import launchers, names
 from transports.errors import ConfigError
 
 COMMAND_SECONDS: Final = 30.0
 """Time for a script, or for scontrol, to name the hosts."""
+
+MARK: Final = "RONDE_DISCOVERY"
+"""Variable with the process of the launcher, by which a command that still runs when the job ends is found."""
 
 _MAX_OUTPUT: Final = 1 << 20
 _SHOWN: Final = 300
@@ -102,7 +106,7 @@ class Dns:
 
     def find(self) -> Sequence[Host]:
         try:
-            found = socket.getaddrinfo(self.name, None, type=socket.SOCK_STREAM)
+            found = names.resolve(self.name, None, socket.SOCK_STREAM, time.monotonic() + COMMAND_SECONDS)
         except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
             raise DiscoveryError(f"--discover-dns {self.name}: cannot be resolved: {error}") from error
         return [Host(address, address, self.slots) for address in sorted({str(target[0]) for *_, target in found})]
@@ -142,6 +146,11 @@ def slurm_job(environment: Mapping[str, str], hosts: Sequence[Host], slots: int 
     return SlurmJob(environment["SLURM_JOB_ID"], usual, tasks)
 
 
+def discovery_mark() -> frozenset[bytes]:
+    """The mark of the commands that this process starts to find hosts, as the guardian knows it."""
+    return frozenset([f"{MARK}={os.getpid()}".encode()])
+
+
 def _output(command: Sequence[str], where: str) -> str:
     """The output of a command. Everything that it has started is ended if it takes too long."""
     try:
@@ -151,6 +160,7 @@ def _output(command: Sequence[str], where: str) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            env={**os.environ, MARK: str(os.getpid())},
         )
     except OSError as error:
         raise DiscoveryError(f"{where}: cannot be started: {error.strerror}") from error

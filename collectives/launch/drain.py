@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
             listed = (
                 f"several elastic jobs run ({', '.join(found)}); name one by --job" if found else "no elastic job runs"
             )
-            raise ConfigError(f"ronde drain {args.host}: {listed} in {control.folder()}")
+            raise ConfigError(f"ronde drain {args.host}: {listed} in {' or '.join(map(str, control.folders()))}")
         name = found[0]
     sys.stdout.write(control.ask(name, {"drain": args.host}) + "\n")
     return 0

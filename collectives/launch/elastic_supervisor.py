@@ -25,7 +25,7 @@ from collectives.launch import agent_commands
 from collectives.launch.agent_commands import Srun, Ssh
 from collectives.launch.connection import CommandConnection
 from collectives.launch.control import ControlSocket
-from collectives.launch.discovery import Discovery
+from collectives.launch.discovery import Discovery, discovery_mark
 from collectives.launch.escalation import Escalation
 from collectives.launch.host import Facts, Host, Hosts, Listener, Start
 from collectives.launch.host_list import Host as Found
@@ -94,11 +94,15 @@ def supervise(job: ElasticJob) -> int:
         mailbox = stack.enter_context(contextlib.closing(Mailbox(selector)))
         supervisor = _ElasticSupervisor(job, selector, reaper, guardian, keeper, mailbox)
         stack.enter_context(contextlib.closing(supervisor.relay))
-        stack.enter_context(contextlib.closing(ControlSocket(selector, job.name, supervisor.on_request)))
         stack.enter_context(signals_as_bytes(selector, supervisor.on_signals))
         stack.callback(supervisor.close)  # also after an exception
         supervisor.relay.open()
+        try:
+            stack.enter_context(contextlib.closing(ControlSocket(selector, job.name, supervisor.on_request)))
+        except ConfigError as error:
+            supervisor.relay.print(f"ronde: `ronde drain` will not reach this job: {error}")
         guardian.start()
+        guardian.mark(discovery_mark())
         return supervisor.run()
 
 

@@ -16,7 +16,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -59,7 +59,7 @@ class Seat:
 
     job: launchers.Job
     torch: tuple[str, int]
-    variables: Mapping[str, str]
+    variables: Mapping[str, str] = field(repr=False)
 
     @property
     def rank(self) -> int:

@@ -6,14 +6,17 @@ import contextlib
 import os
 import queue
 import selectors
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from collectives.launch.discovery import Discovery, DiscoveryError
+from collectives.launch.discovery import Discovery, DiscoveryError, discovery_mark
+from collectives.launch.guardian import marked
 from collectives.launch.host_list import Host
+from collectives.launch.processes import signal_process
 from collectives.membership import Change, History
 from transports.errors import RondeError
 from transports.store import Store
@@ -53,9 +56,11 @@ class Mailbox:
         self._start("ronde-history", partial(self._read_history, store, changed, failed))
 
     def close(self) -> None:
-        """End the threads; a look for hosts may go on in the background until it ends. Idempotent."""
+        """End the threads, and the command of a look for hosts. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
+            for pid in marked({discovery_mark()}):
+                signal_process(pid, signal.SIGKILL)
             for thread in self._threads:
                 thread.join(2 * _HISTORY_SECONDS)
             self._selector.unregister(self._read)

@@ -95,6 +95,20 @@ def signal_group(group: int, number: int) -> bool:
     return True
 
 
+def signal_process(pid: int, number: int) -> None:
+    """Send a signal to a process, if there is one that this one may signal."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def group_of(pid: int) -> int:
+    """The process group of a process, 0 if it has ended."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
+
+
 def exit_code(status: int) -> int:
     """The exit code that a shell reports for a status of `os.waitstatus_to_exitcode`: 128 + N for signal N."""
     return 128 - status if status < 0 else status
@@ -130,6 +144,10 @@ class Guardian:
     def add(self, group: int) -> None:
         """Kill this process group when this process is gone."""
         self._send(f"+{group}\n")
+
+    def mark(self, marks: frozenset[bytes]) -> None:
+        """Kill every process with these variables when this process is gone."""
+        self._send(f"={' '.join(mark.hex() for mark in sorted(marks))}\n")
 
     def remove(self, group: int) -> None:
         """Spare this process group: it has ended, and the system may use its number again."""

@@ -1,4 +1,8 @@
-"""The processes of a host's ranks. Each rank leads a process group of its own, with everything that it starts."""
+"""The processes of a host's ranks. Each rank leads a process group of its own, with everything that it starts.
+
+A process that has left the group, as daemons do, is a stray. It has the variables of its rank, by which it is found
+when the ranks have ended. One that is to outlive the job must begin without the variable RONDE_JOB.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,14 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from collectives.launch.processes import Guardian, signal_group, spawn
+from collectives.launch.guardian import marked
+from collectives.launch.processes import Guardian, group_of, signal_group, signal_process, spawn
 from collectives.launch.reaper import Reaper
+
+_MARKS: Final = ("RONDE_JOB", "RONDE_STORE", "RONDE_RANK", "RONDE_JOIN")
+"""The variables that together no other rank has."""
 
 
 @dataclass
@@ -34,14 +43,16 @@ class RankProcesses:
         self._reaper = reaper
         self._guardian = guardian
         self._by_pid: dict[int, RankProcess] = {}
+        self._kinds: set[frozenset[bytes]] = set()
+        self._strays: set[int] = set()
 
     def __iter__(self) -> Iterator[RankProcess]:
         return iter(self._by_pid.values())
 
     @property
     def all_gone(self) -> bool:
-        """True once no process is left in any group."""
-        return not any(process.group_exists for process in self)
+        """True once no process is left in any group, and no stray."""
+        return not self._strays and not any(process.group_exists for process in self)
 
     def start(
         self, rank: int, command: Sequence[str], environment: Mapping[str, str], descriptors: tuple[int, int, int]
@@ -50,6 +61,10 @@ class RankProcesses:
         be started."""
         pid = spawn(command, environment, *descriptors)
         self._guardian.add(pid)
+        if environment.get(_MARKS[0]):
+            kind = frozenset(os.fsencode(f"{name}={environment[name]}") for name in _MARKS if name in environment)
+            self._kinds.add(kind)
+            self._guardian.mark(kind)
         self._by_pid[pid] = RankProcess(rank, pid)
         self._reaper.add(pid)
         return pid
@@ -64,6 +79,8 @@ class RankProcesses:
             if process.group_exists and process.status is not None:
                 self._reaper.collect_orphans(process.pid)
                 self._check_group(process)
+        if self._by_pid and all(process.status is not None for process in self):
+            self._find_strays()
         return ended
 
     def signal_groups(self, number: signal.Signals) -> None:
@@ -75,6 +92,8 @@ class RankProcesses:
                     process.last_signal = number
                 else:
                     self._check_group(process)
+        for stray in self._strays:
+            signal_process(stray, number)
 
     def signal_group(self, rank: int, number: signal.Signals) -> None:
         """Send a signal to a rank and everything that it started, while it runs."""
@@ -93,14 +112,24 @@ class RankProcesses:
         """Wait for no process any more, though some are left."""
         for process in self:
             process.group_exists = False
+        self._strays.clear()
 
     def kill(self) -> None:
         """Kill all processes that are left, and wait for those of the ranks."""
+        self._find_strays()
+        for stray in self._strays:
+            signal_process(stray, signal.SIGKILL)
         for process in self:
             if process.group_exists:
                 signal_group(process.pid, signal.SIGKILL)
                 if process.status is None:
                     os.waitpid(process.pid, 0)
+
+    def _find_strays(self) -> None:
+        """Look for processes that have left the groups of their ranks. Those that have ended are collected."""
+        for stray in self._strays:
+            self._reaper.collect_stray(stray)
+        self._strays = {pid for pid in marked(self._kinds) if group_of(pid) not in self._by_pid}
 
     def _check_group(self, process: RankProcess) -> None:
         """Forget the group of an ended process once it is empty: the system may use its number again."""

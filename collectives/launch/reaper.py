@@ -5,6 +5,8 @@ The order helps to tell the first failure from its consequences.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import selectors
 
@@ -30,8 +32,10 @@ class Reaper:
                 self._epoll = selectors.EpollSelector()
             try:
                 self._pidfds[pid] = os.pidfd_open(pid)
-            except (PermissionError, NotImplementedError):  # a sandbox forbids it
-                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise
+                return  # a sandbox forbids it, or an emulator does not have it
             self._epoll.register(self._pidfds[pid], selectors.EVENT_READ, pid)
 
     def collect(self) -> list[tuple[int, int]]:
@@ -53,6 +57,11 @@ class Reaper:
                     pass
             except ChildProcessError:
                 return
+
+    def collect_stray(self, pid: int) -> None:
+        """Collect a process that this one may have adopted, if it has ended."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
     def _remove(self, pid: int) -> None:
         self._pids.remove(pid)

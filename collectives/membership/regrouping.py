@@ -17,18 +17,21 @@ from typing import Final, TypeVar
 
 from collectives.failure import report_left_out
 from collectives.membership.agreement import SurvivorAgreement
-from collectives.membership.generation import next_group, numbered
+from collectives.membership.generation import DECISION, next_group, numbered
 from collectives.membership.registry import Change, Registry
 from collectives.membership.roster import Newcomer
 from collectives.membership.standby import Standby
 from collectives.membership.verdict import Verdict
 from transports.base import Group
 from transports.errors import RendezvousError, RondeError, TransportError
+from transports.rendezvous import REGROUPS, group_path
 
 T = TypeVar("T")
 
 CONNECT_SECONDS: Final = 10.0
 """The longest time for the ranks to connect. All of them are there, so it may be less than `connect_timeout`."""
+KEPT_GENERATIONS: Final = 4
+"""Number of generations that the store remembers: a newcomer that connects late reads one before the latest."""
 ATTEMPTS: Final = 3
 """Number of times that the same ranks try to connect."""
 
@@ -89,7 +92,7 @@ def regroup(
         came = range(len(verdict.staying), new.size)
         attempts = attempts + 1 if new.size == group.size and not came else 1
         try:
-            return connect(new)
+            connected = connect(new)
         except RondeError as error:
             if not came and not isinstance(error, again):
                 raise
@@ -103,6 +106,9 @@ def regroup(
             if standby.is_used:
                 voters = [*voters, new.numbers]
             group, failure, begun, moved = new, error, time.monotonic(), False
+        else:
+            _forget(new)
+            return connected
 
 
 def _agree(agreement: SurvivorAgreement, begun: float, timeout: float, leave: Callable[[], None]) -> Verdict:
@@ -156,6 +162,16 @@ def _record(group: Group, verdict: Verdict) -> None:
     Registry(group.parent_store).record(
         verdict.roster, Change(group.generation + 1, members, came, left, spares).pack()
     )
+
+
+def _forget(new: Group) -> None:
+    """Have the store forget a generation that no rank can be in any more, but the verdict on it: a rank that was left
+    out may read it much later."""
+    old = new.generation - KEPT_GENERATIONS
+    if new.rank == 0 and new.generation % REGROUPS >= KEPT_GENERATIONS:
+        assert new.parent_store is not None
+        with contextlib.suppress(RendezvousError):  # whoever needs the store next finds that it is lost
+            new.parent_store.forget(group_path(old), [f"{group_path(old)}/{DECISION}"])
 
 
 def _number(newcomer: Newcomer) -> int:

@@ -34,8 +34,8 @@ from collectives.schedule import Geometry
 from transports import copying
 from transports.base import Transport
 from transports.direct import DirectMessages
-from transports.errors import ConfigError, MismatchError, RendezvousError, TransportError
-from transports.onesided import OneSided, Window
+from transports.errors import ConfigError, MismatchError
+from transports.onesided import NoRoom, OneSided, Window
 
 T = TypeVar("T")
 
@@ -155,7 +155,11 @@ class HostOperations:
         """
         onesided, deadline = self._windows.onesided, time.monotonic() + self._connect_timeout
         if onesided is not None:
-            window = onesided.expose(self._key, self.executor.ranks, 2 * self._stage_bytes, deadline)
+            try:
+                window = onesided.expose(self._key, self.executor.ranks, 2 * self._stage_bytes, deadline)
+            except NoRoom as error:
+                self._go_by_messages(error)
+                return
             self.executor.use(window)
             if self._named:
                 self._share_buffer(deadline)
@@ -164,6 +168,16 @@ class HostOperations:
         elif self._calibrates and len(set(self._hosts)) > 1 and self.selector.needs_link:
             with contextlib.closing(self._trial_executor("of a measurement")) as trial:
                 self.selector.use_link(measure_link(self._transport, trial, self._hosts, deadline))
+
+    def _go_by_messages(self, error: NoRoom) -> None:
+        """Send all data as messages, as all ranks do, since there is no memory for the staging window."""
+        if self.executor.rank == 0:
+            kind = "named calls" if self._named else "calls"
+            log.warning("%s send their data as messages, which is slower: %s", kind, error.message)
+        self.executor.planner.stage_nothing()
+        self.speculation.by_messages = True
+        if not self._named:
+            self._windows.onesided = None
 
     def _measure(self, onesided: OneSided, window: Window, deadline: float) -> None:
         """Find out whether the ranks can read each other's memory, and from which size on that is faster."""
@@ -192,10 +206,8 @@ class HostOperations:
         ranks = self.executor.ranks
         try:
             window = onesided.expose(f"{self._key}/trial", ranks, 2 * self._stage_bytes, deadline)
-        except (OSError, RendezvousError) as error:  # there is no room for it
-            if isinstance(error, TransportError):
-                raise
-            log.warning("single copy is not calibrated: %s", error)
+        except NoRoom as error:
+            log.warning("single copy is not calibrated: %s", error.message)
             return
         with contextlib.closing(self._trial_executor("of a calibration")) as trial:
             trial.use(window)
@@ -213,8 +225,8 @@ class HostOperations:
         making later, the others could not tell why."""
         try:
             self.buffer.share(self._windows.make((WINDOW,), np.dtype(np.uint8), deadline, named=True))
-        except RendezvousError as error:
-            log.warning("small arrays are packed into private memory: %s", error)
+        except NoRoom as error:
+            log.warning("small arrays are packed into private memory: %s", error.message)
 
     def compose(self, body: Callable[[Peers], T], what: str, *, timeout: float | None = None) -> Job[T]:
         """See Communicator.compose."""

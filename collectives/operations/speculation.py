@@ -28,11 +28,12 @@ class Speculation:
     """The decision whether the next allgather runs as if all parts were equal. All ranks decide alike, since all have
     made the same gatherings.
 
-    assumed   by messages: the call that the next gathering makes on all ranks; None: none is assumed
+    by_messages  True by messages, False by windows
+    assumed      by messages: the call that the next gathering makes on all ranks; None: none is assumed
     """
 
     def __init__(self, *, by_messages: bool) -> None:
-        self._by_messages = by_messages
+        self.by_messages = by_messages
         self._cautious = 0
         self.assumed: Call | None = None
 
@@ -41,13 +42,13 @@ class Speculation:
         if self._cautious:
             self._cautious -= 1
             return False
-        return not self._by_messages or self.assumed is not None
+        return not self.by_messages or self.assumed is not None
 
     def guard(self, begin: Callable[[Any, Any], int | None], call: Call) -> Callable[[Any, Any], int | None]:
         """A function that begins a gathering by `call` if there is nothing to decide, and else returns UNTRIED."""
 
         def begin_if_assumed(source: Any, target: Any) -> int | None:
-            if self._cautious or (self._by_messages and self.assumed is not call):
+            if self._cautious or (self.by_messages and self.assumed is not call):
                 return UNTRIED
             return begin(source, target)
 
@@ -61,7 +62,7 @@ class Speculation:
     def agreed(self, shapes: Shapes) -> None:
         """The parts of a gathering have turned out to be these."""
         nbytes = sum(shapes.blocks) * shapes.dtype.itemsize
-        if self._by_messages and not self._cautious and 0 < nbytes <= _MOST_BYTES and len(set(shapes.rows)) == 1:
+        if self.by_messages and not self._cautious and 0 < nbytes <= _MOST_BYTES and len(set(shapes.rows)) == 1:
             self.assumed = even_call(shapes.dtype, (shapes.rows[0], *shapes.rest))
         else:
             self.assumed = None

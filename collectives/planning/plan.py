@@ -120,6 +120,11 @@ class Planner:
         """True if the ranks share memory, or will before the first call runs."""
         return self._stage_bytes > 0
 
+    def stage_nothing(self) -> None:
+        """Plan without a window from now on: there was no memory for it. No call has run yet."""
+        self._stage_bytes = 0
+        self.forget()
+
     def for_devices(self, obstacle: Callable[[Call], str]) -> Planner:
         """Return a planner for arrays on devices, which lie in no window; `obstacle` as above."""
         return Planner(self._geometry, self._selector, 0, self._on_new_plan, self.label, obstacle)

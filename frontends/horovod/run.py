@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import collectives
+from transports import names
 
 _IGNORED: Final = (
     *("min_num_proc", "max_num_proc", "min_np", "max_np", "slots", "reset_limit", "cooldown_range", "start_timeout"),
@@ -64,7 +65,7 @@ def run(
 
 def _check(argument: str, places: Sequence[Sequence[str]], num_proc: int) -> None:
     """Raise ValueError unless all places, pairs of host and slots, are on this machine and have enough slots."""
-    own = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()}
+    own = {"localhost", "127.0.0.1", "::1", socket.gethostname(), names.full_name()}
     strange = [place[0] for place in places if place[0] not in own]
     if strange:
         raise ValueError(

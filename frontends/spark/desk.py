@@ -9,10 +9,11 @@ import secrets
 import socket
 import socketserver
 import threading
+import time
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from typing import Any
+from typing import Any, Final
 
 from collectives.launch import Place
 
@@ -82,19 +83,34 @@ class JobEnded:
 Message = Arrival | Joined | Line | Result | Gone
 
 
+KNOWN_SECONDS: Final = 10.0
+"""Seconds for a connection to prove that it knows the key."""
+MOST_UNKNOWN: Final = 128
+"""Number of connections that have not proved it yet."""
+SHORTEST_SECONDS: Final = 1.0
+"""Seconds that each of them has before it makes room for another one."""
+
+
 class Desk(socketserver.ThreadingTCPServer):
     """The driver's side: puts what tasks send into `events`, as (number of the task, message).
 
     host  a name or an address of the driver, by which the tasks reach it
     bind  the address to listen at
 
+    A connection that does not prove in KNOWN_SECONDS that it knows the key is closed. If MOST_UNKNOWN have not, the
+    oldest of them is closed for a new one, but not before SHORTEST_SECONDS.
+
     `with Desk(...) as desk` closes all connections in the end and waits for its threads.
     """
+
+    request_queue_size = MOST_UNKNOWN
 
     def __init__(self, host: str, bind: str) -> None:
         self.events: queue.Queue[tuple[int, Message] | JobEnded] = queue.Queue()
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._unknown: dict[socket.socket, float] = {}  # since when, the oldest first
         self._ended = False
         self._sockets: set[socket.socket] = set()
         self._tasks: dict[int, tuple[socket.socket, Connection]] = {}
@@ -103,11 +119,42 @@ class Desk(socketserver.ThreadingTCPServer):
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="ronde-spark-desk", daemon=True)
         self._thread.start()
 
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Make room for a connection."""
+        with self._room:
+            if len(self._unknown) >= MOST_UNKNOWN:
+                oldest, since = next(iter(self._unknown.items()))
+                left = since + SHORTEST_SECONDS - time.monotonic()
+                if not self._room.wait_for(lambda: len(self._unknown) < MOST_UNKNOWN, max(0.0, left)):
+                    self._refuse(oldest)
+            self._unknown[request] = time.monotonic()
+        return True
+
+    def service_actions(self) -> None:
+        """Close the connections that are late. Called several times a second."""
+        with self._lock:
+            for own, since in list(self._unknown.items()):
+                if time.monotonic() - since >= KNOWN_SECONDS:
+                    self._refuse(own)
+
+    def _refuse(self, own: socket.socket) -> None:
+        """End a connection, with the lock held; its thread ends then."""
+        self._unknown.pop(own, None)
+        with contextlib.suppress(OSError):  # the other end may have ended it already
+            own.shutdown(socket.SHUT_RDWR)
+
+    def _known(self, own: socket.socket) -> None:
+        """Count a connection no longer among the unknown ones."""
+        with self._room:
+            self._unknown.pop(own, None)
+            self._room.notify()
+
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Put the messages of one connection into `events` until it ends. Each has a thread of its own."""
         own: socket.socket = request
         with self._lock:
             if self._ended:
+                self._unknown.pop(own, None)
                 return
             self._sockets.add(own)
         task = None
@@ -118,6 +165,7 @@ class Desk(socketserver.ThreadingTCPServer):
             ):
                 deliver_challenge(connection, self._key)
                 answer_challenge(connection, self._key)
+                self._known(own)
                 arrival: Arrival = connection.recv()
                 with self._lock:
                     self._tasks[arrival.task] = own, connection
@@ -126,6 +174,7 @@ class Desk(socketserver.ThreadingTCPServer):
                 while True:
                     self.events.put((task, connection.recv()))
         finally:
+            self._known(own)
             with self._lock:
                 self._sockets.discard(own)
                 if task is not None:

@@ -51,7 +51,7 @@ packed_arguments = st.one_of(
 )
 unnumbered = st.one_of(
     st.tuples(st.just("set"), keys, st.binary(max_size=300)),
-    st.tuples(st.sampled_from(["any", "peek", "put", "default"]), keys, packed_arguments),
+    st.tuples(st.sampled_from(["any", "peek", "put", "forget", "default"]), keys, packed_arguments),
     st.tuples(st.just("rows"), keys, st.none()),
     st.tuples(st.just("get"), keys, st.floats(-1.0, LONGEST_GET) | st.sampled_from([math.nan, math.inf, 1e300])),
     st.tuples(st.just("add"), keys, numbers),

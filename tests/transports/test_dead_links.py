@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import struct
 import sys
@@ -11,6 +12,7 @@ from typing import cast
 
 import pytest
 
+from transports.tcp import dead_links
 from transports.tcp.dead_links import Link, LinkHealth, fail_dead_links
 
 LIMIT = 5.0
@@ -48,6 +50,18 @@ def test_a_host_is_lost_when_a_connection_is_stuck_and_nothing_is_heard(
     stuck: float, unheard: float, lost: bool
 ) -> None:
     assert given_up([FakeLine(0, stuck, unheard)]) == [lost]
+
+
+@pytest.mark.parametrize("size", [0, 8, 80])
+def test_p3_short_statistics_prove_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short:
+        def getsockopt(self, level: int, option: int, wanted: int) -> bytes:
+            return b"\1" * min(size, wanted)
+
+    monkeypatch.setattr(dead_links, "_TCP_INFO", 11)
+    health = LinkHealth()
+    for now in (1.0, 100.0):
+        assert health.look(cast(socket.socket, Short()), now) == (0.0, math.inf)
 
 
 def test_answers_from_other_ranks_of_the_host_count() -> None:

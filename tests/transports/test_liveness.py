@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from transports import liveness
 from transports.liveness import STOPPED_SECONDS, Identity, Steady, Watch, _state_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
@@ -32,6 +35,20 @@ def await_state(pid: int, state: bytes) -> None:
     while _state_of(pid)[0] != state:
         assert time.monotonic() < end
         time.sleep(0.001)
+
+
+def test_p3_an_emulated_process_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An emulator of another processor answers for /proc/PID/stat of its own process."""
+    real = open
+
+    def emulated(path: str, mode: str) -> Any:
+        if path == f"/proc/{os.getpid()}/stat":
+            return io.BytesIO(b"%d (python) R 1" % os.getpid() + b" 0" * 48)
+        return real(path, mode)
+
+    seen = Identity.of(os.getpid())
+    monkeypatch.setattr(liveness, "open", emulated, raising=False)
+    assert Identity.own() == seen
 
 
 @pytest.mark.parametrize("pidfd", [True, False])

@@ -147,6 +147,28 @@ def test_delete(opener: Opener) -> None:
     assert one.add("counter", 1) == 1
 
 
+@pytest.mark.parametrize("kind", ["memory", "tcp"])
+def test_l15_what_is_under_a_prefix_is_forgotten(kind: str, server: TcpStoreServer) -> None:
+    store: Store = MemoryStore() if kind == "memory" else TcpStore(*server.address, SECRET)
+    with contextlib.closing(store):
+        part = store.prefixed("old")
+        for key in ("a", "b/c", "kept"):
+            part.set(key, b"value")
+        part.put_row("table", 0, 2, b"row")
+        part.put_row("full", 0, 1, b"row")
+        store.set("older", b"value")
+        store.set("old", b"value")
+        store.prefixed("very").set("old/a", b"value")
+        store.forget("old", ["old/kept"])
+        assert part.peek_all(["a", "b/c", "kept", "full"]) == [None, None, b"value", None]
+        assert part.rows("table") == []
+        assert store.peek_all(["older", "old", "very/old/a"]) == [b"value"] * 3
+        part.put_row("table", 0, 1, b"new")
+        assert read_table(part.get("table", 0.0)) == [b"new"]
+        store.prefixed("very").forget("old")
+        assert store.peek("very/old/a") is None
+
+
 def test_the_first_default_stays(opener: Opener) -> None:
     stores = [opener() for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:

@@ -10,7 +10,7 @@ from typing import Final
 
 from transports.errors import RendezvousError
 from transports.launchers.ways import Meeting
-from transports.rendezvous import TcpStore, format_url
+from transports.rendezvous import NoLoopback, TcpStore, format_url
 from transports.store import Store
 
 ATTEMPT_SECONDS: Final = 2.0
@@ -37,6 +37,8 @@ def dial(addresses: Sequence[tuple[str, int]], secret: bytes, meeting: Meeting, 
                 store.with_timeout(min(ATTEMPT_SECONDS, max(left, FIRST_PAUSE))).peek("anything")
             except RendezvousError as error:
                 store.close()
+                if isinstance(error, NoLoopback) and len(addresses) == 1:
+                    raise
                 causes[format_url(host, port)] = error.message
             except BaseException:
                 store.close()

@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from transports import names
 from transports.errors import ConfigError
 from transports.launchers import hosts, pmi, pmix
 from transports.launchers.address import AtAddress
@@ -211,7 +211,7 @@ def _read_kubernetes(env: Env, family: Family) -> Launch:
         )
     size = integer(env, SIZE, 1, None, "")
     rank = integer(env, index, 0, size - 1, "")
-    name = socket.getfqdn()
+    name = names.full_name()
     first = first_pod(name, rank)
     lacking = f"the pod's name {name!r} does not say its Job and subdomain: set `subdomain` to a headless Service"
     job = f"{family.name} {first} {env.get('RONDE_JOB', '')}"

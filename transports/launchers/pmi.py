@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
+from transports import names
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError
 from transports.launchers.keyvalue import KeyValue
 from transports.launchers.variables import Env, integer
@@ -187,7 +188,7 @@ def _connected(place: str, ident: str, process: int) -> _Connection:
     deadline = time.monotonic() + CONNECT_SECONDS
     host, _, port = place.rpartition(":")
     try:
-        connection = socket.create_connection((host, int(port)), CONNECT_SECONDS)
+        connection = names.connect((host, int(port)), deadline)
     except (OSError, ValueError, OverflowError, UnicodeError) as error:
         raise RendezvousError(f"no connection to the launcher's PMI-1 server: {error}") from error
     try:

@@ -7,12 +7,12 @@ one byte for its kind, then its arguments; texts and bytes follow their length, 
 
 from __future__ import annotations
 
-import socket
 import struct
 import time
 from types import TracebackType
 from typing import Final
 
+from transports import names
 from transports.errors import DeadlineExceeded, RendezvousError
 from transports.launchers.keyvalue import KeyValue
 from transports.rendezvous import format_url
@@ -35,7 +35,7 @@ class TorchStore(KeyValue):
         self._url = format_url(host, port)
         self._prefix = prefix
         try:
-            self._socket = socket.create_connection((host, port), _left(deadline))
+            self._socket = names.connect((host, port), deadline)
         except TimeoutError as error:
             raise DeadlineExceeded(f"torchrun's store at {self._url} was not reached in time") from error
         except (OSError, UnicodeError) as error:

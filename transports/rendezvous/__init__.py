@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from transports.rendezvous.attentive import AttentiveStore
 from transports.rendezvous.bootstrap import (
+    REGROUPS,
     STORES,
     announce_end,
     give_up,
@@ -24,16 +25,18 @@ from transports.rendezvous.causes import Causes
 from transports.rendezvous.memory import MemoryStore
 from transports.rendezvous.proxy import proxy_of
 from transports.rendezvous.server import TcpStoreServer
-from transports.rendezvous.tcp import TcpStore
+from transports.rendezvous.tcp import NoLoopback, TcpStore
 from transports.rendezvous.wire import PURPOSE as STORE_PURPOSE
 from transports.rendezvous.wire import format_url, parse_url
 
 __all__ = [
+    "REGROUPS",
     "STORES",
     "STORE_PURPOSE",
     "AttentiveStore",
     "Causes",
     "MemoryStore",
+    "NoLoopback",
     "TcpStore",
     "TcpStoreServer",
     "announce_end",

@@ -59,6 +59,9 @@ class AttentiveStore(Store):
     def delete(self, key: str) -> bool:
         return self._inner.delete(key)
 
+    def forget(self, prefix: str, kept: Sequence[str] = ()) -> None:
+        self._inner.forget(prefix, kept)
+
     def close(self) -> None:
         """Does nothing: the inner store belongs to its creator."""
 

@@ -167,13 +167,15 @@ class Book(Desk):
                 return self._add(key, amount)
             case ["delete", str(key), None]:
                 return ["ok", self._delete(key)]
+            case ["forget", str(prefix), bytes(argument)]:
+                return self._forget_all(prefix, keys_in(argument))
             case ["put", str(table), bytes(argument)]:
                 return self._put_rows(table, *rows_to_put(table, argument))
             case ["rows", str(table), None]:
                 found = self._tables.get(table)
                 return self._fitting(table, pack_table(found.rows if found is not None else []))
             case ["peek", str(), bytes(argument)]:
-                return ["ok", pack([self._values.get(key) for key in keys_to_peek(argument)])]
+                return ["ok", pack([self._values.get(key) for key in keys_in(argument)])]
         raise ValueError("no request")
 
     def _add(self, key: str, amount: int) -> Answer:
@@ -239,6 +241,14 @@ class Book(Desk):
         self._stored -= len(value) + len(key.encode())
         return True
 
+    def _forget_all(self, prefix: str, kept: list[str]) -> Answer:
+        """Forget what is under a prefix, but whole keys that are kept."""
+        for key in [key for key in self._values if key.startswith(f"{prefix}/") and key not in kept]:
+            self._delete(key)
+        for table in [table for table in self._tables if table.startswith(f"{prefix}/") and table not in kept]:
+            self._stored -= sum(len(row) for row in self._tables.pop(table).rows if row is not None)
+        return ["ok", None]
+
 
 def wait_of(client: Hashable, number: int, request: list[object], now: float) -> Wait | None:
     """The wait that a request asks for; None if it asks for something else. Raises ValueError."""
@@ -253,8 +263,8 @@ def wait_of(client: Hashable, number: int, request: list[object], now: float) ->
     return None
 
 
-def keys_to_peek(argument: bytes) -> list[str]:
-    """The keys of a request "peek". Raises ValueError."""
+def keys_in(argument: bytes) -> list[str]:
+    """The keys of a request "peek" or "forget". Raises ValueError."""
     match unpack(argument):
         case [*keys] if all(isinstance(key, str) for key in keys):
             return keys

@@ -83,6 +83,13 @@ class MemoryStore(Store):
             self._check_open()
             return self._values.pop(key, None) is not None
 
+    def forget(self, prefix: str, kept: Sequence[str] = ()) -> None:
+        check_item(prefix)
+        with self._changed:
+            self._check_open()
+            for key in [key for key in self._values if key.startswith(f"{prefix}/") and key not in kept]:
+                del self._values[key]
+
     def close(self) -> None:
         """Every wait, now and later, raises RendezvousError."""
         with self._changed:

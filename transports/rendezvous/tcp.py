@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from transports import names
 from transports.auth import CHALLENGE_BYTES, Client, check_secret
 from transports.errors import ConnectError, DeadlineExceeded, RendezvousError
 from transports.forking import register
@@ -32,6 +33,10 @@ _MOST_KEYS: Final = 1 << 12
 """Maximum number of keys of one request."""
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.5
+
+
+class NoLoopback(RendezvousError):
+    """The loopback interface is down: to try again does not help."""
 
 
 class _Links:
@@ -153,6 +158,10 @@ class TcpStore(Store):
         check_item(key)
         return self._ask("delete", key) is True
 
+    def forget(self, prefix: str, kept: Sequence[str] = ()) -> None:
+        check_item(prefix)
+        self._ask("forget", prefix, pack([*kept]))
+
     def close(self) -> None:
         """Calls that wait in other threads raise RendezvousError, at the latest when their attempt to connect ends."""
         with self._links.lock:
@@ -226,7 +235,7 @@ class TcpStore(Store):
             raise ValueError(f"it sent a frame of {length} bytes, at most {MAX_FRAME} are allowed")
         number, *answer = decode(_receive(link, length, deadline))
         match (request[0], *answer) if number == 0 else ():
-            case ("set", "ok", None) | ("get", "late", None):
+            case ("set" | "forget", "ok", None) | ("get", "late", None):
                 return answer
             case ("get" | "default" | "rows" | "peek" | "put", "ok", bytes()):
                 return answer
@@ -266,6 +275,9 @@ class TcpStore(Store):
             except ConnectError as error:
                 raise RendezvousError(f"the store at {self.url}: {error.message}") from error
             except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
+                if isinstance(error, OSError) and names.no_loopback(self._address[0], error):
+                    text = f"no connection to the store at {self.url}: the loopback interface is down: {error}"
+                    raise NoLoopback(text) from error
                 if time.monotonic() + pause >= deadline:
                     raise RendezvousError(f"no connection to the store at {self.url}: {error}") from error
             self._links.closed.wait(pause)
@@ -277,7 +289,7 @@ class TcpStore(Store):
         return min(self._patience, ATTEMPT_SECONDS, max(left, SHORTEST_ATTEMPT) if left > 0 else ATTEMPT_SECONDS)
 
     def _attempt(self, deadline: float) -> socket.socket:
-        link = socket.create_connection(self._address, _left(deadline))
+        link = names.connect(self._address, deadline)
         try:
             # On loopback a connection to a free port of the ephemeral range can meet itself (simultaneous open).
             if link.getsockname() == link.getpeername():

@@ -7,10 +7,12 @@ may send several before the first is answered; an answer has the number of its r
     request   [number, "set", key, bytes]       [number, "get", key, seconds]      [number, "add", key, integer]
               [number, "default", key, bytes]   [number, "any", a key, bytes]      [number, "delete", key, nil]
               [number, "put", table, bytes]     [number, "peek", a key, bytes]     [number, "rows", table, nil]
+              [number, "forget", prefix, bytes]
     answer    [number, "ok", result]  [number, "late", nil]  [number, "bad", text]  [number, "full", text]
 
-The bytes of "any", "peek" and "put" are msgpack, too: [keys, seconds]; the keys; [size, [place, row] of each row]. The
-result of "any" is [position of the key, value], that of "put" has nil or the reason of a refusal for each row.
+The bytes of "any", "peek", "forget" and "put" are msgpack, too: [keys, seconds]; the keys; the keys that are kept;
+[size, [place, row] of each row]. The result of "any" is [position of the key, value], that of "put" has nil or the
+reason of a refusal for each row.
 
 The server answers a `get` when the key is set or its seconds have passed, so clients do not poll.
 """

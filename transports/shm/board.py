@@ -61,6 +61,17 @@ class Board:
         self.bells = [Doorbell(memory, at + _BELL_OFFSET, self._sockets, rank) for rank, at in enumerate(controls)]
 
     @classmethod
+    def shortage(cls, size: int, ring_bytes: int, directory: str) -> str | None:
+        """The reason for which there is no room for the board of `size` ranks; None if there is room."""
+        try:
+            segment = Segment.create(_board_bytes(size, _limited_ring_bytes(ring_bytes, size)), directory)
+        except OSError as error:
+            return str(error)
+        segment.unlink()
+        segment.close()
+        return None
+
+    @classmethod
     def create_or_attach(cls, group: Group, ring_bytes: int, directory: str, deadline: float) -> Board:
         """The group's board: rank 0 makes it, the others learn its name from the store and attach.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from transports.errors import DeadlineExceeded, MismatchError, RendezvousError, TransportError
+from transports.onesided import NoRoom
 from transports.packed import pack, unpack
 from transports.shm import window
 from transports.shm.segments import Segment, is_segment, unlink
@@ -96,7 +97,7 @@ class Exposures:
             segment = Segment.create(size, self._directory)
         except OSError as error:
             self._send({**offer, "error": str(error)}, ranks)
-            raise
+            raise NoRoom(f"cannot make window {key!r}: {error}", rank=self._host.rank) from error
         try:
             self._send({**offer, "path": segment.path}, ranks)
             return self._registered(segment, ranks, nbytes)
@@ -115,7 +116,7 @@ class Exposures:
                 raise self._mismatch(key, ranks, nbytes)
             del self._offers[key]
         if "error" in offer:
-            raise RendezvousError(f"{maker} could not make window {key!r}: {offer['error']}", rank=rank, peer=ranks[0])
+            raise NoRoom(f"{maker} could not make window {key!r}: {offer['error']}", rank=rank, peer=ranks[0])
         try:
             segment = Segment.attach(offer["path"], ShmWindow.segment_bytes(len(ranks), nbytes))
         except OSError as error:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import re
@@ -55,6 +56,8 @@ class Segment:
             unlink(path)
             if isinstance(error, OSError):
                 text = f"cannot make a segment of {nbytes} bytes of shared memory: {error.strerror}"
+                if error.errno == errno.ENOSPC:
+                    text += " (in a container it may have to be made larger; docker: --shm-size)"
                 raise OSError(error.errno, text, directory) from error
             raise
 

@@ -100,6 +100,10 @@ class ShmTransport(Transport, OneSided, AnySource, Pollable):
                 self._release()
             raise
 
+    def shortage(self) -> str | None:
+        """No room for the rings, which the first rank makes."""
+        return Board.shortage(self.size, self._options.ring_bytes, self._options.directory) if self.rank == 0 else None
+
     def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
         check_arguments(self, peer, tag, check)
         check_view(view, writable=False)

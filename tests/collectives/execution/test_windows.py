@@ -352,9 +352,9 @@ def test_named_calls_must_agree_on_windows_and_nothing_else_is_lost() -> None:
 
 def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     def rank(comm: Communicator) -> None:
-        with pytest.raises(RendezvousError, match=r"no room for 80|could not make window"):
+        with pytest.raises(RendezvousError, match=r"make window"):
             comm.empty(10)
-        with pytest.raises(RendezvousError, match=r"no room for 80|could not make window"):
+        with pytest.raises(RendezvousError, match=r"make window"):
             comm.empty(10, name="x")
         assert comm.allreduce(1) == comm.size
 

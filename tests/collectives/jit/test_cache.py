@@ -1,111 +1,189 @@
-"""Files that are made once."""
+"""Files that are made once, and the folders that can be trusted with them."""
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from collectives.jit import cache
-from collectives.jit.cache import UnusableFolder, cache_folder, find_or_make
+from collectives.jit.cache import (
+    UnusableFolder,
+    begin_making,
+    cache_folder,
+    find,
+    folder_for_making,
+    host_folders,
+    keep,
+)
+
+NEEDS_USERS = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path / "ronde")
-    return tmp_path / "ronde"
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The cache folder and the one of the host, which do not exist yet."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache.sys, "platform", "linux")
+    first = host_folders()[0]
+    monkeypatch.setattr(cache, "host_folders", lambda: [first])
+    return cache_folder(), first
 
 
-def soon() -> float:
-    return time.monotonic() + 20
+def test_what_was_kept_is_found(folders: tuple[Path, Path]) -> None:
+    assert find("a") is None
+    keep("a", b"text")
+    keep("b", b"")
+    assert (find("a"), find("b")) == (b"text", b"")
+    for folder in folders:
+        assert sorted(path.name for path in folder.iterdir()) == ["a", "b"]
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def refuse() -> bytes:
-    raise AssertionError("it is made again")
-
-
-def test_what_was_made_is_found() -> None:
-    assert find_or_make("a", lambda: b"text", soon()) == b"text"
-    assert find_or_make("a", refuse, soon()) == b"text"
-    assert find_or_make("b", lambda: b"", soon()) == b""
+@pytest.mark.parametrize("one", [0, 1])
+def test_one_folder_is_enough(folders: tuple[Path, Path], one: int) -> None:
+    keep("a", b"text")
+    (folders[one] / "a").unlink()
+    assert find("a") == b"text"
+    for path in folders[one].iterdir():
+        path.unlink()
+    folders[one].rmdir()
+    folders[one].write_text("a file")
+    assert find("a") == b"text"
+    keep("a", b"new")
+    assert find("a") == b"new"
 
 
 @pytest.mark.parametrize("damaged", [b"", b"short", bytes(40)])
-def test_a_damaged_file_is_made_again(folder: Path, damaged: bytes) -> None:
-    find_or_make("a", lambda: b"text", soon())
-    (folder / "a").write_bytes(damaged)
-    assert find_or_make("a", lambda: b"new", soon()) == b"new"
-    assert find_or_make("a", refuse, soon()) == b"new"
+def test_a_damaged_file_is_none(folders: tuple[Path, Path], damaged: bytes) -> None:
+    keep("a", b"text")
+    for folder in folders:
+        (folder / "a").write_bytes(damaged)
+    assert find("a") is None
+    keep("a", b"new")
+    assert find("a") == b"new"
 
 
-def test_of_many_that_ask_one_makes_it() -> None:
-    made = []
-
-    def make() -> bytes:
-        made.append(threading.get_ident())
-        time.sleep(0.1)
-        return b"text"
-
-    with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(lambda _: find_or_make("a", make, soon()), range(4))) == {b"text"}
-    assert len(made) == 1
+def test_a_file_of_another_name_is_none(folders: tuple[Path, Path]) -> None:
+    keep("a", b"text")
+    for folder in folders:
+        (folder / "a").rename(folder / "b")
+    assert find("b") is None
 
 
-def test_who_waits_for_too_long_gives_up() -> None:
-    making, end = threading.Event(), threading.Event()
-
-    def make() -> bytes:
-        making.set()
-        assert end.wait(20)
-        return b"text"
-
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(find_or_make, "a", make, soon())
-        assert making.wait(20)
-        with pytest.raises(TimeoutError, match="another process"):
-            find_or_make("a", refuse, time.monotonic())
-        end.set()
-        assert other.result(20) == b"text"
+def test_what_is_no_file_is_none(folders: tuple[Path, Path]) -> None:
+    for folder, make in zip(folders, (os.mkfifo, os.mkdir), strict=True):
+        folder.mkdir(mode=0o700, parents=True)
+        make(folder / "a")
+    assert find("a") is None
 
 
-def test_a_failure_leaves_the_lock_free() -> None:
-    with pytest.raises(ZeroDivisionError):
-        find_or_make("a", lambda: bytes(1 // 0), soon())
-    assert find_or_make("a", lambda: b"text", soon()) == b"text"
+def test_one_process_has_the_right_at_a_time() -> None:
+    folder = folder_for_making()
+    first = begin_making(folder)
+    assert first is not None
+    assert begin_making(folder) is None
+    first.close()
+    second = begin_making(folder)
+    assert second is not None
+    second.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
-def test_a_folder_that_others_can_write_is_not_used(folder: Path) -> None:
-    folder.mkdir()
+def _open_to_others(folder: Path) -> None:
+    folder.mkdir(parents=True)
     folder.chmod(0o777)
-    with pytest.raises(UnusableFolder, match="must not be writable by others"):
-        find_or_make("a", refuse, soon())
 
 
-def test_a_folder_that_cannot_be_made_is_not_used(folder: Path) -> None:
-    folder.write_text("a file")
+def _of_another_user(folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    folder.mkdir(mode=0o700, parents=True)
+    os.chown(folder, 65534, 65534)
+
+
+def _a_link(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    folder.symlink_to(elsewhere)
+
+
+@NEEDS_USERS
+@pytest.mark.parametrize("plant", [_open_to_others, _of_another_user, _a_link])
+def test_a_planted_folder_of_the_host_is_not_used(folders: tuple[Path, Path], plant: Any) -> None:
+    plant(folders[1])
+    assert folder_for_making() == folders[0]
+    keep("a", b"text")
+    assert not (folders[1] / "a").exists()
+    (folders[0] / "a").rename(folders[1] / "a")
+    assert find("a") is None
+
+
+@NEEDS_USERS
+def test_a_planted_file_is_not_used(folders: tuple[Path, Path]) -> None:
+    keep("a", b"text")
+    (folders[0] / "a").unlink()
+    (folders[1] / "a").chmod(0o666)
+    assert find("a") is None
+    (folders[1] / "a").rename(folders[1] / "b")
+    (folders[1] / "a").symlink_to(folders[1] / "b")
+    assert find("a") is None
+
+
+@NEEDS_USERS
+def test_without_a_folder_nothing_is_made(folders: tuple[Path, Path]) -> None:
+    for folder in folders:
+        _open_to_others(folder)
+    with pytest.raises(UnusableFolder, match=str(folders[0])):
+        folder_for_making()
     with pytest.raises(UnusableFolder):
-        find_or_make("a", refuse, soon())
+        keep("a", b"text")
+
+
+def test_a_full_disk_is_found_before_a_file_is_made(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tempfile.TemporaryFile
+
+    class Full:
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            return
+
+        def write(self, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def temporary(dir: Path, buffering: int) -> Any:
+        return Full() if dir == folders[1] else made(dir=dir, buffering=buffering)
+
+    monkeypatch.setattr(cache.tempfile, "TemporaryFile", temporary)
+    assert folder_for_making() == folders[0]
 
 
 def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cache.sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "ronde"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert cache_folder() == Path.home() / ".cache" / "ronde"
 
 
-def test_a_user_without_a_home_has_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_has_a_folder(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def none() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("LOCALAPPDATA", raising=False)
     monkeypatch.setattr(cache.Path, "home", none)
-    assert cache_folder().parent == Path(tempfile.gettempdir())
+    assert cache_folder() == folders[1]
+    keep("a", b"text")
+    assert find("a") == b"text"

@@ -50,7 +50,7 @@ class Rig:
     """A state with the control words of two ranks, and a table; this rank is number 0."""
 
     def __init__(self, *, spins: int = 100, yields: int = 0, slots: int = 2, slot_stride: int = 0) -> None:
-        code = load()
+        code = load(time.monotonic() + 600)
         assert isinstance(code, MachineCode), code
         self.code = code
         self.controls = np.zeros((2, 32), np.uint64)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import selectors
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from transports.errors import ConfigError
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     return tmp_path / "ronde"
 
 
@@ -81,7 +84,7 @@ def test_the_socket_of_a_launcher_that_was_killed_is_removed(runtime: Path) -> N
     assert not list(runtime.iterdir())
 
 
-@pytest.mark.parametrize("line", [b"no json\n", b"[1]\n", b"{}\n", b"x" * 5000, b""])
+@pytest.mark.parametrize("line", [b"no json\n", b"[1]\n", b"{}\n", b"x" * 5000, b"", b"[" * 4000 + b"\n"])
 def test_bad_requests_do_no_harm(line: bytes) -> None:
     with served("0a") as made, socket.socket(socket.AF_UNIX) as client:
         client.settimeout(30)
@@ -92,6 +95,34 @@ def test_bad_requests_do_no_harm(line: bytes) -> None:
             client.shutdown(socket.SHUT_WR)
             reply = client.recv(1000)
         assert not reply or b"error" in reply
+        assert control.ask("0a", {"drain": "h"}) == "drained h"
+
+
+def _missing(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/none")
+
+
+def _a_file(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime.write_text("a file")
+
+
+def _of_another_user(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root gives files away")
+    runtime.mkdir(mode=0o700)
+    os.chown(runtime, 65534, 65534)
+
+
+def _too_long(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / ("x" * 110)))
+
+
+@pytest.mark.parametrize("spoil", [_missing, _a_file, _of_another_user, _too_long])
+def test_l8_an_unusable_folder_is_replaced(runtime: Path, monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
+    spoil(runtime, monkeypatch)
+    with served("0a") as made:
+        assert made.path.parent == control.folders()[1]
+        assert control.jobs() == ["0a"]
         assert control.ask("0a", {"drain": "h"}) == "drained h"
 
 
