@@ -154,7 +154,7 @@ def _record(group: Group, verdict: Verdict) -> None:
     spares = () if verdict.roster is None else tuple(map(_number, verdict.roster.waiting))
     report_left_out(group.parent_store, left_out)
     Registry(group.parent_store).record(
-        verdict.roster, Change(group.generation + 1, members, came, left, spares).pack()
+        verdict.roster, Change(group.generation + 1, members, came, left, spares, tuple(left_out)).pack()
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from transports.rendezvous.attentive import AttentiveStore
 from transports.rendezvous.bootstrap import (
     STORES,
+    first_meeting,
     give_up,
     group_path,
     join,
@@ -35,6 +36,7 @@ __all__ = [
     "MemoryStore",
     "TcpStore",
     "TcpStoreServer",
+    "first_meeting",
     "format_url",
     "give_up",
     "group_path",
