@@ -180,17 +180,17 @@ def _output(command: Sequence[str], where: str) -> str:
             raise DiscoveryError(f"{where}: did not end within {COMMAND_SECONDS:g} s") from error
         finally:
             signal_group(process.pid, signal.SIGKILL)
+    if max(len(out), len(err)) > _MAX_OUTPUT:
+        raise DiscoveryError(f"{where}: printed more than {_MAX_OUTPUT} bytes")
     if process.returncode:
         status = describe_status(process.returncode)
         raise DiscoveryError(f"{where}: {status}: {_shown(err.decode(errors='replace'))}")
-    if len(out) > _MAX_OUTPUT:
-        raise DiscoveryError(f"{where}: printed more than {_MAX_OUTPUT} bytes")
     return out.decode(errors="replace")
 
 
 def _words(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes]:
-    """The output of a process up to its end, stdout and stderr, at most `_MAX_OUTPUT` bytes and some more of each. A
-    child of the process may have them open beyond it. Raises TimeoutError."""
+    """The output of a process, stdout and stderr: up to its end, beyond which a child may have them open, or more than
+    `_MAX_OUTPUT` bytes. Raises TimeoutError."""
     assert process.stdout is not None
     assert process.stderr is not None
     read, write = os.pipe()
@@ -202,7 +202,7 @@ def _words(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes
             os.set_blocking(descriptor, False)
             selector.register(descriptor, selectors.EVENT_READ)
         ended = False
-        while not ended:
+        while not ended and max(map(len, words.values())) <= _MAX_OUTPUT:
             ready = [key.fd for key, _ in selector.select(max(0.0, until - time.monotonic()))]
             ended = read in ready  # then all that it has written can be read
             if not ended and time.monotonic() >= until:

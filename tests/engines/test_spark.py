@@ -119,7 +119,7 @@ def test_e4_an_error_that_cannot_be_unpickled_keeps_its_name(spark: Any, way: st
         collectives.barrier()
 
     kind = odd_error()
-    with pytest.raises(RuntimeError, match=rf"rank 1 raised {kind.__qualname__}: odd 1 2$") as caught:
+    with pytest.raises(RuntimeError, match=r"rank 1 raised OddError: odd 1 2") as caught:
         getattr(engine, way)(fails, [kind], num_proc=2)
     assert any("raised on rank 1" in note and "in fails" in note for note in caught.value.__notes__)
 
