@@ -42,7 +42,8 @@ class RaySettings:
     """Limits of time.
 
     timeout_s                   seconds for the workers to start and to connect
-    placement_group_timeout_s   seconds for Ray to reserve their resources
+    placement_group_timeout_s   seconds for Ray to reserve their resources; in a placement group whose bundles are used,
+                                for these to be free, with the start of the workers
     """
 
     timeout_s: float = 300.0
@@ -132,7 +133,7 @@ class Ranks:
             ]
             self._crew = _Crew(placement.group, job, executable, len(self._ranks))
             until = time.monotonic() + settings.timeout_s
-            pids = self.collect([actor.attempt.remote("pid") for actor in self.actors], until)
+            pids = self._pids(placement, until)
             for rank, pid in zip(self._ranks, pids, strict=True):
                 rank.name += f", pid {pid}"
             address = placement.places[0].address
@@ -146,6 +147,21 @@ class Ranks:
         except BaseException:
             self.end(wait=False)
             raise
+
+    def _pids(self, placement: Placement, until: float) -> list[int]:
+        """The processes of the actors, once they have started. Raises as `start`."""
+        references = [actor.attempt.remote("pid") for actor in self.actors]
+        if not placement.is_current:
+            return self.collect(references, until)
+        seconds = min(self._settings.placement_group_timeout_s, self._settings.timeout_s)
+        try:
+            return self.collect(references, time.monotonic() + seconds)
+        except DeadlineExceeded:
+            raise DeadlineExceeded(
+                f"Ray did not start {self._demand} in the current placement group within {seconds:g} s "
+                f"(placement_group_timeout_s, timeout_s): this process or others may use its bundles "
+                f"({placement.in_use()}); use_current_placement_group=False makes a group of its own"
+            ) from None
 
     def _actor(self, group: Any, number: int, bundle: int) -> Any:
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)

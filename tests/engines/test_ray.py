@@ -344,6 +344,28 @@ def test_inside_a_placement_group_its_bundles_are_used() -> None:
     eventually(all_is_free)
 
 
+def test_inside_a_placement_group_bundles_that_are_taken_are_named() -> None:
+    @ray.remote(num_cpus=1)
+    def trial() -> str:
+        settings = engine.RayExecutor.create_settings(placement_group_timeout_s=5)
+        try:
+            with engine.RayExecutor(settings, num_workers=2):
+                return "started"
+        except DeadlineExceeded as error:
+            return str(error)
+
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    group = ray.util.placement_group([{"CPU": 1}] * 2, strategy="PACK")
+    strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+    try:
+        told = ray.get(trial.options(scheduling_strategy=strategy).remote(), timeout=SECONDS)
+        assert "bundles without room: 0" in told or "bundles without room: 1, 0" in told
+    finally:
+        ray.util.remove_placement_group(group)
+    eventually(all_is_free)
+
+
 def test_elastic_starts_again_without_the_lost_worker(tmp_path: Path) -> None:
     def trains() -> tuple[int, int]:
         marker = tmp_path / "begun"
