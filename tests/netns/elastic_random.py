@@ -396,7 +396,7 @@ class Course:
         if scene.away:
             begun = time.monotonic()
             self._tell("healed", ", ".join(sorted(scene.away)))
-            job.network.heal()
+            job.heal()
             scene.away.clear()
             for name in scene.gone:  # the events meanwhile may have taken its slots
                 room = MOST_SLOTS - sum(scene.slots.values())
