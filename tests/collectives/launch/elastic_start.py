@@ -4,7 +4,7 @@
 
 MOMENT is `start`, before it calls init, or `met`, when the ranks have met and are about to connect. With `exit` it
 exits with 0 at its start, and with `exit later` in step 30. With `fail slowly` every process but rank 0 fails 0.5 s
-after its start, before it calls init.
+after its start, before it calls init. With `say` every process prints `begun` and its process id at its start.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ if __name__ == "__main__":
         print("failing", flush=True)
         time.sleep(0.5)
         sys.exit(9)
-    if os.environ.get("RONDE_RANK") == "1":
+    if moment == "say":
+        print("begun", os.getpid(), flush=True)
+    elif os.environ.get("RONDE_RANK") == "1":
         if moment == "start":
             die()
         if moment == "exit":

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -223,3 +224,23 @@ def test_e8_a_rank_that_never_comes_is_started_a_bounded_number_of_times() -> No
         code, err = job.finish()
     assert code == 0, err
     assert len(job.words("failing")) == 3, "at first, after the shortest rest, and after the longest"
+
+
+def test_a_newcomer_that_is_withdrawn_has_not_failed(tmp_path: Path) -> None:
+    hosts, script = tmp_path / "hosts", tmp_path / "discover"
+    hosts.write_text("localhost:2\n")
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+    options = ["--min-np", "1", "--max-np", "1", "--spares", "1", "--host-discovery-script", str(script)]
+    with elastic(*options, START, "say", "1000000", "0.02") as job:
+        pids = {int(job.read("begun")[0]) for _ in range(2)}
+        (spare,) = pids - {int(job.read("start")[0])}
+        hosts.write_text("localhost:1\n")
+        until = time.monotonic() + 60
+        while Path(f"/proc/{spare}").exists():
+            assert time.monotonic() < until, "the spare was not withdrawn"
+            time.sleep(0.05)
+        job.interrupt()
+        code, err = job.finish()
+    assert code == 128 + signal.SIGINT, err
+    assert "failed" not in err
