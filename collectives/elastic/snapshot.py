@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,88 +13,159 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from transports.errors import MismatchError
+
 Bytes = NDArray[np.uint8]
 
 CHUNK_BYTES: Final = 8 << 20
 """Bytes that travel, and are digested, at once."""
 _THREADS: Final = 4
+_ALIGNMENT: Final = 16
+"""Bytes; no element needs more."""
+
+NOTHING_FIXED: Final[Mapping[str, Any]] = {}
 
 
 class Arrays:
-    """The arrays of a library, as NumPy arrays. This class knows NumPy's; a frontend overrides both methods."""
+    """The arrays of a library, as NumPy arrays; one object for one snapshot, or for one value made of it. This class
+    knows NumPy's; a frontend overrides both methods."""
 
     def encode(self, value: Any) -> tuple[NDArray[Any], Any] | None:
-        """A NumPy array with the bytes of `value` and a picklable note for `decode`; None if it is no array."""
+        """A NumPy array on the memory of `value`, or on a copy of it, and a picklable note for `decode`; None if it is
+        no array. Values that share memory give arrays that share memory."""
         return (value, None) if type(value) is np.ndarray and not value.dtype.hasobject else None
 
     def decode(self, array: NDArray[Any], note: Any) -> Any:
-        """The value again. `array` belongs to it."""
+        """The value again. `array` belongs to it. Arrays that share memory have the same `base`."""
         return array
 
 
+@dataclass(frozen=True)
+class _Place:
+    """An array in a snapshot: its block, and where it is there. Without `strides` it is the whole block."""
+
+    block: int
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    note: Any
+
+    def of(self, block: NDArray[Any]) -> NDArray[Any]:
+        """The array in its block."""
+        if self.strides is None:
+            return block
+        return np.ndarray(self.shape, self.dtype, block, self.offset, self.strides)
+
+
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, library: Arrays, arrays: list[NDArray[Any]]) -> None:
+    """Puts a mark at the place of each array, and of each fixed object. An object keeps its mark."""
+
+    def __init__(self, file: io.BytesIO, library: Arrays, fixed: Mapping[str, Any]) -> None:
         super().__init__(file, protocol=5)
         self._library = library
-        self._arrays = arrays
+        self._names: dict[int, str] = {}
+        for name, value in fixed.items():
+            self._names.setdefault(id(value), name)
+        self._numbers: dict[int, int] = {}
+        self._values: list[Any] = []  # while they live, no other object has their identity
+        self.arrays: list[tuple[NDArray[Any], Any]] = []
 
-    def persistent_id(self, value: Any) -> tuple[int, Any] | None:
-        encoded = self._library.encode(value)
-        if encoded is None:
-            return None
-        self._arrays.append(np.array(encoded[0], order="C", copy=True))
-        return len(self._arrays) - 1, encoded[1]
+    def persistent_id(self, value: Any) -> str | int | None:
+        name = self._names.get(id(value))
+        if name is not None:
+            return name
+        number = self._numbers.get(id(value))
+        if number is None:
+            encoded = self._library.encode(value)
+            if encoded is None:
+                return None
+            number = self._numbers[id(value)] = len(self.arrays)
+            self._values.append(value)
+            self.arrays.append(encoded)
+        return number
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, library: Arrays, arrays: list[NDArray[Any]]) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        library: Arrays,
+        fixed: Mapping[str, Any],
+        places: Sequence[_Place],
+        blocks: Sequence[NDArray[Any]],
+    ) -> None:
         super().__init__(file)
         self._library = library
-        self._arrays = arrays
+        self._fixed = fixed
+        self._places = places
+        self._blocks = blocks
+        self._copies: dict[int, NDArray[Any]] = {}
+        self._values: dict[int, Any] = {}
 
-    def persistent_load(self, found: Any) -> Any:
-        place, note = found
-        return self._library.decode(self._arrays[place].copy(), note)
+    def persistent_load(self, mark: str | int) -> Any:
+        if isinstance(mark, str):
+            if mark not in self._fixed:
+                raise MismatchError(f"the state refers to {mark}, which the state of this rank does not have")
+            return self._fixed[mark]
+        if mark not in self._values:
+            place = self._places[mark]
+            if place.block not in self._copies:
+                self._copies[place.block] = self._blocks[place.block].copy()
+            self._values[mark] = self._library.decode(place.of(self._copies[place.block]), place.note)
+        return self._values[mark]
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """A copy of a value.
 
-    outline  the value without its arrays, pickled
-    arrays   its arrays, contiguous; nobody else has them
+    An object that the value has in several places is one object in the copy, and arrays that share memory share memory
+    there.
+
+    outline  the value without its arrays, pickled, and the places of the arrays
+    arrays   the blocks in which the arrays are, contiguous; nobody else has them. Most arrays are a block, those that
+             share memory are in one
     """
 
     outline: bytes
     arrays: list[NDArray[Any]]
 
     @classmethod
-    def of(cls, value: Any, library: Arrays) -> Snapshot:
-        """Copy a value. Raises what pickle raises for what cannot be pickled."""
-        file, arrays = io.BytesIO(), list[NDArray[Any]]()
-        _Pickler(file, library, arrays).dump(value)
-        return cls(file.getvalue(), arrays)
+    def of(cls, value: Any, library: Arrays, fixed: Mapping[str, Any] = NOTHING_FIXED) -> Snapshot:
+        """Copy a value.
+
+        fixed  objects that are not copied, by names: in their place the copy has the objects of these names
+
+        Raises the errors of pickle for a value that cannot be pickled.
+        """
+        file = io.BytesIO()
+        pickler = _Pickler(file, library, fixed)
+        pickler.dump(value)
+        blocks, places = _copied(pickler.arrays)
+        return cls(pickle.dumps((places, file.getvalue())), blocks)
 
     @classmethod
     def empty(cls, outline: bytes, forms: list[tuple[tuple[int, ...], np.dtype[Any]]]) -> Snapshot:
         """A snapshot whose arrays have yet to come."""
         return cls(outline, [np.empty(shape, dtype) for shape, dtype in forms])
 
-    def value(self, library: Arrays) -> Any:
-        """A new copy of the value."""
-        return _Unpickler(io.BytesIO(self.outline), library, self.arrays).load()
+    def value(self, library: Arrays, fixed: Mapping[str, Any] = NOTHING_FIXED) -> Any:
+        """A new copy of the value. Raises MismatchError if it needs a fixed object that is not in `fixed`."""
+        places, pickled = pickle.loads(self.outline)
+        return _Unpickler(io.BytesIO(pickled), library, fixed, places, self.arrays).load()
 
     @property
     def forms(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
-        """Shape and dtype of each array."""
+        """Shape and dtype of each block."""
         return [(array.shape, array.dtype) for array in self.arrays]
 
     def memory(self) -> Memory:
-        """The bytes of all arrays, one after the other."""
+        """The bytes of all blocks, one after the other."""
         return Memory([array.reshape(-1).view(np.uint8) for array in self.arrays if array.nbytes])
 
     def digest(self, outline: bool) -> bytes:
-        """The digest of shapes, dtypes and bytes of the arrays, and with `outline` of the rest: equal objects may be
+        """The digest of shapes, dtypes and bytes of the blocks, and with `outline` of the rest: equal objects may be
         pickled differently."""
         memory = self.memory()
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -137,6 +209,56 @@ class Memory:
             start += piece.size
             place += 1
         return pieces
+
+
+def _copied(arrays: Sequence[tuple[NDArray[Any], Any]]) -> tuple[list[NDArray[Any]], list[_Place]]:
+    """The blocks of some arrays with notes, and the place of each."""
+    blocks: list[NDArray[Any]] = []
+    places: dict[int, _Place] = {}
+    for numbers in _overlapping([array for array, _ in arrays]):
+        if len(numbers) == 1:
+            array, note = arrays[numbers[0]]
+            places[numbers[0]] = _Place(len(blocks), 0, array.dtype, array.shape, None, note)
+            blocks.append(np.array(array, order="C", copy=True))
+            continue
+        ends = [_ends(arrays[number][0]) for number in numbers]
+        # The offset of an element is as even as its address, which gives the copy of a copy the same offsets.
+        even = max(min(_ALIGNMENT, item & -item) for item in (arrays[number][0].itemsize for number in numbers))
+        start = min(low for low, _ in ends) // even * even
+        block = np.zeros(max(high for _, high in ends) - start, np.uint8)
+        for number in numbers:
+            array, note = arrays[number]
+            place = _Place(len(blocks), _address(array) - start, array.dtype, array.shape, array.strides, note)
+            place.of(block)[...] = array  # bytes between the elements belong to nobody, and stay 0
+            places[number] = place
+        blocks.append(block)
+    return blocks, [places[number] for number in range(len(arrays))]
+
+
+def _overlapping(arrays: Sequence[NDArray[Any]]) -> list[list[int]]:
+    """The indices of the arrays, those that may share memory together, in the order of the first of each group."""
+    groups: list[list[int]] = [[number] for number, array in enumerate(arrays) if not array.nbytes]
+    furthest = 0
+    spans = sorted((*_ends(array), number) for number, array in enumerate(arrays) if array.nbytes)
+    for place, (low, high, number) in enumerate(spans):
+        if place and low < furthest:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+        furthest = max(furthest, high)
+    return sorted(sorted(group) for group in groups)
+
+
+def _address(array: NDArray[Any]) -> int:
+    """The address of the first element."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _ends(array: NDArray[Any]) -> tuple[int, int]:
+    """The addresses of the first byte, and after the last one, of an array that is not empty."""
+    steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+    low = _address(array) + sum(step for step in steps if step < 0)
+    return low, _address(array) + sum(step for step in steps if step > 0) + array.itemsize
 
 
 def _digest(data: bytes | memoryview) -> bytes:

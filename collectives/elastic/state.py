@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from collectives.communicator import Communicator
-from collectives.elastic.snapshot import Arrays, Snapshot
+from collectives.elastic.snapshot import NOTHING_FIXED, Arrays, Snapshot
 from collectives.elastic.transfer import give
 from collectives.world import is_initialized, world
 from transports.base import runs
@@ -34,12 +34,16 @@ class State:
     Values are NumPy arrays, numbers, texts, containers of them, and anything that can be pickled. The last commit is
     kept in this process's memory. When ranks are lost, the others go on from it; newcomers get it from them.
 
-    library   how arrays are taken apart; that of a frontend for a framework's arrays
+    `restore`, and `sync` on a rank that gets the state of others, set the attributes to new objects. An object that
+    several values have is one object again, and NumPy arrays that share memory share memory again. Objects outside the
+    state keep the old ones: reach arrays through the state.
+
+    library   takes arrays apart; that of a frontend for a framework's arrays
     strict    True to refuse a rank whose arrays differ from those of the others after the same commit. False gives it
               theirs. Values that are no arrays are not compared: equal ones may be pickled differently
     """
 
-    library: ClassVar[Arrays] = Arrays()
+    library: ClassVar[type[Arrays]] = Arrays
     strict: ClassVar[bool] = True
 
     def __init__(self, **values: Any) -> None:
@@ -49,7 +53,7 @@ class State:
         """Number of commits since the program began, the same on all ranks that have the same state."""
         for name, value in values.items():
             setattr(self, name, value)
-        self._saved = Snapshot.of(self.read(), self.library)
+        self._saved = self._snapshot()
 
     # ---- for subclasses
 
@@ -61,6 +65,11 @@ class State:
         """Set the state to values that `read` has returned, on this or another rank."""
         for name, value in values.items():
             setattr(self, name, value)
+
+    def fixed(self) -> Mapping[str, Any]:
+        """Objects that stay the same, by names that are equal on all ranks: `write` changes their contents. A value
+        that refers to one of them refers to the object of that name afterwards."""
+        return NOTHING_FIXED
 
     def reset(self) -> None:
         """Adapt to the current ranks. Nothing to do for plain values."""
@@ -79,7 +88,7 @@ class State:
 
     def save(self) -> None:
         """Copy the values. All ranks call it at the same point of the program."""
-        self._saved = Snapshot.of(self.read(), self.library)
+        self._saved = self._snapshot()
         self._commits += 1
 
     def commit(self) -> None:
@@ -90,7 +99,7 @@ class State:
 
     def restore(self) -> None:
         """Return to the values of the last commit, or of the last `sync`."""
-        self.write(self._saved.value(self.library))
+        self.write(self._saved.value(self.library(), self.fixed()))
 
     def sync(self) -> None:
         """Give all ranks the last commit. Collective.
@@ -103,7 +112,7 @@ class State:
         Raises the errors of a communicator. If all ranks that had a commit are lost, the newcomers begin anew.
         """
         comm = world()
-        self._saved = Snapshot.of(self.read(), self.library)
+        self._saved = self._snapshot()
         commits = comm.allgather_object(self._commits)
         newest = max(commits)
         holders = [rank for rank in range(comm.size) if commits[rank] == newest] if newest else [0]
@@ -120,7 +129,10 @@ class State:
                 )
         self._saved, self._commits = saved, max(newest, 1)
         if not has:
-            self.write(saved.value(self.library))
+            self.write(saved.value(self.library(), self.fixed()))
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot.of(self.read(), self.library(), self.fixed())
 
     def _agreed(self, comm: Communicator, holders: list[int], newest: int) -> list[int]:
         """Those of the holders that have the same arrays."""

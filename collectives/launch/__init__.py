@@ -19,22 +19,36 @@ from collectives.launch.guests import (
     in_rank_order,
     own_settings,
 )
-from collectives.launch.outcome import Failure, Success, dump, load, root_cause
+from collectives.launch.outcome import (
+    REPORT_SECONDS,
+    Failure,
+    Outcomes,
+    Success,
+    dump,
+    failure,
+    load,
+    root_cause,
+    unreadable,
+)
 
 __all__ = [
+    "REPORT_SECONDS",
     "Failure",
     "GuestJob",
     "Occupant",
+    "Outcomes",
     "Place",
     "Seat",
     "Success",
     "WorkerLost",
     "call_as_rank",
     "dump",
+    "failure",
     "free_address",
     "in_rank_order",
     "load",
     "own_settings",
     "root_cause",
     "run",
+    "unreadable",
 ]

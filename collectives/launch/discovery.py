@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
 import shlex
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ MARK: Final = "RONDE_DISCOVERY"
 """Variable with the process of the launcher, by which a command that still runs when the job ends is found."""
 
 _MAX_OUTPUT: Final = 1 << 20
+_PIPE_BYTES: Final = 1 << 16
 _SHOWN: Final = 300
 
 
@@ -35,7 +38,7 @@ class DiscoveryError(Exception):
 
 
 class Discovery(Protocol):
-    """A way to find hosts."""
+    """A way to find hosts. Its text names it for a message."""
 
     @property
     def changes(self) -> bool:
@@ -51,6 +54,9 @@ class Fixed:
 
     hosts: Sequence[Host]
     changes: bool = False
+
+    def __str__(self) -> str:
+        return "a fixed list of hosts"
 
     def find(self) -> Sequence[Host]:
         return self.hosts
@@ -68,8 +74,11 @@ class Script:
     slots: int
     changes: bool = True
 
+    def __str__(self) -> str:
+        return f"--host-discovery-script {self.command}"
+
     def find(self) -> Sequence[Host]:
-        where = f"--host-discovery-script {self.command}"
+        where = str(self)
         hosts = []
         for line in _output(shlex.split(self.command), where).splitlines():
             word = line.partition("#")[0].strip()
@@ -86,12 +95,15 @@ class HostFile:
     slots: int
     changes: bool = True
 
+    def __str__(self) -> str:
+        return f"--hostfile {self.path}"
+
     def find(self) -> Sequence[Host]:
         try:
             text = self.path.read_text("utf-8")
             return parse_file(text, str(self.path), self.slots)
         except (OSError, UnicodeError) as error:
-            raise DiscoveryError(f"--hostfile {self.path}: cannot be read: {error}") from error
+            raise DiscoveryError(f"{self}: cannot be read: {error}") from error
         except ConfigError as error:
             raise DiscoveryError(str(error)) from error
 
@@ -104,11 +116,14 @@ class Dns:
     slots: int
     changes: bool = True
 
+    def __str__(self) -> str:
+        return f"--discover-dns {self.name}"
+
     def find(self) -> Sequence[Host]:
         try:
             found = names.resolve(self.name, None, socket.SOCK_STREAM, time.monotonic() + COMMAND_SECONDS)
         except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
-            raise DiscoveryError(f"--discover-dns {self.name}: cannot be resolved: {error}") from error
+            raise DiscoveryError(f"{self}: cannot be resolved: {error}") from error
         return [Host(address, address, self.slots) for address in sorted({str(target[0]) for *_, target in found})]
 
 
@@ -126,8 +141,11 @@ class SlurmJob:
     tasks: Mapping[str, int]
     changes: bool = True
 
+    def __str__(self) -> str:
+        return f"scontrol show job {self.job}"
+
     def find(self) -> Sequence[Host]:
-        where = f"scontrol show job {self.job}"
+        where = str(self)
         text = _output(["scontrol", "--oneliner", "show", "job", self.job], where)
         found = re.search(r"(?:^|\s)NodeList=(\S+)", text)
         if found is None or found[1] == "(null)":
@@ -166,17 +184,67 @@ def _output(command: Sequence[str], where: str) -> str:
         raise DiscoveryError(f"{where}: cannot be started: {error.strerror}") from error
     with process:
         try:
-            out, err = process.communicate(timeout=COMMAND_SECONDS)
-        except subprocess.TimeoutExpired as error:
+            out, err = _words(process, time.monotonic() + COMMAND_SECONDS)
+        except TimeoutError as error:
             raise DiscoveryError(f"{where}: did not end within {COMMAND_SECONDS:g} s") from error
         finally:
             signal_group(process.pid, signal.SIGKILL)
+    if max(len(out), len(err)) > _MAX_OUTPUT:
+        raise DiscoveryError(f"{where}: printed more than {_MAX_OUTPUT} bytes")
     if process.returncode:
         status = describe_status(process.returncode)
         raise DiscoveryError(f"{where}: {status}: {_shown(err.decode(errors='replace'))}")
-    if len(out) > _MAX_OUTPUT:
-        raise DiscoveryError(f"{where}: printed {len(out)} bytes, more than {_MAX_OUTPUT}")
     return out.decode(errors="replace")
+
+
+def _words(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes]:
+    """The output of a process, stdout and stderr: up to its end, beyond which a child may have them open, or more than
+    `_MAX_OUTPUT` bytes. Raises TimeoutError."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    read, write = os.pipe()
+    ends = threading.Thread(target=_await_end, args=(process, write), name="ronde-discovery-end", daemon=True)
+    ends.start()
+    words = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    with open(read, "rb"), selectors.DefaultSelector() as selector:
+        for descriptor in (read, *words):
+            os.set_blocking(descriptor, False)
+            selector.register(descriptor, selectors.EVENT_READ)
+        ended = False
+        while not ended and max(map(len, words.values())) <= _MAX_OUTPUT:
+            ready = [key.fd for key, _ in selector.select(max(0.0, until - time.monotonic()))]
+            ended = read in ready  # then all that it has written can be read
+            if not ended and time.monotonic() >= until:
+                raise TimeoutError
+            for descriptor in words if ended else ready:
+                if descriptor in selector.get_map() and not _take(descriptor, words[descriptor], to_end=ended):
+                    selector.unregister(descriptor)
+    out, err = (bytes(found) for found in words.values())
+    return out, err
+
+
+def _await_end(process: subprocess.Popen[bytes], write: int) -> None:
+    """Close a descriptor when a process has ended."""
+    try:
+        process.wait()
+    finally:
+        os.close(write)
+
+
+def _take(descriptor: int, words: bytearray, *, to_end: bool) -> bool:
+    """Read what there is; `to_end`: until there is nothing more. False if nobody can write any more, or after too much
+    output."""
+    while len(words) <= _MAX_OUTPUT:
+        try:
+            data = os.read(descriptor, _PIPE_BYTES)
+        except BlockingIOError:
+            return True
+        words += data
+        if not data:
+            return False
+        if not to_end:
+            return True
+    return False
 
 
 def _parsed(word: str, where: str, slots: int) -> list[Host]:

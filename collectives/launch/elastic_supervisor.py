@@ -30,7 +30,7 @@ from collectives.launch.escalation import Escalation
 from collectives.launch.host import Facts, Host, Hosts, Listener, Start
 from collectives.launch.host_list import Host as Found
 from collectives.launch.local_host import LocalHost
-from collectives.launch.mailbox import Mailbox
+from collectives.launch.mailbox import FIND_SECONDS, Mailbox
 from collectives.launch.processes import Guardian, adopt_orphans, exit_code, fill_standard_descriptors, signals_as_bytes
 from collectives.launch.reaper import Reaper
 from collectives.launch.relay import Relay, prefix_of, rank_folder
@@ -154,6 +154,7 @@ class _ElasticSupervisor(Listener):
         self._time_limit_at = _NEVER if job.time_limit is None else time.monotonic() + job.time_limit
         self._stop_at = _NEVER
         self._lasting = Config.load(environment=job.variables).standbys > 0
+        self._concluded = False
         self._busy = False  # the plan has just decided something, to which it may get an answer at once
 
     # Run
@@ -230,14 +231,23 @@ class _ElasticSupervisor(Listener):
     def _decide(self) -> bool:
         """Carry out what the plan decides; False if that is nothing."""
         actions = self._plan.decide(time.monotonic())
-        for action in actions:
-            try:
+        try:
+            for action in actions:
                 self._do(action)
-            except ConfigError:
-                raise
-            except RondeError as error:  # the store is in this process: without it nothing goes on
-                self._end(1, f"the store of the job failed: {error}")
+            if self._plan.finished_by is not None and self._code is None and not self._concluded:
+                self._conclude(self._plan.finished_by)
+        except ConfigError:
+            raise
+        except RondeError as error:  # the store is in this process: without it nothing goes on
+            self._end(1, f"the store of the job failed: {error}")
         return bool(actions)
+
+    def _conclude(self, number: int) -> None:
+        """The program has ended on a rank: the others wait for nobody. Raises RondeError."""
+        self._concluded = True
+        self.relay.print(f"ronde: process {number} exited with 0: the program has ended, and no process is started now")
+        if self._store is not None:
+            set_bounds(self._store, 1, self._job.terms.maximum)
 
     def _do(self, action: Action) -> None:
         match action:
@@ -260,11 +270,17 @@ class _ElasticSupervisor(Listener):
                 if used is not None:
                     used.host.signal_rank(number, signal.SIGKILL if kill else signal.SIGTERM)
             case Finish(success, reason, first):
-                trouble = f"; {self._trouble}" if reason and self._trouble else ""
+                trouble = f"; {self._cause()}" if reason and self._cause() else ""
                 code = 0 if success else self._code_of(first)
                 delay = 0.0 if success or reason else REPORT_SECONDS
                 self._finish = action
                 self._end(code, reason + trouble, when=time.monotonic() + delay + LEFTOVER_SECONDS * success)
+
+    def _cause(self) -> str:
+        """The reason why there are no more hosts, as far as it is known."""
+        if self._mailbox.looks_for >= FIND_SECONDS:
+            return f"{self._job.discovery} has not ended for {self._mailbox.looks_for:.0f} s"
+        return self._trouble
 
     def _open(self, name: str) -> None:
         job, found = self._job, self._found[name]
@@ -315,7 +331,7 @@ class _ElasticSupervisor(Listener):
         self._url, self._torch = self._keeper.serve(job.secret, interface, hints)
         self._store = self._keeper.client()
         set_bounds(self._store, job.terms.minimum, job.terms.maximum)
-        self._mailbox.watch_changes(self._keeper.client(), self._on_change, self._on_lost_store)
+        self._mailbox.watch_changes(self._keeper.client(), self._on_met, self._on_change, self._on_lost_store)
 
     def _begin(self, places: Sequence[tuple[str, int]]) -> None:
         """Start the first world. Raises StartError."""
@@ -427,6 +443,9 @@ class _ElasticSupervisor(Listener):
     def _on_preempted(self, name: str, reason: str) -> None:
         self._plan.drain(name, reason)
 
+    def _on_met(self, ranks: Sequence[int]) -> None:
+        self._plan.met(ranks, time.monotonic())
+
     def _on_change(self, change: Change) -> None:
         text = f"ronde: {len(change.members)} ranks, processes {', '.join(map(str, change.members))}"
         if change.came:
@@ -435,7 +454,7 @@ class _ElasticSupervisor(Listener):
             text += f"; left: {number} ({reason})"
         self.relay.print(text)
         self._failed = [number for number in self._failed if number in change.members]  # the others were replaced
-        self._plan.changed(change.members, change.left, time.monotonic())
+        self._plan.changed(change.members, change.left, time.monotonic(), change.lost)
 
     def _on_lost_store(self, text: str) -> None:
         self._end(1, f"the store of the job failed: {text}")
@@ -481,7 +500,11 @@ class _ElasticSupervisor(Listener):
         ended = self._ranks[rank]
         if ended.running:
             ended.status, ended.last_signal = status, last_signal
-            if status:
+            self._give_up(rank)
+            if status and last_signal in (signal.SIGTERM, signal.SIGKILL):  # the plan wanted its end, or the job ends
+                if self._code is None:
+                    self.relay.print(f"ronde: process {rank}: {ended.describe()}, pid {ended.pid}")
+            elif status:
                 self._failed.append(rank)
                 if self._code is None:
                     self.relay.print(f"ronde: process {rank} failed: {ended.describe()}, pid {ended.pid}")

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from collectives.config import Config
 from collectives.launch.notebook import notebook_output
-from collectives.launch.outcome import Failure, Outcome, Ranks, Success, root_cause
+from collectives.launch.outcome import Outcomes, Ranks
 from collectives.launch.process_ranks import ProcessRanks
 from collectives.launch.thread_ranks import ThreadRanks
 from transports.errors import DeadlineExceeded
@@ -62,38 +62,19 @@ def run(
         ranks = ThreadRanks(np, config, call)
     else:
         ranks = ProcessRanks(np, config, *_pickle_call(*call), output=notebook_output())
-    outcomes: list[Outcome] = []
+    outcomes = Outcomes(range(np), REPORT_SECONDS)
     try:
         ranks.start()
-        outcomes = _collect(ranks, np, deadline)
+        while not outcomes.decided and time.monotonic() < (until := min(deadline, outcomes.until)):
+            for outcome in ranks.receive(until):
+                outcomes.add(outcome, time.monotonic())
     finally:
-        ranks.close(abort=sum(isinstance(outcome, Success) for outcome in outcomes) < np)
-    return _results(outcomes, np, timeout)
-
-
-def _collect(ranks: Ranks, np: int, deadline: float) -> list[Outcome]:
-    """Outcomes in order of arrival, until all have arrived, until a failure is a root cause, or until the deadline."""
-    outcomes: list[Outcome] = []
-    until = deadline
-    while len(outcomes) < np and time.monotonic() < until:
-        outcomes += ranks.receive(until)
-        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-        if failures and not root_cause(failures).consequence:
-            break
-        if failures and until == deadline:
-            until = min(deadline, time.monotonic() + REPORT_SECONDS)
-    return outcomes
-
-
-def _results(outcomes: Sequence[Outcome], np: int, timeout: float | None) -> list[Any]:
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    if failures:
-        root_cause(failures).reraise()
-    values = {outcome.rank: outcome.value for outcome in outcomes if isinstance(outcome, Success)}
-    absent = [str(rank) for rank in range(np) if rank not in values]
-    if absent:
-        raise DeadlineExceeded(f"run: not finished within timeout={timeout:g} s: rank {', '.join(absent)}")
-    return [values[rank] for rank in range(np)]
+        ranks.close(abort=outcomes.failed or bool(outcomes.waiting))
+    values = outcomes.values()
+    if outcomes.waiting:
+        absent = ", ".join(map(str, sorted(outcomes.waiting)))
+        raise DeadlineExceeded(f"run: not finished within timeout={timeout:g} s: rank {absent}")
+    return values
 
 
 def _pickle_call(

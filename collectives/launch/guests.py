@@ -161,19 +161,21 @@ class GuestJob:
 class Occupant:
     """The worker's side: while it is open, this process is the rank of the seat, in the environment of that rank.
 
-    `with Occupant(seat) as rank: value = rank.call(fn)`. On exit the world is closed and the environment is as before,
-    so that the engine can use the process for something else.
+    `with Occupant(seat) as rank: value = rank.call(fn)`. On exit the world is closed, and the environment and the
+    working directory are as before, so that the engine can use the process for something else.
     """
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
         self._before: dict[str, str] = {}
+        self._folder = ""
 
     def __enter__(self) -> Self:
         seat = self._seat
         if is_initialized():
             raise RuntimeError(f"rank {seat.rank}: this process is a rank of another job already")
         self._before = dict(os.environ)
+        self._folder = os.getcwd()
         environment = of_rank(seat.job, {**os.environ, **seat.variables}, seat.torch)
         os.environ.pop(launchers.VARIABLE, None)  # the seat decides, whatever started the engine
         os.environ.update(environment)
@@ -210,6 +212,8 @@ class Occupant:
             for name in os.environ.keys() - self._before.keys():
                 del os.environ[name]
             os.environ.update(self._before)
+            with contextlib.suppress(OSError):  # the function may have removed it
+                os.chdir(self._folder)
             gc.collect()  # objects of the closed world refer to each other, and to its shared memory
 
 

@@ -19,6 +19,7 @@ from collectives.launch.host_list import Host
 from collectives.launch.processes import signal_process
 from collectives.membership import Change, History
 from transports.errors import RondeError
+from transports.rendezvous import first_meeting
 from transports.store import Store
 
 FIND_SECONDS: Final = 1.0
@@ -37,6 +38,7 @@ class Mailbox:
         self._read, self._write = os.pipe()
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._looks_since: float | None = None
         os.set_blocking(self._read, False)
         selector.register(self._read, selectors.EVENT_READ, self._deliver)
 
@@ -51,9 +53,22 @@ class Mailbox:
         """Look for hosts in a thread of its own; once, if they never change."""
         self._start("ronde-discovery", partial(self._find_hosts, discovery, found, failed))
 
-    def watch_changes(self, store: Store, changed: Callable[[Change], None], failed: Callable[[str], None]) -> None:
-        """Read the changes of the ranks in a thread of its own. It closes the store."""
-        self._start("ronde-history", partial(self._read_history, store, changed, failed))
+    @property
+    def looks_for(self) -> float:
+        """The seconds that the present look for hosts has taken so far; 0 if there is none."""
+        since = self._looks_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def watch_changes(
+        self,
+        store: Store,
+        met: Callable[[Sequence[int]], None],
+        changed: Callable[[Change], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Wait for the first world and then read the changes of the ranks, in a thread of its own. It closes the
+        store."""
+        self._start("ronde-history", partial(self._read_history, store, met, changed, failed))
 
     def close(self) -> None:
         """End the threads, and the command of a look for hosts. Idempotent."""
@@ -83,6 +98,7 @@ class Mailbox:
         self, discovery: Discovery, found: Callable[[Sequence[Host]], None], failed: Callable[[str], None]
     ) -> None:
         while not self._closing.is_set():
+            self._looks_since = time.monotonic()
             try:
                 hosts = discovery.find()
             except DiscoveryError as error:
@@ -91,11 +107,23 @@ class Mailbox:
                 self.post(partial(found, hosts))
                 if not discovery.changes:
                     return
+            finally:
+                self._looks_since = None
             self._closing.wait(FIND_SECONDS)
 
-    def _read_history(self, store: Store, changed: Callable[[Change], None], failed: Callable[[str], None]) -> None:
+    def _read_history(
+        self,
+        store: Store,
+        met: Callable[[Sequence[int]], None],
+        changed: Callable[[Change], None],
+        failed: Callable[[str], None],
+    ) -> None:
         with contextlib.closing(store), contextlib.closing(History(store)) as history:
             try:
+                first = None
+                while first is None and not self._closing.is_set():
+                    first = first_meeting(store, time.monotonic() + _HISTORY_SECONDS)
+                self.post(partial(met, first or ()))
                 while not self._closing.is_set():
                     change = history.wait(time.monotonic() + _HISTORY_SECONDS)
                     if change is not None:

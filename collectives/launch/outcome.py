@@ -1,14 +1,19 @@
-"""The outcome of a rank started by `run`, in a form that can be sent between processes."""
+"""The outcomes of ranks that call a function: in a form that can be sent between processes, and the result of all. The
+same for processes, threads and every engine."""
 
 from __future__ import annotations
 
+import math
 import pickle
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn, Protocol, TypeGuard
+from typing import Any, Final, NoReturn, Protocol
 
 from collectives.failure import is_consequence
+
+REPORT_SECONDS: Final = 5.0
+"""Time to wait for the root cause after a failure that looks like a consequence, where an engine brings outcomes."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +81,22 @@ def failure(rank: int, error: BaseException) -> Failure:
     return Failure(rank, substitute)
 
 
+@dataclass(frozen=True)
+class _Told:
+    """A failure on its way. `text` and `trace` arrive also if the pickled `error` cannot be read."""
+
+    rank: int
+    text: str
+    trace: str
+    consequence: bool | None
+    error: bytes
+
+
 def dump(outcome: Outcome, pickler: Callable[[object], bytes] = pickle.dumps) -> bytes:
     """Pickle an outcome. `pickler`: another one, such as cloudpickle.dumps, whose bytes pickle can read.
 
-    An error that cannot be pickled and unpickled becomes a RuntimeError with its text; a result that cannot be pickled
-    becomes a failure.
+    An error that cannot be pickled, or that cannot be unpickled by `load`, becomes a RuntimeError with its name and
+    text; a result that cannot be pickled becomes a failure.
     """
     rank = outcome.rank
     if isinstance(outcome, Success):
@@ -91,14 +107,14 @@ def dump(outcome: Outcome, pickler: Callable[[object], bytes] = pickle.dumps) ->
             return dump(
                 failure(rank, TypeError(f"the result of rank {rank} ({kind}) cannot be pickled: {error}")), pickler
             )
-    trace = "".join(traceback.format_exception(outcome.error)).rstrip()
+    raised = outcome.error
+    trace = outcome.trace or "".join(traceback.format_exception(raised)).rstrip()
     try:
-        data = pickler(Failure(rank, outcome.error, trace, outcome.consequence))
-        pickle.loads(data)
+        pickled = pickler(raised)
     except Exception:  # noqa: BLE001  likewise
-        text = f"rank {rank} raised {type(outcome.error).__qualname__}: {outcome.error}"
-        return pickle.dumps(Failure(rank, RuntimeError(text), trace, outcome.consequence))
-    return data
+        pickled = b""
+    text = f"rank {rank} raised {type(raised).__qualname__}: {_text(raised)}"
+    return pickle.dumps(_Told(rank, text, trace, outcome.consequence, pickled))
 
 
 def load(rank: int, data: bytes) -> Outcome:
@@ -106,12 +122,77 @@ def load(rank: int, data: bytes) -> Outcome:
     try:
         outcome = pickle.loads(data)
     except Exception as error:  # noqa: BLE001  unpickling runs code of the object, which may raise anything
-        return Failure(rank, RuntimeError(f"the result of rank {rank} cannot be unpickled: {error!r}"))
-    if not _is_complete(outcome) or outcome.rank != rank:
-        return Failure(rank, RuntimeError(f"the result of rank {rank} cannot be unpickled: it is not an outcome of it"))
-    return outcome
+        return unreadable(rank, repr(error))
+    if isinstance(outcome, _Told) and _is_complete(outcome) and outcome.rank == rank:
+        return Failure(rank, _error(outcome), outcome.trace, outcome.consequence)
+    if isinstance(outcome, Success) and _is_complete(outcome) and outcome.rank == rank:
+        return outcome
+    return unreadable(rank, "it is not an outcome of it")
 
 
-def _is_complete(outcome: object) -> TypeGuard[Outcome]:
+def unreadable(rank: int, reason: str) -> Failure:
+    """The failure of a rank whose result has come, but cannot be read."""
+    return Failure(rank, RuntimeError(f"the result of rank {rank} cannot be unpickled: {reason}"))
+
+
+def _error(told: _Told) -> Exception:
+    try:
+        error = pickle.loads(told.error)
+    except Exception:  # noqa: BLE001  likewise
+        return RuntimeError(told.text)
+    return error if isinstance(error, Exception) else RuntimeError(told.text)
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  it is code of the user's
+        return "(it has no text)"
+
+
+def _is_complete(outcome: Success | _Told) -> bool:
     """True for an outcome that has all its fields; unpickling does not check that."""
-    return isinstance(outcome, Outcome) and vars(outcome).keys() == {field.name for field in fields(outcome)}
+    return vars(outcome).keys() == {field.name for field in fields(outcome)}
+
+
+class Outcomes:
+    """The outcomes of ranks as they arrive: tells when enough are known, and what they come to.
+
+    ranks     the ranks that are to have an outcome
+    patience  seconds to wait for the root cause after a failure that looks like a consequence
+
+    waiting  the ranks without an outcome
+    until    monotonic seconds after which none is waited for; infinite before the first failure
+    """
+
+    def __init__(self, ranks: Iterable[int], patience: float = REPORT_SECONDS) -> None:
+        self.waiting = set(ranks)
+        self.until = math.inf
+        self._patience = patience
+        self._failures: list[Failure] = []
+        self._values: dict[int, Any] = {}
+
+    def add(self, outcome: Outcome, now: float) -> None:
+        """An outcome has arrived."""
+        self.waiting.discard(outcome.rank)
+        if isinstance(outcome, Success):
+            self._values[outcome.rank] = outcome.value
+            return
+        self._failures.append(outcome)
+        self.until = min(self.until, now + self._patience)
+
+    @property
+    def failed(self) -> bool:
+        """True if a rank has failed."""
+        return bool(self._failures)
+
+    @property
+    def decided(self) -> bool:
+        """True if all have arrived, or a failure is a root cause."""
+        return not self.waiting or any(not failure.consequence for failure in self._failures)
+
+    def values(self) -> list[Any]:
+        """The results of the ranks that have one, in rank order. Raises the root cause if a rank has failed."""
+        if self._failures:
+            root_cause(self._failures).reraise()
+        return [self._values[rank] for rank in sorted(self._values)]

@@ -118,6 +118,7 @@ class Change:
     came        those that were admitted
     left        those that were left behind or have left, with reasons
     spares      newcomers that wait on; -1 for one without a number
+    lost        those of `left` that did not leave: the others go on without them
     """
 
     generation: int
@@ -125,11 +126,12 @@ class Change:
     came: tuple[int, ...]
     left: dict[int, str]
     spares: tuple[int, ...]
+    lost: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
         """The change for `History`."""
         left = [[number, reason] for number, reason in self.left.items()]
-        return pack([self.generation, self.members, self.came, left, self.spares])
+        return pack([self.generation, self.members, self.came, left, self.spares, self.lost])
 
 
 class History:
@@ -162,10 +164,10 @@ class History:
 def _change_from(packed: bytes) -> Change:
     try:
         match unpack(packed):
-            case [int(generation), [*members], [*came], [*left], [*spares]]:
+            case [int(generation), [*members], [*came], [*left], [*spares], [*lost]]:
                 reasons = {int(number): str(reason) for number, reason in left}
-                numbers: Sequence[tuple[int, ...]] = [tuple(map(int, row)) for row in (members, came, spares)]
-                return Change(generation, numbers[0], numbers[1], reasons, numbers[2])
+                numbers: Sequence[tuple[int, ...]] = [tuple(map(int, row)) for row in (members, came, spares, lost)]
+                return Change(generation, numbers[0], numbers[1], reasons, numbers[2], numbers[3])
     except (ValueError, TypeError) as error:
         raise RendezvousError(f"the store holds a change of the ranks that cannot be read: {error}") from error
     raise RendezvousError("the store holds a value that is not a change of the ranks")

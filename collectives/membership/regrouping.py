@@ -158,9 +158,11 @@ def _record(group: Group, verdict: Verdict) -> None:
     members = (*(numbers[rank] for rank in verdict.staying), *came)
     left = left_out | {numbers[rank]: reason for rank, reason in verdict.leaving.items()}
     spares = () if verdict.roster is None else tuple(map(_number, verdict.roster.waiting))
+    leaving = {} if verdict.roster is None else verdict.roster.leaving  # one may have ended before it could leave
+    lost = tuple(number for number in left_out if number not in leaving)
     report_left_out(group.parent_store, left_out)
     Registry(group.parent_store).record(
-        verdict.roster, Change(group.generation + 1, members, came, left, spares).pack()
+        verdict.roster, Change(group.generation + 1, members, came, left, spares, lost).pack()
     )
 
 

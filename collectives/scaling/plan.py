@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from collectives.scaling.actions import Action, Begin, Close, Finish, Leave, Open, Send, Start
-from collectives.scaling.slots import Host
+from collectives.scaling.slots import Host, Slot
 from collectives.scaling.terms import SETTLE_SECONDS, Terms
 
 _NEVER: Final = float("inf")
@@ -16,11 +16,13 @@ NOT_NAMED: Final = "its host is not offered any more"
 
 @dataclass
 class _Process:
-    """A process that runs. `asked`: it is to leave; `term_at`, `kill_at`: when it is signalled if it still runs."""
+    """A process that runs, or that has ended with 0 and may have left. `asked`: it is to leave; `signalled`: it got
+    SIGTERM; `term_at`, `kill_at`: when it is signalled if it still runs."""
 
     host: str
     slot: int
     asked: bool = False
+    signalled: bool = False
     term_at: float = _NEVER
     kill_at: float = _NEVER
 
@@ -32,11 +34,14 @@ class Plan:
         found, drain         hosts that may be used, and one that may not
         ready, lost          the answers to Open; a host that was ready can be lost later
         ended                a process has ended
+        met                  the first world is there
         changed              the ranks have agreed on a new world
 
-    A process that fails is replaced by one with a new number on any free slot; its own slot rests first. The job ends
-    well when the first rank that was not to leave exits with 0 and the other ranks have ended. It fails when no rank
-    is left, when there are too few slots for too long, and when the ranks have changed too often.
+    A process that fails is replaced by one with a new number on any free slot; its own slot rests first. So is a rank
+    that leaves on its own. Any other process that was not to leave and exits with 0 has reached the end of the program,
+    at whatever moment: nothing is started any more, and processes that wait to become ranks are ended. The job ends
+    well when the other ranks have ended then. It fails when no rank is left, when there are too few slots for too long,
+    and when the ranks have changed too often.
     """
 
     def __init__(self, terms: Terms, now: float) -> None:
@@ -45,12 +50,15 @@ class Plan:
         self._processes: dict[int, _Process] = {}
         self._members: set[int] = set()  # ranks of the world that have not ended
         self._left: set[int] = set()  # processes that the ranks have left behind, or that have left
-        self._settling: dict[int, float] = {}  # processes that ended with 0: when that counts as the program's end
+        self._lost: set[int] = set()  # those of them that did not leave
+        self._settling: dict[
+            int, tuple[float, Slot]
+        ] = {}  # processes that ended with 0: when that is the program's end
         self._first_failed: int | None = None
         self._next = 0
         self._changes = 0
         self._begun = False
-        self._finishing = False
+        self._finished_by: int | None = None
         self._over = False
         self._verdict: Finish | None = None
         self._short_since: float | None = now
@@ -97,7 +105,9 @@ class Plan:
         if self._finishing or process.asked:
             self._members.discard(number)
         elif status == 0 and number not in self._left:
-            self._settling[number] = now + SETTLE_SECONDS
+            self._settling[number] = now + SETTLE_SECONDS, slot
+        elif status == 0 and number in self._lost and not process.signalled:
+            self._finish(number, now)
         else:
             slot.fail(now, self._terms.cooldown)
             if status and number not in self._left and self._first_failed is None:
@@ -105,16 +115,34 @@ class Plan:
             self._members.discard(number)
         slot.number = None
 
-    def changed(self, members: Iterable[int], left: Iterable[int], now: float) -> None:
-        """The ranks have agreed on a world of these processes. `left` were ranks before, and are not any more."""
+    def met(self, members: Iterable[int], now: float) -> None:
+        """The first world is there, of these processes."""
+        for number in members:
+            if number in self._processes:
+                process = self._processes[number]
+                self._hosts[process.host].slots[process.slot].joined(now)
+
+    def changed(
+        self, members: Collection[int], left: Iterable[int], now: float, lost: Collection[int] = frozenset()
+    ) -> None:
+        """The ranks have agreed on a world of these processes. `left` were ranks before, and are not any more; those of
+        them in `lost` did not leave: the others have lost them."""
         self._changes += 1
+        self._lost.update(lost)
         for number in left:
             self._left.add(number)
-            if self._settling.pop(number, None) is None and number in self._processes:
+            if number in self._settling:
+                _, slot = self._settling.pop(number)
+                if number in lost:
+                    self._finish(number, now)
+                else:
+                    slot.fail(now, self._terms.cooldown)
+            elif number in self._processes:
                 process = self._processes[number]
                 if not process.asked:  # it was lost, and may never notice; or it leaves on its own
                     process.term_at = min(process.term_at, now + self._terms.grace)
         self._members = {number for number in members if number in self._processes or number in self._settling}
+        self.met(members, now)
         limit = self._terms.changes
         if limit is not None and self._changes > limit:
             self._verdict = Finish(False, f"the ranks have changed {self._changes} times; --reset-limit is {limit}")
@@ -144,7 +172,7 @@ class Plan:
         """When to call `decide` if nothing happens before; infinite if never."""
         if self._over:
             return _NEVER
-        times = [*self._settling.values()]
+        times = [until for until, _ in self._settling.values()]
         times += [process.term_at for process in self._processes.values()]
         times += [process.kill_at for process in self._processes.values()]
         if self._alone_since is not None:
@@ -165,6 +193,12 @@ class Plan:
         """The number of slots on hosts that were reached."""
         return sum(host.usable for host in self._hosts.values() if host.state == "ready")
 
+    @property
+    def finished_by(self) -> int | None:
+        """The first process that has reached the end of the program: from then on the others are to wait for no
+        newcomer. None before that."""
+        return self._finished_by
+
     def slots(self, name: str) -> int:
         """The number of slots of a host that may have processes."""
         return self._hosts[name].usable
@@ -175,10 +209,22 @@ class Plan:
 
     def _settle(self, now: float) -> None:
         """Processes that ended with 0 have reached the end of the program, unless a change tells that they left."""
-        for number in [number for number, until in self._settling.items() if now >= until]:
+        for number in [number for number, (until, _) in self._settling.items() if now >= until]:
             del self._settling[number]
-            self._members.discard(number)
-            self._finishing = True
+            self._finish(number, now)
+
+    @property
+    def _finishing(self) -> bool:
+        return self._finished_by is not None
+
+    def _finish(self, number: int, now: float) -> None:
+        """A process has reached the end of the program."""
+        self._members.discard(number)
+        if self._finished_by is None:
+            self._finished_by = number
+        for other, process in self._processes.items():
+            if other not in self._members and other not in self._left:
+                process.term_at = min(process.term_at, now)
 
     def _end_hosts(self, now: float) -> list[Action]:
         """Ask processes to leave whose slots may not be used any more, and close hosts that are not used."""
@@ -216,7 +262,7 @@ class Plan:
             return []
         places = places[:wanted]
         for name, slot in places:
-            self._members.add(self._add(name, slot, now))
+            self._members.add(self._add(name, slot))
         self._begun = True
         return [Begin(tuple(places)), *self._fill(now)]
 
@@ -228,14 +274,14 @@ class Plan:
             for slot in host.free(now):
                 if wanted > 0:
                     wanted -= 1
-                    actions.append(Start(self._add(host.name, slot, now), host.name, slot))
+                    actions.append(Start(self._add(host.name, slot), host.name, slot))
         return actions
 
-    def _add(self, host: str, slot: int, now: float) -> int:
+    def _add(self, host: str, slot: int) -> int:
         number = self._next
         self._next += 1
         self._processes[number] = _Process(host, slot)
-        self._hosts[host].slots[slot].take(number, now)
+        self._hosts[host].slots[slot].take(number)
         return number
 
     def _staying(self) -> int:
@@ -281,6 +327,7 @@ class Plan:
         for number, process in self._processes.items():
             if process.term_at <= now:
                 process.term_at, process.kill_at = _NEVER, now + self._terms.grace
+                process.signalled = True
                 actions.append(Send(number, kill=False))
             elif process.kill_at <= now:
                 process.kill_at = _NEVER

@@ -12,7 +12,7 @@ _NEVER: Final = float("inf")
 class Cooldown:
     """The rests of a slot in seconds: `shortest` after the first fault, then twice the one before, at most `longest`.
     A fault after a rest of `longest` is the last: the slot is not used again. Faults are forgotten when a process has
-    run for `longest`."""
+    been a rank for `longest`: the time before it is in a world does not count."""
 
     shortest: float = 1.0
     longest: float = 64.0
@@ -23,13 +23,13 @@ class Slot:
     """A place for one process.
 
     number    the process that uses it; None if it is free
-    since     when that process was started
+    since     when that process became a rank; infinite before that
     rest      the last rest; 0 without a fault
     rests_to  end of that rest; infinite if the slot is given up
     """
 
     number: int | None = None
-    since: float = 0.0
+    since: float = _NEVER
     rest: float = 0.0
     rests_to: float = 0.0
 
@@ -38,9 +38,13 @@ class Slot:
         """True if it is not used again."""
         return self.rests_to == _NEVER
 
-    def take(self, number: int, now: float) -> None:
+    def take(self, number: int) -> None:
         """A process uses it."""
-        self.number, self.since = number, now
+        self.number, self.since = number, _NEVER
+
+    def joined(self, now: float) -> None:
+        """Its process is a rank."""
+        self.since = min(self.since, now)
 
     def fail(self, now: float, cooldown: Cooldown) -> None:
         """Count a fault, and rest."""
@@ -83,12 +87,15 @@ class Host:
             self.drained = ""
 
     def fail(self, now: float, cooldown: Cooldown) -> None:
-        """All slots have failed, and no process is left."""
-        for slot in self.slots[: self.offered]:
+        """The host has failed, and no process is left. That is a fault of the slots that may be used; one that its
+        process was to leave has none."""
+        usable = self.slots[: self.usable]
+        for slot in usable:
             slot.fail(now, cooldown)
+        for slot in self.slots:
             slot.number = None
         self.state = "closed"
-        self.retry_at = min((slot.rests_to for slot in self.slots[: self.offered]), default=now)
+        self.retry_at = min((slot.rests_to for slot in usable), default=now)
 
     def free(self, now: float) -> list[int]:
         """The slots that can get a process now."""

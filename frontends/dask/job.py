@@ -15,22 +15,21 @@ from distributed import Client, futures_of, wait
 from distributed.comm import get_address_host
 
 from collectives.launch import (
+    REPORT_SECONDS,
     Failure,
     GuestJob,
+    Outcomes,
     Place,
     Success,
     WorkerLost,
     free_address,
     load,
     own_settings,
-    root_cause,
 )
 from frontends.dask.reservation import Answer, present, release, reserve
 from frontends.dask.task import Event, call, cancel, locate, topic_of
 from transports.errors import DeadlineExceeded
 
-REPORT_SECONDS: Final = 5.0
-"""Time to wait for the root cause after a failure that looks like a consequence, and for ranks to end after it."""
 _TICK: Final = 0.5
 """Seconds between two looks at the scheduler's workers: Dask tells a client of no lost worker."""
 
@@ -58,7 +57,8 @@ def run(
     data         an array, a dataframe or another collection of Dask's. The function gets a list of partitions as its
                  first argument: those that the worker of the rank holds. Partitions elsewhere are shared out
     env          variables for the ranks, besides Ronde's settings in this process's environment
-    timeout      seconds until the workers are reserved and all ranks have been started
+    timeout      seconds until all ranks have been started and connected: for the workers of other jobs, tasks that run
+                 on the workers, and the computation of `data`. Persist data that take long before
     on_progress  called with rank, done and total of each `report_progress`
 
     The job gets all workers at once, or none: those of other jobs are waited for. Ranks of a host have neighbouring
@@ -72,15 +72,16 @@ def run(
     reservation = uuid.uuid4().hex
     until = time.monotonic() + timeout
     with contextlib.ExitStack() as resources:
+        resources.enter_context(client.as_current())  # other functions of Dask's take the newest client otherwise
         addresses = _reserve(client, reservation, np, workers, until)
         resources.callback(client.run_on_scheduler, release, reservation)
-        places, pids = _places(client, addresses)
+        places, pids = _places(client, addresses, until)
         job = resources.enter_context(GuestJob({**own_settings(), **(env or {})}))
-        torch = client.run(free_address, places[0].address, workers=[addresses[0]])[addresses[0]]
+        torch = _ask(client, until, addresses[:1], free_address, places[0].address)[addresses[0]]
         seats = job.seats(places, torch)
         name = seats[0].job.name
-        ended = resources.enter_context(_shown(client, name, len(seats), on_progress))
-        parts = _shares(client, data, addresses)
+        told = resources.enter_context(_shown(client, name, len(seats), on_progress))
+        parts = _shares(client, data, addresses, until)
         call_bytes = cloudpickle.dumps((function, list(args), dict(kwargs or {})))
         futures = {
             seat.rank: client.submit(
@@ -94,17 +95,12 @@ def run(
             for address, pid, seat in zip(addresses, pids, seats, strict=True)
         }
         try:
-            outcomes = _collect(client, futures, names)
+            values = _collect(client, futures, names, told, until)
         except BaseException:
             _end(client, name, addresses, futures)
             raise
-        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-        if failures:
-            _end(client, name, addresses, futures)
-            root_cause(failures).reraise()
-        ended.wait(REPORT_SECONDS)
-        values = {outcome.rank: outcome.value for outcome in outcomes if isinstance(outcome, Success)}
-        return [values[rank] for rank in range(len(seats))]
+        told.ended.wait(REPORT_SECONDS)
+        return values
 
 
 def _check(client: object, function: object, np: object, workers: object, timeout: float) -> None:
@@ -142,20 +138,38 @@ def _reserve(
         time.sleep(0.1)
 
 
-def _places(client: Client, addresses: Sequence[str]) -> tuple[list[Place], list[int]]:
-    located = client.run(locate, workers=list(addresses))
+def _ask(client: Client, until: float, addresses: Sequence[str], function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function beside the tasks of workers; the results by address. Raises DeadlineExceeded."""
+
+    async def ask() -> Any:
+        return await client.run(function, *args, workers=list(addresses))
+
+    try:
+        return client.sync(ask, callback_timeout=max(0.0, until - time.monotonic()))
+    except TimeoutError:
+        raise DeadlineExceeded(f"run: not all workers have answered within timeout: {', '.join(addresses)}") from None
+
+
+def _places(client: Client, addresses: Sequence[str], until: float) -> tuple[list[Place], list[int]]:
+    located = _ask(client, until, addresses, locate)
     if len(set(located.values())) < len(addresses):
         raise ValueError("client: some workers are threads of one process; a rank needs a worker process of its own")
     places = [Place(located[address][0], get_address_host(address)) for address in addresses]
     return places, [located[address][1] for address in addresses]
 
 
-def _shares(client: Client, data: Any, addresses: Sequence[str]) -> list[Any]:
+def _shares(client: Client, data: Any, addresses: Sequence[str], until: float) -> list[Any]:
     """The partitions of each worker, as futures."""
     if data is None:
         return [None] * len(addresses)
     parts = futures_of(client.persist(data))
-    wait(parts)
+    try:
+        wait(parts, timeout=max(0.0, until - time.monotonic()))
+    except TimeoutError:
+        left = sum(part.status == "pending" for part in parts)
+        raise DeadlineExceeded(
+            f"run: {left} of the {len(parts)} partitions of data were not computed within timeout"
+        ) from None
     holders = client.who_has(parts)
     shares: dict[str, list[Any]] = {address: [] for address in addresses}
     elsewhere = []
@@ -170,53 +184,65 @@ def _shares(client: Client, data: Any, addresses: Sequence[str]) -> list[Any]:
     return [shares[address] for address in addresses]
 
 
-@contextlib.contextmanager
-def _shown(
-    client: Client, name: str, count: int, on_progress: Callable[[int, float, float], None] | None
-) -> Iterator[threading.Event]:
-    """Show the output of the ranks; an event that is set when all have ended."""
-    ended, left = threading.Event(), set(range(count))
+class _Told:
+    """The events of the ranks. `joined`: set when all have connected; `ended`: when all have ended."""
 
-    def show(event: tuple[float, Event]) -> None:
+    def __init__(self, count: int, on_progress: Callable[[int, float, float], None] | None) -> None:
+        self.joined, self.ended = threading.Event(), threading.Event()
+        self.away, self._running = set(range(count)), set(range(count))
+        self._on_progress = on_progress
+
+    def show(self, event: tuple[float, Event]) -> None:
+        """Handle an event, in Dask's thread."""
         sort, rank, content = event[1]
         if sort == "line":
             sys.stdout.write(f"[rank {rank}] {content}\n")
-        elif sort == "progress" and on_progress is not None:
-            on_progress(rank, *content)
+        elif sort == "progress" and self._on_progress is not None:
+            self._on_progress(rank, *content)
+        elif sort == "joined":
+            self.away.discard(rank)
+            if not self.away:
+                self.joined.set()
         elif sort == "end":
-            left.discard(rank)
-            if not left:
-                ended.set()
+            self._running.discard(rank)
+            if not self._running:
+                self.ended.set()
 
-    client.subscribe_topic(topic_of(name), show)
+
+@contextlib.contextmanager
+def _shown(
+    client: Client, name: str, count: int, on_progress: Callable[[int, float, float], None] | None
+) -> Iterator[_Told]:
+    """Show the output of the ranks, and note when they have connected and ended."""
+    told = _Told(count, on_progress)
+    client.subscribe_topic(topic_of(name), told.show)
     try:
-        yield ended
+        yield told
     finally:
         client.unsubscribe_topic(topic_of(name))
 
 
 def _collect(
-    client: Client, futures: Mapping[int, Any], names: Mapping[int, tuple[str, str]]
-) -> list[Success | Failure]:
-    """The outcomes until all have arrived, a failure is a root cause, or none comes after a consequence."""
-    outcomes: list[Success | Failure] = []
-    waiting, until = dict(futures), float("inf")
-    while waiting and time.monotonic() < until:
+    client: Client, futures: Mapping[int, Any], names: Mapping[int, tuple[str, str]], told: _Told, until: float
+) -> list[Any]:
+    """The results of the ranks. Raises the root cause; DeadlineExceeded if they have not all connected by `until`."""
+    outcomes = Outcomes(futures)
+    while not outcomes.decided and time.monotonic() < outcomes.until:
+        waiting = {rank: futures[rank] for rank in outcomes.waiting}
         with contextlib.suppress(TimeoutError):
             wait(list(waiting.values()), timeout=_TICK, return_when="FIRST_COMPLETED")
         done = [rank for rank, future in waiting.items() if future.status not in ("pending", "lost")]
         for rank in done:
-            outcomes.append(_outcome(rank, waiting.pop(rank)))
+            outcomes.add(_outcome(rank, waiting.pop(rank)), time.monotonic())
         alive = set(client.run_on_scheduler(present, [names[rank][0] for rank in waiting])) if waiting else set()
         for rank in [rank for rank in waiting if names[rank][0] not in alive]:
-            del waiting[rank]
-            outcomes.append(Failure(rank, WorkerLost(f"rank {rank} ({names[rank][1]}) was lost")))
-        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-        if failures and not root_cause(failures).consequence:
-            break
-        if failures and until == float("inf"):
-            until = time.monotonic() + REPORT_SECONDS
-    return outcomes
+            outcomes.add(Failure(rank, WorkerLost(f"rank {rank} ({names[rank][1]}) was lost")), time.monotonic())
+        if not (told.joined.is_set() or outcomes.failed or done) and time.monotonic() >= until:
+            late = ", ".join(f"rank {rank} ({names[rank][1]})" for rank in sorted(told.away))
+            raise DeadlineExceeded(
+                f"run: not started and connected within timeout: {late}; a task that runs on a worker delays its rank"
+            )
+    return outcomes.values()
 
 
 def _outcome(rank: int, future: Any) -> Success | Failure:

@@ -17,7 +17,7 @@ _JOB: Final = "RONDE_JOB"
 """The variable by which a rank knows its job."""
 
 Event = tuple[str, int, Any]
-"""Sort, rank and content of a message to the client: ("line", 1, "text"),
+"""Sort, rank and content of a message to the client: ("joined", 1, None), ("line", 1, "text"),
 ("progress", 1, (3, 10)), ("end", 1, None)."""
 
 
@@ -52,7 +52,14 @@ def call(seat: Seat, fn: bytes, parts: Sequence[Any] | None) -> bytes:
     def send(line: str) -> None:
         worker.log_event(topic, ("line", rank, line))
 
-    outcome, _ = call_as_rank(seat, fn, send, cloudpickle.dumps, first=() if parts is None else [list(parts)])
+    outcome, _ = call_as_rank(
+        seat,
+        fn,
+        send,
+        cloudpickle.dumps,
+        first=() if parts is None else [list(parts)],
+        connected=lambda: worker.log_event(topic, ("joined", rank, None)),
+    )
     worker.log_event(topic, ("end", rank, None))
     return outcome
 

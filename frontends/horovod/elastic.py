@@ -1,13 +1,14 @@
 """Elastic training: state that is committed, restored and given to newcomers, and a loop that continues while ranks
 come and go. The state and the loop are those of collectives.elastic, with Horovod's names.
 
-A rank that is lost ends the job unless the launcher lets the others go on: `ronde run --keep-going`.
+A rank that is lost ends the job unless the launcher replaces it or lets the others go on: `ronde run --min-np`, or
+`--keep-going`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,8 +59,8 @@ class ObjectState(elastic.State):
 
 
 class VariablesState(ObjectState, ABC):
-    """ObjectState with a framework's variables. A variable created after the last commit keeps its value on
-    `restore`."""
+    """ObjectState with a framework's variables, which keep their identity: other values may refer to them. A variable
+    created after the last commit keeps its value on `restore`."""
 
     @abstractmethod
     def variables(self) -> list[Any]:
@@ -72,6 +73,10 @@ class VariablesState(ObjectState, ABC):
     def assign(self, variable: Any, value: Any) -> None:
         """Set a variable to a value."""
         variable.assign(value)
+
+    def fixed(self) -> Mapping[str, Any]:
+        """The variables."""
+        return {f"variable {index}": variable for index, variable in enumerate(self.variables())}
 
     def read(self) -> Any:
         """The attributes, and the values of the variables."""

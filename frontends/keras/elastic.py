@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -28,6 +28,8 @@ run = recovering(*chosen().FAILURES)
 class KerasState(VariablesState):
     """ObjectState with a model and an optimizer: `KerasState(model, optimizer, epoch=0, batch=0)`.
 
+    Other values may refer to the model, its layers and variables, and the optimizer: they keep their identity.
+
     optimizer  None for the optimizer that the model was compiled with
     """
 
@@ -46,10 +48,24 @@ class KerasState(VariablesState):
         """Return copies of the variables' values."""
         return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
 
+    def fixed(self) -> Mapping[str, Any]:
+        """The model, its layers, the optimizer, and the variables."""
+        optimizer = {} if self.optimizer is None else {"optimizer": self.optimizer}
+        return {"model": self.model, **_layers("model", self.model), **optimizer, **super().fixed()}
+
     def reset(self) -> None:
         """Discard the model's compiled steps, because the number of ranks may be a constant in them."""
         chosen().forget()
         self.model.train_function = self.model.test_function = self.model.predict_function = None
+
+
+def _layers(name: str, model: Any) -> dict[str, Any]:
+    """The layers of a model, and those of models in it."""
+    found: dict[str, Any] = {}
+    for index, layer in enumerate(getattr(model, "layers", ())):
+        own = f"{name}.layers[{index}]"
+        found |= {own: layer, **_layers(own, layer)}
+    return found
 
 
 class _StateCallback(Callback):  # type: ignore[misc]

@@ -90,24 +90,24 @@ class ElasticRayExecutor:
         Raises the error that the function raised; WorkerLost beyond reset_limit. All ranks are ended then.
         """
         call = (fn, list(args or ()), dict(kwargs or {}))
-        return self._repeat(lambda actor: actor.call.remote(*call))
+        return self._repeat(lambda actor: actor.attempt.remote("call", *call))
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """Call as RayExecutor.run_remote: Ray's references. The call is not repeated, and no lost rank is replaced."""
         call = (fn, list(args or ()), dict(kwargs or {}))
-        return [actor.call.remote(*call) for actor in self._started().actors]
+        return [actor.call_for_user.remote(*call) for actor in self._started().actors]
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Call `fn(executable)` on every rank; as `run`."""
-        return self._repeat(lambda actor: actor.call_executable.remote(fn))
+        return self._repeat(lambda actor: actor.attempt.remote("call_executable", fn))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Call `fn(executable)` on rank 0 alone. It is not repeated. Raises as `run`."""
         ranks = self._started()
         try:
-            return ranks.collect([ranks.actors[0].call_executable.remote(fn)])[0]
+            return ranks.collect([ranks.actors[0].attempt.remote("call_executable", fn)])[0]
         except BaseException:
             self._end(wait=False)
             raise

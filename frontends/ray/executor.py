@@ -102,7 +102,8 @@ class RayExecutor:
         Raises the error of the rank that failed first, with a note of its rank and traceback; WorkerLost with rank,
         node and process if a worker died; RuntimeError before `start`. All ranks are ended first.
         """
-        return self._all(self.run_remote(fn, args, kwargs))
+        call = (fn, list(args or ()), dict(kwargs or {}))
+        return self._all([actor.attempt.remote("call", *call) for actor in self._ranks.actors])
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -112,18 +113,18 @@ class RayExecutor:
         After an error `shutdown` and `start` are needed.
         """
         call = (fn, list(args or ()), dict(kwargs or {}))
-        return [actor.call.remote(*call) for actor in self._ranks.actors]
+        return [actor.call_for_user.remote(*call) for actor in self._ranks.actors]
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Call `fn(executable)` on every rank, with the object of `executable_cls`; the results in rank order.
 
         Raises as `run`.
         """
-        return self._all([actor.call_executable.remote(fn) for actor in self._ranks.actors])
+        return self._all([actor.attempt.remote("call_executable", fn) for actor in self._ranks.actors])
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Run `execute` on rank 0 alone."""
-        return self._all([self._ranks.actors[0].call_executable.remote(fn)])[0]
+        return self._all([self._ranks.actors[0].attempt.remote("call_executable", fn)])[0]
 
     def shutdown(self) -> None:
         """End the ranks and give the resources back. Also cancels a call in another thread. Idempotent."""

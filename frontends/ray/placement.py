@@ -58,6 +58,7 @@ class Placement:
         """
         current = get_current_placement_group() if use_current else None
         self._owned = current is None
+        self._demand = demand
         if current is None:
             strategy = "STRICT_SPREAD" if demand.per_node else "PACK"
             self.group = placement_group(demand.bundles(), strategy=strategy)
@@ -82,6 +83,22 @@ class Placement:
         order = in_rank_order(places)
         self.bundles = [found[index] for index in order]
         self.places = [places[index] for index in order]
+
+    @property
+    def is_current(self) -> bool:
+        """True if it is the placement group that this process is in, whose bundles others may use."""
+        return not self._owned
+
+    def in_use(self) -> str:
+        """The bundles without room for a worker now, for a message."""
+        free = ray.available_resources()
+        wanted = {name: amount for name, amount in self._demand.resources.items() if amount}
+        taken = [
+            str(bundle)
+            for bundle in dict.fromkeys(self.bundles)
+            if any(free.get(f"{name}_group_{bundle}_{self.group.id.hex()}", 0.0) < wanted[name] for name in wanted)
+        ]
+        return f"bundles without room: {', '.join(taken)}" if taken else "every bundle has room"
 
     def close(self) -> None:
         """Give the resources back, and end all actors in them. Idempotent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +14,22 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from collectives.launch import Failure, GuestJob, Success, WorkerLost, own_settings, root_cause
+from collectives.launch import (
+    REPORT_SECONDS,
+    Failure,
+    GuestJob,
+    Outcomes,
+    Success,
+    WorkerLost,
+    load,
+    own_settings,
+    root_cause,
+    unreadable,
+)
 from frontends.ray.placement import Demand, Placement
 from frontends.ray.worker import Worker
 from transports.errors import DeadlineExceeded
 
-REPORT_SECONDS: Final = 5.0
-"""Time to wait for the root cause after a failure that looks like a consequence: Ray tells of a dead worker later than
-the other ranks notice it."""
 CLOSE_SECONDS: Final = 10.0
 """Time for the ranks to leave the world by themselves, and then for Ray to end their processes."""
 
@@ -33,7 +42,8 @@ class RaySettings:
     """Limits of time.
 
     timeout_s                   seconds for the workers to start and to connect
-    placement_group_timeout_s   seconds for Ray to reserve their resources
+    placement_group_timeout_s   seconds for Ray to reserve their resources; in a placement group whose bundles are used,
+                                for these to be free, with the start of the workers
     """
 
     timeout_s: float = 300.0
@@ -123,19 +133,35 @@ class Ranks:
             ]
             self._crew = _Crew(placement.group, job, executable, len(self._ranks))
             until = time.monotonic() + settings.timeout_s
-            pids = self.collect([actor.pid.remote() for actor in self.actors], until)
+            pids = self._pids(placement, until)
             for rank, pid in zip(self._ranks, pids, strict=True):
                 rank.name += f", pid {pid}"
             address = placement.places[0].address
-            torch = self.collect([self.actors[0].free_address.remote(address)], until)[0]
+            torch = self.collect([self.actors[0].attempt.remote("free_address", address)], until)[0]
             seats = job.seats(placement.places, torch)
             if self._bounds is not None:
                 job.let_ranks_come(*self._bounds)
             words = executable.words()
-            self.collect([a.connect.remote(seat, *words) for a, seat in zip(self.actors, seats, strict=True)], until)
+            pairs = zip(self.actors, seats, strict=True)
+            self.collect([actor.attempt.remote("connect", seat, *words) for actor, seat in pairs], until)
         except BaseException:
             self.end(wait=False)
             raise
+
+    def _pids(self, placement: Placement, until: float) -> list[int]:
+        """The processes of the actors, once they have started. Raises as `start`."""
+        references = [actor.attempt.remote("pid") for actor in self.actors]
+        if not placement.is_current:
+            return self.collect(references, until)
+        seconds = min(self._settings.placement_group_timeout_s, self._settings.timeout_s)
+        try:
+            return self.collect(references, time.monotonic() + seconds)
+        except DeadlineExceeded:
+            raise DeadlineExceeded(
+                f"Ray did not start {self._demand} in the current placement group within {seconds:g} s "
+                f"(placement_group_timeout_s, timeout_s): this process or others may use its bundles "
+                f"({placement.in_use()}); use_current_placement_group=False makes a group of its own"
+            ) from None
 
     def _actor(self, group: Any, number: int, bundle: int) -> Any:
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
@@ -146,35 +172,26 @@ class Ranks:
     def collect(self, references: Sequence[Any], until: float | None = None) -> list[Any]:
         """The values of the ranks from 0 on. Raises the root cause; DeadlineExceeded that names the ranks."""
         rank_of = dict(zip(references, self._ranks, strict=False))
-        waiting, limit = list(references), until
-        values: dict[Any, Any] = {}
-        failures: list[Failure] = []
-        while waiting:
-            left = None if limit is None else max(0.0, limit - time.monotonic())
+        waiting = list(references)
+        outcomes = Outcomes((rank_of[reference].number for reference in references), REPORT_SECONDS)
+        while not outcomes.decided:
+            limit = min(outcomes.until, math.inf if until is None else until)
+            left = None if limit == math.inf else max(0.0, limit - time.monotonic())
             done, waiting = ray.wait(waiting, num_returns=1, timeout=left)
             if not done:
                 break
-            outcome = _outcome(rank_of[done[0]], done[0])
-            if isinstance(outcome, Success):
-                values[done[0]] = outcome.value
-                continue
-            failures.append(outcome)
-            if not outcome.consequence:
-                break
-            if len(failures) == 1:
-                limit = time.monotonic() + REPORT_SECONDS
-        if failures:
-            root_cause(failures).reraise()
-        if waiting:
-            late = ", ".join(str(rank_of[reference].number) for reference in waiting)
+            outcomes.add(_outcome(rank_of[done[0]], done[0]), time.monotonic())
+        values = outcomes.values()
+        if outcomes.waiting:
+            late = ", ".join(map(str, sorted(outcomes.waiting)))
             raise DeadlineExceeded(f"start: not within timeout_s={self._settings.timeout_s:g} s: rank {late}")
-        return [values[reference] for reference in references]
+        return values
 
     def call_elastic(self, submit: Callable[[Any], Any], losses: int | None) -> list[Any]:
         """Make a call on every rank, and on the replacements of ranks that are lost. The results of the ranks that
         there are in the end, in rank order.
 
-        submit  makes the call to an actor; Ray's reference
+        submit  makes the call to an actor, by `attempt`; Ray's reference
         losses  how many ranks may have been lost, with those of calls before; None for no limit
 
         Raises the root cause: WorkerLost beyond `losses`, and if the other ranks did not go on without the lost one.
@@ -201,7 +218,8 @@ class Ranks:
                 if isinstance(outcome, Success):
                     place, pid = outcome.value
                     rank.name = f"node {place.address}, pid {pid}"
-                    joining[rank.actor.connect.remote(crew.job.newcomer(place), *crew.executable.words())] = rank
+                    seat = crew.job.newcomer(place)
+                    joining[rank.actor.attempt.remote("connect", seat, *crew.executable.words())] = rank
             elif reference in joining:
                 del joining[reference]
                 if isinstance(outcome, Success):
@@ -216,7 +234,7 @@ class Ranks:
                     self.lost += 1
                     self._ranks.remove(rank)
                     actor = self._actor(crew.group, crew.made, rank.bundle)
-                    starting[actor.place.remote()] = _Rank(crew.made, rank.bundle, actor, rank.name)
+                    starting[actor.attempt.remote("place")] = _Rank(crew.made, rank.bundle, actor, rank.name)
                     crew.made += 1
                 else:
                     failures.append(outcome)
@@ -255,18 +273,19 @@ class Ranks:
 
 
 def _outcome(rank: _Rank, reference: Any) -> Success | Failure:
+    """The outcome of an `attempt`."""
     number = rank.number
     try:
-        return Success(number, ray.get(reference))
-    except RayTaskError as error:
-        if isinstance(error.cause, Exception) and not isinstance(error.cause, RayError):
-            return Failure(number, error.cause, _plain(error))
-        return Failure(number, RuntimeError(f"rank {number} raised an error that cannot be pickled"), _plain(error))
+        dumped, value = ray.get(reference)
+    except RayTaskError as error:  # Ray's own: those of the rank come as a value
+        reason = f"the result of rank {number} cannot be pickled: {error.cause}"
+        return Failure(number, TypeError(reason), _plain(error))
     except RayActorError as error:
         reason = str(error).partition("\n")[0].rstrip(". ")
         return Failure(number, WorkerLost(f"rank {number} ({rank.name}) was lost: {reason}"))
     except RayError as error:
-        return Failure(number, RuntimeError(f"rank {number}: Ray cannot fetch the result"), _plain(error))
+        return unreadable(number, _plain(error))
+    return Success(number, value) if dumped is None else load(number, dumped)
 
 
 def _plain(error: RayError) -> str:

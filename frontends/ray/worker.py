@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray import cloudpickle
 
-from collectives.launch import Occupant, Place, Seat, free_address
+from collectives.launch import Failure, Occupant, Place, Seat, dump, failure, free_address, load
 from collectives.world import is_initialized, world
 
 
@@ -24,6 +25,13 @@ class Worker:
 
     def __repr__(self) -> str:
         return f"rank {self._rank}"
+
+    def attempt(self, method: str, *args: Any) -> tuple[bytes | None, Any]:
+        """Call a method; its dumped failure, if it has failed, and its result."""
+        try:
+            return None, getattr(self, method)(*args)
+        except Exception as error:  # noqa: BLE001  the caller of the job must learn of any error
+            return dump(failure(self._rank, error), cloudpickle.dumps), None
 
     def pid(self) -> int:
         """The process id, which is known once the actor has started."""
@@ -55,6 +63,15 @@ class Worker:
         assert self._occupant is not None
         self._occupant.connect()  # the function before may have called shutdown
         return self._occupant.call(fn, args, kwargs)
+
+    def call_for_user(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function on the rank, for `ray.get`. Raises an error that can be sent."""
+        dumped, value = self.attempt("call", fn, args, kwargs)
+        if dumped is not None:
+            failed = load(self._rank, dumped)
+            assert isinstance(failed, Failure)
+            failed.reraise()
+        return value
 
     def call_executable(self, fn: Callable[[Any], Any]) -> Any:
         """Call a function with the executable; without one, with the actor."""

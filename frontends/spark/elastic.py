@@ -15,10 +15,9 @@ from typing import Any
 import cloudpickle
 from pyspark import SparkContext
 
-from collectives.launch import Failure, GuestJob, Seat, WorkerLost, load, own_settings, root_cause
+from collectives.launch import REPORT_SECONDS, Failure, GuestJob, Seat, WorkerLost, load, own_settings, root_cause
 from frontends.spark.desk import Arrival, Desk, Gone, JobEnded, Joined, Line, Message, Result
 from frontends.spark.job import (
-    REPORT_SECONDS,
     check,
     collect_arrivals,
     open_desk,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import sys
 import time
@@ -15,22 +16,20 @@ import cloudpickle
 from pyspark import InheritableThread, SparkContext
 
 from collectives.launch import (
+    REPORT_SECONDS,
     Failure,
     GuestJob,
+    Outcomes,
     Seat,
-    Success,
     WorkerLost,
     in_rank_order,
     load,
     own_settings,
-    root_cause,
 )
 from frontends.spark.desk import Arrival, Desk, Gone, JobEnded, Line, Result
 from frontends.spark.task import call
 from transports.errors import DeadlineExceeded
 
-REPORT_SECONDS: Final = 5.0
-"""Time to wait for the root cause after a failure that looks like a consequence, and for Spark's job to end."""
 _TICK: Final = 0.1
 """Seconds between two looks at the slots of the cluster: Spark tells of no new executor."""
 
@@ -72,11 +71,7 @@ def run(
         arrivals = collect_arrivals(desk, count, count, until)
         seats = take_seats(job, desk, arrivals)
         outcomes = _collect(desk, arrivals, seats)
-        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    if failures:
-        root_cause(failures).reraise()
-    values = {outcome.rank: outcome.value for outcome in outcomes if isinstance(outcome, Success)}
-    return [values[rank] for rank in range(count)]
+    return outcomes.values()
 
 
 def check(
@@ -184,17 +179,17 @@ def take_seats(
     return seats
 
 
-def _collect(desk: Desk, arrivals: Mapping[int, Arrival], seats: Mapping[int, Seat]) -> list[Success | Failure]:
-    """The outcomes until all have arrived, a failure is a root cause, or none comes after a consequence."""
-    outcomes: list[Success | Failure] = []
-    waiting, until = set(seats), float("inf")
-    while waiting:
+def _collect(desk: Desk, arrivals: Mapping[int, Arrival], seats: Mapping[int, Seat]) -> Outcomes:
+    """The outcomes of the ranks, as far as they are needed."""
+    outcomes = Outcomes(seat.rank for seat in seats.values())
+    while not outcomes.decided:
         try:
-            event = desk.events.get(timeout=None if until == float("inf") else max(0.0, until - time.monotonic()))
+            left = None if outcomes.until == math.inf else max(0.0, outcomes.until - time.monotonic())
+            event = desk.events.get(timeout=left)
         except queue.Empty:
             break
         if isinstance(event, JobEnded):
-            if outcomes and any(isinstance(outcome, Failure) for outcome in outcomes):
+            if outcomes.failed:
                 break
             raise RuntimeError("run: Spark ended the job; was it cancelled?") from event.error
         task, message = event
@@ -203,18 +198,12 @@ def _collect(desk: Desk, arrivals: Mapping[int, Arrival], seats: Mapping[int, Se
         rank = seats[task].rank
         if isinstance(message, Line):
             show(rank, message)
-        elif task in waiting and isinstance(message, Result | Gone):
-            waiting.discard(task)
-            if isinstance(message, Result):
-                outcomes.append(load(rank, message.outcome))
-                desk.hang_up(task)
-            else:
-                outcomes.append(Failure(rank, WorkerLost(f"rank {rank} ({arrivals[task]}) was lost")))
-        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-        if failures and not root_cause(failures).consequence:
-            break
-        if failures and until == float("inf"):
-            until = time.monotonic() + REPORT_SECONDS
+        elif rank in outcomes.waiting and isinstance(message, Result):
+            outcomes.add(load(rank, message.outcome), time.monotonic())
+            desk.hang_up(task)
+        elif rank in outcomes.waiting and isinstance(message, Gone):
+            lost = WorkerLost(f"rank {rank} ({arrivals[task]}) was lost")
+            outcomes.add(Failure(rank, lost), time.monotonic())
     return outcomes
 
 

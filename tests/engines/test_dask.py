@@ -142,6 +142,86 @@ def test_the_error_of_a_function_is_that_of_its_rank(dask_client: Any) -> None:
     assert engine.run(dask_client, collectives.size) == [4] * 4
 
 
+def odd_error() -> type[Exception]:
+    """A class whose errors cannot be unpickled. cloudpickle takes it along."""
+
+    class OddError(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"odd {one} {two}")
+
+    return OddError
+
+
+def test_e4_an_error_that_cannot_be_unpickled_keeps_its_name(dask_client: Any) -> None:
+    def fails(kind: Any) -> None:
+        if collectives.rank() == 1:
+            raise kind(1, 2)
+        collectives.barrier()
+
+    kind = odd_error()
+    with pytest.raises(RuntimeError, match=r"rank 1 raised OddError: odd 1 2") as caught:
+        engine.run(dask_client, fails, [kind], np=2)
+    assert any("raised on rank 1" in note and "in fails" in note for note in caught.value.__notes__)
+
+
+def test_e3_the_given_client_is_used(dask_client: Any) -> None:
+    address = dask_client.scheduler.address
+    with Client(address, set_as_default=False) as given:
+        assert engine.run(given, collectives.size, np=2) == [2, 2]
+        import dask.array
+
+        data = dask.array.ones((4, 2), chunks=(1, 2))
+        shares = engine.run(given, len, np=2, data=data)
+        assert sum(shares) == 4
+        others: list[Any] = []
+
+        def made_meanwhile(rank: int, done: float, total: float) -> None:
+            others.append(Client(address))
+
+        def reports() -> int:
+            if collectives.rank() == 0:
+                engine.report_progress(1, 2)
+            time.sleep(1.5)
+            return collectives.rank()
+
+        try:
+            assert engine.run(given, reports, np=2, on_progress=made_meanwhile) == [0, 1]
+            assert others
+        finally:
+            for other in others:
+                other.close()
+
+
+def test_e3_the_timeout_holds_for_the_whole_start(dask_client: Any, tmp_path: Path) -> None:
+    """The workers are free of other jobs, and busy with other tasks."""
+
+    def busy(file: str) -> None:
+        until = time.monotonic() + SECONDS
+        while not os.path.exists(file) and time.monotonic() < until:
+            time.sleep(0.05)
+
+    addresses = list(dask_client.scheduler_info(n_workers=-1)["workers"])
+    tasks = [dask_client.submit(busy, str(tmp_path / "go"), workers=[one], pure=False) for one in addresses[:2]]
+    try:
+        begun = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match="timeout"):
+            engine.run(dask_client, collectives.size, np=2, workers=addresses[:2], timeout=2.0)
+        with pytest.raises(DeadlineExceeded, match="timeout"):
+            engine.run(dask_client, collectives.size, np=2, workers=addresses[1:3], timeout=2.0)
+        assert time.monotonic() - begun < SECONDS
+    finally:
+        (tmp_path / "go").touch()
+    for task in tasks:
+        task.result(SECONDS)
+    assert engine.run(dask_client, collectives.size, np=4, timeout=SECONDS) == [4] * 4
+
+
+def test_a_worker_is_left_in_its_folder(dask_client: Any, tmp_path: Path) -> None:
+    before = dask_client.run(os.getcwd)
+    engine.run(dask_client, os.chdir, [str(tmp_path)], np=4)
+    assert dask_client.run(os.getcwd) == before
+
+
 def test_two_jobs_at_once_do_not_meet(dask_client: Any) -> None:
     def sums(x: int) -> list[float]:
         return [float(collectives.allreduce(np.full(100, x + step))[0]) for step in range(50)]

@@ -125,9 +125,14 @@ def test_an_executable_stays_between_calls() -> None:
     executor.shutdown()
 
 
-class OddError(Exception):
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(f"odd {one} {two}")
+def odd_error() -> type[Exception]:
+    """A class whose errors cannot be unpickled. cloudpickle takes it along."""
+
+    class OddError(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"odd {one} {two}")
+
+    return OddError
 
 
 def test_the_error_of_a_function_is_that_of_its_rank() -> None:
@@ -157,18 +162,38 @@ def test_the_error_of_a_function_is_that_of_its_rank() -> None:
     eventually(all_is_free)
 
 
-def test_an_error_that_cannot_be_pickled() -> None:
-    def fails() -> None:
+@pytest.mark.parametrize("way", ["run", "run_remote", "execute", "elastic"])
+def test_e4_an_error_that_cannot_be_unpickled_keeps_its_name(way: str) -> None:
+    def fails(kind: Any) -> None:
         if collectives.rank() == 1:
-            raise OddError(1, 2)
+            raise kind(1, 2)
         collectives.barrier()
 
+    kind = odd_error()
+    executor: Any = (
+        engine.ElasticRayExecutor(min_workers=2, max_workers=2)
+        if way == "elastic"
+        else engine.RayExecutor(num_workers=2)
+    )
+    calls: dict[str, Callable[[], Any]] = {
+        "execute": lambda: executor.execute(lambda _: fails(kind)),
+        "run_remote": lambda: ray.get(executor.run_remote(fails, [kind])[1]),
+    }
     with (
-        pytest.raises(RuntimeError, match="rank 1: Ray cannot fetch the result") as caught,
-        engine.RayExecutor(num_workers=2) as executor,
+        pytest.raises(RuntimeError, match=r"rank 1 raised OddError: odd 1 2") as caught,
+        executor,
     ):
-        executor.run(fails)
-    assert any("OddError: odd 1 2" in note for note in caught.value.__notes__)
+        calls.get(way, lambda: executor.run(fails, [kind]))()
+    if way != "run_remote":
+        assert any("raised on rank 1" in note and "in fails" in note for note in caught.value.__notes__)
+
+
+def test_results_that_cannot_be_sent() -> None:
+    with (
+        pytest.raises(TypeError, match="the result of rank 0 cannot be pickled"),
+        engine.RayExecutor(num_workers=1) as executor,
+    ):
+        executor.run(threading.Lock)
 
 
 def test_a_killed_worker_is_named() -> None:
@@ -314,6 +339,28 @@ def test_inside_a_placement_group_its_bundles_are_used() -> None:
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
     try:
         assert ray.get(trial.options(scheduling_strategy=strategy).remote(), timeout=SECONDS) == [0, 1]
+    finally:
+        ray.util.remove_placement_group(group)
+    eventually(all_is_free)
+
+
+def test_inside_a_placement_group_bundles_that_are_taken_are_named() -> None:
+    @ray.remote(num_cpus=1)
+    def trial() -> str:
+        settings = engine.RayExecutor.create_settings(placement_group_timeout_s=5)
+        try:
+            with engine.RayExecutor(settings, num_workers=2):
+                return "started"
+        except DeadlineExceeded as error:
+            return str(error)
+
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    group = ray.util.placement_group([{"CPU": 1}] * 2, strategy="PACK")
+    strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+    try:
+        told = ray.get(trial.options(scheduling_strategy=strategy).remote(), timeout=SECONDS)
+        assert "bundles without room: 0" in told or "bundles without room: 1, 0" in told
     finally:
         ray.util.remove_placement_group(group)
     eventually(all_is_free)

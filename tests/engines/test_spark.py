@@ -101,6 +101,43 @@ def test_the_error_of_a_function_is_that_of_its_rank(spark: Any) -> None:
     assert engine.run(collectives.size) == [4] * 4
 
 
+def odd_error() -> type[Exception]:
+    """A class whose errors cannot be unpickled. cloudpickle takes it along."""
+
+    class OddError(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"odd {one} {two}")
+
+    return OddError
+
+
+@pytest.mark.parametrize("way", ["run", "run_elastic"])
+def test_e4_an_error_that_cannot_be_unpickled_keeps_its_name(spark: Any, way: str) -> None:
+    def fails(kind: Any) -> None:
+        if collectives.rank() == 1:
+            raise kind(1, 2)
+        collectives.barrier()
+
+    kind = odd_error()
+    with pytest.raises(RuntimeError, match=r"rank 1 raised OddError: odd 1 2") as caught:
+        getattr(engine, way)(fails, [kind], num_proc=2)
+    assert any("raised on rank 1" in note and "in fails" in note for note in caught.value.__notes__)
+
+
+def test_a_worker_is_left_in_its_folder(spark: Any, tmp_path: Path) -> None:
+    """Spark uses a process again for other tasks."""
+
+    def moves(folder: str) -> tuple[int, str]:
+        before = os.getcwd()
+        os.chdir(folder)
+        return os.getpid(), before
+
+    first = dict(engine.run(moves, [str(tmp_path)], num_proc=4))
+    second = dict(engine.run(moves, [str(tmp_path)], num_proc=4))
+    assert first.keys() & second.keys(), "no process was used again"
+    assert str(tmp_path) not in second.values()
+
+
 def test_two_jobs_at_once_do_not_meet(spark: Any) -> None:
     def sums(x: int) -> list[float]:
         return [float(collectives.allreduce(np.full(100, x + step))[0]) for step in range(50)]

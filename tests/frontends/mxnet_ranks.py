@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from collectives.elastic import State
+
 ROWS, STEPS, INPUTS = 12, 5, 6
 DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int32", "int64")
 
@@ -32,6 +34,17 @@ def same(found: Any, expected: Any, dtype: Any = "float32") -> None:
     found = found.asnumpy()
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, np.asarray(expected).astype(dtype))
+
+
+def states(hvd: Any, mx: Any) -> None:
+    """An array that model and optimizer share is one array after a commit is restored, and on a rank that gets it."""
+    weights = mx.nd.ones((3,)) * hvd.rank()
+    state: Any = State(model={"w": weights}, opt=[weights], step=0)
+    state.sync()
+    state.commit()
+    state.restore()
+    state.opt[0][:] += 5
+    same(state.model["w"], [5, 5, 5])
 
 
 def of_rank(mx: Any, rank: int, dtype: str = "float32", shape: tuple[int, ...] = (3, 4)) -> Any:

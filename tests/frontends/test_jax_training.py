@@ -19,6 +19,7 @@ optax = pytest.importorskip("optax", reason="optax is not installed: pip install
 import jax.numpy as jnp  # noqa: E402
 
 import frontends.jax as hvd  # noqa: E402
+from collectives.elastic import State  # noqa: E402
 from tests.frontends.launch import output, ronde_run  # noqa: E402
 from tests.frontends.test_jax_ops import in_world, same  # noqa: E402
 from tests.test_snippets import snippets  # noqa: E402
@@ -200,3 +201,17 @@ def test_the_example_of_shard_map(frameworks: Callable[[str], Framework]) -> Non
     found = re.search(r"largest difference of a parameter to one device: (\S+)", text)
     assert found is not None
     assert float(found[1]) < 1e-5
+
+
+def sharing(rank: int, size: int) -> None:
+    weights = jax.numpy.full(3, float(rank))
+    state = State(model={"w": weights}, opt=[weights, (weights,)], step=0)
+    state.sync()
+    state.commit()
+    state.restore()
+    assert state.model["w"] is state.opt[0] is state.opt[1][0]
+    assert state.model["w"].tolist() == [0.0] * 3
+
+
+def test_e1_state_identity(pool: Pools) -> None:
+    pool(2).run(in_world, sharing)

@@ -112,3 +112,60 @@ def test_the_others_go_on_without_a_lost_rank(
     said = ranks.run_script(script, lost={1: 7})
     for born in (0, 2):
         assert f"rank {born} done at 3 of 2, resets [2], same True" in said, said
+
+
+IDENTITY = {
+    "tape": """
+import numpy as np
+import tensorflow as tf
+import frontends.tensorflow as hvd
+hvd.init()
+one, two, constant = tf.Variable([1.0 + hvd.rank()]), tf.Variable([3.0]), tf.constant([1.0])
+state = hvd.elastic.TensorFlowState([one, two], alias=one, more=[two, (one,)], both=[constant, {"c": constant}])
+state.sync()
+state.commit()
+for _ in range(2):
+    one.assign([9.0])
+    state.restore()
+    assert state.alias is one and state.more[0] is two and state.more[1][0] is one
+    assert state.both[0] is state.both[1]["c"]
+    assert one.numpy().tolist() == [1.0]
+""",
+    "keras": """
+import numpy as np
+import keras
+import frontends.keras as hvd
+hvd.init()
+tied = keras.layers.Dense(3, use_bias=False)
+model = keras.Sequential([keras.Input((3,)), tied, keras.Sequential([keras.layers.Dense(3), tied])])
+optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+model.compile(optimizer, "mse")
+model.fit(np.ones((4, 3)), np.ones((4, 3)), verbose=0)
+inner = model.layers[1]
+state = hvd.elastic.KerasState(
+    model, batch=0, kernel=tied.kernel, refers=[model, inner, inner.layers[1], optimizer],
+    slots={"of": list(optimizer.variables)},
+)
+state.sync()
+state.commit()
+before = keras.ops.convert_to_numpy(tied.kernel).copy()
+for _ in range(2):
+    state.kernel.assign(state.kernel * 0)
+    state.restore()
+    assert state.kernel is tied.kernel is model.layers[0].kernel
+    found = state.refers
+    assert found[0] is model and found[1] is inner and found[2] is tied and found[3] is optimizer
+    assert all(one is other for one, other in zip(state.slots["of"], optimizer.variables, strict=True))
+    assert np.array_equal(keras.ops.convert_to_numpy(tied.kernel), before)
+""",
+}
+
+
+@pytest.mark.parametrize("kind", ["tape", "jax", "tensorflow", "torch"])
+def test_e1_state_identity(frameworks: Callable[[str], Framework], kind: str, tmp_path: Path) -> None:
+    needed = "tensorflow" if kind == "tape" else kind
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed: pip install 'ronde[{needed}]'")
+    script = tmp_path / "script.py"
+    script.write_text(IDENTITY["tape" if kind == "tape" else "keras"] + "hvd.shutdown()")
+    frameworks("tensorflow" if needed == "tensorflow" else f"keras-{kind}")(2).run_script(script)

@@ -50,6 +50,10 @@ def test_optimizers_are_saved_and_go_on(pool: Pools, tmp_path: Path) -> None:
     pool(3).run(in_world, mxnet_ranks.optimizers, str(tmp_path))
 
 
+def test_e1_state_identity(pool: Pools) -> None:
+    pool(3).run(in_world, mxnet_ranks.states, ranks=2)
+
+
 def test_modules(pool: Pools) -> None:
     pool(3).run(in_world, mxnet_ranks.modules)
 

@@ -91,6 +91,82 @@ def test_commit_restore_and_sync(pool: Pools) -> None:
     pool(2).run(in_world, committing)
 
 
+def keeping_identity(rank: int, size: int) -> None:
+    torch.manual_seed(rank)
+    net = torch.nn.Sequential(torch.nn.Embedding(4, 4), torch.nn.Linear(4, 4, bias=False), torch.nn.BatchNorm1d(4))
+    net[1].weight = net[0].weight  # tied
+    loose = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([*net.parameters(), loose], lr=1.0, momentum=0.9)
+    table = torch.arange(12.0).reshape(3, 4) * (rank + 1)
+    state = elastic.TorchState(
+        net,
+        optimizer,
+        scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        refers=[net, net[1], net[0].weight, net[2].running_mean, optimizer],
+        loose={"alpha": loose},
+        table=table,
+        part=table[1:, ::2],
+        bits=table.view(torch.int32)[0],
+        numbers=table.numpy(),
+        apart=[torch.zeros(2), torch.zeros(2)],
+        teacher=[torch.nn.Linear(2, 2)],
+        turned=torch.ones(2, dtype=torch.complex64).mul(1j).conj(),
+        none=torch.empty(0, 3),
+        half=torch.full((2,), 1.5, dtype=torch.bfloat16),
+    )
+    (net(torch.tensor([0, 1])).sum() + loose.sum()).backward()
+    optimizer.step()
+    state.momentum = optimizer.state[loose]["momentum_buffer"]
+    state._names.append("momentum")
+    state.sync()
+    state.commit()
+    kept = {"weight": net[0].weight.detach().clone(), "loose": loose.detach().clone()}
+    for _ in range(2):
+        optimizer.step()
+        state.scheduler.step()
+        state.restore()
+        assert state.refers[0] is state.model is net
+        assert state.refers[1] is net[1]
+        assert state.refers[2] is net[0].weight is net[1].weight
+        assert state.refers[3] is net[2].running_mean
+        assert state.refers[4] is state.scheduler.optimizer is state.optimizer is optimizer
+        assert state.loose["alpha"] is loose
+        assert state.momentum is optimizer.state[loose]["momentum_buffer"]
+        assert torch.equal(net[0].weight, kept["weight"])
+        assert torch.equal(loose, kept["loose"])
+    state.scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    state.table += 100
+    assert torch.equal(state.part, state.table[1:, ::2])
+    assert torch.equal(state.bits, state.table.view(torch.int32)[0])
+    assert state.numbers.tolist() == state.table.tolist() == (torch.arange(12.0).reshape(3, 4) + 100).tolist()
+    assert state.part.untyped_storage().data_ptr() == state.table.untyped_storage().data_ptr()
+    state.apart[0] += 1
+    assert state.apart[1].tolist() == [0, 0]
+    assert all(isinstance(p, torch.nn.Parameter) and p.requires_grad for p in state.teacher[0].parameters())
+    assert state.turned.tolist() == [-1j, -1j]
+    assert (state.none.shape, state.half.tolist()) == ((0, 3), [1.5, 1.5])
+    state.apart[1].resize_(5)  # a restored tensor has a storage of its own
+
+
+def test_e1_state_identity(pool: Pools) -> None:
+    pool(2).run(in_world, keeping_identity)
+
+
+def keeping_views(rank: int, size: int) -> None:
+    weights = torch.zeros(4)
+    state = elastic.ObjectState(weights=weights, halves=weights.split(2), again=[weights])
+    state.commit()
+    state.restore()
+    state.weights += 1
+    assert [half.tolist() for half in state.halves] == [[1, 1], [1, 1]]
+    assert state.again[0] is state.weights
+
+
+def test_e1_state_identity_of_object_states(pool: Pools) -> None:
+    pool(2).run(in_world, keeping_views)
+
+
 SCRIPT = """
 import os, sys
 import torch

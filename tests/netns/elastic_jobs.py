@@ -111,6 +111,7 @@ class Job:
         self._resources = contextlib.ExitStack()
         self._lines: list[Line] = []
         self._read: dict[Path, int] = {}
+        self._dead: set[str] = set()  # hosts that were ended, and have not come back
 
     def __enter__(self) -> Job:
         with contextlib.ExitStack() as stack:
@@ -241,6 +242,7 @@ class Job:
         until = time.monotonic() + LEFT_SECONDS
         while (left := self.left) and time.monotonic() < until:
             time.sleep(PAUSE_SECONDS)
+        self._empty_the_dead()
         found = [f"{process.name} on {process.host}" for process in left.values()]
         for name, host in self.cluster.hosts.items():
             found += [f"/dev/shm/{file} on {name}" for file in host.run("ls /dev/shm").split()]
@@ -255,6 +257,17 @@ class Job:
             if process.host == name:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        self._dead.add(name)
+
+    def heal(self) -> None:
+        """Let all hosts reach each other again. One that was ended comes back with an empty memory."""
+        self._empty_the_dead()
+        self.network.heal()
+
+    def _empty_the_dead(self) -> None:
+        for name in self._dead:
+            self.cluster.hosts[name].run("find /dev/shm -type f -delete")
+        self._dead.clear()
 
     def kill_all(self) -> None:
         """End all processes that were not there before."""

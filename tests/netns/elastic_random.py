@@ -84,12 +84,13 @@ TITLES = {
     "preempted": "a preemption notice on a host",
     "host_killed": "a host is switched off",
     "cut_off": "a host is cut off",
+    "reclaimed": "a host is switched off while its ranks leave",
     "healed": "such a host comes back",
     "launcher_lost": "the launcher's host is switched off, with `standbys=2`",
 }
 _REVOCABLE = frozenset({"slot_taken", "host_taken"})
 """Their victims go on if the slot is offered again before the launcher has looked."""
-_FAULTS = {"at_start": 1, "rank_killed": 1, "spare": 1, "terminated": 1, "host_killed": 2, "cut_off": 2}
+_FAULTS = {"at_start": 1, "rank_killed": 1, "spare": 1, "terminated": 1, "host_killed": 2, "cut_off": 2, "reclaimed": 2}
 """Faults that an event costs a slot: that of its process, or all of its host, which may also be tried in vain."""
 
 
@@ -131,6 +132,7 @@ class Scene:
     spares   processes beyond them
     majority True if a majority of the ranks must stay in each burst
     away     hosts that are cut off or switched off
+    gone     those of them that were to be left: they are offered again when they come back
     refused  hosts that are drained, or about to be preempted
     doomed   processes that are to end
     ending   those of them that cannot go on
@@ -143,6 +145,7 @@ class Scene:
     spares: int = 0
     majority: bool = False
     away: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
     doomed: set[int] = field(default_factory=set)
     ending: set[int] = field(default_factory=set)
@@ -197,7 +200,7 @@ class Scene:
                 yield Event("host_added", name)
             if count and name != self.first:
                 here = frozenset(pid for pid, process in there.items() if process.host == name)
-                for kind in ("host_taken", "drained", "preempted", "host_killed", "cut_off"):
+                for kind in ("host_taken", "drained", "preempted", "host_killed", "cut_off", "reclaimed"):
                     yield Event(kind, name, 0, here)
 
     def note(self, event: Event) -> None:
@@ -218,6 +221,10 @@ class Scene:
                 self.refused.add(event.host)
             case "host_killed" | "cut_off":
                 self.away.add(event.host)
+            case "reclaimed":
+                self.slots[event.host] = 0
+                self.away.add(event.host)
+                self.gone.add(event.host)
 
     def settled(self) -> None:
         """Everything has come into effect."""
@@ -389,8 +396,13 @@ class Course:
         if scene.away:
             begun = time.monotonic()
             self._tell("healed", ", ".join(sorted(scene.away)))
-            job.network.heal()
+            job.heal()
             scene.away.clear()
+            for name in scene.gone:  # the events meanwhile may have taken its slots
+                room = MOST_SLOTS - sum(scene.slots.values())
+                scene.slots[name] = min(EACH, room)
+            scene.gone.clear()
+            job.offer(scene.slots)
             self._close(["healed"], begun)
         if scene.refused:
             for name in scene.refused:
@@ -440,6 +452,11 @@ class Course:
                 job.kill_host(event.host)
             case "cut_off":
                 job.network.drop(event.host)
+            case "reclaimed":
+                job.offer(self.scene.slots)
+                job.await_look()
+                time.sleep(self._chance.choice((0.0, 0.1, self._chance.uniform(0.0, LONGEST_GAP))))
+                job.kill_host(event.host)
             case _:
                 job.offer(self.scene.slots)
 

@@ -192,7 +192,7 @@ def happen(where: Where, event: Event) -> Cell:
                     cell.wrong.append(f"exit code {code}")
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             cell.wrong.append(f"hang: {error}")
-        job.network.heal()
+        job.heal()
         lines = job.lines()
         if not event.ends:
             cell.pause, cell.lost = longest_pause(lines, begun), steps_lost(lines)

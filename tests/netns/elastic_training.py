@@ -2,8 +2,9 @@
 
     elastic_training.py FOLDER
 
-The training is that of tests/collectives/elastic/oracle.py; the state also has the size of the world in each step. A
-process writes its words to FOLDER/PID, a line each, with the time first: `started SLOT` at its beginning; `world RANK
+The training is that of tests/collectives/elastic/oracle.py; the state also has the size of the world in each step.
+Model and optimizer share the parameters, and a view of them: the optimizer changes them in place, the model reads them.
+A process writes its words to FOLDER/PID, a line each, with the time first: `started SLOT` at its beginning; `world RANK
 SIZE STEP` when it has the state in a new world; `step RANK SIZE STEP` after a step; `wrong TEXT`; at the end `left`, or
 `done STEP PARAMETERS DIGEST`, the digest being that of the sizes; and then `open TEXT` if anything of its worlds is
 left. All end at the same step when there is a file FOLDER/stop.
@@ -65,10 +66,17 @@ class Trainee:
         self._tell(f"started {os.environ['RONDE_LOCAL_RANK']}")
         ronde.init()
         signal.signal(signal.SIGTERM, lambda *_: ronde.leave("SIGTERM"))
-        state: Any = State(weights=first_weights(), sampler=first_sampler(), sizes=empty_sizes(), step=0)
+        weights = first_weights()
+        state: Any = State(
+            model={"weights": weights, "first": weights[:1]},
+            optimizer=[weights],
+            sampler=first_sampler(),
+            sizes=empty_sizes(),
+            step=0,
+        )
         try:
             run(self._train)(state)
-            self._tell(f"done {state.step} {','.join(map(str, state.weights))} {digest(state.sizes)}")
+            self._tell(f"done {state.step} {','.join(map(str, state.model['weights']))} {digest(state.sizes)}")
         except SystemExit:
             self._tell("left")
             raise
@@ -95,11 +103,14 @@ class Trainee:
         """Compute a step; False after the last."""
         order, done = state.sampler.order(), state.sampler.done
         samples = state.sampler.take(BATCH)
-        total = world.allreduce(np.append(gradient(state.weights, [samples]), int(self._stop.exists())))
-        right = gradient(state.weights, divided(order[done : state.sampler.done], world.size))
+        weights = state.model["weights"]
+        total = world.allreduce(np.append(gradient(weights, [samples]), int(self._stop.exists())))
+        right = gradient(weights, divided(order[done : state.sampler.done], world.size))
         if not np.array_equal(total[:-1], right):
             self._tell(f"wrong {total[:-1]} instead of {right} at step {state.step} of {world.size} ranks")
-        state.weights = state.weights - total[:-1] % MODULUS
+        state.optimizer[0] -= total[:-1] % MODULUS
+        if state.optimizer[0] is not weights or state.model["first"][0] != weights[0]:
+            self._tell(f"wrong model and optimizer have different arrays at step {state.step}")
         state.sizes[state.step] = world.size
         state.step += 1
         if state.sampler.done == state.sampler.count:

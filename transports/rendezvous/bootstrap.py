@@ -150,6 +150,20 @@ def announce_end(store: Store, rank: int, *, met: bool) -> bool:
     return True
 
 
+def first_meeting(store: Store, until: float) -> tuple[int, ...] | None:
+    """The ranks of the first meeting, in which they have become a group; none if they failed to meet. Waited for until
+    `until` (monotonic seconds); None if it has not been by then. Raises RendezvousError."""
+    with contextlib.closing(store.prefixed("generation-0").awaited(_MEMBERS)) as awaited:
+        found = awaited.wait(until)
+    if found is None:
+        return None
+    try:
+        rows = read_table(found[1]) if is_table(found[1]) else []
+    except ValueError as error:
+        raise RendezvousError(f"the store holds something that cannot be read: {error}") from error
+    return tuple(rank for rank, row in enumerate(rows) if row != _GIVEN_UP)
+
+
 def enter_next(rank: int, store: Store, meeting_of: Callable[[int], Meeting]) -> tuple[int, Meeting]:
     """Enter the next meeting of a rank; its generation and the meeting. See `join`. Raises RendezvousError.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -51,6 +52,30 @@ def test_a_script_that_fails(tmp_path: Path, text: str, complaint: str) -> None:
         Script(script(tmp_path, text), 1).find()
     assert "--host-discovery-script" in str(caught.value)
     assert complaint in str(caught.value)
+
+
+def test_e7_a_script_has_ended_though_a_child_holds_its_output(tmp_path: Path) -> None:
+    alone = 'python3 -c \'import os, time; os.setsid(); open("{}", "w").write(str(os.getpid())); time.sleep(60)\' &'
+    path = script(
+        tmp_path, f"{alone.format(tmp_path / 'pid')} sleep 60 & while [ ! -s {tmp_path}/pid ]; do :; done; echo h1:2"
+    )
+    begun = time.monotonic()
+    try:
+        assert slots(Script(path, 1)) == {"h1": 2}
+        assert time.monotonic() - begun < discovery.COMMAND_SECONDS / 2
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_a_script_that_prints_too_much(tmp_path: Path) -> None:
+    with pytest.raises(DiscoveryError, match=r"1048576 bytes"):
+        Script(script(tmp_path, "head -c 3000000 /dev/zero"), 1).find()
+
+
+def test_a_script_that_closes_its_output_early_is_waited_for(tmp_path: Path) -> None:
+    path = script(tmp_path, "echo h1:2; exec >&- 2>&-; sleep 0.3; exit 3")
+    with pytest.raises(DiscoveryError, match="exited with 3"):
+        Script(path, 1).find()
 
 
 def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -189,3 +190,57 @@ def test_too_few_slots(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert b"only 0 of at least 2 ranks could be run for 1.5 s (--elastic-timeout)" in done.stderr
     assert b"exited with 3: no hosts yet" in done.stderr
+
+
+def test_e7_a_script_that_never_ends_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "discover"
+    script.write_text("#!/bin/sh\nsleep 600\n")
+    script.chmod(0o755)
+    command = ("run", "--min-np", "2", "--host-discovery-script", str(script), "--elastic-timeout", "3", "true")
+    done = ronde(*command)
+    assert done.returncode == 1
+    assert b"only 0 of at least 2 ranks" in done.stderr
+    assert str(script).encode() in done.stderr
+
+
+@pytest.mark.parametrize("moment", ["exit", "exit later"])
+@pytest.mark.parametrize("minimum", ["1", "3"])
+def test_e5_e6_a_rank_that_exits_with_0_ends_the_program(moment: str, minimum: str) -> None:
+    """The others go on without it and without newcomers, though fewer than the minimum, also if it never called
+    init."""
+    with elastic("-np", "3", "--min-np", minimum, "--max-np", "3", START, moment, "150", "0.03") as job:
+        code, err = job.finish()
+    assert code == 0, err
+    done = job.words("done")
+    assert sorted((rank, size, step) for _, rank, size, step in done) == [("0", "2", "150"), ("1", "2", "150")]
+    assert "came:" not in err
+    assert "process 3" not in err
+
+
+def test_e8_a_rank_that_never_comes_is_started_a_bounded_number_of_times() -> None:
+    """Its imports take longer than the longest rest."""
+    options = ["-np", "2", "--min-np", "1", "--max-np", "2", "--blacklist-cooldown-range", "0.2", "0.4"]
+    with elastic(*options, START, "fail slowly", "400", "0.03") as job:
+        code, err = job.finish()
+    assert code == 0, err
+    assert len(job.words("failing")) == 3, "at first, after the shortest rest, and after the longest"
+
+
+def test_a_newcomer_that_is_withdrawn_has_not_failed(tmp_path: Path) -> None:
+    hosts, script = tmp_path / "hosts", tmp_path / "discover"
+    hosts.write_text("localhost:2\n")
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+    options = ["--min-np", "1", "--max-np", "1", "--spares", "1", "--host-discovery-script", str(script)]
+    with elastic(*options, START, "say", "1000000", "0.02") as job:
+        pids = {int(job.read("begun")[0]) for _ in range(2)}
+        (spare,) = pids - {int(job.read("start")[0])}
+        hosts.write_text("localhost:1\n")
+        until = time.monotonic() + 60
+        while Path(f"/proc/{spare}").exists():
+            assert time.monotonic() < until, "the spare was not withdrawn"
+            time.sleep(0.05)
+        job.interrupt()
+        code, err = job.finish()
+    assert code == 128 + signal.SIGINT, err
+    assert "failed" not in err

@@ -79,6 +79,7 @@ def test_a_loss_and_a_spare_are_one_verdict(transport: str) -> None:
         assert change is not None
         assert (change.members, change.came, change.spares) == ((1, 2, 3), (3,), ())
         assert list(change.left) == [0]
+        assert change.lost == (0,)
 
 
 def test_leavers_spares_and_bounds_change_at_once() -> None:
@@ -107,6 +108,7 @@ def test_leavers_spares_and_bounds_change_at_once() -> None:
         assert change is not None
         assert change.members == (0, 2, 3)
         assert change.left == {1: "this rank was told to"}
+        assert change.lost == ()
         newcomers = [here.come(rank, number=10 + number) for number in range(3)]
         members: tuple[int, ...] = ()
         while len(members) < 4:

@@ -87,14 +87,35 @@ def test_a_slot_rests_after_a_fault_twice_as_long_each_time_until_it_is_given_up
     assert plan.wake_at == float("inf")
 
 
-def test_faults_are_forgotten_when_a_process_has_run_for_long() -> None:
+def test_faults_are_forgotten_when_a_process_has_been_a_rank_for_long() -> None:
     plan = begun(TERMS, {"a": 4})
     plan.ended(3, FAILED, 1.0)
     plan.decide(1.0)
     assert plan.decide(2.0) == [Start(4, "a", 3)]
-    plan.ended(4, FAILED, 6.0)
-    plan.decide(6.0)
-    assert plan.wake_at == 7.0
+    plan.changed([0, 1, 2, 4], [3], 3.0)
+    plan.ended(4, FAILED, 7.0)
+    plan.decide(7.0)
+    assert plan.wake_at == 8.0
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_e8_a_process_that_never_becomes_a_rank_is_started_a_bounded_number_of_times(met: bool) -> None:
+    """Its imports may take longer than the longest rest."""
+    plan = begun(Terms(minimum=1, maximum=2, cooldown=Cooldown(1.0, 4.0)), {"a": 2})
+    if met:
+        plan.met([0], 0.5)
+    now, number, starts = 0.0, 1, 0
+    while now < 1000.0:
+        now += 10.0
+        plan.ended(number, FAILED, now)
+        plan.decide(now)
+        now += 5.0
+        started = [action for action in plan.decide(now) if isinstance(action, Start)]
+        if not started:
+            break
+        number, starts = started[0].number, starts + 1
+    assert starts == 3
+    assert plan.wake_at == float("inf")
 
 
 def test_a_host_is_given_up_when_all_its_slots_are() -> None:
@@ -187,6 +208,91 @@ def test_a_rank_that_leaves_on_its_own_does_not_end_the_job() -> None:
     plan.ended(3, ENDED, 10.0)
     plan.changed([0, 1, 2], [3], 10.5)
     assert plan.decide(13.0) == [Start(4, "b", 1)]
+
+
+def test_the_slot_of_a_rank_that_leaves_on_its_own_rests_whenever_it_ends() -> None:
+    for end_first in (True, False):
+        plan = begun()
+        if end_first:
+            plan.ended(3, ENDED, 10.0)
+        plan.changed([0, 1, 2], [3], 10.0)
+        if not end_first:
+            plan.ended(3, ENDED, 10.0)
+        assert plan.decide(10.5) == []
+        assert plan.decide(11.0) == [Start(4, "b", 1)]
+
+
+@pytest.mark.parametrize("moment", ["before the change", "after the change", "long before it"])
+def test_e5_a_rank_that_exits_with_0_ends_the_program_whenever_the_others_notice(moment: str) -> None:
+    plan = begun(Terms(minimum=3, maximum=4, patience=50.0))
+    if moment == "after the change":
+        plan.changed([0, 2, 3], [1], 9.9, lost=[1])
+        plan.ended(1, ENDED, 10.0)
+    else:
+        plan.ended(1, ENDED, 10.0)
+        assert plan.decide(10.0) == []
+        plan.decide(12.0 if moment == "long before it" else 10.1)
+        plan.changed([0, 2, 3], [1], 12.1 if moment == "long before it" else 10.2, lost=[1])
+    assert plan.decide(13.0) == []
+    assert plan.finished_by == 1
+    plan.ended(0, FAILED, 20.0)
+    plan.changed([2, 3], [0], 20.1, lost=[0])
+    assert plan.decide(500.0) == [], "no newcomer, and no minimum"
+    plan.ended(2, ENDED, 501.0)
+    plan.ended(3, ENDED, 501.0)
+    assert plan.decide(501.0) == [Finish(True)]
+
+
+def test_e5_processes_that_wait_are_ended_with_the_program() -> None:
+    plan = begun(Terms(minimum=1, maximum=1, spares=1), {"a": 2})
+    plan.ended(0, ENDED, 10.0)
+    plan.decide(10.0)
+    actions = plan.decide(12.0)
+    assert actions == [Send(1, kill=False), Finish(True)]
+
+
+def test_e5_a_rank_that_is_left_behind_and_signalled_does_not_end_the_program() -> None:
+    plan = begun()
+    plan.changed([0, 1, 2], [3], 10.0, lost=[3])
+    assert plan.decide(15.0) == [Send(3, kill=False)]
+    plan.ended(3, ENDED, 15.5)
+    assert plan.decide(15.5) == []
+    assert plan.decide(16.5) == [Start(4, "b", 1)]
+    assert plan.finished_by is None
+
+
+@pytest.mark.parametrize("how", ["not named", "fewer slots", "drained"])
+def test_e2_a_host_that_is_lost_while_its_ranks_leave_comes_back(how: str) -> None:
+    plan = begun()
+    leaving = (3,) if how == "fewer slots" else (2, 3)
+    if how == "drained":
+        plan.drain("b", "preempted")
+    else:
+        plan.found({"a": 2, "b": 1} if how == "fewer slots" else {"a": 2})
+    assert [action.numbers for action in plan.decide(10.0) if isinstance(action, Leave)] == [leaving]
+    plan.lost("b", 11.0)
+    assert not any(isinstance(action, Finish) for action in plan.decide(11.0))
+    plan.found({"a": 2})
+    plan.decide(12.0)
+    plan.found({"a": 2, "b": 2})
+    assert plan.decide(13.0) == [Open("b")]
+    plan.ready("b")
+    assert plan.decide(13.0) == [Start(4, "b", 0), Start(5, "b", 1)]
+
+
+def test_e2_a_host_that_is_reclaimed_again_and_again_is_not_given_up() -> None:
+    plan = begun()
+    now = 10.0
+    for _ in range(20):
+        plan.found({"a": 2})
+        plan.decide(now)
+        plan.lost("b", now)
+        plan.decide(now)
+        plan.found({"a": 2, "b": 2})
+        assert plan.decide(now) == [Open("b")]
+        plan.ready("b")
+        assert len(plan.decide(now)) == 2
+        now += 1.0
 
 
 def test_a_rank_that_was_left_behind_is_ended_and_replaced() -> None:
@@ -316,6 +422,12 @@ class World:
         del self.running[number]
         self.plan.ended(number, status, self.now)
 
+    def lose(self, host: str) -> None:
+        self.open.discard(host)
+        for number in [number for number, (where, _) in self.running.items() if where == host]:
+            del self.running[number]
+        self.plan.lost(host, self.now)
+
     def regroup(self) -> None:
         """The ranks agree: who has ended or is to leave goes, who waits comes."""
         staying = [number for number in self.members if number in self.running and number not in self.leaving]
@@ -344,6 +456,7 @@ class World:
             st.tuples(st.just("hosts"), st.dictionaries(st.sampled_from("abc"), st.integers(1, 3))),
             st.tuples(st.just("fail"), st.integers(0, 9)),
             st.tuples(st.just("lose"), st.sampled_from("abc")),
+            st.tuples(st.just("lose while leaving"), st.sampled_from("abc")),
             st.tuples(st.just("drain"), st.sampled_from("abc")),
             st.tuples(st.just("regroup"), st.none()),
             st.tuples(st.just("wait"), st.sampled_from([0.5, 2.0, 7.0, 70.0])),
@@ -368,10 +481,13 @@ def test_whatever_happens(minimum: int, room: int | None, spares: int, steps: Se
             case "fail", int(index) if world.running:
                 world.end(sorted(world.running)[index % len(world.running)], FAILED)
             case "lose", str(host) if host in world.open:
-                world.open.discard(host)
-                for number in [number for number, (where, _) in world.running.items() if where == host]:
-                    del world.running[number]
-                world.plan.lost(host, world.now)
+                world.lose(host)
+            case "lose while leaving", str(host) if host in world.open:
+                world.offered = {name: slots for name, slots in world.offered.items() if name != host}
+                world.plan.found(world.offered)
+                world.decide()
+                if host in world.open and world.finish is None:
+                    world.lose(host)
             case "drain", str(host) if host in world.offered:
                 world.plan.drain(host, "drained")
             case "regroup", _:
