@@ -112,7 +112,7 @@ def _difference(name: str, facts: dict[int, Fact], size: int) -> str:
     for rank in range(size):
         fact = facts.get(rank)
         text = "does not have it" if fact is None else _KINDS.get(fact.kind, "has several gradients")
-        if fact is not None and len({other.form for other in facts.values()}) > 1:
+        if fact is not None and fact.form and len({other.form for other in facts.values()}) > 1:
             text += f" of {fact.form}"
         said.setdefault(text, []).append(rank)
     if len(said) == 1:
@@ -131,12 +131,14 @@ def _listed(names: Sequence[str]) -> str:
 class Union(NamedTuple):
     """The facts of all ranks together.
 
-    kinds    for each fact: DENSE, SPARSE, both, or MISSING on all ranks
-    wishes   the wishes of all ranks
+    kinds       for each fact: DENSE, SPARSE, both, or MISSING on all ranks
+    wishes      the wishes of all ranks
+    same_order  True if all ranks list the parameters in the same order
     """
 
     kinds: list[int]
     wishes: int
+    same_order: bool
 
 
 class Members:
@@ -149,7 +151,7 @@ class Members:
     def __init__(self, names: Sequence[str], forms: Sequence[str]) -> None:
         self._names, self._forms = names, forms
         self._order = sorted(range(len(names)), key=names.__getitem__)
-        self._digest = _digest(f"{names[index]} {forms[index]}" for index in self._order)
+        self._digests = [_digest(f"{names[index]} {forms[index]}" for index in self._order), _digest(names)]
 
     def unite(self, comm: Communicator, label: str, kinds: Sequence[int], wishes: int = 0) -> Union:
         """Return the kinds that the ranks have together. Collective, as `agree`.
@@ -161,10 +163,11 @@ class Members:
         HorovodInternalError if a rank is lost.
         """
         own = np.array([kinds[index] for index in self._order], np.uint8)
-        words = np.append(_with_complements([self._digest, _digest([own.tobytes().hex()])]), np.uint64(wishes))
+        digests = [*self._digests, _digest([own.tobytes().hex()])]
+        words = np.append(_with_complements(digests), np.uint64(wishes))
         with as_horovod():
             found = comm.allreduce_async(words, "bor", name=full_name(comm, "agreement", label)).wait()
-            same_names, same_kinds = _equal(found[:-1])
+            same_names, same_order, same_kinds = _equal(found[:-1])
             if not same_names:
                 facts = [Fact(name, name, form, DENSE) for name, form in zip(self._names, self._forms, strict=True)]
                 views = comm.allgather_object_async(facts, name=full_name(comm, "disagreement", label)).wait()
@@ -174,7 +177,7 @@ class Members:
         united = [MISSING] * len(self._names)
         for index, kind in zip(self._order, own.tolist(), strict=True):
             united[index] = kind
-        return Union(united, int(found[-1]))
+        return Union(united, int(found[-1]), same_order)
 
 
 def _digests_in_order(facts: Sequence[Fact]) -> list[int]:

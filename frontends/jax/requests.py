@@ -79,7 +79,7 @@ def perform(request: Request, sources: Sequence[Array], targets: Sequence[Array]
     name = full_name(comm, "jax", None if request.name is None else f"{request.kind}.{request.name}")
     if request.label is not None:
         agree(comm, request.label, [Fact(*fact) for fact in request.facts])
-    _compare_sizes(comm, request, name)
+    name = _compared_sizes(comm, request, name)
     begun: list[Work[Any]] = []
     try:
         for work in _begin(comm, request, name, sources, targets):
@@ -88,13 +88,14 @@ def perform(request: Request, sources: Sequence[Array], targets: Sequence[Array]
         _wait(comm, begun)
 
 
-def _compare_sizes(comm: Communicator, request: Request, name: str) -> None:
-    """Raise MismatchError on every rank unless all ranks state the same numbers of rows, where they do."""
+def _compared_sizes(comm: Communicator, request: Request, name: str) -> str:
+    """Return the name for the operation itself. Raises MismatchError on every rank if one states numbers of rows, and
+    others state none or other ones."""
     stated = request.table if request.rows is None else request.rows
     if stated is None:
-        return
+        return name
     kind = "splits" if request.rows is None else "rows"
-    found = comm.allgather_async(np.array(stated, np.int64).reshape(1, -1), name=f"{name}.{kind}").wait()
+    found = comm.allgather_async(np.array(stated, np.int64).reshape(1, -1), name=name).wait()
     for rank, row in enumerate(found):
         if (row != found[0]).any():
             raise MismatchError(
@@ -102,6 +103,7 @@ def _compare_sizes(comm: Communicator, request: Request, name: str) -> None:
                 f"{found[0].tolist()}",
                 rank=rank,
             )
+    return f"{name}.data"
 
 
 def _begin(

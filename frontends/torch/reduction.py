@@ -87,6 +87,8 @@ class GradientReduction:
         self._groups: list[Group] = []
         self._pending: list[_Pending] = []
         self._combined = False
+        self._same_order = True
+        """True if all ranks list the parameters in the same order."""
         self._counter = PassCounter(0, passes)
         self._hooks = Hooks(self._on_gradient)
         given_groups(dict(zip(roster.parameters, roster.names, strict=True)), self._wanted)
@@ -103,6 +105,15 @@ class GradientReduction:
 
         Raises HorovodInternalError if an operation failed, ValueError on every rank if the ranks' parameters differ.
         """
+        try:
+            self._combine(param_groups)
+        except BaseException:
+            self.discard()
+            raise
+        self._restart()
+        self._combined = True
+
+    def _combine(self, param_groups: Sequence[dict[str, Any]]) -> None:
         if self._pending or not alone_in(self._process_set):
             if self._roster.follow(param_groups):
                 self._take_parameters()
@@ -124,8 +135,6 @@ class GradientReduction:
             if lay_out:
                 self._arrange()
             self._watch()
-        self._restart()
-        self._combined = True
 
     def step(
         self,
@@ -186,6 +195,7 @@ class GradientReduction:
         wish = _LAY_OUT if self._laid_out is not communicator_of(self._process_set) else 0
         own = [self._kind_of(gradient) | (_KNOWN if gradient.dense else 0) for gradient in self._gradients]
         united = self._roster.unite(own, self._process_set, wish)
+        self._same_order = united.same_order
         lay_out = bool(united.wishes & _LAY_OUT)
         for gradient, kind in zip(self._gradients, united.kinds, strict=True):
             gradient.kind = kind & (DENSE | SPARSE)
@@ -250,7 +260,10 @@ class GradientReduction:
         """
         comm = communicator_of(self._process_set)
         self._use([])  # releases the memory of the old groups
-        names = {gradient.parameter: gradient.name for gradient in self._gradients if gradient.dense}
+        dense = [gradient for gradient in self._gradients if gradient.dense]
+        if not self._same_order:
+            dense.sort(key=lambda gradient: gradient.name)
+        names = {gradient.parameter: gradient.name for gradient in dense}
         wanted = self._wanted
         if not isinstance(wanted, int | None):
             wanted = [[parameter for parameter in group if parameter in names] for group in wanted]
