@@ -20,7 +20,7 @@ class Training:
     first   values of each parameter at the beginning
     late    numbers of those that join the optimizer before the second step
     frozen  for each step: those that are frozen on all ranks
-    uses    for each step and rank: the use of each parameter, "dense", "sparse", "twice" or ""
+    uses    for each step and rank: the use of each parameter: "dense", "sparse", "twice", "" or "frozen"
     orders  for each rank: the order in which it lists the parameters
     alone   True if a further parameter joins the optimizer of rank 0 only, before the last step
     """
@@ -46,7 +46,7 @@ class Training:
     def gradient(self, step: int, rank: int, number: int) -> Any:
         """The gradient of one rank, None if it has none."""
         use = self.uses[step][rank][number]
-        if not use or number in self.frozen[step] or (number in self.late and not step):
+        if use in ("", "frozen") or number in self.frozen[step] or (number in self.late and not step):
             return None
         found = np.zeros(SHAPE)
         found[rows(rank) if use == "sparse" else slice(None)] = self.factor(step, rank, number)
