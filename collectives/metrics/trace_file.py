@@ -2,7 +2,8 @@
 
 Lines are buffered in memory. The thread that adds some writes them when there are many; otherwise a thread of the file
 writes them within a second, so that another program can follow a job. A killed process loses its buffered lines and
-leaves a file without the closing bracket, which the format allows. A write error (a full disk) ends the file with a warning; calls go on.
+leaves a file without the closing bracket, which the format allows. A write error (a full disk) ends the file with a
+warning; calls go on.
 
 Source: Google, "Trace Event Format", 2016.
 """

@@ -55,6 +55,7 @@ def DistributedOptimizer(
     Parameters may be frozen, unfrozen, added (`add_param_group`) and replaced in the optimizer between two steps.
     A gradient that only some ranks have is zeros on the others; one that no rank has stays None. `step` raises
     ValueError on every rank, with the names of the parameters, if the ranks' optimizers have different parameters.
+    Gradients that are on their way then keep waiting for the others, so `shutdown` must follow.
 
     Raises ValueError for bad names, groups or numbers.
     """
