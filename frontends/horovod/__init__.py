@@ -16,6 +16,7 @@ from frontends.horovod.agreement import (
     begin_agreement,
     begin_digests,
     explain,
+    in_order,
     numberless,
 )
 from frontends.horovod.basics import (
@@ -124,6 +125,7 @@ __all__ = [
     "full_name",
     "gloo_built",
     "gloo_enabled",
+    "in_order",
     "init",
     "is_homogeneous",
     "is_initialized",

@@ -81,6 +81,11 @@ def begin_agreement(comm: Communicator, label: str) -> Callable[[Any, Sequence[F
     return judge
 
 
+def in_order(names: Iterable[str]) -> list[Fact]:
+    """Return facts with which `agree` raises ValueError only if ranks list the same names in different orders."""
+    return [Fact(name, "", "", DENSE) for name in names]
+
+
 def explain(views: Sequence[Sequence[Fact]]) -> str:
     """Return the error text for ranks that do not agree. `views` are the facts of each rank."""
     names = [[fact.name for fact in view] for view in views]
@@ -88,8 +93,8 @@ def explain(views: Sequence[Sequence[Fact]]) -> str:
         moved = [name for place, name in enumerate(names[0]) if any(one[place] != name for one in names)]
         if moved:
             return (
-                f"gradients: the ranks list {_listed(moved)} in different orders, so they cannot be told apart; all "
-                "ranks must list them in one order, or give them names of their own"
+                f"the ranks list {_listed(moved)} in different orders, so they cannot be told apart; all ranks must "
+                "list them in one order, or give them names of their own"
             )
         keys = names
     else:  # numbers in names may differ: then parameters are matched by their places

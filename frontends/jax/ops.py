@@ -127,6 +127,13 @@ def broadcast(x: Any, root_rank: int, name: str | None = None, process_set: Proc
     return jax.tree_util.tree_unflatten(tree, bind(request, *arrays) if arrays else [])
 
 
+def broadcast_parts(arrays: Sequence[Any], facts: Sequence[Fact], root_rank: int, process_set: ProcessSet) -> list[Any]:
+    """`broadcast` of a list, before which all ranks agree that they have the same facts about its arrays."""
+    request = _request("broadcast", process_set, None, root=root_in(process_set, root_rank))
+    given, _ = _arrays(list(arrays))
+    return bind(replace(request, label="parameters", facts=tuple(facts)), *given)
+
+
 def reduce_scatter(
     x: Any,
     op: OpName | None = None,

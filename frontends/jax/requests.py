@@ -31,7 +31,7 @@ class Request:
     rows      allgather: number of rows of each rank; None if all have as many as this rank
     feedback  allreduce: number of a lossy compression; None without one
     table     alltoall: table[i][j] rows go from i to j; None for equal parts
-    label     allreduce of gradients: by which the ranks agree on `facts` before; None without an agreement
+    label     by which the ranks agree on `facts` before; None without an agreement
     facts     this rank's facts: see frontends.horovod.agreement
     """
 

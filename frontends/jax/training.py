@@ -11,7 +11,7 @@ import numpy as np
 from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import DENSE, MISSING, Fact, broadcast_object, numberless
 from frontends.jax.compression import AnyCompression, Compression
-from frontends.jax.ops import allreduce_gradients, broadcast, is_sparse
+from frontends.jax.ops import allreduce_gradients, broadcast_parts, is_sparse
 
 if TYPE_CHECKING:
     import optax
@@ -21,10 +21,11 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     """Return the tree of `root_rank`, a rank of the world, as one operation: parameters, optimizer state, random keys.
 
     Python's numbers stay Python's. Other leaves that are not arrays are returned unchanged. JAX arrays are immutable:
-    use the returned tree. Raises ValueError for a bad root; JaxRuntimeError on every rank if the trees differ in shape
-    or type.
+    use the returned tree. Raises ValueError for a bad root; JaxRuntimeError on every rank if the trees differ in keys,
+    shape or type.
     """
-    leaves, tree = jax.tree_util.tree_flatten(params)
+    named, tree = jax.tree_util.tree_flatten_with_path(params)
+    leaves = [leaf for _, leaf in named]
     numbers = [index for index, leaf in enumerate(leaves) if type(leaf) in (bool, int, float, complex)]
     if numbers:
         held = broadcast_object([leaves[index] for index in numbers], root_rank, None, process_set)
@@ -35,7 +36,8 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.generic)]
     keys = {index: leaves[index] for index in places if jnp.issubdtype(leaves[index].dtype, jax.dtypes.prng_key)}
     given = [jax.random.key_data(leaves[index]) if index in keys else leaves[index] for index in places]
-    for index, found in zip(places, broadcast(given, root_rank, None, process_set), strict=True):
+    facts = [_fact(named[index][0], array) for index, array in zip(places, given, strict=True)]
+    for index, found in zip(places, broadcast_parts(given, facts, root_rank, process_set), strict=True):
         if index in keys:
             found = jax.random.wrap_key_data(found, impl=jax.random.key_impl(keys[index]))
         leaves[index] = found

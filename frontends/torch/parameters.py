@@ -84,19 +84,22 @@ class Roster:
         return united
 
     def _compare(self, process_set: ProcessSet) -> None:
-        """Raise ValueError on every rank if the ranks have the same unnamed parameters in different orders, as their
-        values show."""
-        mine = [_digest(self.parameters[index]) for index in self._by_place]
-        views = allgather_object(mine, "optimizer.values", process_set)
+        names = [self.names[index] for index in self._by_place]
+        compare_order([self.parameters[index] for index in self._by_place], names, process_set)
         self._in_doubt = False
-        for rank, view in enumerate(views):
-            if view != views[0] and sorted(view) == sorted(views[0]):
-                pairs = zip(self._by_place, view, views[0], strict=True)
-                moved = [self.names[place] for place, here, there in pairs if here != there]
-                raise ValueError(
-                    f"optimizer: rank {rank} has the parameters {', '.join(moved[:4])} in another order than rank 0; "
-                    "give named_parameters, by which the ranks match them"
-                )
+
+
+def compare_order(parameters: Sequence[Parameter], names: Sequence[str], process_set: ProcessSet) -> None:
+    """Raise ValueError on every rank if the ranks have the same parameters in different orders, as their values show.
+    Collective."""
+    views = allgather_object([_digest(parameter) for parameter in parameters], "optimizer.values", process_set)
+    for rank, view in enumerate(views):
+        if view != views[0] and sorted(view) == sorted(views[0]):
+            moved = [name for name, here, there in zip(names, view, views[0], strict=True) if here != there]
+            raise ValueError(
+                f"optimizer: rank {rank} has the parameters {', '.join(moved[:4])} in another order than rank 0; all "
+                "ranks must list them in one order, or give named_parameters to DistributedOptimizer"
+            )
 
 
 class Hooks:
