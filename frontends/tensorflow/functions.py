@@ -21,7 +21,8 @@ def broadcast_variables(
     """Assign the values of `root_rank`'s variables on all ranks. Accepts TensorFlow's and Keras variables.
 
     All ranks pass the variables in the same order; if their names show that they do not, all ranks raise ValueError.
-    Eager and in functions, the broadcast happens at once; in a graph of `tf.compat.v1` the operation is returned. `inplace` is accepted for Horovod's sake and ignored. Raises as allreduce.
+    Eager and in functions, the broadcast happens at once; in a graph of `tf.compat.v1` the operation is returned.
+    `inplace` is accepted for Horovod's sake and ignored. Raises as allreduce.
     """
     given = list(variables)
     names = told_apart(given, source_names(given))
