@@ -66,6 +66,9 @@ class GradientReduction:
         with as_horovod():
             facts = [_fact(*gradient) for gradient in gradients]
             agree(communicator_of(self._process_set), "gradients", facts)
+        sparse = [fact.name for fact in facts if fact.kind == SPARSE]
+        if sparse:
+            raise TypeError(f"the gradients of {', '.join(sparse)} are sparse; must be dense: sparse_grad=False")
         order = [(name, gradient) for name, _, gradient in gradients if gradient is not None][::-1]
         if self._groups:
             groups = divided(order, self._groups)
