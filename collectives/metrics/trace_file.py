@@ -1,9 +1,9 @@
 """A file in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Lines are buffered in memory. The thread that adds some writes them when there are many; otherwise a thread of the file
-writes them within a second, so that another program can follow a job. A killed process loses its buffered lines and
-leaves a file without the closing bracket, which the format allows. A write error (a full disk) ends the file with a
-warning; calls go on.
+Lines are buffered in memory. The thread that adds some writes them when there are many, or when the last write was a
+second ago; otherwise a thread of the file writes them within a second, so that another program can follow a job. A
+killed process loses its buffered lines and leaves a file without the closing bracket, which the format allows. A write
+error (a full disk) ends the file with a warning; calls go on.
 
 Source: Google, "Trace Event Format", 2016.
 """
@@ -24,6 +24,8 @@ from typing import Final, NamedTuple
 
 _MANY: Final = 2048
 """Number of buffered events that causes a write."""
+_LONG: Final = 10**9
+"""Nanoseconds since the last write that cause one."""
 _SOON: Final = 0.5
 """Seconds from an event to the write of its lines."""
 
@@ -134,7 +136,7 @@ class TraceFile(ABC):
         """Buffer the lines of `count` events."""
         self._waiting.append((lines, count))
         self._count += count
-        if self._count >= _MANY:
+        if self._count >= _MANY or time.perf_counter_ns() - self._written > _LONG:
             self.flush()
         elif not self._added.is_set():
             self._added.set()
