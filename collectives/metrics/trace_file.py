@@ -1,8 +1,9 @@
 """A file in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 Lines are buffered in memory. The thread that adds some writes them when there are many, or when the last write was a
-second ago. A killed process loses its buffered lines and leaves a file without the closing bracket, which the format
-allows. A write error (a full disk) ends the file with a warning; calls go on.
+second ago; otherwise a thread of the file writes them within a second, so that another program can follow a job. A
+killed process loses its buffered lines and leaves a file without the closing bracket, which the format allows. A write
+error (a full disk) ends the file with a warning; calls go on.
 
 Source: Google, "Trace Event Format", 2016.
 """
@@ -25,6 +26,8 @@ _MANY: Final = 2048
 """Number of buffered events that causes a write."""
 _LONG: Final = 10**9
 """Nanoseconds since the last write that cause one."""
+_SOON: Final = 0.5
+"""Seconds from an event to the write of its lines."""
 
 log = logging.getLogger("ronde.timeline")
 
@@ -81,7 +84,11 @@ class TraceFile(ABC):
         self._count = 0
         self._lock = threading.Lock()
         self._written = time.perf_counter_ns()
+        self._added = threading.Event()
+        self._closing = threading.Event()
+        self._writer = threading.Thread(target=self._write_soon, name="ronde-timeline", daemon=True)
         self._file = path.open("wb", buffering=0)  # a forked child must not inherit bytes to be written
+        self._writer.start()
 
     @abstractmethod
     def put(self, events: Iterable[Event], count: int = 1) -> None:
@@ -113,6 +120,7 @@ class TraceFile(ABC):
 
     def close(self) -> None:
         """Write the buffered lines and the closing bracket. Idempotent."""
+        self._end_writer()
         with self._lock:
             if not self._file.closed:
                 self._flush()
@@ -130,6 +138,22 @@ class TraceFile(ABC):
         self._count += count
         if self._count >= _MANY or time.perf_counter_ns() - self._written > _LONG:
             self.flush()
+        elif not self._added.is_set():
+            self._added.set()
+
+    def _write_soon(self) -> None:
+        """The life of the file's thread."""
+        while not self._closing.is_set():
+            self._added.wait()
+            self._closing.wait(_SOON)  # more events are likely to follow the first
+            self._added.clear()
+            self.flush()
+
+    def _end_writer(self) -> None:
+        self._closing.set()
+        self._added.set()
+        if threading.current_thread() is not self._writer:
+            self._writer.join()
 
     def _flush(self) -> None:
         began = time.perf_counter_ns()

@@ -45,6 +45,7 @@ def start(
     if is_initialized():
         return
     sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
+    _check_distinct(sets)
     resources = contextlib.ExitStack()
     atexit.register(resources.close)  # before `init` registers the world's end: what is registered first runs last
     with as_horovod():
@@ -57,6 +58,14 @@ def start(
     path = os.environ.get("HOROVOD_TIMELINE", "")
     if path not in ("", "DYNAMIC") and not collectives.world().config.timeline:  # `ronde run` makes a setting of it
         start_timeline(path, os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"))
+
+
+def _check_distinct(sets: Sequence[ProcessSet | Sequence[int]]) -> None:
+    """Raise ValueError if two process sets have the same ranks, as in Horovod."""
+    ranks = [one.ranks if isinstance(one, ProcessSet) else sorted(one) for one in sets]
+    for index, own in enumerate(ranks):
+        if own in ranks[:index]:
+            raise ValueError(f"process_sets[{index}]: has the ranks {own}, as process_sets[{ranks.index(own)}] has")
 
 
 def init(

@@ -49,6 +49,7 @@ from frontends.jax.basics import shutdown
 from frontends.jax.compression import Compression
 from frontends.jax.handler import path
 from frontends.jax.ops import allgather, allreduce, alltoall, barrier, broadcast, grouped_allreduce, reduce_scatter
+from frontends.jax.ops import allreduce_gradients as allreduce_gradients
 from frontends.jax.primitive import settle
 from frontends.jax.programs import jit
 from frontends.jax.training import broadcast_parameters, distributed

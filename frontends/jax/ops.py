@@ -14,10 +14,11 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import sparse
 
 from collectives import OpName, ProcessSet, global_process_set
 from collectives.arrays import check_op
-from frontends.horovod import check_linear, choose_op, communicator_of, is_lossy, number_of, root_in
+from frontends.horovod import Fact, check_linear, choose_op, communicator_of, is_lossy, number_of, root_in
 from frontends.jax.compression import AnyCompression, Compression
 from frontends.jax.primitive import bind, settle
 from frontends.jax.requests import Request
@@ -67,6 +68,30 @@ def grouped_allreduce(
     return allreduce(list(tensors), op, name, prescale_factor, postscale_factor, process_set, compression)  # type: ignore[no-any-return]
 
 
+def allreduce_gradients(
+    arrays: Sequence[Any],
+    facts: Sequence[Fact],
+    label: str,
+    op: OpName | None = None,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: AnyCompression = Compression.none,
+) -> list[Any]:
+    """`allreduce` of a list, before which all ranks agree that they have the same gradients.
+
+    facts   about all gradients, those that are missing as well
+    label   by which the ranks match the agreement
+
+    Raises as `allreduce`; JaxRuntimeError on every rank, with the names of the parameters, if the facts differ.
+    """
+    op = choose_op(op)
+    request = _request("allreduce", process_set, name, op=op, prescale=prescale_factor, postscale=postscale_factor)
+    given, _ = _arrays(list(arrays))
+    return _reduced(replace(request, label=label, facts=tuple(facts)), given, compression)
+
+
 def allgather(
     x: Any,
     name: str | None = None,
@@ -100,6 +125,13 @@ def broadcast(x: Any, root_rank: int, name: str | None = None, process_set: Proc
     arrays, tree = _arrays(x)
     request = _request("broadcast", process_set, name, root=root_in(process_set, root_rank))
     return jax.tree_util.tree_unflatten(tree, bind(request, *arrays) if arrays else [])
+
+
+def broadcast_parts(arrays: Sequence[Any], facts: Sequence[Fact], root_rank: int, process_set: ProcessSet) -> list[Any]:
+    """`broadcast` of a list, before which all ranks agree that they have the same facts about its arrays."""
+    request = _request("broadcast", process_set, None, root=root_in(process_set, root_rank))
+    given, _ = _arrays(list(arrays))
+    return bind(replace(request, label="parameters", facts=tuple(facts)), *given)
 
 
 def reduce_scatter(
@@ -173,11 +205,11 @@ def _reduced(request: Request, arrays: list[jax.Array], compression: AnyCompress
         compression.check(request.op, request.prescale, request.postscale)
         for array in arrays:
             check_op(request.op, np.dtype(array.dtype))
-        return bind(replace(request, feedback=number_of(compression)), *arrays) if arrays else []
+        return bind(replace(request, feedback=number_of(compression)), *arrays) if arrays or request.facts else []
     packed = [compression.compress(array) for array in arrays]
     for array, _ in packed:
         check_op(request.op, np.dtype(array.dtype))
-    results = bind(request, *(array for array, _ in packed)) if packed else []
+    results = bind(request, *(array for array, _ in packed)) if packed or request.facts else []
     return [compression.decompress(array, ctx) for array, (_, ctx) in zip(results, packed, strict=True)]
 
 
@@ -186,10 +218,12 @@ def _arrays(x: Any, otherwise: str = "") -> tuple[list[jax.Array], Any]:
 
     otherwise   error text for arrays without dimensions, if they are not allowed
     """
-    leaves, tree = jax.tree_util.tree_flatten(x)
+    leaves, tree = jax.tree_util.tree_flatten(x, is_leaf=is_sparse)
     arrays = []
     for index, leaf in enumerate(leaves):
         where = "x" if tree == _LEAF else f"x, leaf {index}"
+        if is_sparse(leaf):
+            raise TypeError(f"{where}: is a sparse {type(leaf).__name__}; must be dense: x.todense()")
         try:
             array = jnp.asarray(leaf)
         except TypeError as error:
@@ -202,6 +236,11 @@ def _arrays(x: Any, otherwise: str = "") -> tuple[list[jax.Array], Any]:
             raise ValueError(f"{where}: {otherwise}")
         arrays.append(array)
     return arrays, tree
+
+
+def is_sparse(leaf: Any) -> bool:
+    """True for a sparse array of JAX, whose parts the ranks cannot combine one by one."""
+    return isinstance(leaf, sparse.JAXSparse)
 
 
 def _counts(given: Sequence[int], size: int, name: str) -> tuple[int, ...]:

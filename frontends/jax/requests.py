@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator, OpName, ProcessSet, Work, world
-from frontends.horovod import full_name, names_of, numbered, scale_options
+from frontends.horovod import Fact, agree, full_name, names_of, numbered, scale_options
+from transports.errors import MismatchError
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +31,8 @@ class Request:
     rows      allgather: number of rows of each rank; None if all have as many as this rank
     feedback  allreduce: number of a lossy compression; None without one
     table     alltoall: table[i][j] rows go from i to j; None for equal parts
+    label     by which the ranks agree on `facts` before; None without an agreement
+    facts     this rank's facts: see frontends.horovod.agreement
     """
 
     kind: str
@@ -44,6 +47,8 @@ class Request:
     rows: tuple[int, ...] | None = None
     feedback: int | None = None
     table: tuple[tuple[int, ...], ...] | None = None
+    label: str | None = None
+    facts: tuple[Fact, ...] = ()
 
     def result(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the result for an array of this shape."""
@@ -62,7 +67,8 @@ def perform(request: Request, sources: Sequence[Array], targets: Sequence[Array]
     """Run the request from `sources` into `targets`; in place where these are the same arrays.
 
     Raises the first error of the operations, after all of them have ended; ValueError if the function was traced in
-    another world.
+    another world, and on every rank if the ranks do not agree on the facts; MismatchError on every rank if the ranks
+    state different numbers of rows.
     """
     comm = world() if request.ranks is None else ProcessSet(request.ranks).communicator
     if (comm.size, comm.rank) != (request.size, request.rank):
@@ -71,12 +77,33 @@ def perform(request: Request, sources: Sequence[Array], targets: Sequence[Array]
             f"{comm.size}; call jax.clear_caches() after the world has changed"
         )
     name = full_name(comm, "jax", None if request.name is None else f"{request.kind}.{request.name}")
+    if request.label is not None:
+        agree(comm, request.label, [Fact(*fact) for fact in request.facts])
+    name = _compared_sizes(comm, request, name)
     begun: list[Work[Any]] = []
     try:
         for work in _begin(comm, request, name, sources, targets):
             begun.append(work)
     finally:  # the memory is lent out until all of them are over
         _wait(comm, begun)
+
+
+def _compared_sizes(comm: Communicator, request: Request, name: str) -> str:
+    """Return the name for the operation itself. Raises MismatchError on every rank if one states numbers of rows, and
+    others state none or other ones."""
+    stated = request.table if request.rows is None else request.rows
+    if stated is None:
+        return name
+    kind = "splits" if request.rows is None else "rows"
+    found = comm.allgather_async(np.array(stated, np.int64).reshape(1, -1), name=name).wait()
+    for rank, row in enumerate(found):
+        if (row != found[0]).any():
+            raise MismatchError(
+                f"{request.kind}: {kind} must be the same on all ranks; rank {rank} has {row.tolist()}, rank 0 has "
+                f"{found[0].tolist()}",
+                rank=rank,
+            )
+    return f"{name}.data"
 
 
 def _begin(
@@ -88,7 +115,8 @@ def _begin(
         yield comm.barrier_async(name=name)
     elif request.feedback is not None:
         names = names_of(request.name, len(sources))
-        yield numbered(request.feedback).begin(comm, sources, targets, request.op, name, names)
+        if sources:
+            yield numbered(request.feedback).begin(comm, sources, targets, request.op, name, names)
         return
     elif request.kind == "allreduce" and len(sources) > 1:
         yield comm.grouped_allreduce_async(sources, request.op, out=targets, name=name, **factors)
@@ -99,6 +127,9 @@ def _begin(
                 yield comm.allreduce_async(x, request.op, out=out, name=label, **factors)
             case "broadcast":
                 yield comm.broadcast_async(x, request.root, out=out, name=label)
+            case "allgather" if request.rows is None:  # in one piece, so that the number of rows must be the same
+                whole = out.reshape(comm.size, *x.shape)
+                yield comm.allgather_async(x[None], out=whole, name=label)
             case "allgather":
                 yield comm.allgather_async(x, out=out, name=label)
             case "reduce_scatter":

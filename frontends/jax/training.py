@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from collectives import OpName, ProcessSet, global_process_set
+from frontends.horovod import DENSE, MISSING, Fact, broadcast_object, numberless
 from frontends.jax.compression import AnyCompression, Compression
-from frontends.jax.ops import allreduce, broadcast
+from frontends.jax.ops import allreduce_gradients, broadcast_parts, is_sparse
 
 if TYPE_CHECKING:
     import optax
@@ -19,14 +20,24 @@ if TYPE_CHECKING:
 def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
     """Return the tree of `root_rank`, a rank of the world, as one operation: parameters, optimizer state, random keys.
 
-    Leaves that are not arrays are returned unchanged. JAX arrays are immutable: use the returned tree. Raises
-    ValueError for a bad root; JaxRuntimeError on every rank if the trees differ in shape or type.
+    Python's numbers stay Python's. Other leaves that are not arrays are returned unchanged. JAX arrays are immutable:
+    use the returned tree. Raises ValueError for a bad root; JaxRuntimeError on every rank if the trees differ in keys,
+    shape or type.
     """
-    leaves, tree = jax.tree_util.tree_flatten(params)
+    named, tree = jax.tree_util.tree_flatten_with_path(params)
+    leaves = [leaf for _, leaf in named]
+    numbers = [index for index, leaf in enumerate(leaves) if type(leaf) in (bool, int, float, complex)]
+    if numbers:
+        held = broadcast_object([leaves[index] for index in numbers], root_rank, None, process_set)
+        if len(held) != len(numbers):
+            raise ValueError(f"params: has {len(numbers)} numbers, rank {root_rank} has {len(held)}")
+        for index, number in zip(numbers, held, strict=True):
+            leaves[index] = number
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.generic)]
     keys = {index: leaves[index] for index in places if jnp.issubdtype(leaves[index].dtype, jax.dtypes.prng_key)}
     given = [jax.random.key_data(leaves[index]) if index in keys else leaves[index] for index in places]
-    for index, found in zip(places, broadcast(given, root_rank, None, process_set), strict=True):
+    facts = [_fact(named[index][0], array) for index, array in zip(places, given, strict=True)]
+    for index, found in zip(places, broadcast_parts(given, facts, root_rank, process_set), strict=True):
         if index in keys:
             found = jax.random.wrap_key_data(found, impl=jax.random.key_impl(keys[index]))
         leaves[index] = found
@@ -51,6 +62,9 @@ def distributed(
     backward_passes_per_step   number of this rank's gradients that are averaged before they are combined and a step is
                                taken (optax.MultiSteps); `update` returns zeros before that
 
+    Gradients are matched by their places in the tree; a sparse one is made dense. If ranks have different gradients, or
+    None in other places, JaxRuntimeError names them on every rank.
+
     An optimizer that clips by global norm clips the combined gradients. The state is the optimizer's own, so
     checkpoints fit with and without `distributed`. Raises ValueError for a bad argument; otherwise as `allreduce`.
     """
@@ -61,10 +75,27 @@ def distributed(
     inner = optax.with_extra_args_support(optimizer)
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        combined = allreduce(gradients, op, None, prescale_factor, postscale_factor, process_set, compression)
+        found, tree = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=_is_gradient)
+        leaves = [leaf.todense() if is_sparse(leaf) else leaf for _, leaf in found]
+        facts = [_fact(path, leaf) for (path, _), leaf in zip(found, leaves, strict=True)]
+        given = [leaf for leaf in leaves if leaf is not None]
+        scales = prescale_factor, postscale_factor
+        reduced = iter(allreduce_gradients(given, facts, "optax", op, None, *scales, process_set, compression))
+        combined = tree.unflatten([None if leaf is None else next(reduced) for leaf in leaves])
         return inner.update(combined, state, params, **extra)  # type: ignore[no-any-return]
 
     result = optax.GradientTransformationExtraArgs(inner.init, update)
     if backward_passes_per_step == 1:
         return result
     return optax.MultiSteps(result, backward_passes_per_step).gradient_transformation()
+
+
+def _is_gradient(leaf: Any) -> bool:
+    return leaf is None or is_sparse(leaf)
+
+
+def _fact(path: Any, leaf: Any) -> Fact:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    if leaf is None:
+        return Fact(name, numberless(name), "", MISSING)
+    return Fact(name, numberless(name), f"{jnp.shape(leaf)} {jnp.result_type(leaf).name}", DENSE)

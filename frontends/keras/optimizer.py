@@ -16,7 +16,18 @@ from typing import Any, TypeAlias
 import keras
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average, Sum, alone_in, is_lossy, predivided
+from frontends.horovod import (
+    DENSE,
+    MISSING,
+    SPARSE,
+    Average,
+    Fact,
+    Sum,
+    alone_in,
+    is_lossy,
+    numberless,
+    predivided,
+)
 from frontends.keras.backends import Backend, ReductionOptions, chosen
 from frontends.keras.compression import AnyCompression, Compression, ErrorFeedback
 from frontends.keras.library import LEGACY, OPTIMIZERS, library
@@ -165,18 +176,25 @@ class _Settings:
     """The ids of the variables whose gradients stay in their rank."""
 
     def combine(self, backend: Backend, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients combined over all ranks, in the same order; None stays None."""
+        """Return the gradients combined over all ranks, in the same order; None stays None.
+
+        Raises as `backend.combine` if the ranks have different gradients, or list variables in different orders.
+        """
         result = list(gradients)
         if alone_in(self.process_set):
             return result
         lossy = self.compression if isinstance(self.compression, ErrorFeedback) else None
-        chosen, contexts, tensors = [], [], []
+        chosen, contexts, tensors, facts = [], [], [], []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if gradient is None:
-                continue
             if id(variable) in self.local:
-                result[index] = backend.dense(gradient) / self.process_set.size() if self.scales_local else gradient
+                if self.scales_local and gradient is not None:
+                    result[index] = backend.dense(gradient) / self.process_set.size()
                 continue
+            if gradient is None:
+                facts.append(_fact(variable, MISSING))
+                continue
+            sparse = isinstance(gradient, backend.SPARSE) and not self.sparse_as_dense
+            facts.append(_fact(variable, SPARSE if sparse else DENSE))
             tensor, context = (gradient if not self.sparse_as_dense else backend.dense(gradient)), None
             if not isinstance(tensor, backend.SPARSE):
                 tensor = backend.dense(tensor)
@@ -185,10 +203,8 @@ class _Settings:
             chosen.append(index)
             contexts.append(context)
             tensors.append(tensor)
-        if not tensors:
-            return result
-        label = self._label(variables)
-        options = ReductionOptions(label, self.op, self.prescale, self.postscale, self.process_set, lossy)
+        how = self.op, self.prescale, self.postscale, self.process_set, lossy
+        options = ReductionOptions(self._label(variables), self.name, facts, *how)
         for index, context, tensor in zip(chosen, contexts, backend.combine(tensors, options), strict=True):
             whole = lossy is not None or isinstance(tensor, backend.SPARSE)
             result[index] = tensor if whole else self.compression.decompress(tensor, context)
@@ -204,6 +220,12 @@ class _Settings:
             return self.name
         shapes = [(tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype)) for variable in variables]
         return f"{self.name}.{zlib.crc32(repr(shapes).encode()):08x}"
+
+
+def _fact(variable: Any, kind: int) -> Fact:
+    name = str(getattr(variable, "path", variable.name))
+    form = f"{tuple(variable.shape)} {keras.backend.standardize_dtype(variable.dtype)}"
+    return Fact(name, numberless(name), form, kind)
 
 
 def _distribute_tf_keras(optimizer: Any, settings: _Settings) -> Any:

@@ -11,11 +11,13 @@ import numpy as np
 from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import (
     Average,
+    agree,
     as_horovod,
     check_linear,
     choose_op,
     communicator_of,
     full_name,
+    in_order,
     is_lossy,
     names_of,
     root_in,
@@ -98,12 +100,14 @@ def reducescatter(
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Assign the values of `root_rank`'s variables on all ranks, e.g. of model.weights and model.optimizer.variables.
 
-    All ranks pass the same number of variables in the same order. Raises HorovodInternalError if shapes or types
-    differ.
+    All ranks pass the same number of variables in the same order. Raises ValueError on every rank if their names show
+    another order, HorovodInternalError if shapes or types differ.
     """
+    variables = list(variables)
     comm, root = communicator_of(process_set), root_in(process_set, root_rank)
     label = full_name(comm, "broadcast_variables", None)
     with as_horovod():
+        agree(comm, "variables", in_order(str(getattr(one, "path", one.name)) for one in variables))
         begun = [
             (variable, comm.broadcast_async(_array(variable), root, name=f"{label}.{index}"))
             for index, variable in enumerate(variables)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collectives import ProcessSet, global_process_set
-from frontends.horovod import root_in
+from frontends.horovod import agree, as_horovod, communicator_of, in_order, root_in
 from frontends.mxnet import ops
 from frontends.mxnet.library import mx
 
@@ -22,7 +22,8 @@ def broadcast_parameters(
              first forward pass
     prefix   of the names by which ranks match the parameters
 
-    Raises ValueError for another type or a bad root, RuntimeError for a parameter that is not initialized,
+    Raises ValueError for another type or a bad root, and on every rank if the names show that ranks list the same
+    parameters in different orders; RuntimeError for a parameter that is not initialized,
     HorovodInternalError if the ranks' parameters differ in shape or type.
     """
     pairs: list[tuple[Any, Any]]
@@ -33,6 +34,10 @@ def broadcast_parameters(
     else:
         raise ValueError(f"params: must be a dict or a ParameterDict, not {type(params).__name__}")
     root_in(process_set, root_rank)
+    with as_horovod():
+        agree(
+            communicator_of(process_set), "parameters", in_order(str(getattr(one, "name", key)) for key, one in pairs)
+        )
     waiting = []
     for key, value in pairs:
         name = f"{prefix or ''}{key}"

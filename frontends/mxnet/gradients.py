@@ -6,7 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from collectives import ProcessSet
-from frontends.horovod import Average, alone_in, buckets, divided, is_lossy, predivided
+from frontends.horovod import (
+    DENSE,
+    MISSING,
+    SPARSE,
+    Average,
+    Fact,
+    agree,
+    alone_in,
+    as_horovod,
+    buckets,
+    communicator_of,
+    divided,
+    is_lossy,
+    numberless,
+    predivided,
+)
 from frontends.mxnet import ops
 from frontends.mxnet.compression import AnyCompression
 from frontends.mxnet.tensors import dtype_of
@@ -36,18 +51,25 @@ class GradientReduction:
         self._groups = groups
         self._process_set = process_set
 
-    def run(self, gradients: Sequence[tuple[str, Any]]) -> None:
+    def run(self, gradients: Sequence[tuple[str, str, Any]]) -> None:
         """Replace gradients by their averages. Collective in the process set.
 
-        gradients   pairs of a name, the same on all ranks, and the gradient, in the order of the layers. The backward
-                    pass ends with the first layer, so the last gradients are waited for and sent first
+        gradients   triples of a name by which the ranks match operations, the name of the parameter, and the gradient
+                    or None, in the order of the layers. The backward pass ends with the first layer, so the last
+                    gradients are waited for and sent first
 
-        Raises TypeError for sparse gradients, HorovodInternalError if the ranks disagree or a rank is lost; the
-        gradients are undefined then.
+        Raises ValueError on every rank, before anything is changed, if the ranks have different gradients, TypeError
+        for sparse ones, HorovodInternalError if a rank is lost; the gradients are undefined then.
         """
         if alone_in(self._process_set):
             return
-        order = gradients[::-1]
+        with as_horovod():
+            facts = [_fact(*gradient) for gradient in gradients]
+            agree(communicator_of(self._process_set), "gradients", facts)
+        sparse = [fact.name for fact in facts if fact.kind == SPARSE]
+        if sparse:
+            raise TypeError(f"the gradients of {', '.join(sparse)} are sparse; must be dense: sparse_grad=False")
+        order = [(name, gradient) for name, _, gradient in gradients if gradient is not None][::-1]
         if self._groups:
             groups = divided(order, self._groups)
         else:
@@ -77,3 +99,11 @@ class GradientReduction:
                     tensor[:] = result
 
         return finish
+
+
+def _fact(name: str, parameter: str, gradient: Any) -> Fact:
+    key = f"{name} {numberless(parameter)}"
+    if gradient is None:
+        return Fact(parameter, key, "", MISSING)
+    kind = DENSE if getattr(gradient, "stype", "default") == "default" else SPARSE
+    return Fact(parameter, key, f"{tuple(gradient.shape)} {dtype_of(gradient).name}", kind)

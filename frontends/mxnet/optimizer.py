@@ -99,4 +99,5 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
     def _average(self, index: Any, grad: Any) -> None:
         several = isinstance(index, Sequence) and not isinstance(index, str)
         pairs = zip(index, grad, strict=True) if several else [(index, grad)]
-        self._reduction.run([(str(number), gradient) for number, gradient in pairs])
+        names = getattr(self._optimizer, "idx2name", {})
+        self._reduction.run([(str(number), str(names.get(number, number)), grad) for number, grad in pairs])

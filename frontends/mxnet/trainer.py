@@ -53,13 +53,12 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         if self._contexts is not None and len(self._contexts) > 1:
             raise ValueError(f"params: are on {self._contexts}; must be on one device, start a rank for each")
-        sparse = [param.name for param in self._params if param._grad_stype != "default"]
-        if sparse:
-            raise ValueError(
-                f"params: the gradients of {', '.join(sparse)} are sparse; must be dense: sparse_grad=False"
-            )
 
     def _allreduce_grads(self) -> None:
         """Called by `step` and `allreduce_grads`."""
-        pairs = [(index, param) for index, param in enumerate(self._in_order) if param.grad_req != "null"]
-        self._reduction.run([(f"{self._prefix}{index}", param.list_grad()[0]) for index, param in pairs])
+        self._reduction.run(
+            [
+                (f"{self._prefix}{index}", param.name, None if param.grad_req == "null" else param.list_grad()[0])
+                for index, param in enumerate(self._in_order)
+            ]
+        )

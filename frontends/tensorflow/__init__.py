@@ -66,6 +66,7 @@ from frontends.tensorflow.functions import (
 )
 from frontends.tensorflow.hooks import BroadcastGlobalVariablesHook
 from frontends.tensorflow.keras_bridge import keras_frontend
+from frontends.tensorflow.ops import agreement as agreement
 from frontends.tensorflow.ops import (
     allgather,
     allreduce,

@@ -16,26 +16,26 @@ class Aggregation:
         self._passes = passes
         self._average = average
         self._count: Any = None
-        self._totals: list[Any] = []
+        self._totals: dict[int, Any] = {}
         self._due: Any = None
 
     def add(self, gradients: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]) -> list[Any]:
         """Add a pass's gradients. Returns `reduce(sums)` in the last pass of a step and zeros in the others; None stays
         None."""
         dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
-        given = [gradient for gradient in dense if gradient is not None]
-        if self._count is None:
-            with tf.init_scope():
+        given = {index: gradient for index, gradient in enumerate(dense) if gradient is not None}
+        with tf.init_scope():
+            if self._count is None:
                 self._count = _variable(tf.zeros([], tf.int32), "aggregation_count")
-                self._totals = [
-                    _variable(tf.zeros(gradient.shape, gradient.dtype), f"aggregation_total_{index}")
-                    for index, gradient in enumerate(given)
-                ]
-        added = [total.assign_add(gradient) for total, gradient in zip(self._totals, given, strict=True)]
+            for index, gradient in given.items():
+                if index not in self._totals:
+                    zeros = tf.zeros(gradient.shape, gradient.dtype)
+                    self._totals[index] = _variable(zeros, f"aggregation_total_{index}")
+        added = [self._totals[index].assign_add(gradient) for index, gradient in given.items()]
         with tf.control_dependencies([tf.convert_to_tensor(one) for one in added]):
             self._due = tf.equal(self._count.assign_add(1), self._passes)
         with tf.control_dependencies([self._due]):
-            totals = [tf.identity(total) for total in self._totals]
+            totals = [tf.identity(self._totals[index]) for index in given]
 
         def combined() -> list[Any]:
             share = [total / self._passes if self._average else total for total in totals]
@@ -51,7 +51,10 @@ class Aggregation:
         def take() -> Any:
             done = step()
             with tf.control_dependencies([] if done is None else [done]):
-                fresh = [self._count.assign(0), *(total.assign(tf.zeros_like(total)) for total in self._totals)]
+                fresh = [
+                    self._count.assign(0),
+                    *(total.assign(tf.zeros_like(total)) for total in self._totals.values()),
+                ]
             return tf.no_op() if tf.executing_eagerly() else tf.group(*fresh)
 
         return tf.cond(self._due, take, tf.no_op)

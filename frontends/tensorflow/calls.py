@@ -16,6 +16,10 @@ import numpy as np
 from collectives import Communicator, OpName, ProcessSet, Work, world
 from frontends.horovod import (
     Average,
+    Fact,
+    begin_agreement,
+    begin_digests,
+    explain,
     full_name,
     names_of,
     numbered,
@@ -30,7 +34,8 @@ UNKNOWN_SET: Final = -3
 """Horovod's HOROVOD_PROCESS_SET_ERROR_UNKNOWN_SET, the answer for a process_set_id that no process set has."""
 
 Start = Callable[[], Work[Any]]
-Finish = Callable[[list[Any]], None]
+Finish = Callable[[list[Any]], Any]
+"""Gets the results. Returns None, or a pair of further operations to start and their Finish."""
 
 
 class Call(NamedTuple):
@@ -43,6 +48,7 @@ class Call(NamedTuple):
     number  the process_set_id of a question about a process set; of an allreduce the number of its lossy compression
     memory  the tensors' name in the memory of that
     shapes  shapes of the tensors, if all of them are known when the graph is built
+    facts   of an agreement: this rank's facts
     """
 
     kind: str
@@ -55,6 +61,7 @@ class Call(NamedTuple):
     number: int = 0
     memory: str = ""
     shapes: tuple[tuple[int, ...], ...] | None = None
+    facts: tuple[Fact, ...] = ()
 
     @property
     def process_set(self) -> ProcessSet:
@@ -79,8 +86,9 @@ class Call(NamedTuple):
     def read(cls, text: str | bytes) -> Call:
         """Return the Call of a description."""
         given = json.loads(text)
-        ranks, shapes = given.pop("ranks"), given.pop("shapes")
+        ranks, shapes, facts = given.pop("ranks"), given.pop("shapes"), given.pop("facts", ())
         return cls(
+            facts=tuple(Fact(*fact) for fact in facts),
             ranks=None if ranks is None else tuple(ranks),
             shapes=None if shapes is None else tuple(map(tuple, shapes)),
             **given,
@@ -124,13 +132,18 @@ class _PendingWorks:
             self._open -= 1
             if self._open:
                 return
-        error = self._error
+        error, more = self._error, None
         if error is None:
             try:
-                self._finish([work.wait() for work in self._works])
+                more = self._finish([work.wait() for work in self._works])
             except BaseException as raised:  # noqa: BLE001 - it becomes the execution's
                 error = raised
-        self._execution.end(error)
+        if more is None:
+            self._execution.end(error)
+            return
+        starts, self._finish = more
+        self._works, self._open = [], 1
+        self.begin(starts)
 
 
 def _nothing(_: list[Any]) -> None:
@@ -211,6 +224,20 @@ def _barrier(call: Call, _: Execution) -> tuple[list[Start], Finish]:
     return [lambda: comm.barrier_async(name=full_name(comm, "barrier", call.name))], _nothing
 
 
+def _agree(call: Call, _: Execution) -> tuple[list[Start], Finish]:
+    comm, label = call.communicator, call.name or "gradients"
+    judge = begin_agreement(comm, label)
+
+    def finish(results: list[Any]) -> Any:
+        more = judge(results[0], call.facts)
+        return None if more is None else ([lambda: more], fail)
+
+    def fail(results: list[Any]) -> None:
+        raise ValueError(explain(results[0]))
+
+    return [lambda: begin_digests(comm, label, call.facts)], finish
+
+
 def _number(execution: Execution, value: int) -> None:
     execution.output(0, (), np.dtype(np.int32))[...] = value
 
@@ -259,6 +286,7 @@ _KINDS: Final = {
     "alltoall": _alltoall,
     "reducescatter": _reducescatter,
     "barrier": _barrier,
+    "agree": _agree,
     "join": _join,
     "rank": _known(lambda call: call.communicator.rank),
     "size": _known(_size_of),

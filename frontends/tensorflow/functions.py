@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from collectives import ProcessSet, global_process_set
 from frontends import horovod
-from frontends.tensorflow.ops import broadcast_, no_autograph
+from frontends.horovod import in_order
+from frontends.tensorflow.ops import agreement, broadcast_, no_autograph
+from frontends.tensorflow.reducing import source_names, told_apart
 
 
 @no_autograph
@@ -18,10 +20,14 @@ def broadcast_variables(
 ) -> Any:
     """Assign the values of `root_rank`'s variables on all ranks. Accepts TensorFlow's and Keras variables.
 
-    All ranks pass the variables in the same order. Eager and in functions, the broadcast happens at once; in a graph of
-    `tf.compat.v1` the operation is returned. `inplace` is accepted for Horovod's sake and ignored. Raises as allreduce.
+    All ranks pass the variables in the same order; if their names show that they do not, all ranks raise ValueError.
+    Eager and in functions, the broadcast happens at once; in a graph of `tf.compat.v1` the operation is returned.
+    `inplace` is accepted for Horovod's sake and ignored. Raises as allreduce.
     """
-    updates = broadcast_(list(variables), root_rank, None, process_set)
+    given = list(variables)
+    names = told_apart(given, source_names(given))
+    with agreement("variables", in_order(names), process_set):
+        updates = broadcast_(given, root_rank, None, process_set)
     return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.group(*updates)
 
 

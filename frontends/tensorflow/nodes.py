@@ -21,7 +21,7 @@ from frontends.horovod import Average, Sum, root_in
 from frontends.tensorflow import kernel
 from frontends.tensorflow.calls import Call
 
-_STATEFUL: Final = {"barrier", "join", "rank", "size", "local_rank", "local_size", "included"}
+_STATEFUL: Final = {"agree", "barrier", "join", "rank", "size", "local_rank", "local_size", "included"}
 
 
 def run(call: Call, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType] | None = None) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average, Sum, check_linear, choose_op, is_lossy, number_of
+from frontends.horovod import Average, Fact, Sum, check_linear, choose_op, is_lossy, number_of
 from frontends.tensorflow.calls import Call, ranks_of
 from frontends.tensorflow.compression import AnyCompression, Compression
 from frontends.tensorflow.nodes import run
@@ -82,6 +82,8 @@ def grouped_allreduce(
     chosen = choose_op(op, average)
     lossy = compression if is_lossy(compression) else None
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    if len(dense) < len(tensors):
+        _check_sparse(chosen)
     results: list[Any] = list(tensors)
     if dense and lossy is not None:
         lossy.check(chosen, prescale_factor, postscale_factor)
@@ -113,8 +115,7 @@ def _sparse(
     process_set: ProcessSet,
     ignore_name_scope: bool,
 ) -> tf.IndexedSlices:
-    if op not in (Average, Sum):
-        raise NotImplementedError(f"op={op!r}: IndexedSlices can be combined by Average and Sum only; make them dense")
+    _check_sparse(op)
     small, ctx = compression.compress(slices.values)
     values, indices = grouped_allgather([small, slices.indices], name, ignore_name_scope, process_set)
     values = compression.decompress(values, ctx)
@@ -124,6 +125,11 @@ def _sparse(
         wide = values if values.dtype.is_floating or values.dtype.is_complex else tf.cast(values, tf.float64)
         values = tf.cast(wide * tf.cast(factor, wide.dtype), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _check_sparse(op: OpName) -> None:
+    if op not in (Average, Sum):
+        raise NotImplementedError(f"op={op!r}: IndexedSlices can be combined by Average and Sum only; make them dense")
 
 
 @no_autograph
@@ -247,6 +253,16 @@ def grouped_reducescatter(
             if small.shape.rank:
                 result.set_shape([None, *small.shape[1:]])
     return [compression.decompress(small, ctx) for small, (_, ctx) in zip(results, compressed, strict=True)]
+
+
+@no_autograph
+def agreement(name: str, facts: Sequence[Fact], process_set: ProcessSet) -> Any:
+    """Return a context for operations that need all ranks to have equal `facts`, eager or in a graph.
+
+    Raises ValueError on every rank, with the names of the parameters, if they differ: see horovod.agreement.
+    """
+    done = run(Call("agree", name, ranks_of(process_set), facts=tuple(facts)), [], [])
+    return tf.control_dependencies([] if tf.executing_eagerly() else done)
 
 
 @no_autograph

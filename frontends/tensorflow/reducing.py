@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet
-from frontends.horovod import BUCKET, alone_in, buckets, divided, is_lossy, predivided
+from frontends.horovod import BUCKET, DENSE, MISSING, SPARSE, Fact, alone_in, buckets, divided, is_lossy, predivided
 from frontends.tensorflow import ops
 from frontends.tensorflow.compression import AnyCompression
 
@@ -61,24 +62,47 @@ class Reducer:
         """Return the combined gradients of `sources`; None stays None.
 
         Gradients are matched by the names of their sources, so ranks may list them in different orders; with
-        `generic_names`, by their positions. In a graph, a group travels as soon as its gradients are complete; in eager
-        mode, all gradients are complete, and travel as one operation.
+        `generic_names`, by their positions. In a graph, a group travels as soon as its
+        gradients are complete; in eager mode, all gradients are complete, and travel as one operation.
+
+        Raises ValueError on every rank, with the names, if a gradient is not of the same kind on all ranks (missing,
+        dense or sparse), or if one rank lists sources of the same name in the order of their creation, and another
+        does not.
         """
         results = list(gradients)
         if alone_in(self._process_set):
             return results
         names = [f"grad_{index}" for index in range(len(sources))] if generic_names else source_names(sources)
-        combined = []
-        for index, (gradient, source) in enumerate(zip(gradients, sources, strict=True)):
-            if gradient is None:
+        known = names if generic_names else told_apart(sources, names)
+        combined, facts = [], []
+        for index in sorted(range(len(sources)), key=names.__getitem__):
+            gradient, kind = gradients[index], MISSING
+            if _key(sources[index]) in self._local:
+                results[index] = None if gradient is None else self._own(gradient)
                 continue
-            if _key(source) in self._local:
-                results[index] = self._own(gradient)
-                continue
-            if isinstance(gradient, tf.IndexedSlices) and self._sparse_as_dense:
-                results[index] = tf.convert_to_tensor(gradient)
-            combined.append(index)
-        for group in self._divide(combined, names, sources, gradients):
+            if gradient is not None:
+                kind = DENSE
+                if isinstance(gradient, tf.IndexedSlices):
+                    if self._sparse_as_dense:
+                        results[index] = tf.convert_to_tensor(gradient)
+                    else:
+                        kind = SPARSE
+                combined.append(index)
+            facts.append(Fact(known[index], known[index], "", kind))
+        if not sources:
+            return results
+        with ops.agreement(self._name, facts, self._process_set):
+            return self._reduced(results, combined, names, sources)
+
+    def _reduced(
+        self,
+        results: list[Any],
+        combined: list[int],
+        names: list[str],
+        sources: Sequence[Any],
+    ) -> list[Any]:
+        """Return the gradients with those of the numbers `combined` replaced by their combinations."""
+        for group in self._divide(combined, sources, results):
             reduced = ops.grouped_allreduce(
                 [results[index] for index in group],
                 compression=self._compression,
@@ -112,11 +136,9 @@ class Reducer:
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         return gradient * tf.cast(factor, gradient.dtype)
 
-    def _divide(
-        self, indices: list[int], names: list[str], sources: Sequence[Any], gradients: Sequence[Any]
-    ) -> list[list[int]]:
-        """Return the groups of gradients that travel together, in the same order on all ranks."""
-        indices = sorted(indices, key=names.__getitem__)
+    def _divide(self, indices: list[int], sources: Sequence[Any], gradients: Sequence[Any]) -> list[list[int]]:
+        """Return the groups of gradients that travel together. `indices` are in the order of the names, which is the
+        same on all ranks."""
         if isinstance(self._groups, int) and self._groups:
             return divided(indices, self._groups)
         if self._groups:
@@ -133,18 +155,47 @@ class Reducer:
 
 
 def source_names(sources: Sequence[Any]) -> list[str]:
-    """Return a name for each source: the name of the variable, numbered if several have the same.
-
-    The names are the same on all ranks that created their variables in the same order.
-    """
+    """Return a unique name for each source: the name of the variable, numbered if several have the same."""
     counts: Counter[str] = Counter()
     names = []
-    for index, source in enumerate(sources):
-        name = getattr(source, "path", None) or (source.name if isinstance(source, tf.Variable) else f"source_{index}")
-        name = str(name).partition(":")[0]
+    for name in map(_plain_name, sources):
         counts[name] += 1
-        names.append(name if counts[name] == 1 else f"{name}_{counts[name]}")
+        names.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
     return names
+
+
+def told_apart(sources: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Return the names with numbers in which sources of the same plain name were created in this process.
+
+    Ranks that list such sources in different orders then have different lists.
+    """
+    equal: dict[str, list[int]] = {}
+    for index, source in enumerate(sources):
+        equal.setdefault(_plain_name(source), []).append(index)
+    found = list(names)
+    for name, indices in equal.items():
+        made = [(_created(sources[index]), index) for index in indices]
+        if len(indices) > 1 and all(number is not None for number, _ in made):
+            for number, (_, index) in enumerate(sorted(made)):
+                found[index] = f"{name}#{number}"
+    return found
+
+
+def _plain_name(source: Any) -> str:
+    name = getattr(source, "path", None) or (source.name if isinstance(source, tf.Variable) else "source")
+    return str(name).partition(":")[0]
+
+
+def _created(source: Any) -> int | None:
+    """Return a number that is greater for sources created later; None if TensorFlow keeps none."""
+    inner = getattr(source, "value", source)
+    inner = source if callable(inner) else inner
+    number = getattr(inner, "_id", None)  # of an eager tensor
+    if isinstance(number, int):
+        return number
+    text = getattr(inner, "_unique_id", "")  # of a variable: its name and a number
+    found = re.search(r"_(\d+)$", text) if isinstance(text, str) else None
+    return None if found is None else int(found[1])
 
 
 def _key(source: Any) -> Any:

@@ -64,8 +64,10 @@ def DistributedGradientTape(
     scale_local_gradients      divide the gradients of local sources (`register_local_source`) by the number of ranks
     device_dense, device_sparse  accepted for Horovod's sake and ignored
 
-    Gradients are matched by the names of their variables, so ranks may list them in different orders. Among variables
-    of the same name, the order must be the same on all ranks. Raises ValueError for bad arguments.
+    Gradients are matched by the names of their variables, so ranks may list them in different orders. Variables of the
+    same name must be listed in the same order by all ranks. `gradient` raises ValueError on every rank, with the name
+    of the variable, if they are not, or if a gradient is missing, dense or sparse on some ranks only. Raises ValueError
+    for bad arguments.
     """
     kind = type(type(gradtape).__name__, (_DistributedTape, type(gradtape)), {})
     distributed: Any = object.__new__(kind)

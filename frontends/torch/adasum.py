@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from collectives import ProcessSet
-from frontends.horovod import Adasum, alone_in
+from frontends.horovod import DENSE, MISSING, Adasum, alone_in
 from frontends.torch import ops
 from frontends.torch.compression import Compressor
-from frontends.torch.gradients import Parameter
+from frontends.torch.parameters import Hooks, Parameter, Roster
 from frontends.torch.passes import PassCounter
 
 
@@ -25,41 +24,61 @@ class StepReduction:
 
     in_flight = False
 
-    def __init__(
-        self, names: Mapping[Parameter, str], compression: type[Compressor], passes: int, process_set: ProcessSet
-    ) -> None:
-        self._names = {parameter: name for parameter, name in names.items() if parameter.requires_grad}
+    def __init__(self, roster: Roster, compression: type[Compressor], passes: int, process_set: ProcessSet) -> None:
+        self._roster = roster
         self._compression = compression
-        self._counter = PassCounter(len(self._names), passes)
         self._process_set = process_set
         self._stepping = False
-        if not alone_in(process_set):
-            for number, parameter in enumerate(self._names):
-                parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))
+        self._counter = PassCounter(0, passes)
+        self._hooks = Hooks(self._on_gradient)
+        self._watch()
 
-    def synchronize(self) -> None:
+    def synchronize(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Nothing: steps are combined, not gradients."""
 
-    def step(self, plain_step: Callable[[Any], Any], closure: Callable[[], Any] | None, synchronize: bool) -> Any:
-        """Step, and combine the changes. `synchronize` is ignored."""
-        with torch.no_grad():
-            alone = alone_in(self._process_set)
-            before = {} if alone else {parameter: parameter.detach().clone() for parameter in self._names}
+    def step(
+        self,
+        plain_step: Callable[[Any], Any],
+        closure: Callable[[], Any] | None,
+        synchronize: bool,
+        param_groups: Sequence[dict[str, Any]],
+    ) -> Any:
+        """Step, and combine the changes of the parameters that have a gradient on any rank. `synchronize` is ignored.
+
+        Raises ValueError on every rank if the ranks' parameters differ.
+        """
+        alone = alone_in(self._process_set)
+        self._roster.follow(param_groups)
+        parameters = self._roster.parameters
+        before: dict[int, torch.Tensor] = {}
+        if not alone:
+            with torch.no_grad():
+                for index, parameter in enumerate(parameters):
+                    if parameter.requires_grad or parameter.grad is not None:
+                        before[index] = parameter.detach().clone()
         self._stepping = True
         try:
             loss = plain_step(closure)
         finally:
             self._stepping = False
-            self._counter.restart()
+            self._watch()
+        if alone:
+            return loss
+        kinds = [MISSING if parameter.grad is None else DENSE for parameter in parameters]
+        united = self._roster.unite(kinds, self._process_set)
         with torch.no_grad():
             begun = []
-            for parameter, old in before.items():
+            for index, kind in enumerate(united.kinds):
+                if kind == MISSING:
+                    continue
+                parameter = parameters[index]
+                old = before[index] if index in before else parameter.detach().clone()
                 small, ctx = self._compression.compress(parameter - old)
-                handle = ops.allreduce_async_(small, None, self._names[parameter], Adasum, 1.0, 1.0, self._process_set)
-                begun.append((parameter, handle, ctx))
-            for parameter, handle, ctx in begun:
-                change = self._compression.decompress(handle.synchronize(), ctx)
-                parameter.copy_(before[parameter] + change)
+                name = self._roster.names[index]
+                handle = ops.allreduce_async_(small, None, name, Adasum, 1.0, 1.0, self._process_set)
+                begun.append((parameter, old, handle, ctx))
+            for parameter, old, handle, ctx in begun:
+                parameter.copy_(old + self._compression.decompress(handle.synchronize(), ctx))
         return loss
 
     def set_passes(self, passes: int) -> None:
@@ -70,7 +89,15 @@ class StepReduction:
         """Begin a step."""
         self._counter.restart()
 
-    def _on_gradient(self, number: int, parameter: Parameter) -> None:
+    def _watch(self) -> None:
+        """Count the passes of the parameters that there are, and begin a step."""
+        self._numbers = {id(parameter): number for number, parameter in enumerate(self._roster.parameters)}
+        self._counter.resize(len(self._numbers))
+        if not alone_in(self._process_set):
+            self._hooks.follow(self._roster.parameters)
+
+    def _on_gradient(self, parameter: Parameter) -> None:
         """Hook: a backward pass has added to a gradient. Gradients that a step's closure computes do not count."""
-        if not self._stepping:
+        number = self._numbers.get(id(parameter))
+        if number is not None and not self._stepping:
             self._counter.count(number)

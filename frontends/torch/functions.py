@@ -10,6 +10,7 @@ import torch
 from collectives import ProcessSet, global_process_set
 from frontends.horovod import broadcast_object, root_in
 from frontends.torch import ops
+from frontends.torch.parameters import compare_order
 
 
 def broadcast_parameters(
@@ -43,9 +44,12 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give the optimizers of all ranks state and options of `root_rank`'s optimizer, also before its first step.
 
-    Works for every optimizer whose `load_state_dict` accepts its `state_dict`. `model` is accepted for Horovod's sake
-    and ignored.
+    Works for every optimizer whose `load_state_dict` accepts its `state_dict`. The ranks list parameters in the same
+    order; if their values show that they do not, all ranks raise ValueError. `model` is accepted for Horovod's sake and
+    ignored.
     """
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    compare_order(own, [str(index) for index in range(len(own))], process_set)
     state = optimizer.state_dict() if _is_root(root_rank, process_set) else None
     tensors: list[torch.Tensor] = []
     outline = broadcast_object(_outline(state, tensors), root_rank, "optimizer.outline", process_set)

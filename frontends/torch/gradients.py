@@ -18,16 +18,15 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from collectives import Communicator, MismatchError, RendezvousError
-from frontends.horovod import divided
+from frontends.horovod import MISSING, SPARSE, divided
+from frontends.torch.parameters import Parameter
 from frontends.torch.tensors import as_array, plain_array
-
-Parameter: TypeAlias = torch.nn.Parameter
 
 GROUP_BYTES: Final = 24 << 20
 """Bytes of gradients at which a group is full, and the next one begins."""
@@ -50,9 +49,11 @@ class Gradient:
     slot    its memory in the group's, if that has memory
     begun   True once its reduction has begun in this step
     small   True if it is copied to its slot together with others: one by one that takes longer than the copying
+    kind    the kind that the ranks together have in this step, from `synchronize` on
+    dense   True once a rank had a dense one
     """
 
-    __slots__ = ("begun", "group", "name", "number", "parameter", "slot", "small")
+    __slots__ = ("begun", "dense", "group", "kind", "name", "number", "parameter", "slot", "small")
 
     def __init__(self, number: int, parameter: Parameter, name: str) -> None:
         self.number = number
@@ -61,7 +62,17 @@ class Gradient:
         self.group: Group | None = None
         self.slot: Slot | None = None
         self.begun = False
+        self.kind = MISSING
+        self.dense = False
         self.small = parameter.nbytes <= _SMALL
+
+    def give_kind(self) -> None:
+        """Give a gradient that this rank did not have the kind that the others have: none, sparse or dense."""
+        own = self.parameter.grad
+        if self.kind == MISSING:
+            self.parameter.grad = None
+        elif self.kind == SPARSE and own is not None and not own.is_sparse:
+            self.parameter.grad = own.to_sparse(1)
 
 
 class Memory:
@@ -144,6 +155,7 @@ class Group:
     given     True if the user asked for this group
     arrays    its memory, as few flat arrays; empty if it has none
     memories  the same
+    members   the gradients
     slots     the slot of each parameter in that memory
     ready     number of complete gradients
     waiting   those that are to be moved to their slots together
@@ -156,6 +168,7 @@ class Group:
         self.given = given
         self.arrays: list[Any] = []
         self.memories: list[Memory] = []
+        self.members: list[Gradient] = []
         self.slots: dict[Parameter, Slot] = {}
         self.ready = 0
         self.waiting: list[Gradient] = []

@@ -14,7 +14,7 @@ from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import Adasum, Average, ErrorFeedback, is_lossy, predivided
 from frontends.torch.adasum import StepReduction
 from frontends.torch.compression import AnyCompression, Compression
-from frontends.torch.gradients import Parameter
+from frontends.torch.parameters import Parameter, Roster
 from frontends.torch.reduction import GradientReduction
 
 Named: TypeAlias = Iterable[tuple[str, Parameter]]
@@ -35,7 +35,8 @@ def DistributedOptimizer(
 ) -> torch.optim.Optimizer:
     """Make `step` use gradients combined over the ranks. State and parameter groups of `optimizer` are kept.
 
-    named_parameters           usually model.named_parameters(): all parameters of the optimizer, with unique names
+    named_parameters           usually model.named_parameters(): all parameters of the optimizer, with unique names, by
+                               which the ranks match them. Without it they are matched by their places in the optimizer
     compression                Compression.none, .fp16, .bf16, any Compressor, or with loss and a memory of its own
                                Compression.int8(), .topk(0.01), .powersgd(2)
     backward_passes_per_step   number of backward passes whose gradients are summed before they are combined; one more
@@ -43,13 +44,18 @@ def DistributedOptimizer(
     op                         Average, Sum, Min, Max, Product; Adasum combines the steps in place of the gradients
     gradient_predivide_factor  Average divides by it before the sum and by size / it after
     groups                     lists of parameters that travel together, or the number of such groups; parameters that
-                               need no gradient are left out
+                               need no gradient are left out. Sparse gradients travel as dense ones there
     num_groups                 the same, as an int; deprecated
     sparse_as_dense            make sparse gradients dense before they are combined
     gradient_as_bucket_view    as in DistributedDataParallel, True makes gradients views of memory of the optimizer's:
                                they are not copied back after they are combined, and if the transport has memory that
-                               all ranks map, they are there. The next step overwrites them: clone gradients to keep.
-                               Not with compression
+                               all ranks map, they are there, from the second step on. The next step overwrites them:
+                               clone gradients to keep. Not with compression
+
+    Parameters may be frozen, unfrozen, added (`add_param_group`) and replaced in the optimizer between two steps.
+    A gradient that only some ranks have is zeros on the others; one that no rank has stays None. `step` raises
+    ValueError on every rank, with the names of the parameters, if the ranks' optimizers have different parameters.
+    Gradients that are on their way then keep waiting for the others, so `shutdown` must follow.
 
     Raises ValueError for bad names, groups or numbers.
     """
@@ -59,7 +65,7 @@ def DistributedOptimizer(
     if num_groups:
         warnings.warn("num_groups: deprecated, use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    names = _names(optimizer, named_parameters)
+    roster = Roster(_names(optimizer, named_parameters), optimizer.param_groups)
     kind = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     distributed: Any = object.__new__(kind)
     # a scheduler of the plain optimizer has replaced its `step` by an attribute of the object
@@ -68,11 +74,11 @@ def DistributedOptimizer(
         compression.check(op, gradient_predivide_factor, 1.0)
     if op == Adasum:
         assert not isinstance(compression, ErrorFeedback)  # check would have raised
-        distributed._attach(StepReduction(names, compression, backward_passes_per_step, process_set))
+        distributed._attach(StepReduction(roster, compression, backward_passes_per_step, process_set))
     else:
         distributed._attach(
             GradientReduction(
-                names=names,
+                roster=roster,
                 compression=compression,
                 passes=backward_passes_per_step,
                 op=op,
@@ -86,22 +92,22 @@ def DistributedOptimizer(
     return distributed
 
 
-def _names(optimizer: torch.optim.Optimizer, named: Named | None) -> dict[Parameter, str]:
-    """Return the name of each parameter of an optimizer, in its order."""
-    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _names(optimizer: torch.optim.Optimizer, named: Named | None) -> dict[Parameter, str] | None:
+    """Return the names that the user gave; None if there are none. Raises ValueError if they do not fit."""
     if named is None:
-        return {parameter: f"allreduce.noname.{index}" for index, parameter in enumerate(own)}
+        return None
     pairs = list(named)
     if any(not isinstance(pair, tuple) for pair in pairs):
         raise ValueError("named_parameters: must be pairs of name and parameter, such as model.named_parameters()")
     repeated = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     if repeated:
         raise ValueError(f"named_parameters: names must be unique; there are several {', '.join(repeated)}")
-    known = {parameter: name for name, parameter in pairs}
+    known = {parameter: name for name, parameter in reversed(pairs)}  # of several names of a parameter, the first
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     unnamed = [tuple(parameter.shape) for parameter in own if parameter not in known]
     if unnamed:
         raise ValueError(f"named_parameters: lacks parameters of the optimizer, of shapes {unnamed}")
-    return {parameter: known[parameter] for parameter in own}
+    return known
 
 
 class _Distributed:
@@ -113,12 +119,12 @@ class _Distributed:
         self._reduction = reduction
 
     def synchronize(self) -> None:
-        """Wait until all gradients are combined. Parameters without a gradient contribute zeros: other ranks may have
-        used them.
+        """Wait until all gradients are combined. A gradient that this rank does not have, and others have, is zeros.
 
-        Raises HorovodInternalError if an operation failed.
+        Raises HorovodInternalError if an operation failed, ValueError if the ranks' parameters differ.
         """
-        self._reduction.synchronize()
+        given: Any = self
+        self._reduction.synchronize(given.param_groups)
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -141,7 +147,9 @@ class _Distributed:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Combine the gradients, unless within `skip_synchronize`, and step. Returns the closure's result."""
-        return self._reduction.step(super().step, closure, self._synchronizes_in_step)  # type: ignore[misc]
+        given: Any = self
+        plain: Any = super().step  # type: ignore[misc]
+        return self._reduction.step(plain, closure, self._synchronizes_in_step, given.param_groups)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Raises AssertionError between backward() and step() or synchronize(): gradients are being combined."""

@@ -19,6 +19,11 @@ class PassCounter:
         self._passes = passes
         self.restart()
 
+    def resize(self, count: int) -> None:
+        """Count for another number of gradients, and begin a step."""
+        self._count = count
+        self.restart()
+
     def restart(self) -> None:
         """Begin a step."""
         self._left = [self._passes] * self._count

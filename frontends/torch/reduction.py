@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 
 from collectives import Communicator, OpName, ProcessSet
-from frontends.horovod import ErrorFeedback, alone_in, as_horovod, communicator_of
+from frontends.horovod import DENSE, MISSING, SPARSE, ErrorFeedback, alone_in, as_horovod, communicator_of
 from frontends.torch import ops
 from frontends.torch.compression import AnyCompression, Compression, Compressor
 from frontends.torch.gradients import (
@@ -18,7 +17,6 @@ from frontends.torch.gradients import (
     GROUP_BYTES,
     Gradient,
     Group,
-    Parameter,
     can_lie,
     give_back,
     given_groups,
@@ -26,9 +24,13 @@ from frontends.torch.gradients import (
     own_groups,
     take_together,
 )
+from frontends.torch.parameters import Hooks, Parameter, Roster
 from frontends.torch.passes import PassCounter
 
-_SPARSE: Final = "groups: has a parameter with sparse gradients; leave it out, or give sparse_as_dense"
+_KNOWN: Final = 4
+"""Bit beside the kinds of gradients: a rank has had a dense gradient in an earlier step."""
+_LAY_OUT: Final = 1
+"""A wish: to make the groups anew."""
 
 
 class _Pending:
@@ -45,16 +47,17 @@ class GradientReduction:
     """Reduces the gradients of a distributed optimizer while the backward pass runs.
 
     A hook on every parameter starts the reduction of its gradient, or of its group of gradients when all of them are
-    complete:
+    complete, if the gradient is dense. The others, which are sparse or missing, wait until `synchronize`, where the
+    ranks agree on the kinds of gradients that there are:
 
         backward:   hook -> _on_gradient -> _start -> _reduce_one or _reduce_group     (operations in flight: _pending)
-        step:       synchronize waits for all of them
+        step:       synchronize: _unite, starts the others, and waits for all of them
     """
 
     def __init__(
         self,
         *,
-        names: dict[Parameter, str],
+        roster: Roster,
         compression: AnyCompression,
         passes: int,
         op: OpName,
@@ -64,54 +67,82 @@ class GradientReduction:
         process_set: ProcessSet,
         as_view: bool,
     ) -> None:
-        self._names = {parameter: name for parameter, name in names.items() if parameter.requires_grad}
+        self._roster = roster
         self._feedback = compression if isinstance(compression, ErrorFeedback) else None
         self._compression: type[Compressor] = (
             Compression.none if isinstance(compression, ErrorFeedback) else compression
         )
-        self._gradients = [Gradient(at, parameter, name) for at, (parameter, name) in enumerate(self._names.items())]
-        self._counter = PassCounter(len(self._gradients), passes)
         self._op = op
         self._factors = factors
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
-        self._wanted = groups if groups is None or isinstance(groups, int) else self._trainable(groups, names)
+        self._wanted = groups if groups is None or isinstance(groups, int) else [list(group) for group in groups]
         self._as_view = as_view
         self._own_memory = compression is Compression.none
         """True if gradients may travel in memory of the optimizer's; a compressor takes them one by one."""
-        self._laid_out: tuple[Communicator, int] | None = None
-        self._sparse: set[Parameter] = set()
+        self._laid_out: Communicator | None = None
+        """The communicator for which the groups are made."""
+        self._gradients: list[Gradient] = []
+        self._of: dict[int, Gradient] = {}
+        self._groups: list[Group] = []
         self._pending: list[_Pending] = []
-        self._in_step = False
-        """True from the first complete gradient of a step."""
         self._combined = False
-        self._use(given_groups(self._names, self._wanted))
-        if not alone_in(process_set):
-            for gradient in self._gradients:
-                gradient.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, gradient))
+        self._same_order = True
+        """True if all ranks list the parameters in the same order."""
+        self._counter = PassCounter(0, passes)
+        self._hooks = Hooks(self._on_gradient)
+        given_groups(dict(zip(roster.parameters, roster.names, strict=True)), self._wanted)
+        self._take_parameters()
+        self._watch()
 
     @property
     def in_flight(self) -> bool:
         """True from the first complete gradient until `synchronize`."""
         return bool(self._pending)
 
-    def synchronize(self) -> None:
-        """Wait until all gradients are combined. Parameters without a gradient contribute zeros: other ranks may have
-        used them.
+    def synchronize(self, param_groups: Sequence[dict[str, Any]]) -> None:
+        """Wait until all gradients are combined. A gradient that this rank does not have, and others have, is zeros.
 
-        Raises HorovodInternalError if an operation failed.
+        Raises HorovodInternalError if an operation failed, ValueError on every rank if the ranks' parameters differ.
         """
+        try:
+            self._combine(param_groups)
+        except BaseException:
+            self.discard()
+            raise
+        self._restart()
+        self._combined = True
+
+    def _combine(self, param_groups: Sequence[dict[str, Any]]) -> None:
         if self._pending or not alone_in(self._process_set):
+            if self._roster.follow(param_groups):
+                self._take_parameters()
+            without = [gradient for gradient in self._gradients if gradient.parameter.grad is None]
+            lay_out = self._unite()
+            for group in self._groups:
+                if any(gradient.kind for gradient in group.members):
+                    for gradient in group.members:
+                        if not gradient.begun:
+                            self._start(gradient)
             for gradient in self._gradients:
-                if not gradient.begun:
+                if gradient.kind and not gradient.begun:
                     self._start(gradient)
             pending, self._pending = self._pending, []
             for one in reversed(pending):  # usually the last one ends last, so this thread wakes only once
                 one.finish()
-        self._restart()
-        self._combined = True
+            for gradient in without:
+                gradient.give_kind()
+            if lay_out:
+                self._arrange()
+            self._watch()
 
-    def step(self, plain_step: Callable[[Any], Any], closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+    def step(
+        self,
+        plain_step: Callable[[Any], Any],
+        closure: Callable[[], Any] | None,
+        synchronize: bool,
+        param_groups: Sequence[dict[str, Any]],
+    ) -> Any:
         """Reduce the gradients if `synchronize` is set, and let the plain optimizer step."""
         if synchronize:
             if self._combined:
@@ -120,7 +151,7 @@ class GradientReduction:
                     "optimizer.synchronize(): the gradients are combined twice"
                 )
                 warnings.warn(text, stacklevel=4)
-            self.synchronize()
+            self.synchronize(param_groups)
         self._combined = False
         return plain_step(closure)
 
@@ -136,31 +167,68 @@ class GradientReduction:
 
     def _restart(self) -> None:
         self._counter.restart()
-        self._in_step = False
         for gradient in self._gradients:
             gradient.begun = False
+            gradient.kind = MISSING
         for group in self._groups:
             group.start_over()
         self._combined = False
 
-    def _on_gradient(self, gradient: Gradient, parameter: Parameter) -> None:
+    def _take_parameters(self) -> None:
+        """Take the parameters of the roster. Groups stay as they are until the end of the step."""
+        before = self._of
+        self._gradients = []
+        for number, (parameter, name) in enumerate(zip(self._roster.parameters, self._roster.names, strict=True)):
+            gradient = before.get(id(parameter)) or Gradient(number, parameter, name)
+            gradient.number = number
+            self._gradients.append(gradient)
+        self._of = {id(gradient.parameter): gradient for gradient in self._gradients}
+        self._counter.resize(len(self._gradients))
+        self._laid_out = None
+
+    def _watch(self) -> None:
+        if not alone_in(self._process_set):
+            self._hooks.follow(self._roster.parameters)
+
+    def _unite(self) -> bool:
+        """Set the kinds of gradients that the ranks have together. True if groups are to be made. Collective."""
+        wish = _LAY_OUT if self._laid_out is not communicator_of(self._process_set) else 0
+        own = [self._kind_of(gradient) | (_KNOWN if gradient.dense else 0) for gradient in self._gradients]
+        united = self._roster.unite(own, self._process_set, wish)
+        self._same_order = united.same_order
+        lay_out = bool(united.wishes & _LAY_OUT)
+        for gradient, kind in zip(self._gradients, united.kinds, strict=True):
+            gradient.kind = kind & (DENSE | SPARSE)
+            lay_out = lay_out or kind & (DENSE | _KNOWN) == DENSE
+            gradient.dense = bool(kind & (DENSE | _KNOWN))
+        return lay_out
+
+    def _kind_of(self, gradient: Gradient) -> int:
+        own = gradient.parameter.grad
+        if gradient.begun:
+            return DENSE
+        if own is None:
+            return MISSING
+        return SPARSE if own.is_sparse and not self._sparse_as_dense else DENSE
+
+    def _on_gradient(self, parameter: Parameter) -> None:
         """Hook: a backward pass has added to a gradient."""
+        gradient = self._of.get(id(parameter))
+        if gradient is None:  # the parameter is no longer the optimizer's
+            return
         if self._counter.count(gradient.number):
-            self._start(gradient)
+            if self._kind_of(gradient) == DENSE:
+                self._start(gradient)
         elif self._as_view and gradient.slot is not None and not gradient.small:  # so that later passes add to it there
             early = parameter.grad
             if early is not None and not early.is_sparse:
                 gradient.slot.take(early, as_view=True)
 
     def _start(self, gradient: Gradient) -> None:
-        if not self._in_step:
-            self._in_step = True
-            if self._own_memory or self._feedback is not None:
-                self._arrange()
         gradient.begun = True
         group = gradient.group
         if group is None:
-            self._reduce_one(gradient.parameter)
+            self._reduce_one(gradient)
             return
         if gradient.slot is not None:
             if gradient.small:
@@ -175,57 +243,59 @@ class GradientReduction:
 
     def _use(self, groups: list[Group]) -> None:
         self._groups = groups
-        self._group_of = {parameter: group for group in groups for parameter in group.parameters}
         for gradient in self._gradients:
-            group = gradient.group = self._group_of.get(gradient.parameter)
-            gradient.slot = None if group is None else group.slots.get(gradient.parameter)
-
-    def _trainable(self, groups: Iterable[Iterable[Parameter]], names: Iterable[Parameter]) -> list[list[Parameter]]:
-        """Return the groups without parameters that need no gradient."""
-        frozen = {parameter for parameter in names if parameter not in self._names}
-        return [[parameter for parameter in group if parameter not in frozen] for group in groups]
+            gradient.group = gradient.slot = None
+        for group in groups:
+            group.members = [self._of[id(parameter)] for parameter in group.parameters]
+            for gradient in group.members:
+                gradient.group, gradient.slot = group, group.slots.get(gradient.parameter)
 
     def _arrange(self) -> None:
-        """Make groups, and give memory to them, unless that is done. Collective.
+        """Make groups of the gradients that are dense, and give memory to them. Collective.
 
         If gradients are no views, or without memory that all ranks map, large gradients get no groups: they are best
         sent from where they are.
 
-        All ranks call it when the first gradient of a step is complete; they have seen the same gradients be sparse.
+        All ranks call it at the end of a step, and know the same gradients to be dense.
         """
         comm = communicator_of(self._process_set)
-        if self._laid_out == (comm, len(self._sparse)):
+        self._use([])  # releases the memory of the old groups
+        dense = [gradient for gradient in self._gradients if gradient.dense]
+        if not self._same_order:
+            dense.sort(key=lambda gradient: gradient.name)
+        names = {gradient.parameter: gradient.name for gradient in dense}
+        wanted = self._wanted
+        if not isinstance(wanted, int | None):
+            wanted = [[parameter for parameter in group if parameter in names] for group in wanted]
+        given = given_groups(names, wanted)
+        if self._feedback is None and not self._own_memory:
+            self._laid_out = comm
+            self._use(given)
             return
-        given = given_groups(self._names, self._wanted)
-        self._use(given)  # releases the memory of the old groups
-        apart = self._sparse.union(self._group_of)
+        grouped = {parameter for group in given for parameter in group.parameters}
         views = self._as_view and comm.maps
         large = views or self._feedback is not None
         free = {
-            gradient.parameter: gradient.name
-            for gradient in self._gradients
-            if gradient.parameter not in apart
-            and can_lie(gradient.parameter)
-            and (large or gradient.parameter.nbytes <= COPIED_BYTES)
+            parameter: name
+            for parameter, name in names.items()
+            if parameter not in grouped and can_lie(parameter) and (large or parameter.nbytes <= COPIED_BYTES)
         }
         own = own_groups(free, min(GROUP_BYTES, comm.config.fusion_bytes))
         if self._feedback is not None:
-            self._laid_out = comm, len(self._sparse)
+            self._laid_out = comm
             self._use([*given, *own])
             return
         able = [group for group in given if views and all(map(can_lie, group.parameters))]
         with as_horovod():
-            if lay_out(comm, [*able, *own], self._names):
-                self._laid_out = comm, len(self._sparse)
+            if lay_out(comm, [*able, *own], names):
+                self._laid_out = comm
         self._use([*given, *(group for group in own if group.slots)])
 
     def _gradient(self, parameter: Parameter) -> torch.Tensor:
-        """Return the gradient to reduce; with `sparse_as_dense`, a dense copy of a sparse one."""
+        """Return the gradient to reduce as a dense tensor: zeros if it is missing."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        elif parameter.grad.is_sparse and self._sparse_as_dense:
-            return parameter.grad.to_dense()
-        return parameter.grad
+        return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
 
     def _give_back(self, parameter: Parameter, reduced: torch.Tensor) -> None:
         """Store a reduced gradient in a parameter that keeps its own tensor: as sparse as that is."""
@@ -236,17 +306,18 @@ class GradientReduction:
         elif own is not reduced:
             own.detach().copy_(reduced)
 
-    def _reduce_one(self, parameter: Parameter) -> None:
-        gradient, name = self._gradient(parameter), self._names[parameter]
-        if gradient.is_sparse:
-            self._sparse.add(parameter)
-            wait = ops.sparse_allreduce_async(gradient, name, self._op, self._process_set)
+    def _reduce_one(self, one: Gradient) -> None:
+        parameter, name = one.parameter, one.name
+        if one.kind == SPARSE:
+            own = _empty_sparse(parameter) if parameter.grad is None else parameter.grad
+            wait = ops.sparse_allreduce_async(own, name, self._op, self._process_set)
 
             def replace() -> None:
                 parameter.grad = wait()
 
             self._pending.append(_Pending([parameter], replace))
             return
+        gradient = self._gradient(parameter)
         if self._feedback is not None:
             self._compress([parameter], [gradient], name)
             return
@@ -262,14 +333,12 @@ class GradientReduction:
     def _compress(self, parameters: Sequence[Parameter], gradients: Sequence[torch.Tensor], label: str) -> None:
         """Reduce dense gradients with a lossy compression."""
         assert self._feedback is not None
-        names = [self._names[parameter] for parameter in parameters]
+        names = [self._of[id(parameter)].name for parameter in parameters]
         handle = ops.compressed_async(gradients, gradients, self._op, label, names, self._feedback, self._process_set)
-        sparse = {parameter for parameter in parameters if parameter in self._sparse}
 
         def finish() -> None:
             for parameter, reduced in zip(parameters, handle.synchronize(), strict=True):
-                if parameter not in sparse:
-                    self._give_back(parameter, reduced)
+                self._give_back(parameter, reduced)
 
         self._pending.append(_Pending(parameters, finish))
 
@@ -281,14 +350,8 @@ class GradientReduction:
         if gradient is not parameter.grad:
             slot.view().copy_(gradient)
             group.outside.append(parameter)
-        elif not gradient.is_sparse:
-            if not slot.take(gradient, as_view=self._as_view):
-                group.outside.append(parameter)
-        elif group.given:
-            raise ValueError(_SPARSE)
-        else:  # it was dense or missing when the slots were allocated
-            slot.view().zero_()
-            self._reduce_one(parameter)
+        elif not slot.take(gradient, as_view=self._as_view):
+            group.outside.append(parameter)
 
     def _reduce_group(self, group: Group) -> None:
         if group.slots:
@@ -305,12 +368,6 @@ class GradientReduction:
     def _reduce_without_slots(self, group: Group) -> None:
         parameters = group.parameters
         gradients = [self._gradient(parameter) for parameter in parameters]
-        for index, gradient in enumerate(gradients):
-            if gradient.is_sparse and group.given:
-                raise ValueError(_SPARSE)
-            if gradient.is_sparse:  # it was dense or missing when the groups were made
-                self._reduce_one(parameters[index])
-                gradients[index] = torch.zeros_like(parameters[index])
         if self._feedback is not None:
             self._compress(parameters, gradients, group.name)
             return
@@ -324,3 +381,10 @@ class GradientReduction:
                 self._give_back(parameter, self._compression.decompress(small, ctx))
 
         self._pending.append(_Pending(parameters, finish))
+
+
+def _empty_sparse(parameter: Parameter) -> torch.Tensor:
+    """Return a sparse gradient without elements."""
+    rows = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
+    values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
+    return torch.sparse_coo_tensor(rows, values, parameter.shape, is_coalesced=True, check_invariants=True)

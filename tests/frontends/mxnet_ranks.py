@@ -184,10 +184,16 @@ def errors(hvd: Any, mx: Any) -> None:
     wide.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
     with pytest.raises(ValueError, match="must be on one device"):
         hvd.DistributedTrainer(wide.collect_params(), "sgd")
-    sparse = mx.gluon.nn.Embedding(3, 2, sparse_grad=True)
-    sparse.initialize()
-    with pytest.raises(ValueError, match="are sparse; must be dense"):
-        hvd.DistributedTrainer(sparse.collect_params(), "sgd")
+    for ranks, error in ((range(hvd.size()), TypeError), ([0], ValueError)):
+        net = mx.gluon.nn.Embedding(3, 2, sparse_grad=hvd.rank() in ranks, prefix="table_")
+        net.initialize()
+        trainer = hvd.DistributedTrainer(net.collect_params(), "sgd")
+        with mx.autograd.record():
+            loss = net(mx.nd.array([1])).sum()
+        loss.backward()
+        with pytest.raises(error) as caught:
+            trainer.step(1)
+        assert error is TypeError or "table_weight" in str(caught.value)
     # an error of MXNet's engine is raised by the operation that waits for the array
     with pytest.raises(mx.base.MXNetError):
         hvd.allreduce_(mx.nd.random.normal(0, -1, shape=(3,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable
@@ -215,3 +216,35 @@ def sharing(rank: int, size: int) -> None:
 
 def test_e1_state_identity(pool: Pools) -> None:
     pool(2).run(in_world, sharing)
+
+
+def with_numbers(rank: int, size: int) -> Any:
+    return jax.tree.map(
+        float, hvd.broadcast_parameters({"a": jnp.float32(rank), "epoch": 3 + rank, "rate": 0.5 * rank}, 1)
+    )
+
+
+def test_python_numbers_are_broadcast(pool: Pools) -> None:
+    assert pool(2).run(in_world, with_numbers) == [{"a": 1.0, "epoch": 4.0, "rate": 0.5}] * 2
+
+
+def stated_sizes(rank: int, size: int) -> list[str]:
+    x = jnp.arange(4.0) + 10 * rank
+    calls = [
+        lambda: hvd.alltoall(x, splits=[[3, 1], [1, 3]] if rank == 0 else [[1, 3], [3, 1]]),
+        lambda: hvd.allgather(x, rows=[4, 4] if rank == 0 else None),
+        lambda: hvd.allgather(x[: 1 + rank]),
+    ]
+    texts = []
+    for call in calls:
+        with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+            jax.block_until_ready(call())
+        texts.append(str(caught.value))
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            hvd.settle()
+    return texts
+
+
+def test_t2_sizes_that_ranks_state_differently(pool: Pools) -> None:
+    for texts in pool(2).run(in_world, stated_sizes):
+        assert all("MismatchError" in text for text in texts)

@@ -338,6 +338,71 @@ def test_no_deadlock_in_any_order(pool: Framework, threads: int, transport: str)
         ranks.close()
 
 
+def attempt(gradient: Callable[[], Any]) -> Any:
+    """The result, or the text of the error."""
+    try:
+        return gradient()
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        return str(error)
+
+
+def equal_names(rank: int, size: int) -> list[Any]:
+    v, w, factor = tf.Variable(1.0), tf.Variable(1.0), rank + 1
+
+    def gradients(*order: Any) -> list[float]:
+        with tf.GradientTape() as tape:
+            loss = 10.0 * v * factor + 100.0 * w * factor
+        return [float(one) for one in hvd.DistributedGradientTape(tape).gradient(loss, list(order))]
+
+    return [
+        attempt(functools.partial(gradients, *order)) for order in ((v, w), (w, v), (v, w) if rank == 0 else (w, v))
+    ]
+
+
+def test_f1_tf_names(pool: Pools) -> None:
+    for alike, reversed_alike, otherwise in pool(2).run(in_world, equal_names):
+        assert alike == [15.0, 150.0]
+        assert reversed_alike == [150.0, 15.0]
+        assert "'Variable'" in otherwise
+
+
+def kinds(rank: int, size: int, case: list[str], compiled: bool) -> Any:
+    """The gradients of a variable that is used in different ways on each rank."""
+    table, other = tf.Variable(tf.ones((4, 2)), name="table"), tf.Variable(1.0, name="other")
+
+    def gradients() -> Any:
+        with tf.GradientTape() as tape:
+            chosen = {"dense": table, "slices": tf.gather(table, [rank, 3]), "none": tf.zeros(1)}[case[rank]]
+            loss = tf.reduce_sum(chosen) + other
+        found = hvd.DistributedGradientTape(tape).gradient(loss, [other, table])
+        return [tf.convert_to_tensor(one) for one in found if one is not None]
+
+    found = attempt(tf.function(gradients) if compiled else gradients)
+    return found if isinstance(found, str) else [one.numpy().tolist() for one in found]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_t5_gradients_of_other_kinds(pool: Pools, compiled: bool) -> None:
+    for case in (["slices", "none"], ["none", "dense"], ["slices", "dense"]):
+        assert all("'table'" in text for text in pool(2).run(in_world, kinds, case, compiled))
+    assert pool(2).run(in_world, kinds, ["none", "none"], compiled) == [[1.0]] * 2
+    rows = [[0.5, 0.5], [0.5, 0.5], [0.0, 0.0], [1.0, 1.0]]
+    assert pool(2).run(in_world, kinds, ["slices", "slices"], compiled) == [[1.0, rows]] * 2
+
+
+def slices_with_an_op(rank: int, size: int) -> None:
+    """The error comes before anything is sent: the other rank, which does not call it, does not wait."""
+    slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([4, 2]))
+    if rank == 0:
+        with pytest.raises(NotImplementedError):
+            hvd.grouped_allreduce([tf.ones(2), slices], op=hvd.Max, name="group")
+    assert hvd.grouped_allreduce([tf.ones(2)], op=hvd.Sum, name="group")[0].numpy().tolist() == [2.0, 2.0]
+
+
+def test_s6_ops_of_slices_are_checked_first(pool: Pools) -> None:
+    pool(2).run(in_world, slices_with_an_op)
+
+
 def in_new_ranks(pool: Framework, script: Path, *arguments: object) -> str:
     """The output of two new ranks that run the script."""
     ranks = pool.fresh(2)

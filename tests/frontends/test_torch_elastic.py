@@ -48,6 +48,24 @@ def test_the_ranks_parts_are_the_whole(pool: Pools) -> None:
     assert {index for part in found for index in part} == set(range(11))
 
 
+def divided_again(size: int) -> list[int]:
+    """The state and its commit are older than the world."""
+    sampler = elastic.ElasticSampler(range(8), shuffle=False)
+    state = elastic.TorchState(sampler=sampler)
+    state.save()
+    assert list(sampler) == list(range(8))
+    hvd.init()
+    try:
+        state.sync()
+        return list(sampler)
+    finally:
+        hvd.shutdown()
+
+
+def test_s4_sync_divides_the_samples_on_ranks_that_hold_the_commit(pool: Pools) -> None:
+    assert pool(2).run(divided_again, 2) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
 def committing(rank: int, size: int) -> None:
     torch.manual_seed(rank)
     net = torch.nn.Linear(2, 2)

@@ -251,6 +251,12 @@ def sets(rank: int, size: int) -> None:
     assert hvd.global_process_set.size() == size
 
 
+def test_s3_process_sets_with_the_same_ranks_are_refused() -> None:
+    with pytest.raises(ValueError):
+        hvd.init(process_sets=[[0, 1], hvd.ProcessSet([1, 0])])
+    assert not hvd.is_initialized()
+
+
 def test_process_sets(pool: Pools) -> None:
     pool(3).run(in_world, sets)
 

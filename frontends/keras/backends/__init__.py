@@ -17,16 +17,24 @@ from typing import Any, Protocol, cast
 import keras
 
 from collectives import OpName, ProcessSet
-from frontends.horovod import ErrorFeedback
+from frontends.horovod import ErrorFeedback, Fact
 
 NAMES = ("tensorflow", "jax", "torch")
 
 
 @dataclass(frozen=True)
 class ReductionOptions:
-    """Arguments of the allreduce of a step's gradients. `lossy` compresses dense ones; None leaves them as they are."""
+    """Arguments of the allreduce of a step's gradients.
+
+    name    of the operation
+    label   by which the ranks match the agreement on `facts` before it
+    facts   about all gradients, those that are missing as well
+    lossy   compresses dense ones; None leaves them as they are
+    """
 
     name: str
+    label: str
+    facts: Sequence[Fact]
     op: OpName
     prescale: float
     postscale: float
@@ -49,9 +57,10 @@ class Backend(Protocol):
 
     def combine(self, tensors: list[Any], options: ReductionOptions) -> list[Any]:
         """Allreduce all tensors with one wait, inside the backend's compiled steps or outside. May change them in
-        place.
+        place. The ranks agree on their facts before, also if there are no tensors.
 
-        Raises HorovodInternalError.
+        Raises HorovodInternalError; ValueError on every rank, or an exception of the compiled step, if the facts
+        differ.
         """
 
     def dense(self, gradient: Any) -> Any:

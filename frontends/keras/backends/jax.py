@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import keras
 
 from frontends.horovod import init
-from frontends.jax import Compression, grouped_allreduce
+from frontends.jax import Compression, allreduce_gradients
 from frontends.keras.backends import ReductionOptions
 
 __all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "step_if", "sync_variables"]
@@ -23,7 +23,8 @@ def combine(tensors: list[Any], options: ReductionOptions) -> list[Any]:
     """Allreduce all tensors by one call out of the compiled step."""
     scales = options.prescale, options.postscale
     how = options.lossy or Compression.none
-    return grouped_allreduce(tensors, options.op, options.name, *scales, options.process_set, how)
+    known = options.facts, options.label
+    return allreduce_gradients(tensors, *known, options.op, options.name, *scales, options.process_set, how)
 
 
 def dense(gradient: Any) -> Any:

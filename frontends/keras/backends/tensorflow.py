@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from frontends.keras.backends import ReductionOptions
-from frontends.tensorflow import Aggregation, Compression, grouped_allreduce, init
+from frontends.tensorflow import Aggregation, Compression, agreement, grouped_allreduce, init
 
 __all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "step_if", "sync_variables"]
 
@@ -25,15 +25,16 @@ def combine(tensors: list[Any], options: ReductionOptions) -> list[Any]:
             "DistributedOptimizer: XLA cannot compile calls to other ranks into a TensorFlow step; pass "
             "jit_compile=False to model.compile, or give fit callbacks.BroadcastGlobalVariablesCallback, which sets it"
         )
-    return grouped_allreduce(
-        tensors,
-        compression=options.lossy or Compression.none,
-        op=options.op,
-        prescale_factor=options.prescale,
-        postscale_factor=options.postscale,
-        process_set=options.process_set,
-        name=options.name,
-    )
+    with agreement(options.label, options.facts, options.process_set):
+        return grouped_allreduce(
+            tensors,
+            compression=options.lossy or Compression.none,
+            op=options.op,
+            prescale_factor=options.prescale,
+            postscale_factor=options.postscale,
+            process_set=options.process_set,
+            name=options.name,
+        )
 
 
 def passes_of(passes: int, average: bool) -> Aggregation:

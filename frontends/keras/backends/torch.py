@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import torch
 
+from frontends.horovod import agree, as_horovod
 from frontends.keras.backends import ReductionOptions
 from frontends.torch import grouped_allreduce, grouped_allreduce_async_, init
 
@@ -21,6 +22,10 @@ FAILURES: tuple[type[Exception], ...] = ()
 def combine(tensors: list[Any], options: ReductionOptions) -> list[Any]:
     """Allreduce all tensors in place."""
     with torch.no_grad():
+        with as_horovod():
+            agree(options.process_set.communicator, options.label, options.facts)
+        if not tensors:
+            return []
         if options.lossy is not None:
             how = options.lossy, options.op, 1.0, 1.0, options.process_set
             return grouped_allreduce(tensors, None, options.name, *how)

@@ -136,8 +136,10 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Give all ranks the values and states of the last commit, or at first those of rank 0. Collective."""
+        """Give all ranks the values and states of the last commit, or at first those of rank 0, and divide the rest of
+        the epoch among the current ranks. Collective."""
         super().sync()
+        self.reset()
         self._kept = self._objects()
 
     def _objects(self) -> list[tuple[str, Any]]:

@@ -266,8 +266,9 @@ def test_killed_rank_leaves_a_readable_timeline(tmp_path: Path) -> None:
         "import os, signal, time\nimport numpy as np\nimport collectives as ronde\n"
         "comm = ronde.init()\n"
         "comm.allreduce(np.ones(9))\n"
-        "time.sleep(1.1)\n"
         "comm.allreduce(np.ones(9))\n"
+        f"while comm.rank == 1 and open({str(tmp_path / 'run-1.json')!r}).read().count('\"allreduce\"') < 2:\n"
+        "    time.sleep(0.05)\n"
         "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
         "comm.barrier()\n"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,24 @@ def test_events_of_horovod_in_exactly_this_file(tmp_path: Path, cycles: bool) ->
     marks = [event for event in events if event.get("name") == "CYCLE_START"]
     assert len(marks) == 7 * cycles
     assert all((mark["ph"], mark["s"]) == ("i", "g") for mark in marks)
+
+
+def test_s2_an_event_is_in_the_file_though_no_other_follows(tmp_path: Path) -> None:
+    file = tmp_path / "timeline.json"
+
+    def record(comm: Communicator) -> bool:
+        comm.start_timeline(file, "horovod")
+        comm.allreduce_async(np.ones(2), name="the only one").wait()
+        end = time.monotonic() + 60
+        while comm.rank == 0 and "the only one" not in file.read_text() and time.monotonic() < end:
+            time.sleep(0.02)
+        seen = comm.rank != 0 or "the only one" in file.read_text()
+        comm.barrier_async().wait()
+        comm.stop_timeline()
+        return seen
+
+    with world_of("local", 2) as world:
+        assert all(world.run(record))
 
 
 def test_styles() -> None:

@@ -1,0 +1,208 @@
+"""Agreement of the ranks on the gradients of a step, before any operation depends on what a single rank has.
+
+A gradient may be missing on one rank, or sparse on one and dense on another; a parameter may be frozen, added or listed
+elsewhere by one rank. If each rank chose its operations by itself, the ranks would wait for each other in different
+ones, or combine gradients of different parameters. So every rank first tells its `Fact`s as digests, in one small
+allreduce: a bitwise OR of each digest and of its complement have no bit in common if all ranks have the same digest. A
+rank that has joined contributes zeros, which change neither. Only ranks that differ exchange more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from collectives import Communicator, Work
+from frontends.horovod.errors import as_horovod
+from frontends.horovod.names import full_name
+
+MISSING: Final = 0
+DENSE: Final = 1
+SPARSE: Final = 2
+"""Kinds of gradients, which can be combined: DENSE | SPARSE are those of several ranks."""
+
+_KINDS: Final = {MISSING: "has no gradient", DENSE: "has a dense gradient", SPARSE: "has a sparse gradient"}
+
+_Digest = tuple[int, int]
+
+
+class Fact(NamedTuple):
+    """A rank's view of one gradient.
+
+    name  of the parameter
+    key   the part of the name that must be equal on all ranks: see `numberless`
+    form  shape and type, as text, which must be equal on all ranks
+    kind  MISSING, DENSE or SPARSE
+    """
+
+    name: str
+    key: str
+    form: str
+    kind: int
+
+
+def numberless(name: str) -> str:
+    """Return a name without numbers: they count the objects that a process has made, and differ between ranks."""
+    return re.sub(r"_?\d+", "", name)
+
+
+def agree(comm: Communicator, label: str, facts: Sequence[Fact]) -> None:
+    """Return if all ranks have equal facts. Collective; ranks match the call by `label`.
+
+    The facts are in the order in which the gradients travel. Raises ValueError on every rank, with the names of the
+    parameters, if kinds or forms differ, or if the ranks list parameters of equal names in different orders;
+    RondeError if a rank is lost.
+    """
+    more = begin_agreement(comm, label)(begin_digests(comm, label, facts).wait(), facts)
+    if more is not None:
+        raise ValueError(explain(more.wait()))
+
+
+def begin_digests(comm: Communicator, label: str, facts: Sequence[Fact]) -> Work[Any]:
+    """Begin the allreduce of the digests."""
+    words = _with_complements(_digests_in_order(facts))
+    return comm.allreduce_async(words, "bor", name=full_name(comm, "agreement", label))
+
+
+def begin_agreement(comm: Communicator, label: str) -> Callable[[Any, Sequence[Fact]], Work[list[Any]] | None]:
+    """Return the function that judges the result of `begin_digests`: None if the ranks agree, otherwise the Work
+    with the facts of all ranks, which `explain` makes an error text of."""
+
+    def judge(words: Any, facts: Sequence[Fact]) -> Work[list[Any]] | None:
+        same_names, same_order, alike = _equal(words)
+        if alike and (same_order or not same_names):
+            return None
+        return comm.allgather_object_async(list(facts), name=full_name(comm, "disagreement", label))
+
+    return judge
+
+
+def in_order(names: Iterable[str]) -> list[Fact]:
+    """Return facts with which `agree` raises ValueError only if ranks list the same names in different orders."""
+    return [Fact(name, "", "", DENSE) for name in names]
+
+
+def explain(views: Sequence[Sequence[Fact]]) -> str:
+    """Return the error text for ranks that do not agree. `views` are the facts of each rank."""
+    names = [[fact.name for fact in view] for view in views]
+    if all(sorted(one) == sorted(names[0]) for one in names):
+        moved = [name for place, name in enumerate(names[0]) if any(one[place] != name for one in names)]
+        if moved:
+            return (
+                f"the ranks list {_listed(moved)} in different orders, so they cannot be told apart; all ranks must "
+                "list them in one order, or give them names of their own"
+            )
+        keys = names
+    else:  # numbers in names may differ: then parameters are matched by their places
+        parts = [[fact.key for fact in view] for view in views]
+        keys = names if any(one != parts[0] for one in parts) else [names[0]] * len(views)
+    found: dict[str, dict[int, Fact]] = {}
+    for rank, (view, own) in enumerate(zip(views, keys, strict=True)):
+        for key, fact in zip(own, view, strict=True):
+            found.setdefault(key, {})[rank] = fact
+    texts = [text for name, facts in found.items() if (text := _difference(name, facts, len(views)))]
+    return (
+        f"gradients: {'; '.join(texts[:4])}{'; and others' * (len(texts) > 4)}. All ranks must have gradients of the "
+        "same parameters, in the same form"
+    )
+
+
+def _difference(name: str, facts: dict[int, Fact], size: int) -> str:
+    """Return text about a parameter that is not the same on all ranks; empty if it is."""
+    said: dict[str, list[int]] = {}
+    for rank in range(size):
+        fact = facts.get(rank)
+        text = "does not have it" if fact is None else _KINDS.get(fact.kind, "has several gradients")
+        if fact is not None and fact.form and len({other.form for other in facts.values()}) > 1:
+            text += f" of {fact.form}"
+        said.setdefault(text, []).append(rank)
+    if len(said) == 1:
+        return ""
+    return f"{name!r}: " + ", ".join(f"rank {', '.join(map(str, ranks))} {text}" for text, ranks in said.items())
+
+
+def _listed(names: Sequence[str]) -> str:
+    unique = [repr(name.partition("#")[0]) for name in dict.fromkeys(names)]
+    return ", ".join(list(dict.fromkeys(unique))[:4]) + ", ..." * (len(set(unique)) > 4)
+
+
+# what a rank that adapts to the others needs
+
+
+class Union(NamedTuple):
+    """The facts of all ranks together.
+
+    kinds       for each fact: DENSE, SPARSE, both, or MISSING on all ranks
+    wishes      the wishes of all ranks
+    same_order  True if all ranks list the parameters in the same order
+    """
+
+    kinds: list[int]
+    wishes: int
+    same_order: bool
+
+
+class Members:
+    """The parameters of this rank, whose kinds of gradients it unites with those of the other ranks.
+
+    names   unique, by which the ranks match them; in any order
+    forms   shape and type of each, as text
+    """
+
+    def __init__(self, names: Sequence[str], forms: Sequence[str]) -> None:
+        self._names, self._forms = names, forms
+        self._order = sorted(range(len(names)), key=names.__getitem__)
+        self._digests = [_digest(f"{names[index]} {forms[index]}" for index in self._order), _digest(names)]
+
+    def unite(self, comm: Communicator, label: str, kinds: Sequence[int], wishes: int = 0) -> Union:
+        """Return the kinds that the ranks have together. Collective, as `agree`.
+
+        kinds    of this rank's gradients, in the order of the names
+        wishes   bits; the ranks get those of all of them
+
+        Raises ValueError on every rank, with the names of the parameters, if ranks have other ones, or other forms;
+        HorovodInternalError if a rank is lost.
+        """
+        own = np.array([kinds[index] for index in self._order], np.uint8)
+        digests = [*self._digests, _digest([own.tobytes().hex()])]
+        words = np.append(_with_complements(digests), np.uint64(wishes))
+        with as_horovod():
+            found = comm.allreduce_async(words, "bor", name=full_name(comm, "agreement", label)).wait()
+            same_names, same_order, same_kinds = _equal(found[:-1])
+            if not same_names:
+                facts = [Fact(name, name, form, DENSE) for name, form in zip(self._names, self._forms, strict=True)]
+                views = comm.allgather_object_async(facts, name=full_name(comm, "disagreement", label)).wait()
+                raise ValueError(explain([sorted(view) for view in views]))
+            if not same_kinds:
+                own = comm.allreduce_async(own, "bor", name=full_name(comm, "kinds", label)).wait()
+        united = [MISSING] * len(self._names)
+        for index, kind in zip(self._order, own.tolist(), strict=True):
+            united[index] = kind
+        return Union(united, int(found[-1]), same_order)
+
+
+def _digests_in_order(facts: Sequence[Fact]) -> list[int]:
+    return [
+        _digest(sorted(fact.name for fact in facts)),
+        _digest(fact.name for fact in facts),
+        _digest(f"{fact.key} {fact.form} {fact.kind}" for fact in facts),
+    ]
+
+
+def _digest(texts: Iterable[str]) -> int:
+    return int.from_bytes(hashlib.blake2b("\n".join(texts).encode(), digest_size=8).digest(), "little")
+
+
+def _with_complements(digests: Sequence[int]) -> Any:
+    words = np.array(digests, np.uint64)
+    return np.concatenate([words, ~words])
+
+
+def _equal(words: Any) -> list[bool]:
+    """For each digest: True if it is the same on all ranks that have not joined."""
+    half = len(words) // 2
+    return [not bits for bits in (words[:half] & words[half:]).tolist()]

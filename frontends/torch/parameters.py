@@ -1,0 +1,129 @@
+"""The parameters that an optimizer has now, and their names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from collectives import ProcessSet
+from frontends.horovod import Members, Union, allgather_object, communicator_of
+
+Parameter: TypeAlias = torch.nn.Parameter
+
+_COMPARE: Final = 1 << 32
+"""A wish: to compare the values of parameters that are matched by their places."""
+_COMPARED: Final = 1024
+"""Elements at the beginning of a parameter that are compared."""
+
+
+class Roster:
+    """The parameters of an optimizer's groups, which may change between any two steps.
+
+    parameters  of all groups, in order; frozen ones as well
+    names       of each, unique, and the same on all ranks
+
+    A parameter has the name that the user gave it, also if it joins the optimizer later; else that of the group's
+    `param_names`; else that of the parameter whose place it took; else one made of its place.
+    """
+
+    def __init__(self, named: Mapping[Parameter, str] | None, param_groups: Sequence[dict[str, Any]]) -> None:
+        """`named` has all names that the user gave."""
+        self._known = WeakTensorKeyDictionary()
+        for parameter, name in (named or {}).items():
+            self._known[parameter] = name
+        self._keys: list[int] | None = None
+        self._at: dict[tuple[int, int], str] = {}
+        self._in_doubt = False
+        """True if parameters are matched by their places, and their values are not yet compared."""
+        self._by_place: list[int] = []
+        self.parameters: list[Parameter] = []
+        self.names: list[str] = []
+        self.follow(param_groups)
+
+    def follow(self, param_groups: Sequence[dict[str, Any]]) -> bool:
+        """Take the parameters that the groups have now. False if they are the same as before."""
+        keys = [id(parameter) for group in param_groups for parameter in group["params"]]
+        if keys == self._keys:
+            return False
+        self._keys = keys
+        before, self._at, self._by_place = self._at, {}, []
+        self.parameters, self.names = [], []
+        for number, group in enumerate(param_groups):
+            given = group.get("param_names") or ()
+            for index, parameter in enumerate(group["params"]):
+                own = given[index] if index < len(given) else before.get((number, index))
+                name = self._known.get(parameter) or own
+                if name is None or name in self._at.values():
+                    name = f"param_groups.{number}.{index}"
+                    self._by_place.append(len(self.names))
+                self._known[parameter] = self._at[number, index] = name
+                self.parameters.append(parameter)
+                self.names.append(name)
+        self._in_doubt = len(self._by_place) > 1
+        forms = [f"{tuple(parameter.shape)} {parameter.dtype}" for parameter in self.parameters]
+        self._members = Members(self.names, forms)
+        return True
+
+    def unite(self, kinds: Sequence[int], process_set: ProcessSet, wishes: int = 0) -> Union:
+        """Return the kinds of gradients that the ranks have together. Collective.
+
+        kinds    of this rank's gradients, in the order of `parameters`
+        wishes   bits below 2**32; the ranks get those of all of them
+
+        Raises ValueError on every rank, with the names of the parameters, if the ranks' optimizers have other ones, or
+        list unnamed ones in other orders; HorovodInternalError if a rank is lost.
+        """
+        doubt = _COMPARE if self._in_doubt else 0
+        united = self._members.unite(communicator_of(process_set), "optimizer", kinds, wishes | doubt)
+        if united.wishes & _COMPARE:
+            self._compare(process_set)
+        return united
+
+    def _compare(self, process_set: ProcessSet) -> None:
+        names = [self.names[index] for index in self._by_place]
+        compare_order([self.parameters[index] for index in self._by_place], names, process_set)
+        self._in_doubt = False
+
+
+def compare_order(parameters: Sequence[Parameter], names: Sequence[str], process_set: ProcessSet) -> None:
+    """Raise ValueError on every rank if the ranks have the same parameters in different orders, as their values show.
+    Collective."""
+    views = allgather_object([_digest(parameter) for parameter in parameters], "optimizer.values", process_set)
+    for rank, view in enumerate(views):
+        if view != views[0] and sorted(view) == sorted(views[0]):
+            moved = [name for name, here, there in zip(names, view, views[0], strict=True) if here != there]
+            raise ValueError(
+                f"optimizer: rank {rank} has the parameters {', '.join(moved[:4])} in another order than rank 0; all "
+                "ranks must list them in one order, or give named_parameters to DistributedOptimizer"
+            )
+
+
+class Hooks:
+    """Calls a function when a backward pass has added to the gradient of a parameter."""
+
+    def __init__(self, function: Callable[[Parameter], None]) -> None:
+        self._function = function
+        self._hooked: dict[int, tuple[Parameter, Any]] = {}
+
+    def follow(self, parameters: Sequence[Parameter]) -> None:
+        """Watch these parameters, and no others. Frozen ones cannot be watched yet."""
+        hooked = self._hooked
+        if len(hooked) > len(parameters) or any(one.requires_grad and id(one) not in hooked for one in parameters):
+            kept = {id(parameter) for parameter in parameters}
+            for key in [key for key in hooked if key not in kept]:
+                hooked.pop(key)[1].remove()
+            for parameter in parameters:
+                if id(parameter) not in hooked and parameter.requires_grad:
+                    hooked[id(parameter)] = (
+                        parameter,
+                        parameter.register_post_accumulate_grad_hook(self._function),
+                    )
+
+
+def _digest(parameter: Parameter) -> str:
+    first = parameter.detach().reshape(-1)[:_COMPARED].cpu().contiguous()
+    return hashlib.blake2b(first.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()

@@ -1,0 +1,111 @@
+"""frontends.torch: whatever happens to parameters, training equals that of one process, or every rank names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.frontends.scenarios import RATE, SHAPE, Training, rows, trainings
+from tests.security.fuzz import fuzz
+from tests.worlds import World, Worlds
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ronde[torch]'")
+
+import frontends.torch as hvd  # noqa: E402
+
+OPTIONS = st.sampled_from(
+    [{}, {"groups": 1}, {"groups": 2}, {"gradient_as_bucket_view": True}, {"sparse_as_dense": True}]
+)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Any:
+    opened = Worlds()
+    yield opened
+    opened.close()
+
+
+def loss_of(training: Training, parameters: list[Any], step: int, rank: int) -> Any:
+    total = torch.zeros(())
+    for number, use in enumerate(training.uses[step][rank]):
+        one, factor = parameters[number], training.factor(step, rank, number)
+        if use == "sparse":
+            total = total + factor * torch.nn.functional.embedding(torch.tensor(rows(rank)), one, sparse=True).sum()
+        elif use:
+            total = total + factor * one.sum()
+            if use == "twice":
+                total = total + factor * one.sum()
+    return total
+
+
+def train(comm: Any, training: Training, options: dict[str, Any]) -> list[Any] | str:
+    """The parameters after the last step, or the error of a step."""
+    rank, last = comm.rank, len(training.uses) - 1
+    parameters = [torch.nn.Parameter(torch.full(SHAPE, first)) for first in training.first]
+    names = {number: training.name(number) for number in range(len(parameters))}
+    order = training.orders[rank]
+    pairs = [(names[number], parameters[number]) for number in order]
+    extra = torch.nn.Parameter(torch.zeros(SHAPE))
+    own = [parameters[number] for number in order if number not in training.late]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(own, lr=RATE), [*pairs, ("extra", extra)], **options)
+    for step in range(last + 1):
+        if step == 1 and training.late:
+            optimizer.add_param_group({"params": [parameters[number] for number in order if number in training.late]})
+        if step == last and training.alone and rank == 0:
+            optimizer.add_param_group({"params": [extra]})
+        for number, parameter in enumerate(parameters):
+            parameter.requires_grad_(number not in training.frozen[step])
+        optimizer.zero_grad()
+        loss = loss_of(training, parameters, step, rank)
+        if loss.requires_grad:
+            loss.backward()
+        try:
+            optimizer.step()
+        except ValueError as error:
+            return str(error)
+    return [parameter.detach().numpy() for parameter in parameters]
+
+
+def check(training: Training, world: World, options: dict[str, Any]) -> None:
+    found = world.run(train, training, options)
+    if training.alone:
+        for comm in world.communicators:  # gradients may still be on their way, so another world follows
+            comm.abort("the ranks disagreed, as they should")
+        assert all(isinstance(one, str) and "'extra'" in one for one in found), found
+        return
+    for own in found:
+        assert not isinstance(own, str), own
+        for number, (mine, wanted) in enumerate(zip(own, training.weights(), strict=True)):
+            assert mine == pytest.approx(wanted), number
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_parameters_equal_one_process(worlds: Worlds, size: int) -> None:
+    @fuzz(10)
+    @given(trainings(size), OPTIONS)
+    def equal(training: Training, options: dict[str, Any]) -> None:
+        check(training, worlds.get("local", size), options)
+
+    equal()
+
+
+class Alike(Training):
+    """All ranks compute the same: Adasum of equal steps is the step."""
+
+    def factor(self, step: int, rank: int, number: int) -> float:
+        return super().factor(step, 0, number)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_parameters_with_adasum(worlds: Worlds, size: int) -> None:
+    @fuzz(10)
+    @given(trainings(size, ("dense", "twice", "")))
+    def equal(given_one: Training) -> None:
+        uses = tuple((ranks[0],) * size for ranks in given_one.uses)
+        training = Alike(given_one.first, given_one.late, given_one.frozen, uses, given_one.orders, given_one.alone)
+        check(training, worlds.get("local", size), {"op": hvd.Adasum})
+
+    equal()
