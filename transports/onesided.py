@@ -170,5 +170,6 @@ class OneSided(ABC):
         """Make a window with `nbytes` bytes for each of `ranks`, which include this rank. Collective over `ranks`,
         with the same arguments; `key` names the window within the group and is used once.
 
-        Raises RendezvousError or DeadlineExceeded, naming the missing rank; OSError if there is no memory.
+        Raises RendezvousError on all ranks if there is no memory, or if the first rank lacks descriptors; TransportError
+        if this rank lacks descriptors, and the others wait; RendezvousError or DeadlineExceeded, naming the missing rank.
         """

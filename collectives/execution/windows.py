@@ -26,11 +26,6 @@ from transports.base import Transport
 from transports.errors import RendezvousError, RondeError
 from transports.onesided import OneSided, Window
 
-_ROOM: Final = (
-    "Memory that ranks share is in /dev/shm; in a container it may have to be made larger (docker: --shm-size)"
-)
-
-
 _REMEMBERED: Final = 512
 """Arrays whose place in a window is remembered."""
 
@@ -94,8 +89,6 @@ class Windows:
             raise
         except RondeError as error:
             raise self._abort_signal.fail(error, f"in empty({nbytes} bytes)") from None
-        except OSError as error:
-            raise RendezvousError(f"there is no room for {nbytes} bytes on each rank: {error}. {_ROOM}") from error
         root = np.frombuffer(window.view(window.index), np.uint8)
         with self._lock:
             self.pieces[number] = _Piece(window, root)

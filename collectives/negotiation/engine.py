@@ -148,6 +148,11 @@ class Engine:
             self._wake()
         raise DeadlineExceeded(f"still in flight when the communicator was closed: {unfinished}")
 
+    @property
+    def ended(self) -> bool:
+        """True if it has no thread: it was never used, or all that it had to do after `leave` is done."""
+        return self._worker.join(0.0)
+
     def after_fork(self) -> None:
         """In a forked child: refuse all submissions with ForkedError."""
         self._lock = threading.RLock()

@@ -34,7 +34,7 @@ from collectives.schedule import Geometry
 from transports import copying
 from transports.base import Transport
 from transports.direct import DirectMessages
-from transports.errors import ConfigError, MismatchError, RendezvousError, TransportError
+from transports.errors import ConfigError, MismatchError, RendezvousError
 from transports.onesided import OneSided, Window
 
 T = TypeVar("T")
@@ -192,9 +192,7 @@ class HostOperations:
         ranks = self.executor.ranks
         try:
             window = onesided.expose(f"{self._key}/trial", ranks, 2 * self._stage_bytes, deadline)
-        except (OSError, RendezvousError) as error:  # there is no room for it
-            if isinstance(error, TransportError):
-                raise
+        except RendezvousError as error:  # there is no room for it
             log.warning("single copy is not calibrated: %s", error)
             return
         with contextlib.closing(self._trial_executor("of a calibration")) as trial:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from transports.auth import CHALLENGE_BYTES, Client, check_secret
+from transports.descriptors import explained, lacks
 from transports.errors import ConnectError, DeadlineExceeded, RendezvousError
 from transports.forking import register
 from transports.interfaces import outward_address
@@ -266,8 +267,9 @@ class TcpStore(Store):
             except ConnectError as error:
                 raise RendezvousError(f"the store at {self.url}: {error.message}") from error
             except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
-                if time.monotonic() + pause >= deadline:
-                    raise RendezvousError(f"no connection to the store at {self.url}: {error}") from error
+                if time.monotonic() + pause >= deadline or lacks(error):
+                    reason = explained(error) if isinstance(error, OSError) else str(error)
+                    raise RendezvousError(f"no connection to the store at {self.url}: {reason}") from error
             self._links.closed.wait(pause)
             self._check_open()
             pause = min(2 * pause, LONGEST_PAUSE)
