@@ -38,13 +38,11 @@ def lacks(error: Exception) -> bool:
 def explained(error: OSError) -> str:
     """The text of an error of the system. If it lacks descriptors: with the limit and the remedy."""
     if error.errno == errno.ENFILE:
-        return (
-            f"{error}. All processes of this host together have as many files open as the system allows (fs.file-max)"
-        )
+        return f"{error}. All processes of this host have as many files open as the system allows (fs.file-max)"
     if error.errno != errno.EMFILE:
         return str(error)
     limit = "its limit" if resource is None else f"its limit, {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
     return (
-        f"{error}. Process {os.getpid()} has as many descriptors open as {limit}: close communicators, arrays in windows "
-        "and files that are not needed any more, or raise the limit (ulimit -n)"
+        f"{error}. Process {os.getpid()} has as many descriptors open as {limit}: close communicators and files that "
+        "are not needed any more, drop arrays in windows, or raise the limit (ulimit -n)"
     )

@@ -29,7 +29,6 @@ Array = NDArray[Any]
 
 _INT32: Final = np.dtype(np.int32)
 _INT64: Final = np.dtype(np.int64)
-_REAL: Final[dict[np.dtype[Any], np.dtype[Any]]] = {np.dtype(np.complex64): FLOAT32, np.dtype(np.complex128): FLOAT64}
 _BLOCK: Final = 1 << 15
 """Elements that are combined at once: their sum stays in a core's private cache."""
 _SMALL: Final = 1 << 12
@@ -44,6 +43,11 @@ def share(size: int) -> float:
 def rest(size: int) -> float:
     """Return the number by which a sum of shares is divided to be the mean; 1 where `size` is a power of two."""
     return size * share(size)
+
+
+def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of the parts of complex numbers; others are their own part."""
+    return np.dtype(dtype.char.lower()) if dtype.kind == "c" else dtype
 
 
 class Mean:
@@ -74,7 +78,8 @@ class Mean:
             self.dtype = _INT32 if dtype.itemsize <= 2 and size <= 1 << 15 else _INT64
         elif widens and is_small_float(dtype):
             self.dtype = FLOAT32
-        self._scale = None if self.exact else scaling(self.dtype, share(size))
+        self._real = _real(self.dtype)
+        self._scale = None if self.exact else scaling(self._real, share(size))
 
     def load(self, array: Array, work: Array) -> None:
         """Write the summands of flat `array` into `work`, which may be `array` if dtype and length are the same."""
@@ -86,7 +91,7 @@ class Mean:
             np.copyto(work, array)
             array = work
         if self._scale is not None:
-            self._scale(array, work)
+            self._scale(array.view(self._real), work.view(self._real))
         elif work is not array:
             np.copyto(work, array)
 
@@ -102,7 +107,8 @@ class Mean:
             np.copyto(out, whole, casting="unsafe")
             return
         if rest(self._size) != 1:
-            np.divide(work, work.dtype.type(rest(self._size)), out=work)
+            parts = work.view(self._real)
+            np.divide(parts, self._real.type(rest(self._size)), out=parts)
         if out is not work:
             np.copyto(out, work, casting="unsafe")
 
@@ -130,7 +136,7 @@ def averaging_kernel(dtype: np.dtype[Any], averaging: Averaging) -> Kernel:
     if is_small_float(dtype):
         return _mean_of_small
     size, a_alone, b_alone, last = averaging
-    real: np.dtype[Any] = _REAL.get(dtype, dtype)
+    real = _real(dtype)
     factor = np.array([share(size)], real)
     combine = _sum_of_pair if a_alone and b_alone else _sum_with_share if a_alone or b_alone else None
     divisor = np.array([rest(size)], real) if last and rest(size) != 1 else None
@@ -216,7 +222,7 @@ class CompiledAveraging(NamedTuple):
 def compiled_averaging(dtype: np.dtype[Any], averaging: Averaging) -> CompiledAveraging | None:
     """Return the C function that does what `averaging_kernel` does; None if there is none."""
     size, a_alone, b_alone, last = averaging
-    real: np.dtype[Any] = _REAL.get(dtype, dtype)
+    real = _real(dtype)
     if real not in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64):
         return None
     division = None

@@ -315,8 +315,7 @@ class Engine:
             fields = {"kind": error, "message": text, "rank": self._transport.rank, "peer": peer}
             self._end(name, error=from_wire(fields))
         if decision.run:
-            items = [BatchItem(self._in_flight.get(name), name, signature) for name, signature in decision.run]
-            for name, result, failure in self._runner.run(items, answer.fusion):
+            for name, result, failure in self._runner.run(self._items(decision), answer.fusion):
                 self._end(name, result, failure)
                 if self._transport.failure is not None:
                     raise self._transport.failure
@@ -325,6 +324,17 @@ class Engine:
         if answer.ended:
             with self._lock:
                 self._refusal = ClosedError(f"rank {self._ranks[0]} was closed", peer=self._ranks[0])
+
+    def _items(self, decision: Decision) -> list[BatchItem]:
+        """The operations of a decision. Raises AbortedError if `close` has given up those of this rank: the others have
+        agreed to run them, and would take this rank for one that has joined."""
+        with self._lock:
+            if self._refusal is None:
+                return [BatchItem(self._in_flight.get(name), name, signature) for name, signature in decision.run]
+        rank, names = self._transport.rank, ", ".join(repr(name) for name, _ in decision.run)
+        cause = AbortedError(f"rank {rank} was closed when all ranks had agreed to run {names}", rank=rank)
+        self._abort_signal.raise_abort(cause)
+        raise cause
 
     def _end(self, name: str, result: Any = None, error: BaseException | None = None) -> None:
         """End an operation with a result or an error."""

@@ -89,9 +89,8 @@ class Board:
         except FileNotFoundError as error:
             raise ConnectError(f"{maker} gave up opening the transport", rank=group.rank, peer=0) from error
         except OSError as error:
-            raise ConnectError(
-                f"cannot attach to the board of {maker}: {explained(error)}", rank=group.rank, peer=0
-            ) from error
+            text = f"cannot attach to the board of {maker}: {explained(error)}"
+            raise ConnectError(text, rank=group.rank, peer=0) from error
         board = cls(segment, group)
         *kind, ring_bytes = board._header[: _RING_BYTES + 1]
         fits = ring_bytes.bit_count() == 1 and _board_bytes(group.size, ring_bytes) == nbytes
