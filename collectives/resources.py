@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import deque
 
@@ -75,9 +74,8 @@ class Resources:
         self.leave()
         if self._operations.on_devices or self._named.on_devices or not self._engine.ended:
             return False
-        if not self._queue.begin():
+        if not self._queue.idle:
             return False
-        self._queue.end()
         self.release(time.monotonic() + _SECONDS)
         return True
 
@@ -96,20 +94,22 @@ class Dropped:
 
     def __init__(self) -> None:
         self._found: deque[Resources] = deque()
-        self._releasing = threading.Lock()
 
     def add(self, resources: Resources) -> None:
         """Note that nobody refers to the communicator."""
         self._found.append(resources)
 
     def release(self) -> list[Resources]:
-        """Release those that nothing is in flight of; returns them. Others are left for the next time."""
-        if not self._releasing.acquire(blocking=False):
-            return []  # another thread does it, or this one, interrupted by a signal
-        try:
-            found = [self._found.popleft() for _ in range(len(self._found))]
-            released = [resources for resources in found if resources.release_at_once()]
-            self._found.extend(resources for resources in found if resources not in released)
-            return released
-        finally:
-            self._releasing.release()
+        """Release those that nothing is in flight of; returns them. Others are left for the next time. Threads may call
+        it at once: each takes others."""
+        released: list[Resources] = []
+        for _ in range(len(self._found)):
+            try:
+                resources = self._found.popleft()
+            except IndexError:  # another thread has taken it
+                break
+            if resources.release_at_once():
+                released.append(resources)
+            else:
+                self._found.append(resources)
+        return released
