@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, overload
@@ -35,10 +36,11 @@ from collectives.operations import (
     compare_clocks,
 )
 from collectives.planning import Calibration, Selector
+from collectives.resources import Resources
 from collectives.schedule import Geometry
 from transports import registry
 from transports.base import Group, LinkCost, Member, Transport
-from transports.errors import AbortedError, DeadlineExceeded, ForkedError, RendezvousError, RondeError
+from transports.errors import AbortedError, DeadlineExceeded, ForkedError, RendezvousError, RondeError, TransportError
 from transports.rendezvous import AttentiveStore
 
 _MESSAGES: Final = 1 << 31
@@ -95,7 +97,7 @@ class Communicator:
         transport: Transport,
         config: Config,
         *,
-        family: Family[Communicator] | None = None,
+        family: Family | None = None,
         ranks: tuple[int, ...] | None = None,
         context: int = 0,
         selector: Selector | None = None,
@@ -129,7 +131,11 @@ class Communicator:
         self._windows = Windows(transport, family.abort_signal, ranks, tag)
         parts = geometry, self._selector, config, family.abort_signal, family.positions, self.meter, self._windows
         ordered = HostOperations(transport, ranks, tag, *parts)
-        ordered.stage()
+        try:
+            ordered.stage()
+        except BaseException:
+            ordered.close()
+            raise
         self._executor, self._arguments = ordered.executor, ordered.arguments
         self._queue = CallQueue(f"communicator {context} of rank {transport.rank}", transport.group, self._executor)
         named = HostOperations(transport, ranks, tag | _NAMED, *parts, ordered)
@@ -140,8 +146,22 @@ class Communicator:
             transport, ranks, tag | _MESSAGES, self._arguments, self._executor, DeviceAccess()
         )
         self.process_sets: dict[int, tuple[tuple[int, ...], Communicator | None]] = {}
-        family.communicators.append(self)
+        self._resources = Resources(
+            context,
+            self.meter,
+            family.recorder,
+            self._queue,
+            self._engine,
+            self._messages,
+            self._windows,
+            self._operations,
+            self._named,
+        )
+        family.communicators.append(self._resources)
         family.recorder.attach(self.meter)
+        self._finalizer = None if is_first else weakref.finalize(self, family.dropped.add, self._resources)
+        if self._finalizer is not None:
+            self._finalizer.atexit = False
         if is_first:
             family.watchdog.start()
 
@@ -161,7 +181,7 @@ class Communicator:
         store, name = AttentiveStore(group.store), config.transport
         group = dataclasses.replace(group, store=store, tls=config.load_tls())
         transport = registry.backend(name).create(group, config.transport_options(name))
-        family = Family[Communicator](transport, config, standby)
+        family = Family(transport, config, standby)
         try:
             store.failure = lambda: transport.failure
             family.watchdog.start()
@@ -2047,7 +2067,11 @@ class Communicator:
         """
         if collective not in _PLANNED:
             raise ValueError(f"collective={collective!r}: must be one of {', '.join(_PLANNED)}")
-        return Persistent(self._queue, functools.partial(self._operations.job, collective, *arguments, **options))
+        return Persistent(self._queue, functools.partial(self._job, collective, *arguments, **options))
+
+    def _job(self, collective: str, /, *arguments: Any, **options: Any) -> Job[Any]:
+        """The job of a persistent call, which keeps the communicator."""
+        return self._operations.job(collective, *arguments, **options)
 
     # ---- metrics and timeline
 
@@ -2102,7 +2126,7 @@ class Communicator:
 
     def _meters(self) -> list[tuple[Meter, int]]:
         """The meters of the family, each with the number of its communicator."""
-        return [(communicator.meter, communicator._context) for communicator in list(self._family.communicators)]
+        return [(resources.meter, resources.context) for resources in list(self._family.communicators)]
 
     def start_timeline(self, path: str | os.PathLike[str], style: str = "ronde") -> None:
         """Write the events of this rank to a file until `stop_timeline` or `close`.
@@ -2155,7 +2179,11 @@ class Communicator:
         key      orders the ranks of a group; ranks with equal keys keep their order
         timeout  seconds that the call may take; by default the setting `timeout`
 
-        The new communicator shares the transport. It must be closed before this one, or is closed with it.
+        Raises RendezvousError, on all ranks and with nothing changed, if there is no room or descriptor for memory that
+        the ranks share.
+
+        The new communicator shares the transport. It must be closed before this one, or is closed with it. One that
+        nothing refers to any more is released by a later `split`.
         """
         for name, value in (("color", color), ("key", key)):
             if value is not None and (not isinstance(value, (int, np.integer)) or isinstance(value, bool)):
@@ -2166,14 +2194,18 @@ class Communicator:
         table = self.allgather(mine, timeout=timeout).reshape(self.size, 3)
         context = int(table[:, 2].max()) + 1
         self._family.newest_context = context
+        self._family.release_dropped()
         if color is None:
             return None
         chosen = sorted((int(table[rank, 1]), rank) for rank in range(self.size) if table[rank, 0] == color)
         ranks = tuple(self._ranks[rank] for _, rank in chosen)
         selector = self._selector.on_hosts(dict.fromkeys(self._hosts[rank] for _, rank in chosen))
-        return Communicator(
-            self.transport, self._config, family=self._family, ranks=ranks, context=context, selector=selector
-        )
+        try:
+            return Communicator(
+                self.transport, self._config, family=self._family, ranks=ranks, context=context, selector=selector
+            )
+        except TransportError as error:  # the other ranks wait for this one, or this one waits for them in vain
+            raise self._executor.abort_signal.fail(error, "in split") from None
 
     def abort(self, reason: str) -> None:
         """Give up: pending and later calls of every rank raise AbortedError.
@@ -2273,9 +2305,8 @@ class Communicator:
         if transport.group.parent_store is None:
             raise RendezvousError(f"{name}: the ranks did not meet in a store, so they cannot meet again")
         state = f"closed: its world was {done}; use the communicator that {name} returned"
-        self._retire(state)
-        for communicator in self._family.communicators[1:]:
-            communicator._retire(state)
+        for resources in self._family.communicators:
+            resources.retire(state)
 
         standby, self._family.standby = self._family.standby, Standby()
 
@@ -2312,14 +2343,6 @@ class Communicator:
             self._successor = latest  # so that those between can be freed
         return latest
 
-    def _retire(self, state: str) -> None:
-        """Refuse further calls: the world has a successor. Raises ClosedError if it is closed.
-
-        state  for the errors of calls
-        """
-        self._queue.retire(state)
-        self._messages.retire(state)
-
     def close(self, timeout: float | None = None, *, flush: float | None = None) -> None:
         """Finish the operations in flight and release everything; of the world communicator the transport too.
 
@@ -2333,22 +2356,28 @@ class Communicator:
         if isinstance(self.failure, ForkedError):
             return
         seconds = self._arguments.timeout(timeout)
-        if self.transport.entered or any(one._queue.entered for one in self._family.communicators):
+        if self.transport.entered or any(one.entered for one in self._family.communicators):
             self.abort("a signal handler or a destructor closed it in the middle of a call")
             self.transport.unlocked(functools.partial(self._close, seconds, flush))
         else:
             self._close(seconds, flush)
 
     def _close(self, seconds: float, flush: float | None) -> None:
-        begun = time.monotonic()
+        begun, family = time.monotonic(), self._family
         deadline = begun + seconds
-        mine = list(self._family.communicators) if self._context == 0 else [self]
-        for communicator in mine:  # all before any is waited for: other ranks close them in another order
-            communicator._engine.leave()
+        mine = [self._resources] if self._resources in family.communicators else []
+        if self._context == 0:
+            mine = list(family.communicators)
+        for resources in mine:  # all before any is waited for: other ranks close them in another order
+            resources.leave()
         try:
-            for communicator in reversed(mine):
-                communicator._release(deadline)
+            with contextlib.ExitStack() as all_of_them:
+                for resources in mine:
+                    all_of_them.callback(resources.release, deadline)
         finally:
+            family.communicators = [resources for resources in family.communicators if resources not in mine]
+            if self._finalizer is not None:
+                self._finalizer.detach()
             if self._context == 0:
                 self._family.recorder.stop()
                 if self._family.endpoint is not None:
@@ -2363,20 +2392,6 @@ class Communicator:
         """Raise ForkedError in a forked child of the rank's process."""
         if isinstance(self.failure, ForkedError):
             raise copy.copy(self.failure)
-
-    def _release(self, deadline: float) -> None:
-        if self in self._family.communicators:
-            self._family.communicators.remove(self)
-        try:
-            with contextlib.ExitStack() as both:
-                both.callback(self._queue.close, deadline)
-                self._engine.close(deadline)
-        finally:
-            with contextlib.ExitStack() as rest:
-                rest.callback(self._family.recorder.detach, self.meter)
-                rest.callback(self._windows.close)
-                rest.callback(self._named.close, deadline)
-                rest.callback(self._operations.close, deadline)
 
     def __enter__(self) -> Communicator:
         return self

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
-
 from collectives.config import Config
 from collectives.execution import CallPositions
 from collectives.failure import AbortSignal
 from collectives.membership import Fence, Standby, terms_of
 from collectives.metrics import Endpoint, Recorder
+from collectives.resources import Dropped, Resources
 from collectives.watchdog import Watchdog
 from transports import forking
 from transports.base import Transport
 
-C = TypeVar("C")
 
-
-class Family(Generic[C]):
+class Family:
     """A world communicator and its splits: they share a transport, an abort signal, a watchdog and
     a timeline.
 
-    communicators   those that are open, in the order in which they were made
+    communicators   the resources of those that are open, in the order in which they were made
+    dropped         those of them that nobody refers to any more
     newest_context  the highest number that a communicator of the family was given on this rank; the world's is 0
     fence           the agreement on the next change of ranks
     standby         the stores that may take over; those of the family's successor once there is one
@@ -38,11 +36,17 @@ class Family(Generic[C]):
             transport.group, self.abort_signal, self.positions, heartbeat=config.heartbeat, stall=config.stall
         )
         self.fence = Fence(transport.group, terms_of(config.transport, config.standbys), lambda: transport.failure)
-        self.communicators: list[C] = []
+        self.communicators: list[Resources] = []
+        self.dropped = Dropped()
         self.newest_context = 0
         self.recorder = Recorder()
         self.endpoint: Endpoint | None = None
         forking.register(self)
+
+    def release_dropped(self) -> None:
+        """Release the communicators that nobody refers to any more, if nothing of them is in flight."""
+        released = self.dropped.release()
+        self.communicators = [resources for resources in self.communicators if resources not in released]
 
     def after_fork(self) -> None:
         """In a forked child: stop watching and recording."""

@@ -48,10 +48,11 @@ class Controls(NamedTuple):
     yields     yields of the core, each before a load, that are worthwhile after these
     wake       wakes the ranks that sleep until this rank publishes
     memory     keeps the addresses valid
-    bells      addresses of the doorbells of the ranks: a word of 32 bits that is not 0 while its rank sleeps. To do
-               what `wake` does: store 0 in word ASKED; store 0 in every doorbell that is not 0, and wake its sleeper by
-               futex(2); wake those that sleep at word EPOCH. Compiled code that waits may sleep there, by futex(2),
-               after it has stored 1 in word ASKED of the peer. () if there is no futex(2)
+    bells      addresses of the doorbells of the ranks: a word of 32 bits, 1 while its rank sleeps by futex(2), and
+               greater while it sleeps otherwise. Unless one is greater, to do what `wake` does: store 0 in word ASKED;
+               store 0 in every doorbell that is 1, and wake its sleeper by futex(2); wake those that sleep at word
+               EPOCH. Compiled code that waits may sleep there, by futex(2), after it has stored 1 in word ASKED of the
+               peer. () if there is no futex(2)
     """
 
     addresses: tuple[int, ...]
@@ -174,6 +175,7 @@ class OneSided(ABC):
         """Make a window with `nbytes` bytes for each of `ranks`, which include this rank. Collective over `ranks`,
         with the same arguments; `key` names the window within the group and is used once.
 
-        Raises NoRoom on all ranks alike if there is no memory for it, and nothing is lost then; RendezvousError or
+        Raises NoRoom on all ranks alike if there is no memory, or no descriptor on the first one, and nothing is lost
+        then; TransportError if another rank cannot attach, for which the others wait then; RendezvousError or
         DeadlineExceeded, naming the missing rank.
         """

@@ -98,7 +98,7 @@ def _reduce_scatter(g: Geometry, work: _Place, landing: int, last: _Place) -> It
             for part in held(run):
                 got = scratch(slot, *part, base=run[0])
                 target = last(*part) if skip == 1 else work(*part)
-                yield reduce(got, own(part), target, label, skip == 1)
+                yield reduce(got, own(part), target, label)
             combined.update(range(run[0], sum(run)))
 
 
@@ -133,7 +133,6 @@ def allreduce(g: Geometry) -> Iterator[Step]:
     "circulant",
     traffic=lambda g: Fraction(g.size - 1),
     cost=lambda g: Cost(_messages(g), share(g), share(g)),
-    finishes=True,
 )
 def reduce_scatter(g: Geometry) -> Iterator[Step]:
     """Halve the numbers held until the own block is left. Traffic (p - 1) N (Träff 2024)."""

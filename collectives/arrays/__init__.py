@@ -1,11 +1,21 @@
 """Flat NumPy views of the caller's arrays, reduction ops and their kernels. Nothing here communicates.
 
 `views` checks array arguments and shares their memory where possible. `ops` holds one table of ops: a new op is one
-entry of it. `halves` holds fast kernels for float16 and bfloat16. `loops` finds NumPy's inner loops, for compiled code.
+entry of it. `averages` has the arithmetic by which averages stay in range. `halves` holds fast kernels for float16 and
+bfloat16. `loops` finds NumPy's inner loops, for compiled code.
 """
 
 from __future__ import annotations
 
+from collectives.arrays.averages import (
+    Averaging,
+    CompiledAveraging,
+    Mean,
+    averaging_kernel,
+    compiled_averaging,
+    rest,
+    share,
+)
 from collectives.arrays.loops import Loop, inner_loop
 from collectives.arrays.ops import (
     ADASUM,
@@ -20,11 +30,8 @@ from collectives.arrays.ops import (
     WIDENED,
     Kernel,
     check_op,
-    compiled_division,
     compiled_kernel,
     compiled_scaling,
-    divide,
-    division_loop,
     is_small_float,
     kernel,
     kernel_loop,
@@ -58,29 +65,33 @@ __all__ = [
     "UFUNCS",
     "WIDENED",
     "Array",
+    "Averaging",
+    "CompiledAveraging",
     "Kernel",
     "Loop",
+    "Mean",
     "Op",
     "Target",
     "as_bytes",
     "as_numpy",
+    "averaging_kernel",
     "can_be_sent",
     "casts",
     "check_dtype",
     "check_op",
-    "compiled_division",
+    "compiled_averaging",
     "compiled_kernel",
     "compiled_scaling",
-    "divide",
-    "division_loop",
     "flat",
     "inner_loop",
     "is_small_float",
     "kernel",
     "kernel_loop",
     "one_element",
+    "rest",
     "scale",
     "scaling",
     "scaling_loop",
+    "share",
     "type_name",
 ]

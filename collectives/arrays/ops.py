@@ -141,13 +141,6 @@ def compiled_kernel(op: str | Op, dtype: np.dtype[Any]) -> str:
     return f"add_{dtype.name}" if adds else ""
 
 
-def compiled_division(dtype: np.dtype[Any], size: int) -> tuple[str, Array]:
-    """Return the name of the compiled kernel that does what `divide` does, and its second operand, one number; the name
-    is empty if there is none."""
-    name = f"divide_{dtype.name}" if dtype in (FLOAT16, BFLOAT16) else ""
-    return name, np.array([size], np.float32)
-
-
 def compiled_scaling(dtype: np.dtype[Any], factor: float) -> tuple[str, Array]:
     """Return the name of the compiled kernel that does what `scale` does, and its second operand, one number; the name
     is empty if there is none."""
@@ -246,37 +239,3 @@ def _through(ufunc: Any, array: Array, number: float, out: Array, wide: np.dtype
         np.copyto(part, array[piece])
         ufunc(part, wide.type(number), part)
         np.copyto(out[piece], part, casting="unsafe")
-
-
-def divide(array: Array, size: int, out: Array) -> None:
-    """Compute out = array / size on flat arrays of one dtype; `out` may be `array`. The last step of `op="average"`.
-
-    Small floats are divided in float32, integers in float64 with truncation toward zero.
-    """
-    dtype = array.dtype
-    plain = _division(dtype, size)
-    if plain is not None:
-        ufunc, number = plain
-        ufunc(array, number, out)
-    elif is_small_float(dtype):
-        _through(np.divide, array, size, out, FLOAT32)
-    else:
-        _through(np.divide, array, size, out, FLOAT64)
-
-
-def division_loop(dtype: np.dtype[Any], size: int) -> tuple[Loop, Array] | None:
-    """Return the C function that does what `divide` does, and its second operand, one number; None if that is more than
-    one inner loop of NumPy's."""
-    plain = _division(dtype, size)
-    loop = None if plain is None else inner_loop(plain[0], dtype)
-    return None if plain is None or loop is None else (loop, np.array([plain[1]], dtype))
-
-
-def _division(dtype: np.dtype[Any], size: int) -> tuple[Any, Any] | None:
-    """A ufunc and a number by which it divides arrays of `dtype` by `size` without rounding twice; None if there is
-    none."""
-    if not size & (size - 1) and dtype.kind == "f":  # same bits, faster
-        return np.multiply, dtype.type(1 / size)
-    if is_small_float(dtype) or dtype.kind in "biu":
-        return None
-    return np.divide, dtype.type(size)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.arrays import FLOAT32, Array, Target, as_numpy, check_op, divide, flat, is_small_float
+from collectives.arrays import FLOAT32, Array, Mean, Target, as_numpy, check_op, flat, is_small_float
 from collectives.communicator import Communicator
 from collectives.execution import Peers, brief
 from collectives.operations import Work
@@ -236,7 +236,7 @@ class Compressor(ABC):
     def combine(
         self, peers: Peers, xs: list[Array], outs: list[Array], memories: list[Memory] | None, divisor: int
     ) -> list[Memory] | None:
-        """The exchange proper: the sum of all ranks' xs[i], divided by `divisor`, into outs[i].
+        """The exchange proper: the sum of all ranks' xs[i], divided by `divisor`, 1 or the number of ranks, into outs.
 
         All arrays are contiguous and of one dtype, float32 or float64; xs[i] may be outs[i]. Returns the memories as
         they are after the call, with those given unchanged; None for None.
@@ -258,22 +258,26 @@ class Uncompressed(Compressor):
 
 
 def add_up(peers: Peers, xs: Sequence[Array], outs: Sequence[Array], divisor: int = 1) -> None:
-    """The uncompressed sum of arrays of one dtype, divided by `divisor`, as one exchange."""
+    """The uncompressed sum of arrays of one dtype, or with `divisor`, the number of ranks, their mean, as one
+    exchange."""
     if not xs:
         return
-    alone = len(outs) == 1
-    whole = outs[0] if alone else np.empty(sum(x.size for x in xs), xs[0].dtype)
-    parts = [whole] if alone else cut(whole, xs)
-    for x, part in zip(xs, parts, strict=True):
-        np.copyto(part, x)
-    peers.allreduce(whole)
+    dtype, width, mean = xs[0].dtype, 1, None
     if divisor > 1:
-        divide(whole.reshape(-1), divisor, whole.reshape(-1))
-    for out, part in zip(() if alone else outs, () if alone else parts, strict=True):
-        np.copyto(out, part)
-
-
-def cut(whole: Array, like: Sequence[Array]) -> list[Array]:
-    """The parts of an array that hold arrays of the given shapes one after the other, in these shapes."""
-    ends = np.cumsum([x.size for x in like])
-    return [whole.reshape(-1)[end - x.size : end].reshape(x.shape) for x, end in zip(like, ends.tolist(), strict=True)]
+        mean = Mean(dtype, divisor)
+        dtype, width = mean.dtype, mean.width
+    alone = len(outs) == 1 and dtype == xs[0].dtype and width == 1
+    whole = outs[0].reshape(-1) if alone else np.empty(width * sum(x.size for x in xs), dtype)
+    ends = np.cumsum([width * x.size for x in xs]).tolist()
+    parts = [whole[end - width * x.size : end] for end, x in zip(ends, xs, strict=True)]
+    for x, part in zip(xs, parts, strict=True):
+        if mean is None:
+            np.copyto(part, x.reshape(-1))
+        else:
+            mean.load(x.reshape(-1), part)
+    peers.allreduce(whole)
+    for out, part in zip(outs, parts, strict=True):
+        if mean is not None:
+            mean.store(part, part if alone else out.reshape(-1))
+        elif not alone:
+            np.copyto(out.reshape(-1), part)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collectives.arrays import Array, divide
+from collectives.arrays import Array, rest, share
 from collectives.compression.base import SMALL_BYTES, Compressor, Memory, add_up
 from collectives.execution import Peers
 
@@ -88,9 +88,9 @@ class Codec(Compressor):
             work[:] = 0
             for data in incoming:
                 self.decode(data[piece.data], more)
+                more *= share(divisor)
                 work += more
-            if divisor > 1:
-                divide(work, divisor, work)
+            work /= rest(divisor)
             self.encode(work, answer[piece.data], rng)
             if residual is not None:
                 first = peers.rank * length + piece.start

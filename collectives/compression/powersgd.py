@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collectives.arrays import Array, divide
+from collectives.arrays import Array
 from collectives.compression.base import SMALL_BYTES, Compressor, Memory, add_up
 from collectives.execution import Peers
 
@@ -57,13 +57,12 @@ class PowerSGD(Compressor):
             rights.append(self._start(matrix, memory))
 
         lefts = [matrix @ right for matrix, right in zip(matrices, rights, strict=True)]
-        add_up(peers, [*lefts, *(xs[index] for index in dense)], [*lefts, *(outs[index] for index in dense)])
+        sources = [*lefts, *(xs[index] for index in dense)]
+        add_up(peers, sources, [*lefts, *(outs[index] for index in dense)], divisor)
         for left in lefts:
             orthonormalise(left)
         rights = [matrix.T @ left for matrix, left in zip(matrices, lefts, strict=True)]
         add_up(peers, rights, rights, divisor)
-        for index in dense if divisor > 1 else ():
-            divide(outs[index].reshape(-1), divisor, outs[index].reshape(-1))
         changed = None if memories is None else list(memories)
         for index, matrix, left, right in zip(low, matrices, lefts, rights, strict=True):
             product = outs[index].reshape(matrix.shape)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays import Array, divide
+from collectives.arrays import Array, rest, share
 from collectives.compression.base import SMALL_BYTES, Compressor, Memory, add_up
 from collectives.execution import Peers
 
@@ -70,9 +70,8 @@ class TopK(Compressor):
             out[:] = 0
             for row in table:
                 places = row[at : at + first].view(kind)
-                out[places] += row[at + first : at + first + second].view(out.dtype)
-            if divisor > 1:
-                divide(out, divisor, out)
+                out[places] += row[at + first : at + first + second].view(out.dtype) * out.dtype.type(share(divisor))
+            out /= rest(divisor)
             at += first + second
         return changed
 

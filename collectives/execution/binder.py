@@ -12,7 +12,19 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collectives.arrays import Array, Kernel, Op, as_bytes, casts, compiled_kernel, divide, one_element
+from collectives.arrays import (
+    Array,
+    Averaging,
+    Kernel,
+    Op,
+    as_bytes,
+    averaging_kernel,
+    casts,
+    compiled_averaging,
+    compiled_kernel,
+    is_small_float,
+    one_element,
+)
 from collectives.arrays import kernel as kernel_for
 from collectives.execution.positions import StepCounter
 from collectives.execution.step_functions import StepFunction, StepTemplate, StepWriter
@@ -58,8 +70,17 @@ class Binder:
     def kernel(self, op: str | Op, dtype: np.dtype[Any]) -> Kernel:
         """The kernel of an op."""
         name = compiled_kernel(op, dtype)
-        compiled = combining(self._code, name, dtype.itemsize) if self._code is not None and name else None
+        compiled = self._compiled(name, dtype) if name else None
         return kernel_for(op, dtype) if compiled is None else compiled
+
+    def averaging_kernel(self, dtype: np.dtype[Any], averaging: Averaging) -> Kernel:
+        """The kernel of a combination within an average."""
+        found = compiled_averaging(dtype, averaging) if is_small_float(dtype) else None
+        compiled = None if found is None else self._compiled(found.name, dtype)
+        return averaging_kernel(dtype, averaging) if compiled is None else compiled
+
+    def _compiled(self, name: str, dtype: np.dtype[Any]) -> Kernel | None:
+        return None if self._code is None else combining(self._code, name, dtype.itemsize)
 
     def bind(self, plan: Plan, scratch: Array, sizes: tuple[int, int]) -> BoundPlan:
         """A plan bound for its first staging slot.
@@ -188,15 +209,14 @@ class _Text:
     def _reduce(self, step: Instruction) -> list[str]:
         name = self._writer.name
         combine, target = self._combine, self._array(step.dst)
+        if self._plan.averages:
+            combine = self._binder.averaging_kernel(self._dtype, self._plan.averaging(step.phase))
         assert combine is not None
         if _may_be_one_in_place(step):  # the staged copy of an operand is other memory than the result
             known, staged = self._copied
             step = step._replace(a=staged if step.a == known else step.a, b=staged if step.b == known else step.b)
         kernel: Kernel = one_element(combine, self._dtype) if _may_be_one_in_place(step) else combine
-        statements = [f"{name(kernel)}({self._array(step.a)}, {self._array(step.b)}, {target})"]
-        if self._plan.averages and step.phase:
-            statements.append(f"{name(divide)}({target}, {name(len(self._binder.ranks))}, {target})")
-        return statements
+        return [f"{name(kernel)}({self._array(step.a)}, {self._array(step.b)}, {target})"]
 
     def _read(self, step: Instruction) -> str:
         """A copy from memory that a peer exposes."""

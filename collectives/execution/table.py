@@ -25,10 +25,9 @@ from collectives.arrays import (
     Array,
     Loop,
     Op,
-    compiled_division,
+    compiled_averaging,
     compiled_kernel,
     compiled_scaling,
-    division_loop,
     inner_loop,
     kernel_loop,
     scaling_loop,
@@ -252,15 +251,31 @@ class Rows:
         assert result is not None
         if self._kernel is None or _overlap(a, result) or _overlap(b, result):
             return False
-        operands = self.operand(result), self.operand(a), self.operand(b)
-        self.writer.reduce(result.stop - result.start, *operands, self._kernel, self._dtype.itemsize)
-        if self._plan.averages and step.phase:
-            division = self._division()
-            if division is None:
-                return False
-            kernel, number = division
+        operands, count = (self.operand(result), self.operand(a), self.operand(b)), result.stop - result.start
+        if self._plan.averages:
+            return self._average(count, *operands, step.phase)
+        self.writer.reduce(count, *operands, self._kernel, self._dtype.itemsize)
+        return True
+
+    def _average(self, count: int, result: Operand, a: Operand, b: Operand, marks: int) -> bool:
+        """The row of a combination within an average."""
+        found = compiled_averaging(self._dtype, self._plan.averaging(marks))
+        if found is None:
+            return False
+        function = self._compiled.get(found.name)
+        if function is not None:
+            kernel = CFunction(function, address(found.number))
+        elif found.loop is not None:
+            kernel = CFunction(*found.loop)
+        else:
+            return False
+        self.memory.append(found.number)
+        a, b = (b, a) if found.exchange else (a, b)
+        self.writer.reduce(count * found.parts, result, a, b, kernel, self._dtype.itemsize // found.parts)
+        if found.divisor is not None:
+            loop, number = found.divisor
             self.memory.append(number)
-            self.writer.divide(kernel, address(number))
+            self.writer.divide(CFunction(*loop), address(number))
         return True
 
     def _combination(self, op: str | Op) -> CFunction | None:
@@ -270,11 +285,6 @@ class Rows:
             return CFunction(function, 0)
         loop = kernel_loop(op, self._dtype)
         return None if loop is None else CFunction(*loop)
-
-    def _division(self) -> tuple[CFunction, Array] | None:
-        """The C function that divides by the number of ranks, and its second operand; None if there is none."""
-        size = len(self._binder.ranks)
-        return _with_number(self._compiled, *compiled_division(self._dtype, size), division_loop(self._dtype, size))
 
     def operand(self, span: Span) -> Operand:
         """The place of a span."""

@@ -32,14 +32,6 @@ def scaled(array: Any, factor: float) -> Any:
     return np.multiply(array.astype(wide), wide.type(factor)).astype(array.dtype)
 
 
-def divided(array: Any, size: int) -> Any:
-    """array / size, a new array of the same dtype; see arrays.divide."""
-    wide = _wide(array.dtype)
-    if wide is None:
-        return np.divide(array, array.dtype.type(size))
-    return np.divide(array.astype(wide), wide.type(size)).astype(array.dtype)
-
-
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     """The wider dtype of the computation; None if it is `dtype` itself."""
     if is_small_float(dtype):

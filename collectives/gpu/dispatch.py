@@ -97,6 +97,11 @@ class Operations:
                 self._devices = DeviceOperations(self.host)
             return self._devices
 
+    @property
+    def on_devices(self) -> bool:
+        """True if arrays on GPUs were communicated: then `close` is collective."""
+        return self._devices is not None
+
     def close(self, deadline: float) -> None:
         """Release all memory. Collective if arrays on GPUs were communicated. Raises DeadlineExceeded."""
         devices, self._devices = self._devices, None

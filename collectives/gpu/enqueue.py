@@ -79,6 +79,15 @@ class Enqueuer:
             return False
         return self._group.premultiplies(dtype_name(call.dtype), str(call.op))
 
+    def averages(self, call: Call) -> bool:
+        """True if `run` makes an average of floats of a call with that op. Until the ranks have joined, that is not
+        known, and expected."""
+        if call.op != "average":
+            return False
+        if self._group is None:
+            return True
+        return self._planner.plan(call).algorithm.native and self._group.divides(dtype_name(call.dtype))
+
     def run(
         self, call: Call, source: Any, target: Any, place: DeviceStream, deadline: float, factor: float | None = None
     ) -> bool:
@@ -86,7 +95,7 @@ class Enqueuer:
 
         factor   multiplies the source first; see `premultiplies`
 
-        Returns True if an average has been divided already. Raises as Executor.run does.
+        Returns True if it makes an average. Raises as Executor.run does.
         """
         group, plan = self._group, self._planner.plan(call)
         assert group is not None
@@ -105,7 +114,7 @@ class Enqueuer:
             return calls
 
         self.executor.run(plan, NO_DATA, NO_DATA, deadline, bind)
-        return call.op == "average" and plan.algorithm.native and group.divides(dtype_name(call.dtype))
+        return self.averages(call)
 
     def bare(self, call: Call, source: Any, target: Any, place: DeviceStream) -> Callable[[], None] | None:
         """The transport's own call for a collective, without what `run` adds to it, to be compared with that; None if

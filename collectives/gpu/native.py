@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.gpu.arithmetic import divided, scaled
+from collectives.gpu.arithmetic import scaled
 from collectives.gpu.devices import Cuda, DeviceTarget, cuda
 from collectives.gpu.enqueue import Enqueuer
 from collectives.operations import Buffer
@@ -24,6 +24,7 @@ class DeviceSpace:
     detail: tuple[str, ...] = (_DETAIL,)
     direct = None
     speculates = False
+    widens = False
     onesided = False
 
     def __init__(self, enqueuer: Enqueuer) -> None:
@@ -63,8 +64,8 @@ class DeviceSpace:
     def scaling(self, dtype: np.dtype[Any], factor: float) -> Callable[[Any, Any], object]:
         return lambda array, out: np.copyto(out, scaled(array, factor))
 
-    def divide(self, array: Any, size: int, out: Any) -> None:
-        np.copyto(out, divided(array, size))
+    def copy(self, array: Any) -> Any:
+        return array.copy()
 
     def offsets(self, collective: str, source: Any, target: Any) -> WindowOffsets | None:
         return None
@@ -74,7 +75,10 @@ class DeviceSpace:
         return call
 
     def averages(self, planned: Call) -> bool:
-        return False
+        return self._enqueuer.averages(planned)
+
+    def call(self, planned: Call) -> Call:
+        return planned
 
     def premultiplies(self, planned: Call) -> bool:
         return self._enqueuer.premultiplies(planned)

@@ -1,9 +1,10 @@
-"""Kernels for 16-bit floats, as Numba compiles them. They have the form of NumPy's inner loops.
+"""Kernels for 16-bit floats and for averages, as Numba compiles them. They have the form of NumPy's inner loops.
 
 float16 is widened and rounded by the processor's instructions. A bfloat16 is the upper half of a float32. Both are
 computed in float32 and rounded once, to nearest, ties to even, as arrays/halves.py does it by NumPy's operations on
-whole vectors. A kernel is written once for each place that its result may have, so that LLVM knows whether a store may
-change what is loaded later, and uses vector instructions. Numba is needed to import this module.
+whole vectors. Averages are those of arrays/averages.py. A kernel is written once for each place that its result may
+have, so that LLVM knows whether a store may change what is loaded later, and uses vector instructions. Numba is needed
+to import this module.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collectives.jit.atomics import WORD, word
 _compiled = numba.njit(error_model="numpy")
 _HALVES = types.CPointer(types.uint16)
 _SINGLES = types.CPointer(types.float32)
+_DOUBLES = types.CPointer(types.float64)
 
 
 def _bit_cast(source: Any, target: Any, kind: Any) -> Callable[..., Any]:
@@ -61,6 +63,16 @@ def singles_at(typing: Any, address: Any) -> Any:
 
 
 @intrinsic
+def doubles_at(typing: Any, address: Any) -> Any:
+    """A pointer to float64."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        return builder.inttoptr(operands[0], context.get_value_type(_DOUBLES))
+
+    return _DOUBLES(WORD), generate
+
+
+@intrinsic
 def widen_float16(typing: Any, bits: Any) -> Any:
     """The float32 that is equal to a float16."""
 
@@ -96,30 +108,70 @@ def round_bfloat16(number: Any) -> Any:
     return np.uint16(upper | np.uint32(0x40)) if is_nan else np.uint16(rounded)
 
 
-def _sum(widen: Any, rounded: Any) -> Any:
-    """The kernel that adds."""
+@_compiled
+def sum_of(a: Any, b: Any) -> Any:
+    """a + b."""
+    return a + b
 
-    def add(pointers: int, lengths: int, strides: int, data: int) -> None:
+
+@_compiled
+def mean_of(a: Any, b: Any) -> Any:
+    """(a + b) / 2, of halves: no bit of one is lost in a float32 that is half as large."""
+    half = np.float32(0.5)
+    return a * half + b * half
+
+
+def _of_halves(combine: Any, widen: Any, rounded: Any) -> Any:
+    """The kernel that combines halves."""
+
+    def of_halves(pointers: int, lengths: int, strides: int, data: int) -> None:
         first, second, result, count = word(pointers), word(pointers + 8), word(pointers + 16), word(lengths)
         a, b = numba.carray(halves_at(first), count), numba.carray(halves_at(second), count)
         out = numba.carray(halves_at(result), count)
         if first == result:
             for i in range(count):
-                out[i] = rounded(widen(out[i]) + widen(b[i]))
+                out[i] = rounded(combine(widen(out[i]), widen(b[i])))
         elif second == result:
             for i in range(count):
-                out[i] = rounded(widen(a[i]) + widen(out[i]))
+                out[i] = rounded(combine(widen(a[i]), widen(out[i])))
         else:
             for i in range(count):
-                out[i] = rounded(widen(a[i]) + widen(b[i]))
+                out[i] = rounded(combine(widen(a[i]), widen(b[i])))
 
-    return add
+    return of_halves
 
 
 @_compiled
-def quotient(a: Any, b: Any) -> Any:
-    """a / b."""
-    return a / b
+def share_of_pair(a: Any, b: Any, factor: Any) -> Any:
+    """(a + b) * factor, where the sum is no infinity."""
+    total = a + b
+    return a * factor + b * factor if abs(total) == np.inf else total * factor
+
+
+@_compiled
+def sum_with_share(a: Any, b: Any, factor: Any) -> Any:
+    """a * factor + b."""
+    return a * factor + b
+
+
+def _averaging(combine: Any, floats_at: Any) -> Any:
+    """The kernel that combines within an average; `data` is the address of its number."""
+
+    def averaging(pointers: int, lengths: int, strides: int, data: int) -> None:
+        first, second, result, count = word(pointers), word(pointers + 8), word(pointers + 16), word(lengths)
+        a, b = numba.carray(floats_at(first), count), numba.carray(floats_at(second), count)
+        out, factor = numba.carray(floats_at(result), count), numba.carray(floats_at(data), 1)[0]
+        if first == result:
+            for i in range(count):
+                out[i] = combine(out[i], b[i], factor)
+        elif second == result:
+            for i in range(count):
+                out[i] = combine(a[i], out[i], factor)
+        else:
+            for i in range(count):
+                out[i] = combine(a[i], b[i], factor)
+
+    return averaging
 
 
 @_compiled
@@ -146,10 +198,14 @@ def _with_number(combine: Any, widen: Any, rounded: Any) -> Any:
 
 
 KERNELS: Final = {
-    "add_float16": _sum(widen_float16, round_float16),
-    "add_bfloat16": _sum(widen_bfloat16, round_bfloat16),
-    "divide_float16": _with_number(quotient, widen_float16, round_float16),
-    "divide_bfloat16": _with_number(quotient, widen_bfloat16, round_bfloat16),
+    "add_float16": _of_halves(sum_of, widen_float16, round_float16),
+    "add_bfloat16": _of_halves(sum_of, widen_bfloat16, round_bfloat16),
+    "mean_float16": _of_halves(mean_of, widen_float16, round_float16),
+    "mean_bfloat16": _of_halves(mean_of, widen_bfloat16, round_bfloat16),
+    "mean_float32": _averaging(share_of_pair, singles_at),
+    "mean_float64": _averaging(share_of_pair, doubles_at),
+    "share_float32": _averaging(sum_with_share, singles_at),
+    "share_float64": _averaging(sum_with_share, doubles_at),
     "scale_float16": _with_number(product, widen_float16, round_float16),
     "scale_bfloat16": _with_number(product, widen_bfloat16, round_bfloat16),
 }

@@ -35,8 +35,11 @@ RunTable = Callable[..., int | None]
 
 _METHODS: Final = ("run_table", "fits", "combine_arrays", "serve", "submit", "end", "call", "ended")
 """The functions of interpreter.METHODS and serving.METHODS."""
-_KERNELS: Final = tuple(f"{name}_{dtype}" for name in ("add", "divide", "scale") for dtype in ("float16", "bfloat16"))
-"""The functions of kernels.KERNELS."""
+_KERNELS: Final = tuple(f"{name}_{dtype}" for name in ("mean", "share") for dtype in ("float32", "float64"))
+_KERNELS_OF_HALVES: Final = tuple(
+    f"{name}_{dtype}" for name in ("add", "mean", "scale") for dtype in ("float16", "bfloat16")
+)
+"""The functions of kernels.KERNELS; those of halves are for processors that convert float16."""
 _PREFIX: Final = "ronde_"
 _FASTCALL: Final = 0x80
 """CPython's METH_FASTCALL: a method gets its arguments as a C array."""
@@ -66,15 +69,14 @@ _new_method = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.POINTER(_MethodDefiniti
 class MachineCode:
     """The interpreter, loaded into this process. It stays loaded until the process ends."""
 
-    def __init__(self, engine: Any, *, with_kernels: bool) -> None:
+    def __init__(self, engine: Any, kernels: tuple[str, ...]) -> None:
+        """`kernels`: the names of those that it has."""
         self._engine = engine
         self._methods = {
             name: _MethodDefinition(name.encode(), engine.get_function_address(_PREFIX + name), _FASTCALL, None)
             for name in _METHODS
         }
-        self.kernels: Mapping[str, int] = {
-            name: engine.get_function_address(_PREFIX + name) for name in (_KERNELS if with_kernels else ())
-        }
+        self.kernels: Mapping[str, int] = {name: engine.get_function_address(_PREFIX + name) for name in kernels}
         """Addresses of kernels of the form of NumPy's inner loops."""
 
     def bind(self, name: str, words: NDArray[np.int64]) -> Callable[..., Any]:
@@ -193,7 +195,8 @@ class _Target:
         self._machine = llvm.Target.from_triple(triple).create_target_machine(
             cpu=cpu, features=features.flatten(), opt=3, reloc="pic", codemodel="jitdefault"
         )
-        self._with_kernels = features.get("f16c", False) or platform.machine().lower() in ("aarch64", "arm64")
+        converts_halves = features.get("f16c", False) or platform.machine().lower() in ("aarch64", "arm64")
+        self._kernels = _KERNELS + _KERNELS_OF_HALVES if converts_halves else _KERNELS
         self.name = f"interpreter-{_digest(triple, cpu, features.flatten())}.o"
 
     def load(self, code: bytes) -> MachineCode:
@@ -201,11 +204,11 @@ class _Target:
         engine = self._llvm.create_mcjit_compiler(self._llvm.parse_assembly(""), self._machine)
         engine.add_object_file(self._llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
-        return MachineCode(engine, with_kernels=self._with_kernels)
+        return MachineCode(engine, self._kernels)
 
     def compile(self) -> bytes:
         """The object file."""
-        return _compile(self._llvm, self._machine, with_kernels=self._with_kernels)
+        return _compile(self._llvm, self._machine, self._kernels)
 
 
 def compile_and_keep(name: str) -> None:
@@ -230,8 +233,8 @@ def _digest(*machine: str) -> str:
     return found.hexdigest()[:32]
 
 
-def _compile(llvm: Any, machine: Any, *, with_kernels: bool) -> bytes:
-    """The object file of the interpreter; `with_kernels` if the processor converts float16."""
+def _compile(llvm: Any, machine: Any, names: tuple[str, ...]) -> bytes:
+    """The object file of the interpreter, with kernels of these names."""
     level = logging.getLogger("numba").level
     logging.getLogger("numba").setLevel(logging.WARNING)  # at level debug it logs every instruction
     try:
@@ -239,8 +242,7 @@ def _compile(llvm: Any, machine: Any, *, with_kernels: bool) -> bytes:
 
         methods = interpreter.METHODS | serving.METHODS
         functions = {name: interpreter.entry(methods[name]) for name in _METHODS}
-        if with_kernels:
-            functions |= {name: kernels.entry(name) for name in _KERNELS}
+        functions |= {name: kernels.entry(name) for name in names}
     finally:
         logging.getLogger("numba").setLevel(level)
     module = llvm.parse_assembly("")

@@ -30,6 +30,8 @@ from collectives.jit.interpreter import agrees, begin, compiled, data_of, field,
 from transports.onesided import ASKED, EPOCH
 
 _ALL = 1 << 30
+_BY_FUTEX = 1
+"""The word of the doorbell of a rank that sleeps by futex(2); one that sleeps on a descriptor has a larger one."""
 _MONOTONIC = 1
 _SECOND = 1_000_000_000
 _SLEEP = 10_000_000
@@ -40,16 +42,21 @@ _SLEEPS = 3
 
 
 @compiled
-def wake(state: int) -> None:
-    """Wake all ranks that sleep until this one publishes: what `Controls.wake` does."""
-    own, bells = field(state, at.OWN), field(state, at.BELLS)
+def wake(state: int) -> bool:
+    """Wake all ranks that sleep until this one publishes: what `Controls.wake` does. False, with nothing done, if one
+    sleeps on a descriptor: that is for Python."""
+    own, bells, count = field(state, at.OWN), field(state, at.BELLS), field(state, at.BELL_COUNT)
+    for index in range(count):
+        if half_word(field(bells, index)) > _BY_FUTEX:
+            return False
     store_ordered(own + 8 * ASKED, 0)
-    for index in range(field(state, at.BELL_COUNT)):
+    for index in range(count):
         bell = field(bells, index)
-        if half_word(bell) != 0:
+        if half_word(bell) == _BY_FUTEX:
             put_half(bell, 0)
             futex_wake(bell, 1)
     futex_wake(own + 8 * EPOCH, _ALL)
+    return True
 
 
 @compiled
@@ -92,7 +99,8 @@ def run_rows(table: int, source: int, target: int, clock: int) -> int:
         if left != at.DONE:
             row = table + 8 * (at.HEAD_WORDS + left * at.ROW_WORDS)
             if field(row, at.OPCODE) == at.SIGNAL:
-                wake(state)
+                if not wake(state):
+                    return left
             else:
                 control, phase = field(row, at.CONTROL), field(row, at.COUNT)
                 if not comes(state, control, epoch + phase):

@@ -148,6 +148,11 @@ class Engine:
             self._wake()
         raise DeadlineExceeded(f"still in flight when the communicator was closed: {unfinished}")
 
+    @property
+    def ended(self) -> bool:
+        """True if it has no thread: it was never used, or all that it had to do after `leave` is done."""
+        return self._worker.join(0.0)
+
     def after_fork(self) -> None:
         """In a forked child: refuse all submissions with ForkedError."""
         self._lock = threading.RLock()
@@ -310,8 +315,7 @@ class Engine:
             fields = {"kind": error, "message": text, "rank": self._transport.rank, "peer": peer}
             self._end(name, error=from_wire(fields))
         if decision.run:
-            items = [BatchItem(self._in_flight.get(name), name, signature) for name, signature in decision.run]
-            for name, result, failure in self._runner.run(items, answer.fusion):
+            for name, result, failure in self._runner.run(self._items(decision), answer.fusion):
                 self._end(name, result, failure)
                 if self._transport.failure is not None:
                     raise self._transport.failure
@@ -321,6 +325,17 @@ class Engine:
             with self._lock:
                 text = f"{self._transport.group.describe(self._ranks[0])} was closed: it ended normally"
                 self._refusal = ClosedError(text, rank=self._transport.rank, peer=self._ranks[0])
+
+    def _items(self, decision: Decision) -> list[BatchItem]:
+        """The operations of a decision. Raises AbortedError if `close` has given up those of this rank: the others have
+        agreed to run them, and would take this rank for one that has joined."""
+        with self._lock:
+            if self._refusal is None:
+                return [BatchItem(self._in_flight.get(name), name, signature) for name, signature in decision.run]
+        rank, names = self._transport.rank, ", ".join(repr(name) for name, _ in decision.run)
+        cause = AbortedError(f"rank {rank} was closed when all ranks had agreed to run {names}", rank=rank)
+        self._abort_signal.raise_abort(cause)
+        raise cause
 
     def _end(self, name: str, result: Any = None, error: BaseException | None = None) -> None:
         """End an operation with a result or an error."""

@@ -40,9 +40,14 @@ def adasum(peers: Peers, source: Array, target: Array, sizes: Sequence[int]) -> 
     if peers.size == 1 or source.size == 0:
         np.copyto(target, source)
         return
+    powers = np.zeros(len(sizes), np.int32)
+    if dtype.itemsize > 4:  # the squares of other numbers fit float64
+        powers = _magnitudes(peers, source, sizes)
     length = -(-source.size // peers.size)
     parts = np.zeros((peers.size, length), dtype)
     parts.reshape(-1)[: source.size] = source
+    for tensor, piece in _pieces(sizes, 0, source.size):
+        _times_power(parts.reshape(-1)[piece], -powers[tensor])
     mine = peers.alltoall(parts)
     pieces = list(_pieces(sizes, peers.rank * length, length))
     for level in levels(peers.size):
@@ -54,7 +59,26 @@ def adasum(peers: Peers, source: Array, target: Array, sizes: Sequence[int]) -> 
         for row, (left, right) in zip(dots, level, strict=True):
             for tensor, piece in pieces:
                 _combine(mine[left, piece], mine[right, piece], *row[tensor].tolist())
-    np.copyto(target, peers.allgather(mine[0]).reshape(-1)[: target.size], casting="unsafe")
+    result = peers.allgather(mine[0]).reshape(-1)[: target.size]
+    for tensor, piece in _pieces(sizes, 0, source.size):
+        _times_power(result[piece], powers[tensor])
+    np.copyto(target, result, casting="unsafe")
+
+
+def _magnitudes(peers: Peers, source: Array, sizes: Sequence[int]) -> Array:
+    """For each tensor the power of two that no number of any rank reaches; 0 where there are others than numbers. A
+    tensor is divided by it, so that no dot product overflows or vanishes: adasum(c a, c b) = c adasum(a, b)."""
+    largest = np.zeros(len(sizes))
+    for tensor, piece in _pieces(sizes, 0, source.size):
+        largest[tensor] = np.abs(source[piece]).max()
+    largest = peers.allgather(largest).max(axis=0)
+    return np.frexp(np.where(np.isfinite(largest), largest, 0.0))[1]
+
+
+def _times_power(tensor: Array, power: int) -> None:
+    """Multiply by 2 ** power."""
+    if power:
+        np.ldexp(tensor, power, tensor)
 
 
 def levels(size: int) -> list[list[_Pair]]:

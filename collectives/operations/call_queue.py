@@ -85,6 +85,12 @@ class CallQueue:
         """True if this thread is in the middle of a job."""
         return self._turn.is_mine
 
+    @property
+    def idle(self) -> bool:
+        """True if no job is under way or waits; for a caller that knows that nobody submits any."""
+        progress, turn = self._progress, self._turn
+        return not self._queue and (turn.is_free or turn.is_lent) and (progress is None or progress.idle)
+
     def run(self, job: Job[T]) -> T:
         """Run a job and return its result: here and now if nothing is before it. Raises ReentryError in the middle of
         another one of this thread."""

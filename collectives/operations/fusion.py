@@ -115,28 +115,28 @@ def reduce_together(parts: Sequence[Part], buffer: Buffer, deadline: float) -> N
     [(reduction, size, source, target)] = parts
     if source is None or target is None:
         source = target = np.zeros(size, reduction.given)
-    in_place = reduction.works_in_place(source is target)
-    offsets = space.offsets("allreduce", source, target) if in_place == (source is target) else None
-    planned = reduction.plan(reduction.call((size,), in_place=in_place, offsets=offsets))
+    offsets = space.offsets("allreduce", source, target)
+    planned = reduction.planned((size,), in_place=source is target, offsets=offsets)
     space.quietly(reduction.run, planned, source, target, deadline)
 
 
 def _packed(parts: Sequence[Part], buffer: Buffer, deadline: float) -> None:
     reduction, space = parts[0].reduction, parts[0].reduction.space
-    work = buffer.take(sum(part.size for part in parts), reduction.dtype)
+    total = sum(part.size for part in parts)
+    work = buffer.take(total * reduction.width, reduction.dtype)
+    sizes = tuple(part.size for part in parts) if reduction.by_array else (total,)
+    planned = reduction.plan(reduction.call(sizes, in_place=True, offsets=space.offsets("allreduce", work, work)))
     at = 0
     for part in parts:
-        piece = work[at : at + part.size]
+        piece = reduction.part(work, at, part.size)
         if part.source is None:
             piece.fill(0)
         else:
-            part.reduction.load(part.source, piece)
+            part.reduction.load_for(planned, part.source, piece)
         at += part.size
-    sizes = tuple(part.size for part in parts) if reduction.by_array else (work.size,)
-    call = reduction.call(sizes, in_place=True, offsets=space.offsets("allreduce", work, work))
-    divided = reduction.exchange(reduction.plan(call), work, work, deadline)
+    averaged = reduction.exchange(planned, work, work, deadline)
     at = 0
     for part in parts:
         if part.target is not None:
-            part.reduction.store(work[at : at + part.size], part.target, divided)
+            part.reduction.store(reduction.part(work, at, part.size), part.target, averaged)
         at += part.size

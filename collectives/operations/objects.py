@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -120,7 +121,9 @@ def _decode_all(product: tuple[Array, Sequence[int]]) -> list[Any]:
 
 def encode(obj: Any, name: str) -> Array:
     """The pickle of an object as bytes. Raises TypeError naming the argument if the object cannot be pickled."""
+    stream = io.BytesIO()  # the pickler writes large arrays into it directly: pickle.dumps would make another copy
     try:
-        return np.frombuffer(bytearray(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)), np.uint8)
+        pickle.Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(obj)
+        return np.frombuffer(stream.getbuffer(), np.uint8)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TypeError(f"{name}: a {type_name(obj)} that cannot be pickled: {error}") from error

@@ -334,11 +334,7 @@ class Reductions:
         shape: tuple[int, ...] | None,
         signature: Signature,
     ) -> PlannedCall:
-        works_in_place = reduction.works_in_place(in_place, shape is not None)
-        if works_in_place != in_place or (reduction.loads and not in_place):
-            offsets = None  # the exchange works in other memory than the caller's arrays
-        call = reduction.call(blocks, root, in_place=works_in_place, offsets=offsets)
-        planned = reduction.plan(call)
+        planned = reduction.planned(blocks, root, in_place=in_place, offsets=offsets, receives=shape is not None)
         function, scales = reduction.runner(planned, receives=shape is not None)
         flat = array.ndim == 1 and shape is not None and len(shape) == 1
         return PlannedCall(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from collectives.arrays import Array, Target, as_numpy, divide, flat, scaling
+from collectives.arrays import Array, Target, as_numpy, flat, scaling
 from collectives.execution import NO_DATA, Executor, Table
 from collectives.planning import Call, Plan, WindowOffsets
 
@@ -42,6 +42,7 @@ class Space(Protocol):
         is only known when a call runs by which means that is done."""
 
     speculates: bool
+    widens: bool
     """True if an allgather may run as if all parts were equal, with no effect if they are not."""
 
     @property
@@ -71,8 +72,8 @@ class Space(Protocol):
     def scaling(self, dtype: np.dtype[Any], factor: float) -> Callable[[Any, Any], object]:
         """(array, out): out = array * factor, for flat arrays of one dtype; see arrays.scaling."""
 
-    def divide(self, array: Any, size: int, out: Any) -> None:
-        """out = array / size; see arrays.divide."""
+    def copy(self, array: Any) -> Any:
+        """A copy of a flat array."""
 
     def offsets(self, collective: str, source: Any, target: Any) -> WindowOffsets | None:
         """The places of a call's flat arrays in windows; None if they are in none."""
@@ -84,14 +85,17 @@ class Space(Protocol):
         """The table by which a planned call can be run; None if it has none, or if `direct` is None."""
 
     def averages(self, planned: Any) -> bool:
-        """True if the exchange of an average is known to divide by itself."""
+        """True if the exchange of an average of floats makes the average by itself."""
+
+    def call(self, planned: Any) -> Call:
+        """The call that was planned."""
 
     def premultiplies(self, planned: Any) -> bool:
         """True if `exchange` multiplies the source by `factor`."""
 
     def exchange(self, planned: Any, source: Any, target: Any, deadline: float, factor: float | None = None) -> bool:
-        """Run a planned call between flat arrays; None where this rank has no array. Returns True if it has divided
-        an average."""
+        """Run a planned call between flat arrays; None where this rank has no array. Returns True if it has made an
+        average."""
 
     def quietly(self, function: Callable[..., Any], /, *args: Any) -> Any:
         """Call `function(*args)` where NumPy warns of nothing."""
@@ -102,6 +106,7 @@ class HostSpace:
 
     detail: tuple[str, ...] = ()
     speculates = True
+    widens = True
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -138,8 +143,8 @@ class HostSpace:
     def scaling(self, dtype: np.dtype[Any], factor: float) -> Callable[[Array, Array], object]:
         return scaling(dtype, factor)
 
-    def divide(self, array: Array, size: int, out: Array) -> None:
-        divide(array, size, out)
+    def copy(self, array: Array) -> Array:
+        return array.copy()
 
     def offsets(self, collective: str, source: Array | None, target: Array | None) -> WindowOffsets | None:
         return self.executor.windows.offsets(collective, source, target)
@@ -152,6 +157,9 @@ class HostSpace:
 
     def averages(self, planned: Plan) -> bool:
         return planned.averages
+
+    def call(self, planned: Plan) -> Call:
+        return planned.call
 
     def premultiplies(self, planned: Plan) -> bool:
         return False

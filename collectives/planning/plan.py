@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from collectives.algorithms import Algorithm
+from collectives.arrays import Averaging
 from collectives.planning.calibration import Calibration
 from collectives.planning.call import Call
 from collectives.planning.select import Choice, Demand, Selector
 from collectives.planning.tally import Tally
-from collectives.schedule import SPECS, Geometry, Program, lay_out, lower, split_evenly
+from collectives.schedule import A_ALONE, B_ALONE, LAST, PAIR, SPECS, Geometry, Program, lay_out, lower, split_evenly
 
 log = logging.getLogger("ronde.planning")
 
@@ -79,9 +80,22 @@ class Plan:
 
     @property
     def averages(self) -> bool:
-        """True if the program divides an average itself. Otherwise its result for op average is the sum. The program of
-        one rank combines nothing, so it has no step that could divide."""
-        return self.call.op == "average" and self.algorithm.finishes and self.geometry.size > 1
+        """True if the program averages while it combines. Otherwise its result for op average is the sum.
+
+        Every combination of two ranks is the last one. With more ranks the algorithm must mark them; a reproducible
+        average does not depend on the algorithm. Integers are averaged around the exchange, and one rank combines
+        nothing.
+        """
+        call, size = self.call, self.geometry.size
+        if call.op != "average" or call.dtype.kind in "iu":
+            return False
+        return size == 2 or (size > 2 and self.algorithm.finishes and not call.reproducible)
+
+    def averaging(self, marks: int) -> Averaging:
+        """The combination of a step with these marks, in a program that averages."""
+        size = self.geometry.size
+        marks = PAIR if size == 2 else marks
+        return Averaging(size, bool(marks & A_ALONE), bool(marks & B_ALONE), bool(marks & LAST))
 
 
 class Planner:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from collectives.schedule import Buf, Span, Tree
+from collectives.schedule import A_ALONE, B_ALONE, LAST, Buf, Span, Tree
 
 UNDEFINED: Final = -1
 PENDING: Final = -2
@@ -65,19 +65,24 @@ class Expressions:
             self.runs.append(joined)
         return value
 
-    def check_last(self, values: list[int], said: bool, promised: bool) -> None:
-        """Check the mark of a last combination. Raises Violation.
+    def check_marks(self, a: list[int], b: list[int], values: list[int], marks: int, promised: bool) -> None:
+        """Check the marks of a combination of `a` and `b`. Raises Violation.
 
-        said       the instruction is marked as the last combination, so its values must be complete
-        promised   the algorithm marks every last combination
+        marks      those of the instruction
+        promised   the algorithm marks every combination
         """
-        everyone = (1 << self._size) - 1
-        for value in values:
-            last = self.ranks[value] == everyone
-            if said and not last:
-                raise Violation("is said to be the last combination, and lacks contributions")
-            if last and promised and not said:
-                raise Violation("is the last combination, and that is not said")
+        for left, right, value in zip(a, b, values, strict=True):
+            last = self.ranks[value] == (1 << self._size) - 1
+            alone = [self.ranks[operand].bit_count() == 1 for operand in (left, right)]
+            for mark, true, meaning in (
+                (LAST, last, "the last combination"),
+                (A_ALONE, alone[0], "of the contribution of one rank as operand a"),
+                (B_ALONE, alone[1], "of the contribution of one rank as operand b"),
+            ):
+                if marks & mark and not true:
+                    raise Violation(f"is said to be {meaning}, and is not")
+                if promised and true and not marks & mark:
+                    raise Violation(f"is {meaning}, and that is not said")
 
     def in_turn(self, ranks: range, place: int) -> int:
         """Return the combination of the contributions of some ranks from left to right, at a place."""

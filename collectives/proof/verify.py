@@ -218,7 +218,7 @@ class _Machine:
                     memory.write(step.dst, values)
                     self.copied += len(values)
                 elif kind is _REDUCE:
-                    values = self.combine(memory.read(step.a), memory.read(step.b), bool(step.phase))
+                    values = self.combine(memory.read(step.a), memory.read(step.b), step.phase)
                     memory.write(step.dst, values)
                     self.reduced += len(values)
                 elif not self.onesided:
@@ -233,11 +233,11 @@ class _Machine:
                 return
             self.enter(rank)
 
-    def combine(self, left: list[int], right: list[int], last: bool) -> list[int]:
+    def combine(self, left: list[int], right: list[int], marks: int) -> list[int]:
         if self.expressions is None or len(left) != len(right):
             raise Violation(f"cannot combine {len(left)} with {len(right)} elements here")
         values = [self.expressions.combine(a, b) for a, b in zip(left, right, strict=True)]
-        self.expressions.check_last(values, last, self.finishes)
+        self.expressions.check_marks(left, right, values, marks, self.finishes)
         return values
 
     # Messages

@@ -22,6 +22,10 @@ from collectives.schedule.program import (
     split_evenly,
 )
 from collectives.schedule.steps import (
+    A_ALONE,
+    B_ALONE,
+    LAST,
+    PAIR,
     Buf,
     Geometry,
     Ref,
@@ -61,6 +65,10 @@ from collectives.schedule.topology import (
 )
 
 __all__ = [
+    "A_ALONE",
+    "B_ALONE",
+    "LAST",
+    "PAIR",
     "SPECS",
     "Buf",
     "Fold",

@@ -49,6 +49,16 @@ class Opcode(IntEnum):
     NATIVE = 7
 
 
+LAST = 1
+"""Mark of a combination: the result contains the contributions of all ranks."""
+A_ALONE = 2
+"""Mark of a combination: the operand a is the contribution of one rank."""
+B_ALONE = 4
+"""Mark of a combination: the operand b is the contribution of one rank."""
+PAIR: int = LAST | A_ALONE | B_ALONE
+"""All marks: every combination of two ranks has them."""
+
+
 class Buf(IntEnum):
     IN = 0
     OUT = 1
@@ -76,8 +86,8 @@ class Step(NamedTuple):
     """One step of one rank.
 
     SEND    a to peer                RECV    into dst from peer        (a or dst None: an empty token)
-    COPY    a to dst                 REDUCE  a op b to dst, in this operand order; dst may be a or b. phase 1 means
-                                             that the result contains the contributions of all ranks
+    COPY    a to dst                 REDUCE  a op b to dst, in this operand order; dst may be a or b. phase has the
+                                             marks of a combination, or 0
     SIGNAL  phase                    WAIT    peer, phase
     AWAIT   until every SEND and RECV begun so far is complete
     NATIVE  the whole collective, by the transport
@@ -156,8 +166,8 @@ def copy(a: Ref, dst: Ref, label: str) -> Step:
     return _new(Step, (_COPY, label, -1, a, None, dst, 0))
 
 
-def reduce(a: Ref, b: Ref, dst: Ref, label: str, last: bool = False) -> Step:
-    return _new(Step, (_REDUCE, label, -1, a, b, dst, int(last)))
+def reduce(a: Ref, b: Ref, dst: Ref, label: str, marks: int = 0) -> Step:
+    return _new(Step, (_REDUCE, label, -1, a, b, dst, marks))
 
 
 def signal(phase: int, label: str) -> Step:

@@ -43,13 +43,26 @@ def single(tensors: Sequence[Any]) -> Any:
 
 
 def combining(opts: Any, tensors: Iterable[torch.Tensor]) -> dict[str, Any]:
-    """Return op and, for PREMUL_SUM, the scale factor as the communicator's arguments, to reduce these tensors."""
+    """Return op and, for PREMUL_SUM, the scale factor as the communicator's arguments, to reduce these tensors.
+
+    Raises RuntimeError, as gloo, for AVG of integers or bool on the CPU: the mean is no integer. NCCL truncates.
+    """
     kind = opts.reduceOp.op
     if kind in _LOGICAL_OPS and all(tensor.dtype is torch.bool for tensor in tensors):
         return {"op": _LOGICAL_OPS[kind]}
     if kind == dist.ReduceOp.RedOpType.PREMUL_SUM:
         return {"op": "sum", "prescale": float(opts.reduceOp.factor)}
+    if kind == dist.ReduceOp.RedOpType.AVG:
+        _refuse_integers(tensors)
     return {"op": _OPS[kind]}
+
+
+def _refuse_integers(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.device.type == "cpu" and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+            raise RuntimeError(
+                f"op=AVG: is not for {tensor.dtype} on the CPU, whose mean is no integer; use SUM and divide"
+            )
 
 
 def combined(tensors: Sequence[Any], opts: Any) -> tuple[Any, Callable[[list[Any]], None] | None]:

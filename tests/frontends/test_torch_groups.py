@@ -106,6 +106,9 @@ def wrong_calls(path: str) -> None:
             world.allgather()
         with pytest.raises(ValueError, match=r"op=AVG: 2 tensors; must be one, or op one of SUM"):
             world.allreduce([x, x.clone()], dist.ReduceOp.AVG)
+        for dtype in (torch.int64, torch.uint8, torch.bool):
+            with pytest.raises(RuntimeError):
+                world.allreduce(torch.ones(2, dtype=dtype), dist.ReduceOp.AVG)
         with pytest.raises(ValueError, match="op=SUM: 0 tensors"):
             world.allreduce([])
         with pytest.raises(ValueError, match=r"several must be alike"):

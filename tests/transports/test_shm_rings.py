@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.transports.groups import on_ranks, recv, send, soon
 from tests.transports.shm_ranks import SECONDS, briefly, small_rings
 from transports import shm
-from transports.errors import DeadlineExceeded
+from transports.errors import DeadlineExceeded, TransportError
 from transports.shm import Options, ring
 from transports.shm.doorbell import Doorbell
 from transports.shm.ring import CONTROL_BYTES, Incoming, Outgoing, RingMemory
@@ -141,3 +141,27 @@ def test_frames_for_a_closed_rank_delay_no_rank() -> None:
 
     closed = threading.Event()
     on_ranks(small_rings, body)
+
+
+@pytest.mark.parametrize("counted", [2048 + 32, 2**60])
+def test_no_frame_is_read_after_an_impossible_counter(counted: int) -> None:
+    """Also a counter that has fallen below what was read."""
+    arrived: list[int] = []
+
+    def arrive(kind: int, tag: int, check: int, length: int) -> Landed:
+        arrived.append(length)
+        return Landed(length)
+
+    segment = Segment.create(128 + CONTROL_BYTES + 2048)
+    segment.unlink()
+    sender, receiver = ends(segment, 2048, arrive)
+    words = segment.memory[128 : 128 + CONTROL_BYTES].cast("Q")
+    sender.send(0, 1, 0, memoryview(bytes(32)))
+    assert receiver.drain()
+    place = next(at for at, word in enumerate(words) if word == 64)
+    for impossible in (64 + counted, 32):
+        words[place] = impossible
+        with pytest.raises(TransportError):
+            receiver.drain()
+    assert arrived == [32]
+    words.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -170,3 +171,18 @@ def test_reserving_without_fallocate(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     segment.close()
     monkeypatch.setattr(os.path, "isdir", lambda path: False)
     assert segments.default_directory() != segments.SHARED_DIRECTORY
+
+
+def test_the_keys_of_windows_that_are_gone_are_forgotten() -> None:
+    """Or a program that makes and drops many keeps them all."""
+
+    def body(t: Any) -> None:
+        for _ in range(3):
+            made = t.expose("w", BOTH, 8, soon())
+            made.publish(1)
+            made.wait(1 - t.rank, 1, soon())
+            made.close()
+            del made
+            gc.collect()
+
+    on_ranks(make, body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -251,6 +252,7 @@ class LocalTransport(Transport, OneSided, AnySource):
             hub.gathering.pop(key, None)
             window = LocalWindow(self, exposure)
             self.windows.add(window)
+            weakref.finalize(window, self._window_keys.discard, key).atexit = False
             return window
 
     @property

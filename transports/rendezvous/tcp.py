@@ -13,6 +13,7 @@ from typing import Final
 
 from transports import names
 from transports.auth import CHALLENGE_BYTES, Client, check_secret
+from transports.descriptors import explained, lacks
 from transports.errors import ConnectError, DeadlineExceeded, RendezvousError
 from transports.forking import register
 from transports.interfaces import outward_address
@@ -278,8 +279,9 @@ class TcpStore(Store):
                 if isinstance(error, OSError) and names.no_loopback(self._address[0], error):
                     text = f"no connection to the store at {self.url}: the loopback interface is down: {error}"
                     raise NoLoopback(text) from error
-                if time.monotonic() + pause >= deadline:
-                    raise RendezvousError(f"no connection to the store at {self.url}: {error}") from error
+                if time.monotonic() + pause >= deadline or lacks(error):
+                    reason = explained(error) if isinstance(error, OSError) else str(error)
+                    raise RendezvousError(f"no connection to the store at {self.url}: {reason}") from error
             self._links.closed.wait(pause)
             self._check_open()
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -14,6 +14,7 @@ import os
 from typing import Final
 
 from transports.base import Group
+from transports.descriptors import explained
 from transports.errors import AbortedError, ConnectError, DeadlineExceeded, RondeError, from_wire, to_wire
 from transports.liveness import Identity
 from transports.packed import pack, unpack
@@ -99,7 +100,8 @@ class Board:
         except FileNotFoundError as error:
             raise ConnectError(f"{maker} gave up opening the transport", rank=group.rank, peer=0) from error
         except OSError as error:
-            raise ConnectError(f"cannot attach to the board of {maker}: {error}", rank=group.rank, peer=0) from error
+            text = f"cannot attach to the board of {maker}: {explained(error)}"
+            raise ConnectError(text, rank=group.rank, peer=0) from error
         board = cls(segment, group)
         *kind, ring_bytes = board._header[: _RING_BYTES + 1]
         fits = ring_bytes.bit_count() == 1 and _board_bytes(group.size, ring_bytes) == nbytes
@@ -116,8 +118,8 @@ class Board:
         try:
             segment = Segment.create(nbytes, directory)
         except OSError as error:
-            group.store.set(_STORE_KEY, pack({"error": str(error)}))
-            raise ConnectError(f"rank 0 could not open the transport: {error}", rank=0) from error
+            group.store.set(_STORE_KEY, pack({"error": explained(error)}))
+            raise ConnectError(f"rank 0 could not open the transport: {explained(error)}", rank=0) from error
         try:
             board = cls(segment, group)
             board._ring_bytes = ring_bytes

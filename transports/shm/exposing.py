@@ -7,10 +7,12 @@ be dead.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from transports.errors import DeadlineExceeded, MismatchError, RendezvousError, TransportError
+from transports.descriptors import explained
+from transports.errors import DeadlineExceeded, MismatchError, TransportError
 from transports.onesided import NoRoom
 from transports.packed import pack, unpack
 from transports.shm import window
@@ -19,6 +21,9 @@ from transports.shm.window import ShmWindow
 
 MAX_OFFER_BYTES: Final = 1 << 16
 MAX_OFFERS: Final = 1 << 12
+_ROOM: Final = (
+    "Memory that ranks share is in /dev/shm; in a container it may have to be made larger (docker: --shm-size)"
+)
 
 
 class Host(window.Host, Protocol):
@@ -96,8 +101,11 @@ class Exposures:
         try:
             segment = Segment.create(size, self._directory)
         except OSError as error:
-            self._send({**offer, "error": str(error)}, ranks)
-            raise NoRoom(f"cannot make window {key!r}: {error}", rank=self._host.rank) from error
+            text, rank = explained(error), self._host.rank
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                text += f". {_ROOM}"
+            self._send({**offer, "error": text}, ranks)
+            raise NoRoom(f"rank {rank} cannot make window {key!r}: {text}", rank=rank) from error
         try:
             self._send({**offer, "path": segment.path}, ranks)
             return self._registered(segment, ranks, nbytes)
@@ -122,8 +130,8 @@ class Exposures:
         except OSError as error:
             with self._host.driver.lock:
                 self._host.check_sound()  # its maker may have removed it because of a failure
-            raise RendezvousError(
-                f"rank {rank} cannot attach to window {key!r} of {maker}: {error}", rank=rank, peer=ranks[0]
+            raise TransportError(
+                f"rank {rank} cannot attach to window {key!r} of {maker}: {explained(error)}", rank=rank, peer=ranks[0]
             ) from error
         return self._registered(segment, ranks, nbytes)
 

@@ -18,7 +18,8 @@ class Options:
     ring_bytes        1 KiB to 256 MiB: buffer from each rank to each other one, rounded up to a power of two; it is
                       made smaller where the host's ranks together would need more than 64 MiB. Rank 0's value counts
     max_parked_bytes  at least 0: payload that came before its receive was posted. A frame that would exceed it stays
-                      in its ring, and those after it too, until its receive is posted or there is room
+                      in its ring, and those after it too, until its receive is posted or there is room. A rank's
+                      messages to itself count, and never wait
     spin_us           microseconds that a wait polls before it yields and then sleeps; -1 chooses: 40 if there is a
                       core for each rank and each rank is a process of its own, else 0
     directory         an existing directory for the memory files; "" chooses: /dev/shm, or where the system has none

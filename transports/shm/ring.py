@@ -201,6 +201,8 @@ class Incoming(_End):
     def drain(self) -> bool:
         """Read all written bytes; True if there were any. Raises TransportError for an impossible counter or frame."""
         written, before = self._control[_WRITTEN], self._read
+        if not 0 <= written - before <= self._capacity:  # so that corrupt memory is never read
+            raise TransportError(f"it counts {written} bytes as written, but {before} were read")
         shown = before
         if WEAKLY_ORDERED:
             barrier()
@@ -215,7 +217,6 @@ class Incoming(_End):
                 self._read += _UNIT
                 if not length:
                     inbound.finish()
-                    self._check(written)
                     continue
                 self._inbound, self._offset, self._length = inbound, 0, length
             count = min(self._length - self._offset, written - self._read, self._piece)
@@ -228,7 +229,6 @@ class Incoming(_End):
                 self._inbound = None
                 inbound.finish()
             if self._read - shown >= self._piece:  # the sender may go on meanwhile
-                self._check(written)
                 shown = self._read
                 self._release_room()
         if self._read != shown:
@@ -238,11 +238,6 @@ class Incoming(_End):
     def forget(self) -> None:
         """Release the buffer of the arriving frame. `drain` must not be called after it."""
         self._inbound = None
-
-    def _check(self, written: int) -> None:
-        """Raises TransportError if the sender's counter is impossible, so that corrupt memory is never read."""
-        if written - self._read > self._capacity:
-            raise TransportError(f"it counts {written} bytes as written, but {self._read} were read")
 
     def _copy_out(self, target: memoryview) -> None:
         at = self._read & self._mask

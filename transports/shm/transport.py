@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -254,7 +255,9 @@ class ShmTransport(Transport, OneSided, AnySource, Pollable):
             if key in self._window_keys:
                 raise ValueError(f"key={key!r}: was used before; every window of a group needs a key of its own")
             self._window_keys.add(key)
-        return self._exposures.expose(key, ranks, nbytes, deadline)
+        window = self._exposures.expose(key, ranks, nbytes, deadline)
+        weakref.finalize(window, self._window_keys.discard, key).atexit = False
+        return window
 
     def ability(self, kind: type[A]) -> A | None:
         return None if issubclass(kind, Pollable) and not HAS_DESCRIPTOR else super().ability(kind)

@@ -8,6 +8,7 @@ import socket
 import time
 from typing import Final, Protocol
 
+from transports.descriptors import explained
 from transports.tcp import sockets
 from transports.tcp.handshake import CROWDED_SECONDS, IncomingHandshake
 from transports.tcp.loop import READ, Loop
@@ -90,7 +91,7 @@ class Listener:
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:
-                logger.warning("cannot accept connections just now: %s", error)
+                logger.warning("cannot accept connections just now: %s", explained(error))
                 self._pause(time.monotonic() + _PAUSE)
                 return
             sock.setblocking(False)

@@ -29,7 +29,8 @@ class Options:
     handshake_timeout    seconds, above 0: limit for an accepted connection to prove that it belongs to the job
     socket_buffer_bytes  size of each socket's send and receive buffer; 0 lets the system choose and adapt it
     max_parked_bytes     at least 0: total payload of unexpected messages. A frame that would exceed it stays in the
-                         network, and its sender waits, until its receive is posted or there is room
+                         network, and its sender waits, until its receive is posted or there is room. A rank's
+                         messages to itself count, and never wait
     connections          connections to each peer for the pieces of large messages, beside the main one, at most 64; 0
                          for none; -1 chooses: 1 to a rank on another host, none to one on the same. Each rank has its
                          own setting, for the messages that it sends

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from transports.descriptors import explained
 from transports.errors import ConnectError
 from transports.interfaces import can_bind
 from transports.tls import TlsSocket
@@ -58,7 +59,7 @@ def dial(host: str, port: int, buffer_bytes: int) -> socket.socket:
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise ConnectError(f"cannot make a socket: {error}") from error
+        raise ConnectError(f"cannot make a socket: {explained(error)}") from error
     try:
         sock.setblocking(False)
         # Before the connection: the window scale is agreed upon in its first packets, and BBR, once it is in use, has

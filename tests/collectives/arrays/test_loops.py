@@ -13,8 +13,6 @@ from collectives.arrays import (
     LOGICAL,
     OPS,
     Loop,
-    divide,
-    division_loop,
     inner_loop,
     kernel,
     kernel_loop,
@@ -60,23 +58,6 @@ def test_a_kernels_loop_gives_the_bits_of_the_kernel(op: str, dtype: Any) -> Non
                 call(loop, left, b, out)
                 nan = np.isnan(expected) & np.isnan(out) if dtype.kind in "fc" else np.zeros(count, bool)
                 assert out[~nan].tobytes() == expected[~nan].tobytes()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_divisions_loop_gives_the_bits_of_the_division(dtype: Any, size: int) -> None:
-    found = division_loop(dtype, size)
-    if found is None:
-        assert dtype.kind in "biuV" or dtype == np.float16
-        return
-    loop, number = found
-    with np.errstate(all="ignore"):
-        for count in SIZES:
-            a = np.random.default_rng(3).normal(size=count).astype(dtype)
-            expected = np.empty_like(a)
-            divide(a, size, expected)
-            call(loop, a, number, a, 0)
-            assert a.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.kind != "b"])

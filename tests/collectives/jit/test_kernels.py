@@ -9,7 +9,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from collectives.arrays import compiled_division, compiled_kernel, compiled_scaling, divide, kernel, scale
+from collectives.arrays import (
+    Averaging,
+    averaging_kernel,
+    compiled_averaging,
+    compiled_kernel,
+    compiled_scaling,
+    kernel,
+    scale,
+)
 from collectives.jit import MachineCode, combining, load
 
 pytest.importorskip("numba", reason="kernels are compiled by Numba")
@@ -65,20 +73,21 @@ def test_arrays_of_any_length(code: MachineCode, dtype: Any, count: int) -> None
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("size", [2, 3, 7, 64])
-def test_every_half_divided(code: MachineCode, dtype: Any, size: int) -> None:
-    name, number = compiled_division(dtype, size)
-    divide_by = combining(code, name, 2)
-    assert divide_by is not None
-    a, expected = ALL.view(dtype), np.empty(1 << 16, dtype)
+@pytest.mark.parametrize("shift", [0, 1, 513, 0x8001, 0x7C00])
+def test_every_half_averaged_with_another_one(code: MachineCode, dtype: Any, shift: int) -> None:
+    pair = Averaging(2, True, True, True)
+    found = compiled_averaging(dtype, pair)
+    assert found is not None
+    mean = combining(code, found.name, 2)
+    assert mean is not None
+    a, b = ALL.view(dtype), np.roll(ALL, shift).view(dtype)
+    expected, out = np.empty_like(a), np.empty_like(a)
     with np.errstate(all="ignore"):
-        divide(a, size, expected)
-    out = np.empty_like(a)
-    divide_by(a, number, out)
+        averaging_kernel(dtype, pair)(a, b, expected)
+    mean(a, b, out)
     assert same(out, expected)
-    out[:] = a
-    divide_by(out, number, out)
-    assert same(out, expected)
+    finite = np.isfinite(a.astype(np.float32)) & np.isfinite(b.astype(np.float32))
+    assert np.isfinite(out[finite].astype(np.float32)).all()
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -100,5 +109,5 @@ def test_every_half_scaled(code: MachineCode, dtype: Any, factor: float) -> None
 
 def test_there_are_no_others(code: MachineCode) -> None:
     assert compiled_kernel("max", HALVES[0]) == compiled_kernel("sum", np.dtype(np.float32)) == ""
-    assert compiled_division(np.dtype(np.float64), 3)[0] == ""
+    assert compiled_averaging(np.dtype(np.longdouble), Averaging(2, True, True, True)) is None
     assert combining(code, "", 2) is None

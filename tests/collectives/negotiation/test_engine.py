@@ -714,3 +714,26 @@ def test_fusion_can_be_limited_and_switched_off() -> None:
         assert 10 <= calls_for(two, 100, 400) <= 16
     with world_of("local", 2, fusion_bytes=0) as two:
         assert calls_for(two, 100, 400) == 100
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_a_rank_whose_close_times_out_contributes_no_zeros(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`close` gives its operations up at the moment at which the engine looks a decision up."""
+    with world_of(transport, 2) as world:
+        engine = world.communicators[1]._engine
+        following = engine._next
+
+        def interrupted() -> Any:
+            task = following()
+            if getattr(task, "run", None):
+                engine._fail_all(ClosedError("closed in the middle"))
+            return task
+
+        monkeypatch.setattr(engine, "_next", interrupted)
+
+        def body(comm: Any) -> Any:
+            work = comm.allreduce_async(np.ones(3), name="x")
+            with pytest.raises((ClosedError, AbortedError)):
+                work.wait(PATIENCE)
+
+        world.run(body)

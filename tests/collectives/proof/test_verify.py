@@ -15,6 +15,9 @@ from collectives.proof.verify import ProofError, check, prove
 from collectives.schedule.contracts import SPECS
 from collectives.schedule.program import Kind, Span
 from collectives.schedule.steps import (
+    A_ALONE,
+    B_ALONE,
+    LAST,
     Buf,
     Geometry,
     Opcode,
@@ -128,10 +131,11 @@ def test_nothing_is_combined_twice() -> None:
         assert survivors(tested, 4, 1, changes) == []
 
 
-def test_the_last_combination_is_said_to_be_it_and_no_other() -> None:
+def test_no_mark_of_a_combination_can_be_wrong() -> None:
     def changes(step: Step, rank: int) -> Iterator[tuple[Step, ...]]:
         if step.opcode is Opcode.REDUCE:
-            yield (step._replace(phase=1 - step.phase),)
+            for mark in (LAST, A_ALONE, B_ALONE):
+                yield (step._replace(phase=step.phase ^ mark),)
 
     finishing = [tested for tested in REDUCING if tested.finishes]
     assert len(finishing) >= 6
