@@ -175,7 +175,8 @@ class Occupant:
             raise RuntimeError(f"rank {seat.rank}: this process is a rank of another job already")
         self._before = dict(os.environ)
         environment = of_rank(seat.job, {**os.environ, **seat.variables}, seat.torch)
-        os.environ.pop(launchers.VARIABLE, None)  # the seat decides, whatever started the engine
+        for name in os.environ.keys() - environment.keys():  # the seat decides, whatever started the engine
+            del os.environ[name]
         os.environ.update(environment)
         return self
 

@@ -28,6 +28,7 @@ from typing import Final
 from collectives.config import Config
 from collectives.launch import agent_commands
 from collectives.launch.connection import CommandConnection, Connection
+from collectives.launch.environment import torch_address
 from collectives.launch.escalation import Escalation
 from collectives.launch.host import LOST, Facts, Host, Hosts, Listener, Start
 from collectives.launch.local_host import LocalHost
@@ -246,7 +247,8 @@ class _Supervisor(Listener):
         self._wait(hosts[:1], lambda host: host.serving is not None, until, "did not serve the store")
         if self._ending is None:
             assert hosts[0].serving is not None
-            url, torch = hosts[0].serving
+            url, found = hosts[0].serving
+            torch = torch_address(found, job.passed_on)
             for host in hosts[1:]:
                 host.reach(url, job.secret)
             self._wait(hosts[1:], lambda host: host.reached, until, f"did not reach the store at {url}")

@@ -51,7 +51,7 @@ def test_bad_export(word: str, complaint: str) -> None:
 
 def test_variables_of_a_rank() -> None:
     job = launchers.Job(5, 8, "tcp://h1:1", b"s" * 32, 1, 4, "job")
-    base = {"RANK": "of another launcher", "OMP_NUM_THREADS": "3"}
+    base = {"RANK": "7", "MASTER_PORT": "1", "OMPI_COMM_WORLD_RANK": "7", "SLURM_PROCID": "7", "OMP_NUM_THREADS": "3"}
     found = environment.of_rank(job, base, ("10.0.0.1", 29500))
     assert launchers.job_from_environment(found) == job
     assert {name: found[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")} == {
@@ -60,7 +60,9 @@ def test_variables_of_a_rank() -> None:
         "LOCAL_WORLD_SIZE": "4",
         "MASTER_ADDR": "10.0.0.1",
     }
-    assert (found["RANK"], found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"]) == ("of another launcher", "3", "1")
+    assert (found["RANK"], found["MASTER_PORT"]) == ("5", "29500")
+    assert (found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"]) == ("3", "1")
+    assert not {"OMPI_COMM_WORLD_RANK", "SLURM_PROCID"} & found.keys()
 
 
 def test_ssh_command() -> None:
