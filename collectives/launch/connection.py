@@ -4,6 +4,7 @@ one; `store_pipes` is another."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -38,6 +39,11 @@ class Connection(Protocol):
     @property
     def end(self) -> str:
         """The way it ended, for a connection whose agent had answered; '' if there is nothing to report."""
+
+    @property
+    def errno(self) -> int:
+        """The system's error if nothing could be started at the other end: the folder or the program is missing, or is
+        closed to the user. 0 if the connection does not tell."""
 
     @property
     def words(self) -> str:
@@ -121,6 +127,11 @@ class CommandConnection:
     def end(self) -> str:
         """The way the command ended."""
         return "" if self._status is None else f"{self._command[0]} {describe_status(self._status)}"
+
+    @property
+    def errno(self) -> int:
+        """By the exit codes that shells have for it."""
+        return {127: errno.ENOENT, 126: errno.EACCES}.get(self._status or 0, 0)
 
     @property
     def words(self) -> str:

@@ -1,8 +1,8 @@
 """Launchers: which one started this process, which rank of how many it is, and how the ranks reach a common store.
 
 `families` is the table of launchers, by precedence; `nesting` tells which of several is the innermost. Each gives
-`ways` to meet: in a store that a launcher serves or the user names (`given`), at an address that all know (`address`), or
-through values that the launcher carries from rank 0 to the others (`keyvalue`, with `pmi`, `pmix`, `torch_store` and
+`ways` to meet: in a store that a launcher serves or the user names (`given`), at an address that all know (`address`),
+or through values that the launcher carries from rank 0 to the others (`keyvalue`, with `pmi`, `pmix`, `torch_store` and
 `horovod_store`). Where rank 0 serves the store itself (`serving`), the others look for it (`dialing`). `starter` is the
 launcher's process on this host. `ronde` is the environment that our own launchers set.
 """
