@@ -74,7 +74,8 @@ def __getattr__(name: str) -> Any:
         globals().update(
             {each: getattr(collectives, each) for each in (*collectives.__all__, "__version__", "__all__")}
         )
-        return __getattr__(name) if name not in globals() else globals()[name]
+    if name in globals():
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
