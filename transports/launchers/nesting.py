@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from transports.launchers import slurm_client
 from transports.launchers.families import FAMILIES, Family
 from transports.launchers.ronde import JOIN, TAKEN, started_by_ours
 from transports.launchers.variables import Env, shown
@@ -126,12 +127,19 @@ def _several(outer: list[Layer], env: Env, place: tuple[int, int] | None) -> str
 
 
 def _ancestors() -> Iterator[_Process]:
-    """The ancestors of this process, the nearest first, as far as the system tells them (Linux)."""
+    """The ancestors of this process, the nearest first, as far as the system tells them (Linux). A daemon of Slurm's
+    stands for the srun that has sent the task there, if that is on this host, and its ancestors follow."""
+    below: Env = os.environ
     try:
         pid = os.getppid()
         while pid > 1:
             name = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
-            yield _Process(pid, name, _variables(pid))
+            client = slurm_client.client_of(below) if name == slurm_client.DAEMON else 0
+            below = _variables(client or pid)
+            yield _Process(pid, name, below)
+            if client:
+                pid = client
+                yield _Process(pid, "srun", below)
             pid = parent_of(pid)
     except OSError:
         return
