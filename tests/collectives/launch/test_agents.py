@@ -330,3 +330,18 @@ def test_l10_facts_of_another_version() -> None:
     assert Facts.told({}).versions != Facts.own().versions
     with pytest.raises(RondeError, match="another version"):
         fields_of(Start, {"command": ["x"]})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "address"), [("h1:1,localhost:1", "127.0.0.5"), ("localhost:1,h1:1", "127.0.0.1")], ids=["there", "here"]
+)
+def test_l13_the_address_for_torch_is_where_rank_0_runs(tmp_path: Path, hosts: str, address: str) -> None:
+    variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    ssh = tmp_path / "ssh"
+    ssh.write_text(ssh.read_text().replace("127.0.0.1 22", "127.0.0.5 22"))
+    options = ["--min-np", "2", "--network-interface", "lo", "--start-timeout", "100", "-H", hosts]
+    done = ronde("run", *options, "--no-prefix", "sh", "-c", "echo $MASTER_ADDR $MASTER_PORT", extra=variables)
+    first, second, *_ = done.stdout.decode().splitlines()
+    assert (done.returncode, first.split()[0]) == (0, address), done.stderr
+    assert first == second
+    assert int(first.split()[1]) > 0
