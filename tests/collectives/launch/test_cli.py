@@ -112,7 +112,7 @@ def test_the_interface_of_the_store_may_be_set_in_a_file(tmp_path: Path) -> None
     [
         (["run", "--tranport", "tcp", "-np", "2", "x.py"], "--transport"),
         (["run", "-np", "2", "--time-limits=3", "x.py"], "--time-limit"),
-        (["bench", "--algoritm", "ring"], "--algorithm"),
+        (["bench", "--algoritm=ring"], "--algorithm"),
     ],
 )
 def test_an_unknown_option_is_reported_by_its_command(
