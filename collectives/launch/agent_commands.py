@@ -7,6 +7,7 @@ user meets a shell, and no process table shows more than the folder.
 
 from __future__ import annotations
 
+import errno
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,11 +36,14 @@ try:
     os.chdir(folder)
 except OSError as error:
     sys.stderr.write(f"cannot enter the folder {folder!r}: {error.strerror}\\n")
-    sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+    sys.exit(97 if isinstance(error, FileNotFoundError) else 98)
 sys.path.append(folder)
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 """Runs a module in a folder. The folder is the last place for modules: it may have folders of the names of Ronde's."""
+
+NO_FOLDER: Final = {97: errno.ENOENT, 98: errno.EACCES}
+"""The exit codes of that text if the folder cannot be entered. Shells have others for a Python that is missing."""
 
 CONNECT_SECONDS: Final = 10
 """Time for ssh to reach a host's port."""

@@ -4,7 +4,6 @@ one; `store_pipes` is another."""
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import selectors
@@ -12,6 +11,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from collectives.launch.agent_commands import NO_FOLDER
 from collectives.launch.output import LineSplitter, Tail
 from collectives.launch.processes import Guardian, describe_status, signal_group, spawn
 
@@ -42,8 +42,8 @@ class Connection(Protocol):
 
     @property
     def errno(self) -> int:
-        """The system's error if nothing could be started at the other end: the folder or the program is missing, or is
-        closed to the user. 0 if the connection does not tell."""
+        """The system's error if nothing could be started at the other end: the folder is missing, or is closed to
+        the user. 0 if the connection does not tell."""
 
     @property
     def words(self) -> str:
@@ -130,8 +130,8 @@ class CommandConnection:
 
     @property
     def errno(self) -> int:
-        """By the exit codes that shells have for it."""
-        return {127: errno.ENOENT, 126: errno.EACCES}.get(self._status or 0, 0)
+        """By the exit codes of the bootstrap text."""
+        return NO_FOLDER.get(self._status or 0, 0)
 
     @property
     def words(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -143,6 +144,6 @@ def test_l3_the_folder_of_an_agent_is_the_last_place_for_modules(tmp_path: Path)
 
 def test_a_folder_that_an_agent_cannot_enter_is_one_sentence(tmp_path: Path) -> None:
     done = bootstrapped(tmp_path / "nosuch", "an_agent", {}, "")
-    assert done.returncode == 127
+    assert agent_commands.NO_FOLDER[done.returncode] == errno.ENOENT
     assert len(done.stderr.splitlines()) == 1
     assert str(tmp_path / "nosuch") in done.stderr
