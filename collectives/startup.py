@@ -27,6 +27,7 @@ from transports.errors import ConfigError, RendezvousError, RondeError, Transpor
 from transports.rendezvous import (
     MemoryStore,
     join,
+    leave,
     open_store,
 )
 from transports.store import Store
@@ -90,6 +91,8 @@ def init(
             PROCESS_WORLD.forked = None
             number = communicator.transport.group.numbers[communicator.rank]
             _end_with_process(communicator, place.store, number, resources)
+            if place.number is not None and (place.size or 0) > 1:
+                resources.callback(leave, place.store, place.number, communicator.transport.group.generation)
             PROCESS_WORLD.resources = resources.pop_all()
         try:
             add_given(process_sets)

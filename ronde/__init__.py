@@ -16,20 +16,21 @@ replaces `import horovod.torch as hvd`. `ronde.ray` starts ranks in a Ray cluste
 `ronde.compression` the compressors, `ronde.elastic` state for ranks that come and go, `ronde.local_sgd` loosely coupled
 training, `ronde.parameter_server` asynchronous SGD.
 
-This package only re-exports: the code is in `collectives`, `frontends` and `transports`.
+This package only re-exports: the code is in `collectives`, `frontends` and `transports`. They are imported when a name
+is first used.
 """
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING, Final
-
-from collectives import *  # noqa: F403
-from collectives import __all__ as __all__
-from collectives import __version__ as __version__
+import importlib.util
+import os
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collectives import *  # noqa: F403
+    from collectives import __all__ as __all__
+    from collectives import __version__ as __version__
     from ronde import compression as compression
     from ronde import dask as dask
     from ronde import elastic as elastic
@@ -64,12 +65,36 @@ _MODULES: Final = (
 """Modules that are imported when they are first used. They are not in `__all__`: a star import loads no framework."""
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import one of the modules at its first use."""
+def __getattr__(name: str) -> Any:
+    """Import a module, or all names of `collectives`, at the first use."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if "__all__" not in globals():
+        collectives = importlib.import_module("collectives")
+        globals().update(
+            {each: getattr(collectives, each) for each in (*collectives.__all__, "__version__", "__all__")}
+        )
+    if name in globals():
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES, "__version__"})
+    return sorted({*__getattr__("__all__"), *_MODULES, "__version__"})
+
+
+def _check_packages() -> None:
+    """Raise ImportError if packages or modules of other projects are found in place of Ronde's."""
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for name in ("collectives", "frontends", "transports"):
+        spec = importlib.util.find_spec(name)
+        found = "nothing" if spec is None else spec.origin or "a folder without an __init__.py"
+        own = os.path.join(home, name, "__init__.py")
+        if spec is None or spec.origin is None or not os.path.samefile(spec.origin, own):
+            raise ImportError(
+                f"Ronde, in {home}, needs its package {name!r}, but Python finds {found} first: rename that, or start "
+                f"the program from another folder (python -P leaves out the folder of the program)"
+            )
+
+
+_check_packages()

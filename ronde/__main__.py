@@ -1,8 +1,30 @@
-"""`python -m ronde` is the command `ronde`, for environments whose folder of commands is not on the path."""
+"""The command `ronde`. `python -m ronde` is the same, for environments whose folder of commands is not on the path."""
 
 from __future__ import annotations
 
-import runpy
+import importlib
+import os
+import signal
+import sys
+from types import FrameType
+
+
+def main() -> int:
+    """Run the command and return its exit code. Ctrl-C ends it without a traceback while modules are imported, too."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:  # it may be ignored (nohup, `&`)
+        signal.signal(signal.SIGINT, _end)
+    command = importlib.import_module("collectives.launch.cli")
+    try:
+        signal.signal(signal.SIGINT, handler)
+        return int(command.main())
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
 
 if __name__ == "__main__":
-    runpy.run_module("collectives.launch.cli", run_name="__main__")
+    sys.exit(main())

@@ -96,6 +96,35 @@ def choose_address(interface: str, hint: str | None) -> str:
     return interface
 
 
+def canonical(host: str) -> str:
+    """One text for all ways to write a host's name or address: 'fd00::2' for 'FD00:0::2', 'h1' for 'H1.'."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower().rstrip(".")
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def is_this_host(host: str) -> bool:
+    """True if a name or an address certainly stands for this machine.
+
+    A name is resolved only if it begins as this machine's does, and differs from it: so `h1.other.example` is this
+    machine's if it leads here. Under another name this machine counts as another one.
+    """
+    host = canonical(host)
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        own = canonical(socket.gethostname())
+        if host in ("localhost", own, own.partition(".")[0]):
+            return True
+        return host.partition(".")[0] == own.partition(".")[0] and is_own(host)
+    if address.is_loopback:
+        return True
+    return any(host == canonical(text) for addresses in interfaces().values() for text in addresses)
+
+
 def is_own(host: str) -> bool:
     """True if a host's name or address stands for this machine. False also where it cannot be resolved."""
     try:

@@ -139,6 +139,11 @@ class Watch:
         self._stops.clear()
 
 
+def is_running(process: Identity) -> bool:
+    """True if a process of this host runs; False if it has ended, or is in another namespace of ids."""
+    return process.space == Identity.own().space and not _dead(process)
+
+
 def _dead(process: Identity) -> bool:
     try:
         if process.start:

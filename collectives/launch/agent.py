@@ -23,13 +23,12 @@ from typing import Any, Final
 
 from collectives.launch import login
 from collectives.launch.escalation import Escalation
-from collectives.launch.host import LOST, Facts, RankListener, Start
+from collectives.launch.host import LOST, Facts, RankListener, Start, cannot_start
 from collectives.launch.link import Link
 from collectives.launch.local_host import LocalHost
-from collectives.launch.messages import STDERR, STDOUT, WINDOW, Message
+from collectives.launch.messages import STDERR, STDOUT, WINDOW, Message, fields_of
 from collectives.launch.output import Tail
 from collectives.launch.processes import Guardian, adopt_orphans, exit_code, fill_standard_descriptors, signals_as_bytes
-from collectives.launch.reaper import Reaper
 from collectives.launch.relay import Relay, prefix_of, rank_folder
 from collectives.launch.remote_host import FINISH_SECONDS
 from collectives.launch.standard_input import InputReceiver
@@ -87,9 +86,8 @@ def _agent(descriptors: tuple[int, int], job: OwnJob | None = None) -> Iterator[
     """An agent with everything that it needs, released at the end."""
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        reaper = stack.enter_context(contextlib.closing(Reaper()))
         guardian = stack.enter_context(contextlib.closing(Guardian()))
-        agent = Agent(selector, reaper, guardian, descriptors, job)
+        agent = Agent(selector, guardian, descriptors, job)
         stack.callback(agent.close)
         stack.enter_context(signals_as_bytes(selector, agent.on_signals))
         if agent.relay is not None:
@@ -178,7 +176,6 @@ class Agent:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        reaper: Reaper,
         guardian: Guardian,
         descriptors: tuple[int, int],
         job: OwnJob | None = None,
@@ -196,7 +193,7 @@ class Agent:
         self._printer = None if self.relay is None else _Printer(self, self.relay)
         variables = os.environ if job is None else job.variables
         listener = self._printer or _Sender(self)
-        self._host = LocalHost("", selector, reaper, guardian, listener, variables=variables, stdin=0)
+        self._host = LocalHost("", selector, guardian, listener, variables=variables, stdin=0)
         self._credit = {STDOUT: WINDOW, STDERR: WINDOW}
         self._lasting = False
         self._folders: dict[int, Path] = {}  # of the ranks, for their output when the launcher is lost
@@ -325,14 +322,14 @@ class Agent:
 
     def _do(self, message: Message) -> None:
         match message:
-            case ["open", bytes(marker), float(limit), float(grace), bool(lasting)]:
+            case ["open", bytes(marker), float(limit), float(grace), bool(lasting), *_]:
                 self.link.limit = limit
                 self._lasting = lasting
                 self._escalation = Escalation(grace)
                 self._host.grace = grace
                 self.link.send_bytes(marker)
                 self._host.open()
-                self.link.send("hello", asdict(Facts.own(login.address_here())))
+                self.link.send("hello", asdict(Facts.own(*login.free_address_here())))
             case ["serve", bytes(secret), str(interface), [*hints]]:
                 self._host.serve(secret, interface, [str(hint) for hint in hints] + login.address_of_launcher())
                 assert self._host.serving is not None
@@ -370,9 +367,10 @@ class Agent:
                 raise RondeError(f"the agent got an unknown message ({message[0]!r:.40}): another version of Ronde?")
 
     def _start(self, values: dict[str, Any]) -> None:
-        host, port = values["torch"]
-        command = [os.fsdecode(word) for word in values["command"]]
-        start = Start(**values | {"command": command, "torch": (host, port)})
+        start = Start(**fields_of(Start, values))
+        command = [os.fsdecode(word) for word in start.command]
+        host, port = start.torch
+        start = replace(start, command=command, torch=(host, port))
         if self._job is not None and self._printer is not None:
             start = replace(start, command=self._job.command, store=self._job.url, secret=self._job.secret)
             self._printer.expect(start.ranks, start.size, self._job)
@@ -383,7 +381,11 @@ class Agent:
         if 0 in start.ranks:
             self._input = InputReceiver(self._selector, lambda count: self.link.send("taken", count))
             self._host.stdin = self._input.read_end
-        self._host.start(start)
+        try:
+            self._host.start(start)
+        except OSError as error:
+            failure = cannot_start(start.command, error)
+            self.link.send("failed", failure.text, failure.errno)
         if self._input is not None:
             self._input.release_read_end()
 

@@ -1,12 +1,13 @@
 """The commands that start an agent on another host.
 
 The command line is the same for every job. What the agent needs to know goes through its stdin: first a line of JSON
-with its folder and variables, which the bootstrap text reads, then messages. So no text of the user meets a shell, and
-no process table shows it.
+with its variables and the arguments of its Python, which the bootstrap text reads, then messages. So no text of the
+user meets a shell, and no process table shows more than the folder.
 """
 
 from __future__ import annotations
 
+import errno
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,12 +23,27 @@ BOOTSTRAP: Final = (
     "signal.alarm(60);"
     "header=json.loads(sys.stdin.buffer.raw.readline());"
     "signal.alarm(0);"
-    "os.chdir(header[0]);"
-    "os.environ.update(header[1]);"
-    'os.execv(sys.executable,[sys.executable,"-m",header[2]])'
+    "os.environ.update(header[0]);"
+    "os.execv(sys.executable,[sys.executable]+header[1])"
 )
 """Without single quotes, newlines, backslashes, dollar signs and exclamation marks, so that no shell changes it. It
 waits a minute at most, in case that the launcher's host is cut off before it has sent anything."""
+
+_RUN: Final = """\
+import os, runpy, sys
+folder, module = sys.argv[1:]
+try:
+    os.chdir(folder)
+except OSError as error:
+    sys.stderr.write(f"cannot enter the folder {folder!r}: {error.strerror}\\n")
+    sys.exit(97 if isinstance(error, FileNotFoundError) else 98)
+sys.path.append(folder)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+"""Runs a module in a folder. The folder is the last place for modules: it may have folders of the names of Ronde's."""
+
+NO_FOLDER: Final = {97: errno.ENOENT, 98: errno.EACCES}
+"""The exit codes of that text if the folder cannot be entered. Shells have others for a Python that is missing."""
 
 CONNECT_SECONDS: Final = 10
 """Time for ssh to reach a host's port."""
@@ -70,8 +86,13 @@ class Srun:
 
 
 def header(folder: str, variables: Mapping[str, str], module: str = MODULE) -> Sequence[Any]:
-    """The input of the bootstrap text: the working folder and the variables of the agent, or of another module."""
-    return [folder, dict(variables), module]
+    """The input of the bootstrap text: the variables and the arguments of Python for the agent, or another module."""
+    return [dict(variables), arguments(folder, module)]
+
+
+def arguments(folder: str, module: str = MODULE) -> list[str]:
+    """The arguments of Python for an agent that begins in `folder`."""
+    return ["-P", "-c", _RUN, folder, module]
 
 
 def _python() -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from collectives.launch import bench, doctor, drain, draw, run_command, simulate, timeline, tune
+from collectives.launch.processes import exit_code
 from collectives.version import __version__
 from transports.errors import RondeError
+from transports.settings import did_you_mean
 
 
 class Command(Protocol):
@@ -44,9 +47,22 @@ examples:
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser, of the command or of a subcommand, that reports an unknown option itself, with the one that is like
+    it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [option for action in self._actions for option in action.option_strings]
+            hint = did_you_mean(unknown[0].partition("=")[0], options)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="ronde",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -69,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RondeError as error:
         sys.stderr.write(f"ronde: {type(error).__name__}: {error}\n")
         return 1
+    except KeyboardInterrupt:
+        return exit_code(-signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from collectives.launch.agent_commands import NO_FOLDER
 from collectives.launch.output import LineSplitter, Tail
 from collectives.launch.processes import Guardian, describe_status, signal_group, spawn
 
@@ -38,6 +39,11 @@ class Connection(Protocol):
     @property
     def end(self) -> str:
         """The way it ended, for a connection whose agent had answered; '' if there is nothing to report."""
+
+    @property
+    def errno(self) -> int:
+        """The system's error if nothing could be started at the other end: the folder is missing, or is closed to
+        the user. 0 if the connection does not tell."""
 
     @property
     def words(self) -> str:
@@ -121,6 +127,11 @@ class CommandConnection:
     def end(self) -> str:
         """The way the command ended."""
         return "" if self._status is None else f"{self._command[0]} {describe_status(self._status)}"
+
+    @property
+    def errno(self) -> int:
+        """By the exit codes of the bootstrap text."""
+        return NO_FOLDER.get(self._status or 0, 0)
 
     @property
     def words(self) -> str:

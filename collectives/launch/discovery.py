@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from collectives.launch.allocation import tasks_per_node
-from collectives.launch.host_list import Host, parse_file, parse_list
+from collectives.launch.host_list import Host, one_here, parse_file, parse_list
 from collectives.launch.processes import describe_status, signal_group
 from transports import launchers, names
 from transports.errors import ConfigError
+from transports.interfaces import canonical
 
 COMMAND_SECONDS: Final = 30.0
 """Time for a script, or for scontrol, to name the hosts."""
@@ -124,7 +125,10 @@ class Dns:
             found = names.resolve(self.name, None, socket.SOCK_STREAM, time.monotonic() + COMMAND_SECONDS)
         except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
             raise DiscoveryError(f"{self}: cannot be resolved: {error}") from error
-        return [Host(address, address, self.slots) for address in sorted({str(target[0]) for *_, target in found})]
+        addresses = sorted({str(target[0]) for *_, target in found})
+        hosts = [Host(address, canonical(address), self.slots) for address in addresses]
+        here = [host for host in hosts if host.is_here]
+        return [host for host in hosts if host not in here[1:]]  # one host may have several addresses
 
 
 @dataclass(frozen=True)
@@ -259,7 +263,7 @@ def _once(hosts: Sequence[Host], where: str) -> Sequence[Host]:
     for name in names:
         if names.count(name) > 1:
             raise DiscoveryError(f"{where}: names host {name!r} twice")
-    return hosts
+    return one_here(hosts)
 
 
 def _shown(text: str) -> str:

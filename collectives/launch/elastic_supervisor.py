@@ -26,13 +26,13 @@ from collectives.launch.agent_commands import Srun, Ssh
 from collectives.launch.connection import CommandConnection
 from collectives.launch.control import ControlSocket
 from collectives.launch.discovery import Discovery, discovery_mark
+from collectives.launch.environment import torch_address
 from collectives.launch.escalation import Escalation
-from collectives.launch.host import Facts, Host, Hosts, Listener, Start
+from collectives.launch.host import Facts, Host, Hosts, Listener, Start, cannot_start
 from collectives.launch.host_list import Host as Found
 from collectives.launch.local_host import LocalHost
 from collectives.launch.mailbox import FIND_SECONDS, Mailbox
 from collectives.launch.processes import Guardian, adopt_orphans, exit_code, fill_standard_descriptors, signals_as_bytes
-from collectives.launch.reaper import Reaper
 from collectives.launch.relay import Relay, prefix_of, rank_folder
 from collectives.launch.remote_host import FINISH_SECONDS, RemoteHost
 from collectives.launch.store_keeper import Question, StoreKeeper
@@ -42,7 +42,7 @@ from collectives.membership import Change, ask_to_leave, set_bounds
 from collectives.scaling import Action, Begin, Close, Finish, Leave, Open, Plan, Send, Terms
 from collectives.scaling import Start as StartNewcomer
 from transports.errors import ConfigError, RondeError
-from transports.interfaces import interfaces
+from transports.interfaces import canonical, interfaces
 from transports.rendezvous import give_up
 from transports.store import Store
 
@@ -88,11 +88,10 @@ def supervise(job: ElasticJob) -> int:
     adopt_orphans()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        reaper = stack.enter_context(contextlib.closing(Reaper()))
         guardian = stack.enter_context(contextlib.closing(Guardian()))
         keeper = stack.enter_context(contextlib.closing(StoreKeeper(job.variables)))
         mailbox = stack.enter_context(contextlib.closing(Mailbox(selector)))
-        supervisor = _ElasticSupervisor(job, selector, reaper, guardian, keeper, mailbox)
+        supervisor = _ElasticSupervisor(job, selector, guardian, keeper, mailbox)
         stack.enter_context(contextlib.closing(supervisor.relay))
         stack.enter_context(signals_as_bytes(selector, supervisor.on_signals))
         stack.callback(supervisor.close)  # also after an exception
@@ -121,14 +120,12 @@ class _ElasticSupervisor(Listener):
         self,
         job: ElasticJob,
         selector: selectors.BaseSelector,
-        reaper: Reaper,
         guardian: Guardian,
         keeper: StoreKeeper,
         mailbox: Mailbox,
     ) -> None:
         self._job = job
         self._selector = selector
-        self._reaper = reaper
         self._guardian = guardian
         self._keeper = keeper
         self._mailbox = mailbox
@@ -144,7 +141,8 @@ class _ElasticSupervisor(Listener):
         self._failed: list[int] = []
         self._first = 0  # number of ranks of the first world
         self._url = ""
-        self._torch = ("", 0)
+        self._torch = ("", 0)  # for rank 0 of torch on this host
+        self._zero = 0  # the process that is rank 0
         self._store: Store | None = None
         self._finish: Finish | None = None
         self._code: int | None = None
@@ -292,7 +290,6 @@ class _ElasticSupervisor(Listener):
                 host = LocalHost(
                     name,
                     self._selector,
-                    self._reaper,
                     self._guardian,
                     self,
                     variables=job.variables,
@@ -358,7 +355,7 @@ class _ElasticSupervisor(Listener):
         if used is None:  # lost since the plan has decided
             return
         start = Start(
-            *(job.command, numbers, size, self._url, job.name, self._torch, job.secret),
+            *(job.command, numbers, size, self._url, job.name, self._torch_address(), job.secret),
             first_local=local_rank,
             local_size=local_size,
             room=self._plan.slots(name),
@@ -367,8 +364,18 @@ class _ElasticSupervisor(Listener):
         try:
             used.host.start(start)
         except OSError as error:
-            code = 127 if isinstance(error, FileNotFoundError) else 126
-            raise StartError(f"cannot start {job.command[0]!r}: {error.strerror}", code) from error
+            failure = cannot_start(job.command, error)
+            raise StartError(failure.text, failure.exit_code) from error
+
+    def _torch_address(self) -> tuple[str, int]:
+        """The address and port for rank 0 of torch, on the host of rank 0."""
+        name = self._ranks[self._zero].host
+        address, port = self._torch
+        used = self._used.get(name)
+        if used is not None and not self._found[name].is_here:
+            facts = used.host.facts or Facts()
+            address, port = facts.address or name, facts.port or port
+        return torch_address((address, port), self._job.passed_on)
 
     # Hosts
 
@@ -454,6 +461,7 @@ class _ElasticSupervisor(Listener):
             text += f"; left: {number} ({reason})"
         self.relay.print(text)
         self._failed = [number for number in self._failed if number in change.members]  # the others were replaced
+        self._zero = change.members[0]
         self._plan.changed(change.members, change.left, time.monotonic(), change.lost)
 
     def _on_lost_store(self, text: str) -> None:
@@ -464,7 +472,7 @@ class _ElasticSupervisor(Listener):
         match request:
             case {"drain": str(name)}:
                 try:
-                    numbers = self._plan.drain(name, "ronde drain")
+                    numbers = self._plan.drain(canonical(name), "ronde drain")
                 except KeyError:
                     known = ", ".join(self._found) or "none"
                     raise ConfigError(f"host {name!r}: is not known; hosts: {known}") from None

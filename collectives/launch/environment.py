@@ -14,10 +14,7 @@ PASSED_ON: Final = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CON
 """Variables that ranks on other hosts get from the launcher; '*' stands for any ending. All others are those of a login
 there. So names of hosts and folders, displays, and what another launcher says of this process stay where they are."""
 
-OF_A_RANK: Final = (
-    *("RANK", "SIZE", "JOIN", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "SECRET", "SECRET_FILE", "JOB", "RANK_PROCESS"),
-)
-"""Variables with Ronde's prefix that hold for one process, or are secret: they are never passed on."""
+_MASTER: Final = ("MASTER_ADDR", "MASTER_PORT")
 
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 """OpenBLAS and MKL read the first by default, Apple's Accelerate the second."""
@@ -37,13 +34,31 @@ def exported(words: Sequence[str], environment: Mapping[str, str]) -> dict[str, 
     return variables
 
 
+def check_free(variables: Mapping[str, str]) -> None:
+    """Raise ConfigError for variables that the launcher sets for each rank itself, and for a bad MASTER_PORT."""
+    free = launchers.without_launchers(variables)
+    for name in variables:
+        if name not in free and name not in _MASTER:
+            raise ConfigError(f"-x {name}: the launcher sets it for each rank, or takes it away")
+    torch_address(("", 1), variables)
+
+
+def torch_address(found: tuple[str, int], given: Mapping[str, str]) -> tuple[str, int]:
+    """Address and port for rank 0 of torch: those that were found, unless the variables `given` have others. Raises
+    ConfigError."""
+    host, text = given.get(_MASTER[0], found[0]), given.get(_MASTER[1], str(found[1]))
+    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 65536:
+        raise ConfigError(f"-x {_MASTER[1]}={text}: must be a port, 1 to 65535")
+    return host, int(text)
+
+
 def passed_on(environment: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
     """The variables for ranks on other hosts: PASSED_ON of `environment`, and all of `extra`."""
     pattern = "|".join(re.escape(name).replace(r"\*", ".*") for name in PASSED_ON)
     kept = {
         name: value
         for name, value in environment.items()
-        if re.fullmatch(pattern, name, re.DOTALL) and name.removeprefix("RONDE_") not in OF_A_RANK
+        if re.fullmatch(pattern, name, re.DOTALL) and name not in launchers.OF_A_RANK
     }
     return kept | dict(extra)
 
@@ -65,5 +80,6 @@ def of_rank(job: launchers.Job, base: Mapping[str, str], torch: tuple[str, int])
     }
     defaults = dict.fromkeys(THREAD_VARIABLES, str(max(1, usable_cores() // job.local_size)))
     defaults["PYTHONUNBUFFERED"] = "1"
-    base = {name: value for name, value in base.items() if name != launchers.VARIABLE}  # it is ours, whatever it said
-    return defaults | like_torchrun | base | launchers.job_to_environment(job)
+    base = launchers.without_launchers(base)  # the launcher that starts a rank says which it is
+    base.pop(launchers.VARIABLE, None)
+    return defaults | base | like_torchrun | launchers.job_to_environment(job)

@@ -177,7 +177,8 @@ class Occupant:
         self._before = dict(os.environ)
         self._folder = os.getcwd()
         environment = of_rank(seat.job, {**os.environ, **seat.variables}, seat.torch)
-        os.environ.pop(launchers.VARIABLE, None)  # the seat decides, whatever started the engine
+        for name in os.environ.keys() - environment.keys():  # the seat decides, whatever started the engine
+            del os.environ[name]
         os.environ.update(environment)
         return self
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import platform
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from signal import Signals
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+from collectives.launch.messages import fields_of
 from collectives.launch.store_keeper import Question
 from collectives.version import __version__
 
@@ -22,18 +24,27 @@ class Facts:
     """A host's description of itself, before ranks start.
 
     address  the address by which the launcher reached it; "" if unknown
+    port     a port that was free there
     """
 
-    ronde: str
-    python: str
-    hostname: str
+    ronde: str = "of an unknown version"
+    python: str = "an unknown Python"
+    hostname: str = ""
     address: str = ""
+    port: int = 0
 
     @staticmethod
-    def own(address: str = "") -> Facts:
+    def own(address: str = "", port: int = 0) -> Facts:
         """The facts of this process."""
         python = f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
-        return Facts(__version__, python, socket.gethostname(), address)
+        return Facts(__version__, python, socket.gethostname(), address, port)
+
+    @staticmethod
+    def told(values: Mapping[Any, Any]) -> Facts:
+        """The facts in a message, which may be that of another version: it may lack some, and have others."""
+        facts = {name: value for name, value in fields_of(Facts, values).items() if name != "port"}
+        port = values.get("port")
+        return Facts(**{name: str(value) for name, value in facts.items()}, port=port if isinstance(port, int) else 0)
 
     @property
     def versions(self) -> str:
@@ -73,13 +84,23 @@ class Start:
 class Failure:
     """The reason why a host cannot start or run its ranks.
 
-    errno  the system's error if the program cannot be started, else 0
+    errno  the system's error if the program cannot be started or its folder not be entered, else 0
     lost   True if the host or its agent has gone, after it was told to start ranks
     """
 
     text: str
     errno: int = 0
     lost: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a job that cannot start for this reason, as a shell has it."""
+        return {0: 1, errno.ENOENT: 127}.get(self.errno, 126)
+
+
+def cannot_start(command: Sequence[str], error: OSError) -> Failure:
+    """The failure of a host on which the program cannot be started."""
+    return Failure(f"cannot start {command[0]!r}: {error.strerror}", error.errno or errno.ENOEXEC)
 
 
 class RankListener(Protocol):

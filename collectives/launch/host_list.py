@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from transports.errors import ConfigError
-from transports.interfaces import interfaces
+from transports.interfaces import canonical, is_this_host
 
 _HOST: Final = r"(?P<user>[A-Za-z0-9_][^\s@:,\[\]]*@)?(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>\w[\w.-]*))"
 _WITH_SLOTS: Final = re.compile(_HOST + r"(?::(?P<slots>[^:]*))?", re.ASCII)
@@ -22,7 +21,7 @@ class Host:
     """A host as the user named it.
 
     address  what ssh connects to, with the user's name if one was given
-    name     the address without user and brackets, for messages
+    name     its name or address in one form for all ways to write it, without user and brackets
     slots    number of ranks that may run there
     """
 
@@ -32,17 +31,8 @@ class Host:
 
     @property
     def is_here(self) -> bool:
-        """True if it is certainly this machine, by a name or an address of it. Nothing is resolved: under another name
-        this machine is reached as any other host."""
-        if "@" in self.address:
-            return False
-        own = socket.gethostname()
-        names = {"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]}
-        if self.name in names or self.name.partition(".")[0] == own:  # the host knows its short name only
-            return True
-        return bool(re.fullmatch(r"[\d.]+|.*:.*", self.name)) and any(
-            self.name == address for addresses in interfaces().values() for address in addresses
-        )
+        """True if it is certainly this machine, and no other user's."""
+        return "@" not in self.address and is_this_host(self.name)
 
 
 @dataclass(frozen=True)
@@ -113,7 +103,7 @@ def _host(word: str, where: str, slots: int) -> Host:
     if match["slots"] is not None:
         slots = _count(match["slots"], where)
     name = match["v6"] or match["name"]
-    return Host((match["user"] or "") + name, name, slots)
+    return Host((match["user"] or "") + name, canonical(name), slots)
 
 
 def _count(text: str, where: str) -> int:
@@ -128,4 +118,18 @@ def _checked(hosts: Iterable[Host], where: str) -> list[Host]:
         if host.name in found:
             raise ConfigError(f"{where}: host {host.name!r} is named twice; give it the sum of the slots once")
         found[host.name] = host
-    return list(found.values())
+    return one_here(found.values())
+
+
+def one_here(hosts: Iterable[Host]) -> list[Host]:
+    """The same hosts, but this machine once, under the first of its names and with all of its slots."""
+    found: list[Host] = []
+    here: int | None = None
+    for host in hosts:
+        if here is not None and host.is_here:
+            found[here] = replace(found[here], slots=found[here].slots + host.slots)
+            continue
+        if here is None and host.is_here:
+            here = len(found)
+        found.append(host)
+    return found

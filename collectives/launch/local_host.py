@@ -15,12 +15,11 @@ from signal import Signals
 from typing import Final
 
 from collectives.launch import environment
-from collectives.launch.host import Facts, Failure, RankListener, Start
+from collectives.launch.host import Facts, Failure, RankListener, Start, cannot_start
 from collectives.launch.messages import STDERR, STDOUT
 from collectives.launch.parts import Parts, divided
 from collectives.launch.processes import Guardian
 from collectives.launch.rank_processes import RankProcesses
-from collectives.launch.reaper import Reaper
 from collectives.launch.store_keeper import Question, StoreKeeper, proxy, reach
 from transports import launchers
 from transports.rendezvous import TcpStoreServer
@@ -50,7 +49,6 @@ class LocalHost:
         self,
         name: str,
         selector: selectors.BaseSelector,
-        reaper: Reaper,
         guardian: Guardian,
         listener: RankListener,
         *,
@@ -69,7 +67,7 @@ class LocalHost:
         self._selector = selector
         self._guardian = guardian
         self._parts: Parts | None = None
-        self._processes = RankProcesses(reaper, guardian)
+        self._processes = RankProcesses(guardian)
         self._listener = listener
         self._variables = variables
         self.stdin = stdin
@@ -125,9 +123,9 @@ class LocalHost:
                 except OSError as error:
                     if not start.joins:
                         raise
-                    text = f"cannot start {start.command[0]!r}: {error.strerror}\n"
-                    self._listener.output(rank, STDERR, text.encode())  # the other ranks here go on
-                    self._listener.ended(rank, 127 if isinstance(error, FileNotFoundError) else 126, 0)
+                    failure = cannot_start(start.command, error)
+                    self._listener.output(rank, STDERR, f"{failure.text}\n".encode())  # the other ranks here go on
+                    self._listener.ended(rank, failure.exit_code, 0)
         self.running = True
 
     def _prepare(self, start: Start, room: int) -> None:
@@ -268,6 +266,7 @@ class LocalHost:
         if not self._closed:
             self._closed = True
             self.finish(0)
+            self._processes.close()
             for rank, stream in list(self._streams):
                 self._remove(rank, stream)
             if self._parts is not None:

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
+from collectives.launch.store_keeper import free_port
 from transports.liveness import children_of
 
 _SSHD: Final = ("sshd", "sshd-session")
@@ -17,6 +18,15 @@ def address_here() -> str:
     """The address of this host to which ssh has connected; "" if another program has started this process."""
     words = _connection()
     return words[2] if words else ""
+
+
+def free_address_here() -> tuple[str, int]:
+    """The same, and a port that is free now."""
+    address = address_here()
+    try:
+        return address, free_port(address)
+    except OSError:  # the address is that of a gateway
+        return address, free_port("")
 
 
 def address_of_launcher() -> list[str]:

@@ -25,9 +25,12 @@ Texts that come from the system (arguments, variables, paths) travel as bytes, s
 
 from __future__ import annotations
 
+import dataclasses
 import struct
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
+from transports.errors import RondeError
 from transports.packed import pack, unpack
 
 MAX_FRAME: Final = 1 << 25
@@ -47,6 +50,20 @@ def encode(message: Message) -> bytes:
     """The frame of a message."""
     body = pack(message)
     return _LENGTH.pack(len(body)) + body
+
+
+def fields_of(kind: type, values: Mapping[Any, Any]) -> dict[str, Any]:
+    """The values of a dataclass's fields in a message, which another version may have sent: without those that this one
+    does not know. Raises RondeError if one is missing that has no default."""
+    found, missing = {}, []
+    for field in dataclasses.fields(kind):
+        if field.name in values:
+            found[field.name] = values[field.name]
+        elif field.default is dataclasses.MISSING:
+            missing.append(field.name)
+    if missing:
+        raise RondeError(f"a message lacks {', '.join(missing)}: was it sent by another version of Ronde?")
+    return found
 
 
 class Decoder:

@@ -146,7 +146,7 @@ class Parts(Hosts, Listener):
 
     def _open(self, room: int) -> _Part:
         """Start an agent. Raises OSError."""
-        command = [sys.executable, "-m", agent_commands.MODULE]
+        command = [sys.executable, *agent_commands.arguments(os.getcwd())]
         connection = CommandConnection(command, None, self._selector, self._guardian, self._variables)
         # A pipe ends with the process at its other end. Silence means nothing: this process may be stopped (Ctrl-Z)
         host = RemoteHost(

@@ -37,10 +37,10 @@ class RankProcess:
 
 
 class RankProcesses:
-    """All rank processes of a host, in rank order."""
+    """All rank processes of a host, in rank order. Nothing else waits for them."""
 
-    def __init__(self, reaper: Reaper, guardian: Guardian) -> None:
-        self._reaper = reaper
+    def __init__(self, guardian: Guardian) -> None:
+        self._reaper = Reaper()
         self._guardian = guardian
         self._by_pid: dict[int, RankProcess] = {}
         self._kinds: set[frozenset[bytes]] = set()
@@ -123,7 +123,13 @@ class RankProcesses:
             if process.group_exists:
                 signal_group(process.pid, signal.SIGKILL)
                 if process.status is None:
-                    os.waitpid(process.pid, 0)
+                    process.status = self._reaper.wait(process.pid)
+
+    def close(self) -> None:
+        """Kill all processes that are left, and release the descriptors. Idempotent."""
+        self.kill()
+        self.give_up()  # the system may use the numbers again
+        self._reaper.close()
 
     def _find_strays(self) -> None:
         """Look for processes that have left the groups of their ranks. Those that have ended are collected."""

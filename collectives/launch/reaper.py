@@ -49,6 +49,12 @@ class Reaper:
                 self._remove(pid)
         return ended
 
+    def wait(self, pid: int) -> int:
+        """Wait for the end of a child that was added and not collected yet; its status."""
+        _, status = os.waitpid(pid, 0)
+        self._remove(pid)
+        return os.waitstatus_to_exitcode(status)
+
     def collect_orphans(self, group: int) -> None:
         """Collect ended processes that this one adopted, in a process group whose leader was collected."""
         if hasattr(os, "waitid"):

@@ -160,7 +160,7 @@ class RemoteHost:
             self._link.close("the connection has ended")
             self._connection.kill()
         if self._connection.ended and self._link.closed is not None:
-            self._fail(Failure(self._why(), lost=self._started))
+            self._fail(Failure(self._why(), 0 if self._started else self._connection.errno, lost=self._started))
 
     @property
     def wake_at(self) -> float:
@@ -207,8 +207,8 @@ class RemoteHost:
 
     def _receive(self, message: Message) -> None:
         match message:
-            case ["hello", dict(facts)]:
-                self.facts = Facts(**{str(name): str(value) for name, value in facts.items()})
+            case ["hello", dict(facts), *_]:
+                self.facts = Facts.told(facts)
                 self._connection.listen(partial(self._listener.said, self))
             case ["serving", str(url), [str(host), int(port)]]:
                 self.serving = url, (host, port)

@@ -21,13 +21,13 @@ from collectives.launch import elastic_options, elastic_supervisor, horovod_sett
 from collectives.launch.agent import OwnJob, attend
 from collectives.launch.agent_commands import Srun, Ssh
 from collectives.launch.allocation import allocated
-from collectives.launch.environment import exported, passed_on
+from collectives.launch.environment import check_free, exported, passed_on
 from collectives.launch.host_list import Host, parse_file, parse_list, share_out
 from collectives.launch.meeting import Meeting, come, given_secret, lead, parse_address
 from collectives.launch.processes import exit_code, fill_standard_descriptors, usable_cores
 from collectives.launch.store_keeper import StoreKeeper
 from collectives.launch.supervisor import Job, Place, StartError, supervise
-from transports import registry
+from transports import launchers, registry
 from transports.auth import new_secret
 from transports.errors import ConfigError
 from transports.interfaces import choose_address
@@ -293,12 +293,15 @@ def main(args: argparse.Namespace) -> int:
         args.start_timeout = start_timeout(os.environ)
     warn_of_horovod(os.environ)
     extra = {**horovod_settings.translated(os.environ), **exported(args.exported, os.environ), **as_variables(settings)}
+    check_free(extra)
     variables = {**os.environ, **extra}
     Config.load(environment=variables).load_tls()
+    if args.nodes is None:  # that is started on each node
+        launchers.check_started_once(os.environ, "ronde run")
     if elastic_options.is_elastic(args):
         return run_elastic(args, command, variables, extra)
     if args.nodes is not None:
-        return run_node(args, command, variables)
+        return run_node(args, command, variables, extra)
     return run_job(args, command, variables, places_of(args), new_secret(), extra)
 
 
@@ -390,7 +393,9 @@ def run_elastic(
         return error.code
 
 
-def run_node(args: argparse.Namespace, command: Sequence[str], variables: Mapping[str, str]) -> int:
+def run_node(
+    args: argparse.Namespace, command: Sequence[str], variables: Mapping[str, str], extra: Mapping[str, str]
+) -> int:
     """Run the ranks of one of several nodes that were started by hand; the exit code of the job. Raises RondeError."""
     if args.hosts is not None or args.hostfile is not None:
         args.usage_error("--nodes starts this node alone: give it without -H and --hostfile")
@@ -420,7 +425,7 @@ def run_node(args: argparse.Namespace, command: Sequence[str], variables: Mappin
         places.append(Place(node.name, range(first, first + node.count), connected=node.pipes))
         first += node.count
     with contextlib.closing(keeper):
-        return run_job(args, command, variables, places, secret, {}, keeper)
+        return run_job(args, command, variables, places, secret, extra, keeper)
 
 
 def places_of(args: argparse.Namespace) -> list[Place]:

@@ -65,6 +65,11 @@ class StorePipes:
         return self._failure
 
     @property
+    def errno(self) -> int:
+        """Nothing is started here."""
+        return 0
+
+    @property
     def words(self) -> str:
         """Nothing is said beside the messages."""
         return ""

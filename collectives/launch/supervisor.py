@@ -15,7 +15,6 @@ How a job ends
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import selectors
 import signal
@@ -28,8 +27,9 @@ from typing import Final
 from collectives.config import Config
 from collectives.launch import agent_commands
 from collectives.launch.connection import CommandConnection, Connection
+from collectives.launch.environment import torch_address
 from collectives.launch.escalation import Escalation
-from collectives.launch.host import LOST, Facts, Host, Hosts, Listener, Start
+from collectives.launch.host import LOST, Facts, Failure, Host, Hosts, Listener, Start, cannot_start
 from collectives.launch.local_host import LocalHost
 from collectives.launch.processes import (
     Guardian,
@@ -38,7 +38,6 @@ from collectives.launch.processes import (
     fill_standard_descriptors,
     signals_as_bytes,
 )
-from collectives.launch.reaper import Reaper
 from collectives.launch.relay import Relay, prefix_of, rank_folder
 from collectives.launch.remote_host import FINISH_SECONDS, RemoteHost
 from collectives.launch.store_keeper import Question, StoreKeeper
@@ -159,9 +158,8 @@ def supervise(job: Job) -> int:
     adopt_orphans()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        reaper = stack.enter_context(contextlib.closing(Reaper()))
         guardian = stack.enter_context(contextlib.closing(Guardian()))
-        supervisor = _Supervisor(job, selector, reaper, guardian)
+        supervisor = _Supervisor(job, selector, guardian)
         stack.enter_context(contextlib.closing(supervisor.relay))
         stack.enter_context(signals_as_bytes(selector, supervisor.on_signals))
         stack.callback(supervisor.close)  # also after an exception
@@ -172,7 +170,7 @@ def supervise(job: Job) -> int:
 
 
 class _Supervisor(Listener):
-    def __init__(self, job: Job, selector: selectors.BaseSelector, reaper: Reaper, guardian: Guardian) -> None:
+    def __init__(self, job: Job, selector: selectors.BaseSelector, guardian: Guardian) -> None:
         self._job = job
         self._selector = selector
         self._hosts: list[Host] = []
@@ -185,7 +183,6 @@ class _Supervisor(Listener):
                 host: Host = LocalHost(
                     place.name,
                     selector,
-                    reaper,
                     guardian,
                     self,
                     variables=job.variables,
@@ -246,7 +243,8 @@ class _Supervisor(Listener):
         self._wait(hosts[:1], lambda host: host.serving is not None, until, "did not serve the store")
         if self._ending is None:
             assert hosts[0].serving is not None
-            url, torch = hosts[0].serving
+            url, found = hosts[0].serving
+            torch = torch_address(found, job.passed_on)
             for host in hosts[1:]:
                 host.reach(url, job.secret)
             self._wait(hosts[1:], lambda host: host.reached, until, f"did not reach the store at {url}")
@@ -258,7 +256,7 @@ class _Supervisor(Listener):
                 try:
                     host.start(start)
                 except OSError as error:
-                    raise self._not_started({host.name: error}) from error
+                    raise self._not_started({host.name: cannot_start(job.command, error)}) from error
             self._wait(hosts, lambda host: host.running, until, "did not start its ranks")
         self._begun = True
 
@@ -293,32 +291,23 @@ class _Supervisor(Listener):
             return late or self._ending is not None or all(ready(host) or host.failure is not None for host in hosts)
 
         self._loop(done, lambda: min(until, patience))
-        failures: dict[str, OSError | str] = {}
-        for host in hosts:
-            if host.failure is not None and host.failure.errno:
-                failures[host.name] = OSError(host.failure.errno, os.strerror(host.failure.errno))
-            elif host.failure is not None:
-                failures[host.name] = host.failure.text
+        failures = {host.name: host.failure for host in hosts if host.failure is not None}
         lost = next((host for host in hosts if host.failure is not None and host.failure.lost), None)
         if lost is not None and lost.failure is not None:  # its ranks may have run already, though it did not say so
             raise StartError(f"host {lost.name} was lost: {lost.failure.text}", LOST)
         if not failures and self._ending is None:
             failures |= {
-                host.name: f"{complaint} within {self._job.start_timeout:g} s" for host in hosts if not ready(host)
+                host.name: Failure(f"{complaint} within {self._job.start_timeout:g} s")
+                for host in hosts
+                if not ready(host)
             }
         if failures:
             raise self._not_started(failures)
 
-    def _not_started(self, failures: Mapping[str, OSError | str]) -> StartError:
+    def _not_started(self, failures: Mapping[str, Failure]) -> StartError:
         several = len(self._hosts) > 1 or not self._job.places[0].is_here
-        command = self._job.command[0]
-        texts, code = [], 1
-        for name, failure in failures.items():
-            text = failure
-            if isinstance(failure, OSError):
-                text = f"cannot start {command!r}: {failure.strerror}"
-                code = 127 if failure.errno == errno.ENOENT else 126
-            texts.append(f"host {name}: {text}" if several else str(text))
+        texts = [f"host {name}: {failure.text}" if several else failure.text for name, failure in failures.items()]
+        code = max(failure.exit_code for failure in failures.values())
         return StartError(texts[0] if len(texts) == 1 else "\n    ".join([f"{len(texts)} hosts", *texts]), code)
 
     def _compare(self, own: Facts) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 from collectives.launch.outcome import Outcome, Success, dump, failure
 from collectives.startup import init
 from collectives.world import is_initialized, shutdown, world
+from transports import launchers
 from transports.errors import RondeError
 
 PIECE: Final = 1 << 14
@@ -41,6 +42,9 @@ def work(
     if output is not None:
         _redirect(output)
     threading.Thread(target=_exit_with_parent, name="ronde-parent", daemon=True).start()
+    for name in os.environ.keys() - launchers.without_launchers(os.environ).keys():
+        del os.environ[name]
+    os.environ.pop(launchers.VARIABLE, None)
     os.environ.update(environment)
     process = os.getpid()
     outcome: Outcome

@@ -1,8 +1,7 @@
 """Elastic training: state that is committed, restored and given to newcomers, and a loop that continues while ranks
 come and go. The state and the loop are those of collectives.elastic, with Horovod's names.
 
-A rank that is lost ends the job unless the launcher replaces it or lets the others go on: `ronde run --min-np`, or
-`--keep-going`.
+A rank that is lost ends the job unless that is elastic: `ronde run --min-np N`.
 """
 
 from __future__ import annotations

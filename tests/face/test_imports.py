@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -104,3 +106,47 @@ def test_tensorflow_alone_does_not_load_keras_layers() -> None:
     script = "import sys, ronde.tensorflow as hvd; print('frontends.tensorflow.sync_batch_norm' in sys.modules)"
     done = python(script)
     assert done.stdout == "False\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["collectives", "frontends", "transports"])
+@pytest.mark.parametrize("what", ["script", "command"])
+def test_l3_a_folder_of_one_of_its_names_is_an_error_that_names_both(tmp_path: Path, name: str, what: str) -> None:
+    package = tmp_path / name / "__init__.py"
+    package.parent.mkdir()
+    package.touch()
+    script = tmp_path / "train.py"
+    script.write_text("import ronde.numpy")
+    command = [str(script)] if what == "script" else ["-m", "ronde", "--version"]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    *_, last = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert last.startswith("ImportError: ")
+    assert str(package) in last
+    assert str(ROOT) in last
+
+
+def test_l11_an_interrupt_while_the_command_imports(tmp_path: Path) -> None:
+    slow = tmp_path / "numpy" / "__init__.py"
+    slow.parent.mkdir()
+    slow.write_text("import time; print('importing', flush=True); time.sleep(100)")
+    command = [sys.executable, "-m", "ronde", "run", "-np", "1", "true"]
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+    try:
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")

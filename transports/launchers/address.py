@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 from transports.launchers import secret as secrets
 from transports.launchers.dialing import dial
-from transports.launchers.serving import derived_ports, serve
+from transports.launchers.serving import derived_ports, listening_addresses, serve
 from transports.launchers.variables import Env, integer
 from transports.launchers.ways import Meeting, Way
 from transports.store import Store
@@ -47,4 +48,5 @@ class AtAddress(Way):
         if meeting.rank == 0:
             server = serve(ports, secret, meeting, self._host)
             return dial(server.addresses, secret, meeting, meeting.purpose), secret
-        return dial([(self._host, port) for port in ports], secret, meeting, meeting.purpose), secret
+        hosts = listening_addresses(meeting, self._host) if meeting.one_host else [self._host]
+        return dial(list(itertools.product(hosts, ports)), secret, meeting, meeting.purpose), secret

@@ -2,26 +2,58 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from transports.errors import ConfigError
+from transports.launchers import nesting
 from transports.launchers.families import FAMILIES, Family
 from transports.launchers.launch import Launch
+from transports.launchers.ronde import OF_A_RANK
 from transports.launchers.variables import Env
 
 VARIABLE: Final = "RONDE_LAUNCHER"
-"""The setting by which the user overrules the precedence."""
+"""The setting by which the user says which launcher it is."""
 
 
 def find(env: Env) -> Launch | None:
     """The launch of the process with the environment `env`; None if no launcher started it as a rank.
 
-    RONDE_LAUNCHER names the family to believe, or is 'none'. Else it is the first in the order of precedence, and the
+    RONDE_LAUNCHER names the family to believe, or is 'none'. Else it is the innermost one, see `nesting`, and the
     variables of all others are ignored: they are inherited from an outer launcher. Raises ConfigError naming the
-    variable that is bad or missing.
+    variable that is bad or missing, or an outer launcher that has started several copies of the innermost: each would
+    make a world of its own.
     """
     family = family_of(env)
-    return None if family is None else family.read(env, family)
+    if family is None:
+        return None
+    launch = family.read(env, family)
+    outer = nesting.started_several(env) if _wanted(env) == "auto" else None
+    if outer is not None:
+        raise ConfigError(
+            f"{launch}, but {outer} has started several copies of that launcher, and the ranks of each would be a "
+            f"world of their own: start the inner launcher once, or the program itself by the outer one, or set "
+            f"{VARIABLE}={family.name} if a world for each copy is meant"
+        )
+    return launch
+
+
+def without_launchers(env: Env) -> dict[str, str]:
+    """`env` without the variables by which launchers of all families, and ours, describe one process: for a process
+    that another launcher starts."""
+    pattern = re.compile("|".join(family.sets for family in FAMILIES if family.sets))
+    return {name: value for name, value in env.items() if not pattern.fullmatch(name) and name not in OF_A_RANK}
+
+
+def check_started_once(env: Env, name: str) -> None:
+    """Raise ConfigError if a launcher has started this process, the launcher `name`, several times."""
+    outer = nesting.started_copies(env) if _wanted(env) == "auto" else None
+    if outer is not None:
+        raise ConfigError(
+            f"{outer} has started several copies of this launcher, `{name}`, and the ranks of each would be a world of "
+            f"their own: start it once, or start the program itself by the outer launcher, or set {VARIABLE}=none if a "
+            f"world for each copy is meant"
+        )
 
 
 def describe(env: Env) -> dict[str, Any]:
@@ -48,13 +80,18 @@ def describe(env: Env) -> dict[str, Any]:
     return found
 
 
+def _wanted(env: Env) -> str:
+    return env.get(VARIABLE, "auto")
+
+
 def family_of(env: Env) -> Family | None:
     """The family that started this process; None if there is none. Raises ConfigError for a bad RONDE_LAUNCHER."""
-    wanted = env.get(VARIABLE, "auto")
+    wanted = _wanted(env)
     if wanted == "none":
         return None
     if wanted == "auto":
-        return next((family for family in FAMILIES if family.says(env)), None)
+        layer = nesting.innermost(env)
+        return None if layer is None else layer.family
     for family in FAMILIES:
         if family.name == wanted:
             if not family.says(env):

@@ -20,13 +20,15 @@ from transports.launchers.given import GivenByHand, ServedByLauncher
 from transports.launchers.horovod_store import HorovodStore
 from transports.launchers.keyvalue import Published
 from transports.launchers.launch import Launch
-from transports.launchers.ronde import JOIN, NAME, RANK, SIZE, STORE, job_from_environment
+from transports.launchers.ronde import JOIN, NAME, RANK, SIZE, STORE, job_from_environment, started_by_ours
 from transports.launchers.tf_config import VARIABLE as TF_CONFIG
 from transports.launchers.tf_config import parse_task
 from transports.launchers.torch_store import TorchStore
 from transports.launchers.variables import Env, integer, shown
 from transports.launchers.ways import Way
 
+_HYDRA: Final = ("hydra_pmi_proxy", "hydra_bstrap_pr")
+"""Hydra's programs, as far as the system keeps their names."""
 KUBERNETES_PORT: Final = 29470
 """The port of the store where each rank has a network of its own (a pod)."""
 _SPECIAL_STEPS: Final = {"batch", "extern", "interactive", *(str(0xFFFFFFFF - n) for n in range(6))}
@@ -37,12 +39,16 @@ _SPECIAL_STEPS: Final = {"batch", "extern", "interactive", *(str(0xFFFFFFFF - n)
 class Family:
     """A family of launchers.
 
-    name   as RONDE_LAUNCHER takes it
-    title  its name for people
-    signs  the variables by which it is recognised
-    says   True if it started the process that has these variables
-    read   the launch. Raises ConfigError
-    stays  True if its process on a host ends after the ranks there, unless it is killed
+    name     as RONDE_LAUNCHER takes it
+    title    its name for people
+    signs    the variables by which it is recognised
+    says     True if it started the process that has these variables
+    read     the launch. Raises ConfigError
+    marks    the variables that tell its ranks apart: first those of rank and size, if it says both by numbers
+    sets     a pattern of the variables that it sets for each rank; ranks of an inner launcher do not get them
+    stays    True if its process on a host ends after the ranks there, unless it is killed. So a process of it is there
+    alone    True if the ranks of one start are a whole job, so that two copies of the launcher make two jobs
+    daemons  names of the programs that start its ranks on other hosts
     """
 
     name: str
@@ -50,15 +56,28 @@ class Family:
     signs: str
     says: Callable[[Env], bool]
     read: Callable[[Env, Family], Launch]
+    marks: tuple[str, ...]
+    sets: str = ""
     stays: Callable[[Env], bool] = lambda env: False
+    alone: Callable[[Env], bool] = lambda env: False
+    daemons: tuple[str, ...] = ()
+
+    def place(self, env: Env) -> tuple[int, int] | None:
+        """Rank and size; None if `env` does not say them by two numbers."""
+        values = [env.get(name, "") for name in self.marks[:2]]
+        if len(values) < 2 or not all(re.fullmatch("[0-9]{1,9}", value) for value in values):
+            return None
+        return int(values[0]), int(values[1])
+
+    def differs(self, one: Env, other: Env) -> bool:
+        """True if the launcher says something else in the other environment, or nothing."""
+        return any(one.get(name) != other.get(name) for name in self.marks)
 
 
 # ---- Launchers that say rank and size in one variable each
 
 
 def _numbered(
-    rank: str,
-    size: str,
     job: Callable[[Env], str],
     ways: Callable[[Env, int, str], tuple[Way, ...]],
     *,
@@ -67,9 +86,8 @@ def _numbered(
     others: tuple[str, ...] = (),
     mark: Callable[[Env], str] | None = None,
 ) -> Callable[[Env, Family], Launch]:
-    """A `Family.read`.
+    """A `Family.read`, for a family whose first two marks are rank and size.
 
-    rank, size        the variables with these numbers
     job               the job's id
     ways              the ways to meet, for an environment, the number of ranks and the job's id
     local_size,hosts  variables with the number of ranks on this host, and of hosts, where there are such
@@ -78,6 +96,7 @@ def _numbered(
     """
 
     def read(env: Env, family: Family) -> Launch:
+        rank, size = family.marks[:2]
         count = integer(env, size, 1, None, f"is needed with {rank}")
         number = integer(env, rank, 0, count - 1, f"is needed with {size}")
         one_host = env.get(local_size) == str(count) or env.get(hosts) == "1"
@@ -117,8 +136,8 @@ def _pmix(env: Env) -> Way:
 
 
 def _by_hand(env: Env) -> tuple[Way, ...]:
-    """The store that the user names; it goes before what a launcher offers."""
-    return (GivenByHand(env, env[STORE]),) if STORE in env else ()
+    """The store that the user names; it goes before what a launcher offers. That of an outer job of ours is not it."""
+    return (GivenByHand(env, env[STORE]),) if STORE in env and not started_by_ours(env) else ()
 
 
 def _with_pmi(env: Env, size: int, job: str) -> tuple[Way, ...]:
@@ -240,9 +259,7 @@ def _with_pet(env: Env, size: int, job: str) -> tuple[Way, ...]:
     return (*_by_hand(env), AtAddress(env, env.get("PET_MASTER_ADDR"), "PET_MASTER_ADDR: is not set"))
 
 
-_read_pet: Final = _numbered(
-    "PET_NODE_RANK", "PET_NNODES", _joined("PET_RDZV_ID", "PET_MASTER_ADDR", "PET_MASTER_PORT"), _with_pet
-)
+_read_pet: Final = _numbered(_joined("PET_RDZV_ID", "PET_MASTER_ADDR", "PET_MASTER_PORT"), _with_pet)
 
 
 def _read_tf_config(env: Env, family: Family) -> Launch:
@@ -263,6 +280,8 @@ FAMILIES: Final = (
         RANK,
         lambda env: RANK in env or JOIN in env or (SIZE in env and "JOB_COMPLETION_INDEX" not in env),
         _read_ronde,
+        marks=(RANK, SIZE, JOIN),
+        alone=started_by_ours,
     ),
     Family(
         "torchrun",
@@ -270,14 +289,16 @@ FAMILIES: Final = (
         "RANK, WORLD_SIZE, MASTER_ADDR",
         _has("RANK", "WORLD_SIZE", "MASTER_ADDR"),
         _numbered(
-            "RANK",
-            "WORLD_SIZE",
             _joined("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
             _with_torch,
             local_size="LOCAL_WORLD_SIZE",
             others=("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"),
         ),
         stays=_has("TORCHELASTIC_RUN_ID"),
+        marks=("RANK", "WORLD_SIZE"),
+        sets=r"RANK|WORLD_SIZE|LOCAL_(RANK|WORLD_SIZE)|GROUP_(RANK|WORLD_SIZE)|ROLE_(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|"
+        r"TORCHELASTIC_.*",
+        alone=lambda env: "TORCHELASTIC_RUN_ID" in env and env.get("GROUP_WORLD_SIZE") == "1",
     ),
     Family(
         "openmpi",
@@ -285,14 +306,17 @@ FAMILIES: Final = (
         "OMPI_COMM_WORLD_RANK",
         _has("OMPI_COMM_WORLD_RANK"),
         _numbered(
-            "OMPI_COMM_WORLD_RANK",
-            "OMPI_COMM_WORLD_SIZE",
             _joined("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
             _with_pmix,
             local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
             others=("PMIX_NAMESPACE", "PMIX_RANK"),
         ),
         stays=_always,
+        marks=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
+        sets=r"OMPI_((COMM_)?WORLD_.*|UNIVERSE_SIZE|NUM_APP_CTX|APP_CTX_.*|FIRST_RANKS|ARGV|COMMAND|FILE_LOCATION|TOOL_NAME|"
+        r"MCA_(initial_wdir|num_procs|PREFIXES|ess.*|orte_.*))|PRTE_LAUNCHED|PMIX_(?!MCA_).*",
+        alone=_always,
+        daemons=("prted", "orted"),
     ),
     Family(
         "mvapich",
@@ -300,8 +324,6 @@ FAMILIES: Final = (
         "MV2_COMM_WORLD_RANK",
         _has("MV2_COMM_WORLD_RANK"),
         _numbered(
-            "MV2_COMM_WORLD_RANK",
-            "MV2_COMM_WORLD_SIZE",
             _joined(),
             _with_pmi,
             local_size="MV2_COMM_WORLD_LOCAL_SIZE",
@@ -309,6 +331,10 @@ FAMILIES: Final = (
             others=(pmi.FD, pmi.PORT, pmi.ID),
         ),
         stays=_always,
+        marks=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        sets="MV2_COMM_WORLD_.*",
+        alone=_always,
+        daemons=_HYDRA,
     ),
     Family(
         "pals",
@@ -316,14 +342,15 @@ FAMILIES: Final = (
         "PALS_RANKID",
         _has("PALS_RANKID"),
         _numbered(
-            "PALS_RANKID",
-            "PMI_SIZE",
             _joined("PALS_APID"),
             _with_either,
             local_size="PALS_LOCAL_SIZE",
             others=("PALS_APID", pmi.FD),
         ),
         stays=_always,
+        marks=("PALS_RANKID", "PMI_SIZE", "PALS_APID"),
+        sets="PALS_.*",
+        alone=_always,
     ),
     Family(
         "mpich",
@@ -331,8 +358,6 @@ FAMILIES: Final = (
         "PMI_RANK, PMI_SIZE",
         lambda env: _has("PMI_RANK", "PMI_SIZE")(env) and not pmi.is_slurms(env),
         _numbered(
-            "PMI_RANK",
-            "PMI_SIZE",
             _joined(),
             _with_either,
             local_size="MPI_LOCALNRANKS",
@@ -340,6 +365,10 @@ FAMILIES: Final = (
             others=(pmi.FD, pmi.PORT, pmi.ID),
         ),
         stays=_always,
+        marks=("PMI_RANK", "PMI_SIZE"),
+        sets="PMI2?_.*|HYDI_CONTROL_FD|MPI_LOCAL(RANKID|NRANKS)",
+        alone=_always,
+        daemons=_HYDRA,
     ),
     Family(
         "flux",
@@ -347,14 +376,16 @@ FAMILIES: Final = (
         "FLUX_TASK_RANK",
         _has("FLUX_TASK_RANK"),
         _numbered(
-            "FLUX_TASK_RANK",
-            "FLUX_JOB_SIZE",
             _joined("FLUX_JOB_ID"),
             _with_either,
             hosts="FLUX_JOB_NNODES",
             others=("FLUX_JOB_ID", pmi.FD),
         ),
         stays=_always,
+        marks=("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_JOB_ID"),
+        sets="FLUX_TASK_.*",
+        alone=_always,
+        daemons=("flux-shell",),
     ),
     Family(
         "jsm",
@@ -362,14 +393,15 @@ FAMILIES: Final = (
         "JSM_NAMESPACE_RANK",
         _has("JSM_NAMESPACE_RANK"),
         _numbered(
-            "JSM_NAMESPACE_RANK",
-            "JSM_NAMESPACE_SIZE",
             _joined("LSB_JOBID", "PMIX_NAMESPACE", "JSM_NAMESPACE_ID"),
             _with_jsm,
             local_size="JSM_NAMESPACE_LOCAL_SIZE",
             others=("LSB_JOBID", "PMIX_NAMESPACE"),
         ),
         stays=_always,
+        marks=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_ID"),
+        sets="JSM_NAMESPACE_.*",
+        alone=_always,
     ),
     Family(
         "mpich-port",
@@ -378,6 +410,9 @@ FAMILIES: Final = (
         _has(pmi.PORT, pmi.ID),
         _read_pmi_port,
         stays=_always,
+        marks=(pmi.PORT, pmi.ID),
+        alone=_always,
+        daemons=_HYDRA,
     ),
     Family(
         "horovod",
@@ -385,14 +420,15 @@ FAMILIES: Final = (
         "HOROVOD_RANK, HOROVOD_SIZE",
         _has("HOROVOD_RANK", "HOROVOD_SIZE"),
         _numbered(
-            "HOROVOD_RANK",
-            "HOROVOD_SIZE",
             _joined("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
             _with_horovod,
             local_size="HOROVOD_LOCAL_SIZE",
             others=("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
         ),
         stays=_always,
+        marks=("HOROVOD_RANK", "HOROVOD_SIZE"),
+        sets="HOROVOD_(RANK|SIZE|(LOCAL|CROSS)_(RANK|SIZE)|HOSTNAME|ELASTIC|GLOO_RENDEZVOUS_.*)",
+        alone=_always,
     ),
     Family(
         "slurm",
@@ -400,14 +436,16 @@ FAMILIES: Final = (
         "SLURM_PROCID, SLURM_STEP_ID, SLURM_STEP_NUM_TASKS",
         _is_slurm_step,
         _numbered(
-            "SLURM_PROCID",
-            "SLURM_STEP_NUM_TASKS",
             _joined("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
             _with_slurm,
             hosts="SLURM_STEP_NUM_NODES",
             others=("SLURM_STEP_ID", "SLURM_STEP_NODELIST"),
         ),
         stays=_always,
+        marks=("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID"),
+        sets="SLURM_(PROCID|LOCALID|GTIDS|TASK_PID|STEP_NUM_TASKS|STEP_TASKS_PER_NODE)",
+        alone=_always,
+        daemons=("slurmstepd",),
     ),
     Family(
         "kubeflow",
@@ -415,6 +453,7 @@ FAMILIES: Final = (
         "PET_NNODES, PET_NODE_RANK",
         _has("PET_NNODES", "PET_NODE_RANK"),
         _read_kubeflow,
+        marks=("PET_NODE_RANK", "PET_NNODES"),
     ),
     Family(
         "tf_config",
@@ -422,6 +461,7 @@ FAMILIES: Final = (
         TF_CONFIG,
         lambda env: TF_CONFIG in env and parse_task(env[TF_CONFIG]) is not None,
         _read_tf_config,
+        marks=(TF_CONFIG,),
     ),
     Family(
         "kubernetes",
@@ -429,14 +469,17 @@ FAMILIES: Final = (
         "JOB_COMPLETION_INDEX",
         _has("JOB_COMPLETION_INDEX"),
         _read_kubernetes,
+        marks=("JOB_COMPLETION_INDEX",),
     ),
     Family(
         "env",
         "an unknown launcher",
         "RANK, WORLD_SIZE",
         _has("RANK", "WORLD_SIZE"),
-        _numbered("RANK", "WORLD_SIZE", _joined("MASTER_ADDR"), _with_nothing),
+        _numbered(_joined("MASTER_ADDR"), _with_nothing),
+        marks=("RANK", "WORLD_SIZE"),
     ),
 )
 """In the order of precedence. An MPI launcher inside a job of Slurm's or Flux's inherits their variables, so those come
-later."""
+later.
+Where the ancestors of a process tell which launcher is the innermost, that comes first, see `nesting`."""

@@ -6,17 +6,14 @@ import os
 from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final
 
 from transports.errors import ConfigError
+from transports.launchers.ronde import TAKEN
 from transports.launchers.variables import Env
 from transports.launchers.ways import History, Meeting, Way
 from transports.rendezvous import MemoryStore
 from transports.store import Store
 from transports.tls import Tls
-
-TAKEN: Final = "RONDE_RANK_PROCESS"
-"""The variable in which a rank notes its process id, rank and job, for the processes that it starts."""
 
 
 @dataclass(frozen=True)

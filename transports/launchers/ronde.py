@@ -46,6 +46,17 @@ LOCAL_SIZE: Final = "RONDE_LOCAL_SIZE"
 STORE: Final = "RONDE_STORE"
 NAME: Final = "RONDE_JOB"
 """Set by a launcher of ours, which serves the store; not by hand."""
+TAKEN: Final = "RONDE_RANK_PROCESS"
+"""The variable in which a rank notes its process id, rank and job, for the processes that it starts."""
+OF_A_RANK: Final = (
+    *(RANK, SIZE, JOIN, LOCAL_RANK, LOCAL_SIZE, STORE, secrets.VARIABLE, secrets.FILE_VARIABLE, NAME, TAKEN),
+)
+"""Variables with Ronde's prefix that hold for one process, or are secret: they are never passed on."""
+
+
+def started_by_ours(env: Env) -> bool:
+    """True if a launcher of ours has started this process, or one of which it has inherited its variables."""
+    return NAME in env and (RANK in env or JOIN in env)
 
 
 def job_from_environment(env: Env) -> Job | None:

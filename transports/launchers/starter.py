@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from transports.errors import ConfigError
 from transports.launchers.detection import family_of
+from transports.launchers.nesting import layers
 from transports.launchers.variables import Env
-from transports.liveness import Identity, parent_of
+from transports.liveness import Identity
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,8 @@ def find_starter(env: Env) -> Starter | None:
         return None
     if family is None or not family.stays(env):
         return None
-    said = {f"{name}={env[name]}".encode() for name in family.signs.split(", ") if name in env}
-    pid = os.getppid()
+    above = next((layer.above for layer in layers(env) if layer.family is family), 0)
     try:
-        while pid > 1 and said <= _variables(pid):
-            pid = parent_of(pid)
-        return Starter(Identity.of(pid), Path(f"/proc/{pid}/comm").read_text().strip()) if pid else None
+        return Starter(Identity.of(above), Path(f"/proc/{above}/comm").read_text().strip()) if above else None
     except OSError:
         return None
-
-
-def _variables(pid: int) -> set[bytes]:
-    """The variables that a process began with; none if it is another user's. Raises OSError."""
-    try:
-        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-    except PermissionError:
-        return set()

@@ -17,8 +17,9 @@ from typing import Final
 from transports.auth import check_secret
 from transports.base import Group, Member, runs
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError, from_wire, to_wire
-from transports.liveness import Identity
+from transports.liveness import Identity, is_running
 from transports.packed import pack, unpack
+from transports.rendezvous.causes import Causes
 from transports.rendezvous.file import FileStore
 from transports.rendezvous.memory import MemoryStore
 from transports.rendezvous.tcp import TcpStore
@@ -90,7 +91,8 @@ def join(
     generation  None for the number of earlier meetings of this rank in this store. So the n-th meeting of a rank is the
                 n-th meeting of every rank, also if another process has replaced the rank in between. If an earlier
                 generation is undecided, it is taken instead, so that two processes with the same rank meet there and
-                fail. The second and later meetings cost four calls more.
+                fail. If another process still is the rank in the generation before, the ranks of both fail; see
+                `leave`. The second and later meetings cost five calls more.
 
     Raises
         DeadlineExceeded  naming every missing rank
@@ -176,11 +178,42 @@ def enter_next(rank: int, store: Store, meeting_of: Callable[[int], Meeting]) ->
     number = store.add(f"meetings/{rank}", 1)  # meetings after the first
     if not first.has_row():  # the size differs
         number = 0
-    while number > 0 and store.peek(f"generation-{number - 1}/{_MEMBERS}") is None:
+    before: bytes | None = None
+    while number > 0 and (before := store.peek(f"generation-{number - 1}/{_MEMBERS}")) is None:
         number -= 1
     meeting = meeting_of(number)
+    if before is not None:
+        _check_left(rank, number - 1, before, store, meeting)
     meeting.enter()
     return number, meeting
+
+
+def leave(store: Store, rank: int, generation: int) -> None:
+    """Tell that a rank has closed the world of a generation, so that another process may have the rank in the next
+    meeting. Never raises, and waits for a second at most."""
+    with contextlib.suppress(RendezvousError):
+        store.with_timeout(_LEAVE_SECONDS).set(f"generation-{generation // REGROUPS}/left/{rank}", b"")
+
+
+def _check_left(rank: int, number: int, decision: bytes, store: Store, meeting: Meeting) -> None:
+    """Raise RendezvousError if another process still is this rank in an earlier meeting: two programs run at once where
+    one is meant, and may have met each other. The ranks of both meetings fail."""
+    rows = read_table(decision) if is_table(decision) else []
+    if rank >= len(rows) or rows[rank] == _GIVEN_UP:
+        return
+    own, other = this_member(), unpack_member(rows[rank])
+    if other.host != own.host or other.pid == own.pid or not is_running(Identity(other.pid, other.start, other.space)):
+        return
+    if store.peek(f"generation-{number}/left/{rank}") is not None:
+        return
+    error = RendezvousError(
+        f"two processes are rank {rank} at once: {other}, which is in a world, and {own}. Start one program on each "
+        f"rank, or one after the other",
+        rank=rank,
+    )
+    Causes(store.prefixed(group_path(number * REGROUPS))).publish(error)
+    meeting.refuse(error)
+    raise error
 
 
 def group_path(generation: int) -> str:
@@ -207,8 +240,12 @@ class Meeting:
         """Tell the others about this rank. Raises RendezvousError."""
         if not self.try_to_enter():
             error = RendezvousError(self._objection(), rank=self._rank)
-            self._store.set_default(_MEMBERS, pack({"error": to_wire(error)}))
+            self.refuse(error)
             raise error
+
+    def refuse(self, error: RendezvousError) -> None:
+        """Let all ranks that meet here fail, unless they have met. Raises RendezvousError."""
+        self._store.set_default(_MEMBERS, pack({"error": to_wire(error)}))
 
     def try_to_enter(self) -> bool:
         """Tell the others about this rank; False if the place is taken or the size differs. Raises RendezvousError."""
@@ -272,6 +309,7 @@ class Meeting:
         )
 
 
+_LEAVE_SECONDS: Final = 1.0
 _MEMBERS: Final = "members"
 _GIVEN_UP: Final = pack([])
 """The row of a rank whose process has ended."""

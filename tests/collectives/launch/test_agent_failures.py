@@ -117,15 +117,6 @@ def test_a_host_with_another_version(tmp_path: Path) -> None:
     assert "host h1" not in err
 
 
-def test_a_host_without_this_folder(tmp_path: Path) -> None:
-    before = """
-        if [ $host = h2 ]; then command=$(printf %s "$command" | sed 's|os.chdir(|os.chdir("/no"+|'); fi
-    """
-    code, err = attempt(tmp_path, "-H", "h1,h2", before=before)
-    assert code == 1
-    assert re.match(r"ronde run: host h2: .*FileNotFoundError: .*'/no/", err, re.DOTALL)
-
-
 def test_more_ranks_than_slots_is_said_before_anything_starts(tmp_path: Path) -> None:
     code, err = attempt(tmp_path, "-H", "h1:2,h2:2", "-np", "5")
     assert code == 1

@@ -9,18 +9,21 @@ import re
 import selectors
 import signal
 import socket
+import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from collectives.launch.connection import CommandConnection
-from collectives.launch.host import Failure, Host, Listener, Start
-from collectives.launch.messages import Decoder, encode
+from collectives.launch.host import Facts, Failure, Host, Listener, Start
+from collectives.launch.messages import Decoder, encode, fields_of
 from collectives.launch.remote_host import RemoteHost
 from tests.collectives.launch.fake_ssh import install
-from tests.collectives.launch.launcher import BOUND, ronde
+from tests.collectives.launch.launcher import BOUND, RONDE, environment, ronde
 from tests.security.certificates import Authority
+from transports.errors import RondeError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="processes are watched by pidfds, as Linux has")
 
@@ -273,3 +276,72 @@ def test_a_host_is_lost_from_the_moment_at_which_it_may_have_ranks(told_to_start
                 key.data()
             assert host.failure == Failure("its agent was ended by SIGINT", lost=told_to_start)
             assert listener.losses == ["its agent was ended by SIGINT"] * told_to_start
+
+
+def test_l1_program_that_is_missing_on_another_host(tmp_path: Path) -> None:
+    """The rank that has started here is ended. The program is a descriptor that the other host does not have."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    variables = environment(install(tmp_path, "exec 9<&-") | {"PYTHONPATH": str(ROOT)})
+    command = [*RONDE, "run", "-H", "localhost:1,h2:1", "/proc/self/fd/9"]
+    shell = ["sh", "-c", f'exec 9<{program}; exec "$0" "$@"', *command]
+    done = subprocess.run(shell, env=variables, capture_output=True, text=True, timeout=BOUND, check=False)
+    assert (done.returncode in (126, 127), "Traceback" in done.stderr) == (True, False), done.stderr
+    assert "host h2: cannot start '/proc/self/fd/9'" in done.stderr
+
+
+def test_l1_program_that_is_missing_on_all_hosts(tmp_path: Path) -> None:
+    for hosts in ("localhost:1,h2:1", "h1:1,h2:1", "localhost:1,127.0.0.2:1", "h1"):
+        done = ronde("run", "-H", hosts, "./nosuch", extra=install(tmp_path) | {"PYTHONPATH": str(ROOT)})
+        text = done.stderr.decode()
+        assert (done.returncode, "Traceback" in text, "./nosuch" in text) == (127, False, True), text
+
+
+def test_a_folder_that_is_missing_on_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    variables = install(tmp_path, f"rmdir {folder}") | {"PYTHONPATH": str(ROOT)}
+    done = ronde("run", "-H", "h1", "true", extra=variables)
+    text = done.stderr.decode()
+    assert (done.returncode, "Traceback" in text, str(folder) in text) == (127, False, True), text
+    assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--min-np", "2"]], ids=["plain", "elastic"])
+def test_l2_two_names_of_this_host(more: list[str]) -> None:
+    done = ronde(
+        "run",
+        *more,
+        "--no-prefix",
+        "-H",
+        "localhost:1,127.0.0.1:1",
+        "sh",
+        "-c",
+        "echo $RONDE_RANK of $RONDE_LOCAL_SIZE",
+    )
+    assert (done.returncode, sorted(done.stdout.split(b"\n"))) == (0, [b"", b"0 of 2", b"1 of 2"]), done.stderr
+
+
+def test_l10_facts_of_another_version() -> None:
+    """Fields that this version does not know, and some that are missing."""
+    assert Facts.told({**asdict(Facts.own("h1")), "new": [1]}) == Facts.own("h1")
+    assert Facts.told({}).versions != Facts.own().versions
+    with pytest.raises(RondeError, match="another version"):
+        fields_of(Start, {"command": ["x"]})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "address"), [("h1:1,localhost:1", "127.0.0.5"), ("localhost:1,h1:1", "127.0.0.1")], ids=["there", "here"]
+)
+def test_l13_the_address_for_torch_is_where_rank_0_runs(tmp_path: Path, hosts: str, address: str) -> None:
+    variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    ssh = tmp_path / "ssh"
+    ssh.write_text(ssh.read_text().replace("127.0.0.1 22", "127.0.0.5 22"))
+    options = ["--min-np", "2", "--network-interface", "lo", "--start-timeout", "100", "-H", hosts]
+    done = ronde("run", *options, "--no-prefix", "sh", "-c", "echo $MASTER_ADDR $MASTER_PORT", extra=variables)
+    first, second, *_ = done.stdout.decode().splitlines()
+    assert (done.returncode, first.split()[0]) == (0, address), done.stderr
+    assert first == second
+    assert int(first.split()[1]) > 0

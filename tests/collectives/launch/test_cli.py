@@ -105,3 +105,22 @@ def test_the_interface_of_the_store_may_be_set_in_a_file(tmp_path: Path) -> None
     assert run_command.interface_of({"RONDE_TCP_INTERFACE": "eth1"}) == "eth1"
     (tmp_path / "ronde.toml").write_text('[tcp]\ninterface = "eth2"\n')
     assert run_command.interface_of({}) == "eth2"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["run", "--tranport", "tcp", "-np", "2", "x.py"], "--transport"),
+        (["run", "-np", "2", "--time-limits=3", "x.py"], "--time-limit"),
+        (["bench", "--algoritm=ring"], "--algorithm"),
+    ],
+)
+def test_an_unknown_option_is_reported_by_its_command(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert f"ronde {words[0]}: error: " in err
+    assert f"did you mean '{meant}'?" in err

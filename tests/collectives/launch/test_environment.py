@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -34,6 +35,9 @@ STAYS = {
 }
 
 
+ROOT = Path(__file__).resolve().parents[3]
+
+
 def test_what_is_passed_on() -> None:
     extra = {"CUDA_VISIBLE_DEVICES": "0,1", "PATH": "/given"}
     assert environment.passed_on({**HERE, **STAYS}, extra) == {**HERE, **extra}
@@ -49,9 +53,24 @@ def test_bad_export(word: str, complaint: str) -> None:
         environment.exported([word], {})
 
 
+@pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_SIZE", "RONDE_STORE", "SLURM_PROCID"])
+def test_variables_that_the_launcher_sets_cannot_be_given(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^-x {name}: "):
+        environment.check_free({"A": "a", name: "1"})
+
+
+def test_the_address_for_torch_may_be_given() -> None:
+    environment.check_free({"MASTER_ADDR": "h9", "MASTER_PORT": "29500"})
+    assert environment.torch_address(("h1", 5), {}) == ("h1", 5)
+    assert environment.torch_address(("h1", 5), {"MASTER_ADDR": "h9", "MASTER_PORT": "29500"}) == ("h9", 29500)
+    for port in ("0", "65536", "many", ""):
+        with pytest.raises(ConfigError, match=r"^-x MASTER_PORT="):
+            environment.check_free({"MASTER_PORT": port})
+
+
 def test_variables_of_a_rank() -> None:
     job = launchers.Job(5, 8, "tcp://h1:1", b"s" * 32, 1, 4, "job")
-    base = {"RANK": "of another launcher", "OMP_NUM_THREADS": "3"}
+    base = {"RANK": "7", "MASTER_PORT": "1", "OMPI_COMM_WORLD_RANK": "7", "SLURM_PROCID": "7", "OMP_NUM_THREADS": "3"}
     found = environment.of_rank(job, base, ("10.0.0.1", 29500))
     assert launchers.job_from_environment(found) == job
     assert {name: found[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")} == {
@@ -60,7 +79,9 @@ def test_variables_of_a_rank() -> None:
         "LOCAL_WORLD_SIZE": "4",
         "MASTER_ADDR": "10.0.0.1",
     }
-    assert (found["RANK"], found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"]) == ("of another launcher", "3", "1")
+    assert (found["RANK"], found["MASTER_PORT"]) == ("5", "29500")
+    assert (found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"]) == ("3", "1")
+    assert not {"OMPI_COMM_WORLD_RANK", "SLURM_PROCID"} & found.keys()
 
 
 def test_ssh_command() -> None:
@@ -96,16 +117,33 @@ def test_an_interpreter_that_no_shell_can_be_told(monkeypatch: pytest.MonkeyPatc
         Ssh().command("h1")
 
 
-def test_bootstrap_takes_folder_and_variables_from_its_input(tmp_path: Path) -> None:
-    package = tmp_path / "collectives" / "launch"
-    package.mkdir(parents=True)
-    for folder in (package, package.parent):
-        (folder / "__init__.py").touch()
-    (package / "agent.py").write_text("import os, sys; print(os.getcwd(), repr(os.environ['V']), sys.stdin.read())")
-    value = 'it\'s "quoted"\n$HOME !x \udcff\\'
-    header = json.dumps(agent_commands.header(str(tmp_path), {"V": value})) + "\n"
+def bootstrapped(folder: Path, module: str, variables: dict[str, str], given: str) -> subprocess.CompletedProcess[str]:
+    """Run a module as an agent is run."""
+    header = json.dumps(agent_commands.header(str(folder), variables, module)) + "\n"
     command = f"exec {sys.executable} -S -E -c '{BOOTSTRAP}'"
-    done = subprocess.run(
-        ["sh", "-c", command], input=header + "rest", capture_output=True, text=True, timeout=60, check=True
+    return subprocess.run(
+        ["sh", "-c", command], input=header + given, capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def test_bootstrap_takes_folder_and_variables_from_its_input(tmp_path: Path) -> None:
+    (tmp_path / "an_agent.py").write_text("import os, sys; print(os.getcwd(), repr(os.environ['V']), sys.stdin.read())")
+    value = 'it\'s "quoted"\n$HOME !x \udcff\\'
+    done = bootstrapped(tmp_path, "an_agent", {"V": value}, "rest")
     assert done.stdout == f"{tmp_path} {value!r} rest\n"
+
+
+def test_l3_the_folder_of_an_agent_is_the_last_place_for_modules(tmp_path: Path) -> None:
+    for name in ("collectives", "transports"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('a folder of the user was imported')")
+    (tmp_path / "an_agent.py").write_text("import collectives.launch.agent_commands; print('imported')")
+    done = bootstrapped(tmp_path, "an_agent", {"PYTHONPATH": str(ROOT)}, "")
+    assert (done.returncode, done.stdout) == (0, "imported\n"), done.stderr
+
+
+def test_a_folder_that_an_agent_cannot_enter_is_one_sentence(tmp_path: Path) -> None:
+    done = bootstrapped(tmp_path / "nosuch", "an_agent", {}, "")
+    assert agent_commands.NO_FOLDER[done.returncode] == errno.ENOENT
+    assert len(done.stderr.splitlines()) == 1
+    assert str(tmp_path / "nosuch") in done.stderr

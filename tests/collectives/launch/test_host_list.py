@@ -98,3 +98,35 @@ def test_this_host_is_known_by_its_names_and_addresses() -> None:
     names = ["localhost", "127.0.0.1", "[::1]", own, f"{own.partition('.')[0]}"]
     assert [Host(host.address, host.name, 1).is_here for name in names for host in parse_list(name)] == [True] * 5
     assert [host.is_here for host in parse_list("other,192.0.2.1,user@localhost,[2001:db8::1]")] == [False] * 4
+    for name in ("127.0.0.2", "LocalHost", f"{own.upper()}", "[0::1]", "[::ffff:127.0.0.1]"):
+        assert [host.is_here for host in parse_list(name)] == [True], name
+
+
+def test_l7_a_host_of_another_domain_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that begin alike are compared by their addresses."""
+    leading = {"h1.here.example": "127.0.0.1", "h1.other.example": "192.0.2.1"}
+
+    def resolve(host: str, *rest: object, **options: object) -> list[tuple[object, ...]]:
+        if host.replace(".", "").isdecimal():
+            return found(host, *rest, **options)
+        if host not in leading:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return found(leading[host], *rest, **options)
+
+    found = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    for own in ("h1", "h1.mine.example"):
+        monkeypatch.setattr(socket, "gethostname", lambda own=own: own)
+        names = ("H1", "h1.here.example", "h1.other.example", "h1.no.example")
+        assert [parse_list(name)[0].is_here for name in names] == [True, True, False, False], own
+
+
+@pytest.mark.parametrize("text", ["[FD00::2],[fd00:0::2]", "H1,h1", "h1.,h1", "10.0.0.1,[::ffff:10.0.0.1]"])
+def test_l7_a_host_has_one_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="named twice"):
+        parse_list(text)
+
+
+def test_l2_this_host_is_one_host_under_all_its_names() -> None:
+    hosts = parse_list("localhost:1,h2:3,127.0.0.1:2,[::1]")
+    assert [(host.name, host.slots) for host in hosts] == [("localhost", 4), ("h2", 3)]
