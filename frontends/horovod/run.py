@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import collectives
-<<<<<<< HEAD
-from transports import names
-=======
 from transports.interfaces import is_this_host
->>>>>>> launch
 
 _IGNORED: Final = (
     *("min_num_proc", "max_num_proc", "min_np", "max_np", "slots", "reset_limit", "cooldown_range", "start_timeout"),
@@ -68,12 +64,7 @@ def run(
 
 def _check(argument: str, places: Sequence[Sequence[str]], num_proc: int) -> None:
     """Raise ValueError unless all places, pairs of host and slots, are on this machine and have enough slots."""
-<<<<<<< HEAD
-    own = {"localhost", "127.0.0.1", "::1", socket.gethostname(), names.full_name()}
-    strange = [place[0] for place in places if place[0] not in own]
-=======
     strange = [place[0] for place in places if not is_this_host(place[0])]
->>>>>>> launch
     if strange:
         raise ValueError(
             f"{argument}: {', '.join(strange)}: run starts ranks on this machine only; on others use `ronde run`"

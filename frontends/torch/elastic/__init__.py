@@ -1,12 +1,7 @@
 """Horovod's elastic API for torch: training continues without lost ranks.
 
 `run` catches the loss of a rank, regroups with the survivors and newcomers, restores the last commit and calls the
-<<<<<<< HEAD
-function again. A rank that is lost ends the job unless the launcher replaces it or lets the others go on: `ronde run
---min-np`, or `--keep-going`.
-=======
 function again. A rank that is lost ends the job unless that is elastic: `ronde run --min-np N`.
->>>>>>> launch
 """
 
 from __future__ import annotations
