@@ -4,8 +4,11 @@
       |                                 ^
       +---- lend, to machine code ------+ take_back
 
-    call      nothing taken | turn | number published ...  | turn given back
-    error     ------------- nothing has happened ---| abort of all ranks |--- the call has ended
+    call        nothing taken        | turn, number, published ... | turn given back
+    interrupt   nothing has happened | abort of all ranks          | the call has ended
+
+An interrupt that comes while this rank has the turn aborts even if nothing was published yet: the program may leave the
+call out and make the next one, which the other ranks would take for this one.
 
 Python runs signal handlers between any two instructions of the main thread, and a handler may raise: KeyboardInterrupt
 may come right behind the call that takes the turn. So the turn is an entry of a dictionary, whose value tells the
@@ -58,8 +61,8 @@ class Calls(Protocol):
     def failure(self) -> RondeError | None:
         """The transport's failure."""
 
-    def left(self, error: BaseException) -> None:
-        """Abort, since this rank has left its newest call because of an error."""
+    def left(self, error: BaseException, what: str = "") -> None:
+        """Abort, since this rank has left a call because of an error; by default its newest one."""
 
 
 class CallTurn:
@@ -158,8 +161,8 @@ def answer_for(calls: Calls, before: int, error: BaseException) -> None:
     before  number of the newest call when the job began
     """
     interrupt = not isinstance(error, Exception) or isinstance(error, MemoryError)
-    if calls.is_open or (interrupt and calls.calls != before):
-        calls.left(error)
+    if calls.is_open or interrupt:
+        calls.left(error, "" if calls.calls != before else f"its call {before + 1}")
 
 
 def run_whole(calls: Calls, job: Job[Any], deadline: float) -> Any:

@@ -126,6 +126,10 @@ class Message(Work[Any]):
         self._executor.positions.add(self)
         try:
             self._wait(self._deadline if timeout is None else min(self._deadline, time.monotonic() + timeout))
+        except BaseException as error:
+            if not isinstance(error, RondeError):  # the message goes on
+                self._executor.interrupted()
+            raise
         finally:
             self._executor.positions.remove(self)
         return None if self._finish is None else self._finish()

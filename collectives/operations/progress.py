@@ -63,7 +63,11 @@ class RingWork(Work[Any]):
                 raise ForkedError(f"the operation was begun by process {self._process}, which has forked this one")
             self._sleep(timeout)
         if self.job is not None:
-            self._progress.drop_ended()
+            try:
+                self._progress.drop_ended()
+            except BaseException:
+                self._progress.interrupted()
+                raise
         if self._error is not None:
             raise self._error
         return self._result

@@ -105,20 +105,27 @@ class Promise(Work[T]):
             if self._is_inherited():
                 raise ForkedError(f"the operation was begun by process {self._process}, which has forked this one")
             self._check_wait()
-            if not self._gate.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+            if not self._passes(-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
                 raise DeadlineExceeded(f"the operation did not complete within {timeout} s; it is still in flight")
-            self._gate.release()
         if self._error is not None:
             raise self._error
         result: Any = self._result
         return result.get() if type(result) is DeferredResult else result  # type: ignore[no-any-return]
 
     def ends_within(self, seconds: float) -> bool:
-        if self._finished or self._is_inherited():
-            return True
-        if self._gate.acquire(timeout=seconds):
+        return self._finished or self._is_inherited() or self._passes(seconds)
+
+    def _passes(self, seconds: float) -> bool:
+        """Wait at the gate, which stays open once the operation has ended, also if an interrupt comes behind it."""
+        try:
+            return self._gate.acquire(timeout=seconds)
+        finally:
+            if self._finished:
+                self._open()
+
+    def _open(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is open already
             self._gate.release()
-        return self._finished
 
     def _is_inherited(self) -> bool:
         """True in a forked child of the process that began the operation: there it never ends."""
@@ -136,7 +143,7 @@ class Promise(Work[T]):
 
     def _end(self) -> None:
         self._finished = True
-        self._gate.release()
+        self._open()
         self.call_back()
 
     def _over(self) -> bool:

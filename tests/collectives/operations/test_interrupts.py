@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from collectives import Communicator, RondeError, Work
+from collectives import AbortedError, Communicator, RondeError, Work
+from collectives.execution.executor import Executor
+from collectives.jit import layout
 from tests.worlds import World
 from transports import shm
 from transports.anysource import AnySource
@@ -297,3 +299,81 @@ def test_an_interrupt_at_every_point(make: Callable[[], World], call: type[Allre
             number += stride
     finally:
         trial.close()
+
+
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_c1_interrupt_before_publish(transport: str, error: type[BaseException], monkeypatch: Any) -> None:
+    """A rank that is interrupted in a call and goes on with the next one gives no rank a wrong value."""
+    if transport == "shm" and shm.usable() is not None:
+        pytest.skip(str(shm.usable()))
+    failing = threading.local()
+    bind = Executor._bind
+
+    def interrupted(self: Executor, *arguments: Any) -> Any:
+        if getattr(failing, "now", False):
+            failing.now = False
+            raise error
+        return bind(self, *arguments)
+
+    monkeypatch.setattr(Executor, "_bind", interrupted)
+
+    def body(comm: Communicator) -> list[Any]:
+        warm = np.ones(4, np.float32)
+        for _ in range(20):
+            comm.allreduce(warm, out=warm)
+        y, z = (np.full(5000, k * (comm.rank + 1)) for k in (10.0, 1000.0))
+        failing.now = comm.rank == 0
+        found: list[Any] = []
+        for x in (y, z, z) if comm.rank == 0 else (y, z):
+            try:
+                found.append(float(comm.allreduce(x, timeout=8)[0]))
+            except BaseException as one:
+                found.append(type(one))
+        return found
+
+    world = World(transport, 2, compiled=("off",))
+    try:
+        first, second = world.run(body)
+        assert first == [error, AbortedError, AbortedError]
+        assert second == [AbortedError, AbortedError]
+    finally:
+        world.close()
+
+
+def test_c3_planning_race() -> None:
+    """Tables that several threads make at once belong to their own plans."""
+    pytest.importorskip("numba", reason="needs the compiled interpreter")
+    if shm.usable() is not None:
+        pytest.skip(str(shm.usable()))
+
+    def body(comm: Communicator) -> None:
+        def work(thread: int) -> None:
+            works = []
+            for k in range(60):
+                x = np.ones(8 + 2 * k + thread, np.float32)
+                works.append(comm.allreduce_async(x, out=x, name=f"{thread}-{k}"))
+            for one in works:
+                one.wait(PATIENCE)
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        executor, tables = comm._named.host.executor, 0
+        for plan in list(executor.planner._plans.values()):
+            table = plan.bound.get(-1)
+            if table is not None:
+                tables += 1
+                assert executor._tables[int(table.words[layout.NUMBER])] is plan
+        assert tables
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    world = World("shm", 2, compiled=("on",))
+    try:
+        world.run(body)
+    finally:
+        sys.setswitchinterval(interval)
+        world.close()
