@@ -190,7 +190,7 @@ _ALL: Final = (
     Fault("kill", "threads", "a rank is gone in the middle of a call, without a word", (PeerLost,), lost, share=2.0),
     Fault("leave", "threads", "a rank closes its communicator while the others go on", (PeerLost,), lost),
     Fault("raise", "threads", "a rank's own code raises between two calls", (AbortedError,), told),
-    Fault("interrupt", "threads", "a KeyboardInterrupt in the middle of a call", (AbortedError,), told),
+    Fault("interrupt", "threads", "a KeyboardInterrupt at any line of a call", (AbortedError,), told),
     Fault("kill", "processes", "SIGKILL", (PeerLost,), lost, share=2.0),
     Fault("exit", "processes", "os._exit in the middle of a call", (PeerLost,), lost),
     Fault("stop", "processes", "SIGSTOP; SIGCONT once the others have gone on", (PeerLost,), lost, share=1.5),

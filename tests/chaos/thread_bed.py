@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 from collectives import Communicator, Config
 from tests.chaos.case import Case
@@ -100,6 +103,43 @@ class Strike:
         self.first, self.at = operation, time.monotonic()
 
 
+class Trap:
+    """A KeyboardInterrupt so many lines of Ronde's code later, in the thread that sets it."""
+
+    def __init__(self, lines: int) -> None:
+        self._lines = lines
+
+    def set(self) -> None:
+        sys.settrace(self._enter)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:  # of the calls that have begun, too
+            if _OF_RONDE.search(frame.f_code.co_filename):
+                frame.f_trace = self._trace
+            frame = frame.f_back
+
+    def spring(self) -> None:
+        """Raise it now, unless it was raised."""
+        if self._lines >= 0:
+            self._lines = -1
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._trace if _OF_RONDE.search(frame.f_code.co_filename) else None
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line" and self._lines >= 0:
+            self._lines -= 1
+            if self._lines < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._trace
+
+
+MOST_LINES: Final = 300
+_OF_RONDE: Final = re.compile(r"/(collectives|transports)/(?!testing|faulty)|<steps")
+
+
 @dataclass
 class Stage:
     """The shared state of the ranks of a case."""
@@ -110,6 +150,7 @@ class Stage:
     store: MemoryStore = field(default_factory=MemoryStore)
     comms: dict[int, Communicator] = field(default_factory=dict)
     tales: dict[int, Told | None] = field(default_factory=dict)
+    trap: Trap | None = None
 
     def live(self, rank: int) -> None:
         """The life of a rank."""
@@ -156,6 +197,8 @@ class Stage:
     def _go_on(self, comm: Communicator, rank: int, number: int) -> bool:
         """True if there is a call `number`. Faults between calls strike here."""
         case = self.case
+        if rank == case.victim and self.trap is not None:
+            self.trap.spring()  # the call has ended before it
         if rank == case.victim and number == self.strike.nth and case.fault_name in _BETWEEN_CALLS:
             self.strike.now(Operation("send", rank, rank, 0, 0))
             if case.fault_name == "leave":
@@ -189,7 +232,8 @@ class Stage:
             raise Gone
 
         def interrupt(transport: Transport) -> None:
-            raise KeyboardInterrupt
+            self.trap = Trap(case.dice("lines").randrange(MOST_LINES))
+            self.trap.set()
 
         match case.fault_name:
             case "kill":
