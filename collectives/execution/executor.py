@@ -41,8 +41,7 @@ from collectives.planning import MOST_PHASES, Call, Plan, Planner, WindowOffsets
 from collectives.schedule import Instruction, Kind
 from transports.base import Request, Transport
 from transports.direct import DirectMessages
-from transports.driver import REENTRY
-from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, ReentryError, RondeError
+from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, RondeError
 from transports.locks import let_go
 from transports.native import NativeCollectives
 from transports.onesided import Window
@@ -113,8 +112,6 @@ class Executor:
         self._binder = Binder(transport, ranks, tag, windows, code)
         self._counter = self._binder.counter
         self._current: tuple[Plan, int] | None = None
-        self.is_open = False
-        """True if the newest call has begun by functions of Python and not ended on this rank."""
         self._recent: list[Plan | None] = [None] * KEPT_RECENT
         self._window: Window | None = None
         self._state = State(code, _EPOCHS_PER_CALL)
@@ -139,6 +136,11 @@ class Executor:
     def calls(self) -> int:
         """Number of the newest call."""
         return self.words[CALLS]
+
+    @property
+    def is_open(self) -> bool:
+        """True if the newest call has begun by functions of Python and not ended on this rank."""
+        return self._current is not None
 
     @property
     def entered(self) -> bool:
@@ -222,8 +224,6 @@ class Executor:
         """`run` by functions of Python. All that can fail on this rank alone comes before the number."""
         if self._transport.failure is not None:
             raise self._failed(plan, self._transport.failure)
-        if self._transport.entered:
-            raise ReentryError(REENTRY)
         words, program = self.words, plan.program
         number, slot = words[CALLS] + 1, 0
         if program.phases:
@@ -253,8 +253,8 @@ class Executor:
         """Number a call: from here on this rank has to do its part, or to abort."""
         words = self.words
         words[RECENT + number % KEPT_RECENT] = 0
-        self.is_open = True
         self._recent[number % KEPT_RECENT] = plan
+        self._current = plan, number
         words[CALLS] = number
         if plan.program.phases:
             words[STAGED] += 1
@@ -312,7 +312,7 @@ class Executor:
                 raise self._failed(plan, self._transport.failure or closed)
             case Answer.OBSERVED:
                 hook, times = self._hook(plan, source, target)
-        self.is_open = True
+        self._current = plan, self.calls
         functions = (table.rest(max(answer, 0), left=answer >= 0),)
         return self._carry_out(plan, self.calls, functions, source, target, deadline, hook, times, table.outside)
 
@@ -334,7 +334,6 @@ class Executor:
         if plan.program.requests:
             requests = [None] * plan.program.requests
         self._counter.step = 0
-        self._current = plan, number
         try:
             try:
                 if hook is not None:
@@ -355,11 +354,9 @@ class Executor:
             except RondeError as lost:
                 raise self._fail(plan, lost) from None
             plan.tally.calls -= 1
-            self.is_open = False
-            return False
-        finally:
             self._current = None
-        self.is_open = False
+            return False
+        self._current = None
         return True
 
     def refuse(self, plan: Plan, deadline: float) -> None:
@@ -367,15 +364,12 @@ class Executor:
         the same end as one whose `run` returns False. Raises as `run`."""
         number = self.calls + 1
         self._begin(plan, number)
-        self._current = plan, number
         try:
             requests: list[Request | None] = [None] * plan.program.requests
             self._refuse(plan, plan.check_of(number), deadline, 0, requests)
         except RondeError as error:
             raise self._fail(plan, error) from None
-        finally:
-            self._current = None
-        self.is_open = False
+        self._current = None
 
     def _refuse(self, plan: Plan, check: int, deadline: float, first: int, requests: list[Request | None]) -> None:
         """See execution/refusal.py."""
@@ -385,10 +379,10 @@ class Executor:
     def left(self, error: BaseException, what: str = "") -> None:
         """Abort, since an error has ended this rank's part in a call: the other ranks would wait for it.
 
-        what  the call in words; by default the newest one of this executor
+        what  the call in words; by default the one that is under way
         """
-        rank, plan = self._transport.rank, self._recent_plan(self.calls)
-        text = what or ("a call" if plan is None else plan.call.describe())
+        rank, current = self._transport.rank, self._current
+        text = what or (f"a call behind its call {self.calls}" if current is None else current[0].call.describe())
         self.abort_signal.raise_abort(AbortedError(f"rank {rank} left {text}: {error!r}", rank=rank))
 
     def interrupted(self) -> None:
@@ -519,6 +513,7 @@ class Executor:
     def _fail(self, plan: Plan, error: RondeError) -> RondeError:
         """Abort because of an error in the present step; returns the error to raise."""
         failure = self.abort_signal.fail(error, "in " + self._describe(plan, self.calls, self._counter.step))
+        self._current = None
         if isinstance(failure, MismatchError):
             return self._disagree(plan, self.calls, failure.message)
         if isinstance(failure, DeadlineExceeded) and self.stalled[0] == self.calls:

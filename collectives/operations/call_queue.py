@@ -15,8 +15,8 @@ from threading import get_ident
 from typing import Any, Final, TypeVar
 
 from collectives.arrays import Array
-from collectives.jit import CALLS
-from collectives.operations.call_turn import HOLDER, UNBEGUN, Calls, CallTurn, run_whole
+from collectives.jit import UNTRIED
+from collectives.operations.call_turn import HOLDER, Calls, CallTurn, run_whole
 from collectives.operations.job import Job
 from collectives.operations.planned_call import PlainJob, PlannedCall
 from collectives.operations.progress import Progress
@@ -68,10 +68,10 @@ class CallQueue:
         self._name = name
         self._group = group
         self._calls = calls
-        self._words = calls.words
         self._turn = CallTurn(calls)
         self._take = self._turn.take
         self._clear = self._turn.clear
+        self._waiting = self._turn.waiting
         self._queue: deque[_Queued[Any]] = deque()
         self._closed = False
         self._worker: threading.Thread | None = None
@@ -94,35 +94,33 @@ class CallQueue:
     def run(self, job: Job[T]) -> T:
         """Run a job and return its result: here and now if nothing is before it. Raises ReentryError in the middle of
         another one of this thread."""
-        me, before, turn = get_ident(), UNBEGUN, self._turn
+        me, turn = get_ident(), self._turn
         try:
             if self._queue or self._closed or (turn.take(HOLDER, me) is not me and not self._take_back(me)):
                 return self._run_later(job)
-            before = self._words[CALLS]
             product = job.run(time.monotonic() + job.timeout)
             turn.give_back()
         except BaseException as error:
-            turn.leave(me, before, error)
+            turn.leave(me, error)
             raise
         return job.finish(product)
 
     def run_planned(self, planned: PlannedCall, x: Array, out: Array | None, seconds: float) -> Any:
         """The same as `run(PlainJob(planned, x, out, seconds))`, without the job: a small call takes hardly longer than
         the making of one."""
-        me, before, finish = get_ident(), UNBEGUN, None
+        me, finish = get_ident(), None
         try:
             if self._queue or self._closed or (self._take(HOLDER, me) is not me and not self._take_back(me)):
                 return self._run_later(PlainJob(planned, x, out, seconds))
-            before = self._words[CALLS]
-            result = planned.empty() if out is None else out
-            answer = planned.begin(x, result)
+            result, begin = planned.empty() if out is None else out, planned.begin
+            answer = UNTRIED if begin is None else begin(x, result)
             if answer is not None:
                 finish = planned.go_on(answer, x, out, result, seconds)
             self._clear()
-            if self._turn.awaited:
+            if self._waiting:
                 self._turn.give_back()
         except BaseException as error:
-            self._turn.leave(me, before, error)
+            self._turn.leave(me, error)
             raise
         return result if finish is None else finish()
 

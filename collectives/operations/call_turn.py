@@ -31,20 +31,11 @@ from transports.locks import let_go
 
 HOLDER: Final = 0
 """The key of the holder."""
-UNBEGUN: Final = -1
-"""For `leave`: the turn was not taken yet, as far as the caller knows."""
 _LENT: Final = object()
 
 
 class Calls(Protocol):
     """The executor whose calls take turns."""
-
-    words: memoryview
-    """The words of jit.layout of a state; the number of the newest call is one of them."""
-
-    @property
-    def calls(self) -> int:
-        """Number of the newest call."""
 
     @property
     def is_open(self) -> bool:
@@ -61,8 +52,8 @@ class Calls(Protocol):
     def failure(self) -> RondeError | None:
         """The transport's failure."""
 
-    def left(self, error: BaseException, what: str = "") -> None:
-        """Abort, since this rank has left a call because of an error; by default its newest one."""
+    def left(self, error: BaseException) -> None:
+        """Abort, since this rank has left a call because of an error."""
 
 
 class CallTurn:
@@ -70,8 +61,8 @@ class CallTurn:
 
     take     take(HOLDER, me) is me: the turn was free, and is the caller's now. `me` is the object of this very call
              of `get_ident`, so that a call in the middle of another one of its thread is not taken for that
-    clear    give the turn back; `give_back` must follow unless `awaited` is 0
-    awaited  number of threads that wait for the turn. They hold `lock`
+    clear    give the turn back; `give_back` must follow if there is an element in `waiting`
+    waiting  an element for each thread that waits for the turn
     lock     guards the queue of calls, too
     """
 
@@ -80,7 +71,7 @@ class CallTurn:
         self._holder: dict[int, object] = {}
         self.take = self._holder.setdefault
         self.clear: Callable[[], None] = self._holder.clear
-        self.awaited = 0
+        self.waiting: list[object] = []
         self._make_lock()
 
     @property
@@ -109,33 +100,32 @@ class CallTurn:
     def await_turn(self, me: object, seconds: float | None, given_up: Callable[[], bool]) -> bool:
         """Wait until the turn is this thread's; False after `seconds`, or once `given_up` is true. The lock is held,
         once."""
-        self.awaited += 1
+        self.waiting.append(me)
         try:
             self.changed.wait_for(lambda: self.take(HOLDER, me) is me or given_up(), seconds)
         finally:
-            self.awaited -= 1
+            self.waiting.remove(me)
         return self._holder.get(HOLDER) is me
 
     def give_back(self) -> None:
         """Give the turn back, and tell those that wait for it."""
         self.clear()
-        if self.awaited:
+        if self.waiting:
             with self.lock:
                 self.changed.notify_all()
 
-    def leave(self, me: object, before: int, error: BaseException) -> None:
+    def leave(self, me: object, error: BaseException) -> None:
         """A call has ended by an error: give back what it has. Nothing has happened, or all ranks abort, if the error
         is not one of Ronde's.
 
-        me      as given to `take`
-        before  number of the newest call when the turn was taken; UNBEGUN if the caller does not know
+        me  as given to `take`
         """
         try:
             if not isinstance(error, RondeError):
                 let_go(self.lock)
                 self._calls.interrupted()
-                if before != UNBEGUN and self._holder.get(HOLDER) is me:
-                    answer_for(self._calls, before, error)
+                if self._holder.get(HOLDER) is me:
+                    answer_for(self._calls, error)
         finally:
             if self._holder.get(HOLDER) is me:
                 self.give_back()
@@ -154,25 +144,21 @@ class CallTurn:
             raise ReentryError(REENTRY)
 
 
-def answer_for(calls: Calls, before: int, error: BaseException) -> None:
+def answer_for(calls: Calls, error: BaseException) -> None:
     """Abort if an error that is none of Ronde's leaves the other ranks waiting. A ValueError between two exchanges does
-    not: it comes of what the ranks have agreed on, and so on all of them.
-
-    before  number of the newest call when the job began
-    """
+    not: it comes of what the ranks have agreed on, and so on all of them."""
     interrupt = not isinstance(error, Exception) or isinstance(error, MemoryError)
     if calls.is_open or interrupt:
-        calls.left(error, "" if calls.calls != before else f"its call {before + 1}")
+        calls.left(error)
 
 
 def run_whole(calls: Calls, job: Job[Any], deadline: float) -> Any:
     """The product of a job in a thread that has the turn, or needs none. After an error of other code than Ronde's in
     the middle of a call all ranks abort."""
-    before = calls.calls
     try:
         return job.run(deadline)
     except RondeError:
         raise
     except BaseException as error:
-        answer_for(calls, before, error)
+        answer_for(calls, error)
         raise

@@ -19,7 +19,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.execution import Scales
-from collectives.jit import UNFIT, UNTRIED, ArrayKind, JobRing
+from collectives.jit import UNFIT, ArrayKind, JobRing
 from collectives.operations.job import Job, Packable, Part
 from collectives.operations.reduction import Reduction
 from collectives.operations.signature import Signature
@@ -32,9 +32,6 @@ _MOST_CALLS: Final = 4096
 """Kinds of calls that are kept. A program may scale by another factor in each step."""
 
 
-_NOT_RUN: Final = frozenset((UNTRIED, UNFIT))
-
-
 def _always_done(*_: Any) -> Any:
     """The `otherwise` of calls that are not speculative."""
     raise AssertionError("a call that is not speculative has ended without effect")
@@ -43,11 +40,6 @@ def _always_done(*_: Any) -> Any:
 def _never(x: Any, out: Any) -> bool:
     """The `fits` of a call that is always looked up."""
     return False
-
-
-def _untried(x: Any, out: Any) -> int:
-    """The `begin` of a call that machine code does not run."""
-    return UNTRIED
 
 
 class PlannedCall:
@@ -63,7 +55,7 @@ class PlannedCall:
     fits       (x, out): True if both are arrays as those that the call was planned for; False if it has to be looked up
     table      of a call that is nothing but a table; None for others
     begin      (source, target), of any shape: begins what `function` does, in machine code, and mostly ends it; then it
-               returns None, and otherwise what `go_on` wants; UNTRIED, with nothing done, if there is no such code
+               returns None, and otherwise what `go_on` wants; None if there is no such code
     """
 
     __slots__ = (
@@ -115,21 +107,21 @@ class PlannedCall:
         table = None if scales is None else space.table(planned)
         self._table = None if table is None or scales is None else table.scaled(scales)
         self.table = None if speculation is not None else self._table
-        self.begin: Callable[[Any, Any], int | None] = _untried
+        self.begin: Callable[[Any, Any], int | None] | None = None
         if self._table is not None:
             run = self._table.run
             self.begin = run if speculation is None else speculation.guard(run, planned.call)
         self.fits: Callable[[Any, Any], bool] = _never
 
     def go_on(self, answer: int, x: Any, out: Any, result: Any, seconds: float) -> Callable[[], Any] | None:
-        """End a call on x after `begin` has returned `answer`. Raises as Executor.run. Returns None if the result is in
-        `result`, or else the function that makes it, for after the call.
+        """End a call on x after `begin` has returned `answer`, or UNTRIED if there is none. Raises as Executor.run.
+        Returns None if the result is in `result`, or else the function that makes it, for after the call.
 
         out, result   as the caller gave it, and the array for the result
         seconds       that the call may take
         """
         deadline = time.monotonic() + seconds
-        if answer in _NOT_RUN:
+        if answer <= UNFIT:  # nothing was done
             if self.flat:
                 source, target = x, result
             else:

@@ -57,25 +57,12 @@ def test_masked_out_is_refused(two: World, method: str) -> None:
     def body(comm: Communicator) -> None:
         if method in ("reduce", "gather") and comm.rank:
             return  # only the root has a result
-        if method == "scatter" and comm.rank == 0:
-            return  # see the next test
         out = np.ma.zeros(shapes.get(method, 4), np.float32)
         with pytest.raises(TypeError, match=r"out: is a masked array, .*; pass a plain array"):
             call(comm, method, X, out=out)
 
     two.run(body)
     assert two.run(lambda comm: float(comm.allreduce(X + 1)[0])) == [2.0, 2.0]
-
-
-def test_masked_out_of_a_scatter_is_refused_at_the_root_after_taking_part(two: World) -> None:
-    def body(comm: Communicator) -> None:
-        if comm.rank:
-            assert comm.scatter(None).shape == (2,)
-            return
-        with pytest.raises(TypeError, match=r"out: is a masked array"):
-            comm.scatter(X, out=np.ma.zeros(2, np.float32))
-
-    two.run(body)
 
 
 def test_masked_array_in_a_group_or_a_plan_is_refused(two: World) -> None:

@@ -14,13 +14,11 @@ from collectives.jit import (
     ABSOLUTE,
     ANYWHERE,
     CALLS,
-    OBSERVED,
     OUTSIDE,
-    REFUSED,
     SOURCE,
     STAGED_SLOT,
     TARGET,
-    UNFIT,
+    Answer,
     ArrayKind,
     CFunction,
     Extents,
@@ -180,7 +178,7 @@ def test_a_call_that_scales(in_place: bool) -> None:
     out[:] = given
     rig.tally[1] = 1
     rig.publish(3 * EPOCHS + 2, CHECK)
-    assert run(x, out) == OBSERVED
+    assert run(x, out) == Answer.OBSERVED
     assert out.tolist() == given.tolist()
     for first in (0, 1):
         assert run(x, out, first, first + 1) is None
@@ -199,13 +197,13 @@ def test_calls_that_do_not_begin() -> None:
     run = rig.bind()
     x, target = np.ones(1, np.float32), np.zeros(1, np.float32)
     rig.tally[1] = 1
-    assert run(x, target) == OBSERVED
+    assert run(x, target) == Answer.OBSERVED
     assert rig.state.words[CALLS] == 1
     rig.tally[1] = 1 << 60
     odd = np.frombuffer(b"\0" * 5, np.uint8)[1:].view(np.float32)
-    assert run(odd, target) == UNFIT
+    assert run(odd, target) == Answer.UNFIT
     rig.notes[0] = 1
-    assert run(x, target) == REFUSED
+    assert run(x, target) == Answer.REFUSED
     assert rig.state.words[CALLS] == 1
     assert target == 0
 
