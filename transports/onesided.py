@@ -175,7 +175,7 @@ class OneSided(ABC):
         """Make a window with `nbytes` bytes for each of `ranks`, which include this rank. Collective over `ranks`,
         with the same arguments; `key` names the window within the group and is used once.
 
-        Raises NoRoom on all ranks alike if there is no memory, or no descriptor on the first one, and nothing is lost
-        then; TransportError if another rank cannot attach, for which the others wait then; RendezvousError or
-        DeadlineExceeded, naming the missing rank.
+        Raises NoRoom on all ranks alike if there is no memory, and nothing is lost then; RendezvousError on all ranks
+        if the first one has no descriptor for it; TransportError if another rank cannot attach, for which the others
+        wait then; DeadlineExceeded, naming the missing rank.
         """

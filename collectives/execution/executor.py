@@ -39,6 +39,7 @@ from collectives.jit import (
 from collectives.metrics import Meter, now
 from collectives.planning import MOST_PHASES, Call, Plan, Planner, WindowOffsets
 from collectives.schedule import Instruction, Kind
+from transports import forking
 from transports.base import Request, Transport
 from transports.direct import DirectMessages
 from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, RondeError
@@ -131,6 +132,7 @@ class Executor:
         self._table: MismatchError | None = None
         windows.on_release(self.forget_plans)
         positions.add(self)
+        forking.register(self)
 
     @property
     def calls(self) -> int:
@@ -176,6 +178,10 @@ class Executor:
             self._window.close()
             self._window = self._binder.window = None
             self._state.use(None, 0, 0)
+
+    def after_fork(self) -> None:
+        """In a forked child: a thread of the parent may hold the lock."""
+        self.planning = threading.RLock()
 
     def forget_plans(self) -> None:
         """Drop all plans, planned calls and the memory that they are bound to.

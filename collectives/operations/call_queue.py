@@ -202,6 +202,8 @@ class CallQueue:
 
     def _run_later(self, job: Job[T]) -> T:
         """Queue a job and wait for its result. It must begin within its timeout."""
+        if self._closed:
+            raise self._closed_error()
         self._turn.check_wait()
         work: Work[T] | None = None
         try:

@@ -23,6 +23,7 @@ import pytest
 import collectives as ronde
 from collectives import ConfigError, ForkedError, run
 from collectives.communicator import Communicator
+from collectives.operations.call_turn import HOLDER
 from tests.worlds import world_of
 from transports import forking
 from transports.lifecycle import Lifecycle
@@ -127,13 +128,16 @@ def check_calls(comm: Communicator, tag: int) -> None:
 def locked(comm: Communicator) -> Iterator[None]:
     """Another thread holds every lock that a call of the rank takes, while the body runs."""
     locks: list[Any] = [owner.lock for owner in list(forking._inherited) if isinstance(owner, Lifecycle)]
-    locks += [comm._queue._changed, comm._queue._turn, comm._engine._lock, comm.meter._lock]
+    locks += [comm._queue._turn.lock, comm._engine._lock, comm.meter._lock, comm._executor.planning]
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
         with contextlib.ExitStack() as stack:
             for lock in dict.fromkeys(locks):
                 stack.enter_context(lock)
+            turn, me = comm._queue._turn, threading.get_ident()
+            assert turn.take(HOLDER, me) is me
+            stack.callback(turn.clear)
             held.set()
             done.wait(BOUND)
 

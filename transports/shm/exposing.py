@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from transports.descriptors import explained
-from transports.errors import DeadlineExceeded, MismatchError, TransportError
+from transports.errors import DeadlineExceeded, MismatchError, RendezvousError, TransportError
 from transports.onesided import NoRoom
 from transports.packed import pack, unpack
 from transports.shm import window
@@ -102,10 +102,12 @@ class Exposures:
             segment = Segment.create(size, self._directory)
         except OSError as error:
             text, rank = explained(error), self._host.rank
-            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+            room = error.errno not in (errno.ENOSPC, errno.ENOMEM)
+            if not room:
                 text += f". {_ROOM}"
-            self._send({**offer, "error": text}, ranks)
-            raise NoRoom(f"rank {rank} cannot make window {key!r}: {text}", rank=rank) from error
+            self._send({**offer, "error": text, "room": room}, ranks)
+            failure = RendezvousError if room else NoRoom
+            raise failure(f"rank {rank} cannot make window {key!r}: {text}", rank=rank) from error
         try:
             self._send({**offer, "path": segment.path}, ranks)
             return self._registered(segment, ranks, nbytes)
@@ -124,7 +126,8 @@ class Exposures:
                 raise self._mismatch(key, ranks, nbytes)
             del self._offers[key]
         if "error" in offer:
-            raise NoRoom(f"{maker} could not make window {key!r}: {offer['error']}", rank=rank, peer=ranks[0])
+            failure = RendezvousError if offer["room"] else NoRoom
+            raise failure(f"{maker} could not make window {key!r}: {offer['error']}", rank=rank, peer=ranks[0])
         try:
             segment = Segment.attach(offer["path"], ShmWindow.segment_bytes(len(ranks), nbytes))
         except OSError as error:

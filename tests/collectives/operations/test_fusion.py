@@ -16,7 +16,7 @@ from collectives.execution.windows import Windows
 from collectives.operations.fusion import CACHED, LARGEST, WINDOW, Buffer, BundleItem, bundles
 from collectives.operations.signature import Signature
 from tests.worlds import World, Worlds, world_of
-from transports.errors import RendezvousError
+from transports.onesided import NoRoom
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT32 = np.dtype(np.float32)
@@ -109,7 +109,7 @@ def test_the_buffer_is_private_where_there_is_no_room(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object, **__: object) -> Any:
-        raise RendezvousError("no room")
+        raise NoRoom("no room")
 
     monkeypatch.setattr(Windows, "make", full)
 

@@ -307,7 +307,7 @@ def test_c1_interrupt_before_publish(transport: str, error: type[BaseException],
     """A rank that is interrupted in a call and goes on with the next one gives no rank a wrong value."""
     if transport == "shm" and shm.usable() is not None:
         pytest.skip(str(shm.usable()))
-    failing = threading.local()
+    failing, warmed = threading.local(), threading.Barrier(2)
     bind = Executor._bind
 
     def interrupted(self: Executor, *arguments: Any) -> Any:
@@ -322,6 +322,7 @@ def test_c1_interrupt_before_publish(transport: str, error: type[BaseException],
         warm = np.ones(4, np.float32)
         for _ in range(20):
             comm.allreduce(warm, out=warm)
+        warmed.wait(PATIENCE)  # an abort may overtake a message
         y, z = (np.full(5000, k * (comm.rank + 1)) for k in (10.0, 1000.0))
         failing.now = comm.rank == 0
         found: list[Any] = []
