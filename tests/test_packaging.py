@@ -64,7 +64,7 @@ def test_it_brings_the_command(wheel: Path) -> None:
     (text,) = [data.decode() for name, data in contents(wheel).items() if name.endswith("/entry_points.txt")]
     parser = configparser.ConfigParser()
     parser.read_string(text)
-    assert dict(parser["console_scripts"]) == {"ronde": "collectives.launch.cli:main"}
+    assert dict(parser["console_scripts"]) == {"ronde": "ronde.__main__:main"}
 
 
 def test_the_changelog_keeps_its_form() -> None:

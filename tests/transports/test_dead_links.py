@@ -52,7 +52,7 @@ def test_a_host_is_lost_when_a_connection_is_stuck_and_nothing_is_heard(
     assert given_up([FakeLine(0, stuck, unheard)]) == [lost]
 
 
-@pytest.mark.parametrize("size", [0, 8, 80])
+@pytest.mark.parametrize("size", [0, 8, dead_links._INFO.size - 1])
 def test_p3_short_statistics_prove_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Short:
         def getsockopt(self, level: int, option: int, wanted: int) -> bytes:

@@ -12,7 +12,7 @@ from tests.transports.stores import soon
 from transports.auto import AutoTransport
 from transports.base import Group, Member
 from transports.packed import pack
-from transports.rendezvous.bootstrap import Meeting, enter_next
+from transports.rendezvous.bootstrap import Meeting, enter_next, pack_member
 from transports.rendezvous.memory import MemoryStore
 from transports.tcp.addresses import exchange
 
@@ -54,7 +54,7 @@ def test_meeting_costs_two_requests_per_rank(store: CountingStore) -> None:
 
 def test_another_meeting_costs_four_requests_more(store: CountingStore) -> None:
     for rank, member in enumerate(MEMBERS):
-        store.inner.put_row("generation-0/members", rank, SIZE, pack([member.host]))
+        store.inner.put_row("generation-0/members", rank, SIZE, pack_member(member))
     assert enter(7, store)[0] == 1
     assert store.requests == {"put_row": 2, "rows": 1, "add": 1, "peek": 1}
 
@@ -89,5 +89,6 @@ def test_ranks_of_a_host_agree_with_two_requests_each(store: CountingStore, plac
         if other != place:
             store.inner.put_row(f"auto/usable/{here[0]}", other, PER_HOST, b"")
     transport = AutoTransport(dataclasses.replace(Group(here[place], MEMBERS, store)))
-    assert transport._agree(here, soon())
+    child = transport._child("shm", transport._intra_options, here, "intra")
+    assert transport._agree(child, soon())
     assert store.requests == {"put_row": 1, "get": 1}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transports.launchers import slurm_client
@@ -31,7 +31,7 @@ class Layer:
     """
 
     family: Family
-    env: Env
+    env: Env = field(repr=False)
     above: int
     task: str
     daemon: bool = False
@@ -59,7 +59,7 @@ class Layer:
 class _Process:
     pid: int
     name: str
-    env: Env
+    env: Env = field(repr=False)
 
 
 def layers(env: Env) -> list[Layer]:

@@ -129,7 +129,7 @@ def test_name_that_never_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     way = AtAddress({"RONDE_SECRET": SECRET}, "rank-0.invalid")
     with contextlib.ExitStack() as resources:
-        meeting = Meeting(1, 3, "job", History(), True, "", time.monotonic() + 0.1, None, resources)
+        meeting = Meeting(1, 3, "job", History(), False, "", time.monotonic() + 0.1, None, resources)
         with pytest.raises(RendezvousError, match=r"rank-0\.invalid is not known"):
             way.open(meeting)
 
