@@ -388,7 +388,7 @@ class Executor:
         what  the call in words; by default the one that is under way
         """
         rank, current = self._transport.rank, self._current
-        text = what or (f"a call behind its call {self.calls}" if current is None else current[0].call.describe())
+        text = what or (f"its call {self.calls + 1}" if current is None else current[0].call.describe())
         self.abort_signal.raise_abort(AbortedError(f"rank {rank} left {text}: {error!r}", rank=rank))
 
     def interrupted(self) -> None:

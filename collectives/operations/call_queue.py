@@ -89,7 +89,7 @@ class CallQueue:
     def idle(self) -> bool:
         """True if no job is under way or waits; for a caller that knows that nobody submits any."""
         progress, turn = self._progress, self._turn
-        return not self._queue and (turn.is_free or turn.is_lent) and (progress is None or progress.idle)
+        return not self._queue and (not turn.locked() or turn.is_lent) and (progress is None or progress.idle)
 
     def run(self, job: Job[T]) -> T:
         """Run a job and return its result: here and now if nothing is before it. Raises ReentryError in the middle of
@@ -99,7 +99,7 @@ class CallQueue:
             if self._queue or self._closed or (turn.take(HOLDER, me) is not me and not self._take_back(me)):
                 return self._run_later(job)
             product = job.run(time.monotonic() + job.timeout)
-            turn.give_back()
+            turn.release()
         except BaseException as error:
             turn.leave(me, error)
             raise
@@ -118,7 +118,7 @@ class CallQueue:
                 finish = planned.go_on(answer, x, out, result, seconds)
             self._clear()
             if self._waiting:
-                self._turn.give_back()
+                self._turn.release()
         except BaseException as error:
             self._turn.leave(me, error)
             raise
@@ -182,7 +182,7 @@ class CallQueue:
         with turn.lock:
             drained = turn.await_turn(me, max(0.0, deadline - time.monotonic()), lambda: False)
         if drained:
-            turn.give_back()
+            turn.release()
         if abandoned or not drained:
             raise DeadlineExceeded(f"{self._name}: operations were still in flight when it was closed")
         if worker is not None and worker is not threading.current_thread():
@@ -242,7 +242,7 @@ class CallQueue:
         if progress.ring.submitted != submitted:
             self._calls.left(error)
         elif self._turn.is_lent and progress.idle:
-            self._turn.give_back()
+            self._turn.release()
 
     # ---- the lock is held
 
@@ -260,7 +260,7 @@ class CallQueue:
         if self._progress is not None:
             work = self._progress.submit(job)
         if work is None and (self._progress is None or self._progress.idle):
-            self._turn.give_back()
+            self._turn.release()
         return work
 
     def _start_worker(self) -> None:
@@ -301,7 +301,7 @@ class CallQueue:
                 turn.changed.notify_all()
             if work is not None:
                 work.run(self._calls)
-            turn.give_back()
+            turn.release()
 
     def _await_job(self) -> bool:
         """Wait until the first job is one of the queue, and run those of the ring meanwhile. False if there will be no
@@ -313,7 +313,7 @@ class CallQueue:
                 progress, wanted = self._progress, bool(self._queue) or self._closed
                 if wanted and (progress is None or progress.idle):
                     if turn.is_lent:
-                        turn.give_back()
+                        turn.release()
                     return bool(self._queue)
                 if progress is not None:
                     progress.expect(wanted)

@@ -1,6 +1,6 @@
 """CallTurn: the right to run calls of one communicator, one at a time, and the answer for what becomes of a call.
 
-    free ---- take, by a thread ----> held ---- give_back ----> free
+    free ---- take, by a thread ----> held ---- release ----> free
       |                                 ^
       +---- lend, to machine code ------+ take_back
 
@@ -61,7 +61,7 @@ class CallTurn:
 
     take     take(HOLDER, me) is me: the turn was free, and is the caller's now. `me` is the object of this very call
              of `get_ident`, so that a call in the middle of another one of its thread is not taken for that
-    clear    give the turn back; `give_back` must follow if there is an element in `waiting`
+    clear    give the turn back; `release` must follow if there is an element in `waiting`
     waiting  an element for each thread that waits for the turn
     lock     guards the queue of calls, too
     """
@@ -74,10 +74,9 @@ class CallTurn:
         self.waiting: list[object] = []
         self._make_lock()
 
-    @property
-    def is_free(self) -> bool:
-        """True if nothing and nobody has the turn."""
-        return not self._holder
+    def locked(self) -> bool:
+        """True if a thread or machine code has the turn."""
+        return bool(self._holder)
 
     @property
     def is_lent(self) -> bool:
@@ -107,7 +106,7 @@ class CallTurn:
             self.waiting.remove(me)
         return self._holder.get(HOLDER) is me
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Give the turn back, and tell those that wait for it."""
         self.clear()
         if self.waiting:
@@ -128,7 +127,7 @@ class CallTurn:
                     answer_for(self._calls, error)
         finally:
             if self._holder.get(HOLDER) is me:
-                self.give_back()
+                self.release()
 
     def after_fork(self) -> None:
         """In a forked child: the turn stays as it is, for a caller that has forked in the middle of a job."""
