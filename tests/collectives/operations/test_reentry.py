@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import AbortedError, ClosedError, Communicator, Op, ReentryError, RondeError
+from collectives import AbortedError, ClosedError, Communicator, DeadlineExceeded, Op, ReentryError, RondeError
 from collectives.jit import CALLS
 from tests.collectives.ranks import meeting_place, member
 from tests.processes import run_processes
@@ -81,6 +82,42 @@ def test_a_callback_that_waits_is_refused(transport: str) -> None:
             assert done.wait(30)
             gate.wait()
         assert [type(error) for error in errors] == [ReentryError, ReentryError]
+
+    with world_of(transport, 2) as world:
+        world.run(body)
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_call_waits_for_the_turn_within_its_timeout(transport: str, aborts: bool) -> None:
+    """Another thread of the rank has the turn. The call that waits has no effect, or hears of the abort."""
+
+    def body(comm: Communicator) -> None:
+        held, gate = threading.Event(), threading.Event()
+
+        def hold(peers: Any) -> Any:
+            held.set()
+            assert gate.wait(60)
+            return peers.allgather(np.ones(1))
+
+        def compose() -> None:
+            with contextlib.suppress(RondeError):
+                comm.compose(hold, "slow")
+
+        other = threading.Thread(target=compose)
+        other.start()
+        assert held.wait(30)
+        if aborts:
+            threading.Timer(0.2, comm.abort, ("a test",)).start()
+        begun = time.monotonic()
+        with pytest.raises(AbortedError if aborts else DeadlineExceeded):
+            comm.allreduce(np.ones(2), timeout=60.0 if aborts else 0.3)
+        assert time.monotonic() - begun < 20
+        gate.set()
+        other.join(30)
+        assert not other.is_alive()
+        if not aborts:
+            assert comm.allreduce(np.ones(2)).tolist() == [2, 2]
 
     with world_of(transport, 2) as world:
         world.run(body)
