@@ -33,7 +33,7 @@ class Interrupt(KeyboardInterrupt):
 
 
 class Points:
-    """Raises Interrupt at the point of this number: `kind` is "line", "instruction", or "return", which is one from C."""
+    """Raises Interrupt at the point of this number. `kind`: "line", "instruction", or "return", which is one from C."""
 
     def __init__(self, kind: str, number: int) -> None:
         self.kind = kind
