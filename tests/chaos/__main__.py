@@ -17,7 +17,7 @@ from tests.chaos.faults import FAULTS, TRANSPORTS
 from tests.chaos.process_bed import ProcessBed
 from tests.chaos.table import Tally, machine, write
 
-_INTERRUPTS = ("test_interrupts.py", "test_reentry.py")
+_INTERRUPTS = [f"tests/collectives/operations/test_{name}.py" for name in ("interrupts", "reentry")]
 NO_NETWORKS = 2
 """The exit code of tests.netns where there can be no network namespaces."""
 
@@ -45,13 +45,12 @@ def main(arguments: list[str]) -> int:
 
     whole = commands.add_parser(
         "everything",
-        help="the campaign; interrupts at every line; networks that fail (tests.netns); the fuzzers (tests.security); a soak",
+        help="the campaign; interrupts at every line; networks that fail (tests.netns); the fuzzers (tests.security); "
+        "a soak",
     )
     whole.add_argument("--minutes", type=float, default=30.0, help="of the soak (default 30)")
     whole.add_argument("--times", type=int, default=5, metavar="N", help="for each network fault (default 5)")
-    whole.add_argument(
-        "--storm", type=float, default=120.0, help="seconds of signals, for each transport (default 120)"
-    )
+    whole.add_argument("--storm", type=float, default=120.0, help="seconds of signals for a transport (default 120)")
     whole.add_argument("--examples", type=int, default=2000, metavar="N", help="for each fuzzer (default 2000)")
     whole.set_defaults(run=_everything)
 
@@ -123,7 +122,7 @@ def _everything(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
                 "-q",
                 "--timeout",
                 "3600",
-                *(f"tests/collectives/operations/{name}" for name in _INTERRUPTS),
+                *_INTERRUPTS,
             ],
             {"RONDE_INTERRUPTS": "long", "RONDE_STORM_SECONDS": str(options.storm)},
         ),
