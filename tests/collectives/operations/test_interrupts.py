@@ -245,9 +245,10 @@ class Trial:
                 return Outcome(call(comm, step))
             try:
                 points.start()
-                return Outcome(call(comm, step))
+                result = call(comm, step)
             finally:
                 points.stop()
+            return Outcome(result)
         except Interrupt as error:
             if comm.failure is not None:
                 return Outcome(error=error)
