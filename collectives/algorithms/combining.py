@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from collectives.schedule import A_ALONE, B_ALONE, LAST, Buf, Ref, Run, Step, reduce, scratch
+from collectives.schedule import Buf, Marks, Ref, Run, Step, reduce, scratch
 
 
 class TreeOrder:
@@ -62,5 +62,5 @@ class TreeOrder:
                 target = spare.pop(0) if spare else self.take()
             self._free += spare
             self._values[node] = target
-            marks = LAST * last | A_ALONE * (left[1] == 1) | B_ALONE * (right[1] == 1)
+            marks = Marks.LAST * last | Marks.A_ALONE * (left[1] == 1) | Marks.B_ALONE * (right[1] == 1)
             yield reduce(a, b, target, self._label, marks)

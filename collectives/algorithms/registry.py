@@ -59,7 +59,7 @@ class Algorithm:
     chunk_bytes   smallest chunk with which the planner considers it
     tree_order    combines contributions in the order of `canonical_tree` (prefixes: from left to right), for any number
                   of segments
-    finishes      marks every combination (schedule.LAST, A_ALONE, B_ALONE): it can average while it combines
+    finishes      marks every combination (schedule.Marks): it can average while it combines
     uniform       needs blocks of equal size
     multihost     needs `Geometry.hosts`; pays only if the ranks are on several hosts
     onesided      needs a window that all ranks of the communicator map

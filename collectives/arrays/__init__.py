@@ -13,6 +13,7 @@ from collectives.arrays.averages import (
     Mean,
     averaging_kernel,
     compiled_averaging,
+    real_dtype,
     rest,
     share,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "kernel",
     "kernel_loop",
     "one_element",
+    "real_dtype",
     "rest",
     "scale",
     "scaling",

@@ -45,7 +45,7 @@ def rest(size: int) -> float:
     return size * share(size)
 
 
-def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of the parts of complex numbers; others are their own part."""
     return np.dtype(dtype.char.lower()) if dtype.kind == "c" else dtype
 
@@ -78,7 +78,7 @@ class Mean:
             self.dtype = _INT32 if dtype.itemsize <= 2 and size <= 1 << 15 else _INT64
         elif widens and is_small_float(dtype):
             self.dtype = FLOAT32
-        self._real = _real(self.dtype)
+        self._real = real_dtype(self.dtype)
         self._scale = None if self.exact else scaling(self._real, share(size))
 
     def load(self, array: Array, work: Array) -> None:
@@ -136,7 +136,7 @@ def averaging_kernel(dtype: np.dtype[Any], averaging: Averaging) -> Kernel:
     if is_small_float(dtype):
         return _mean_of_small
     size, a_alone, b_alone, last = averaging
-    real = _real(dtype)
+    real = real_dtype(dtype)
     factor = np.array([share(size)], real)
     combine = _sum_of_pair if a_alone and b_alone else _sum_with_share if a_alone or b_alone else None
     divisor = np.array([rest(size)], real) if last and rest(size) != 1 else None
@@ -222,7 +222,7 @@ class CompiledAveraging(NamedTuple):
 def compiled_averaging(dtype: np.dtype[Any], averaging: Averaging) -> CompiledAveraging | None:
     """Return the C function that does what `averaging_kernel` does; None if there is none."""
     size, a_alone, b_alone, last = averaging
-    real = _real(dtype)
+    real = real_dtype(dtype)
     if real not in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64):
         return None
     division = None

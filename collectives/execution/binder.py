@@ -31,7 +31,7 @@ from collectives.execution.step_functions import StepFunction, StepTemplate, Ste
 from collectives.execution.windows import Windows
 from collectives.jit import MachineCode, combining
 from collectives.planning import Plan, WindowOffset, WindowOffsets
-from collectives.schedule import Buf, Instruction, Kind, Span, is_peers
+from collectives.schedule import Buf, Instruction, Kind, Span
 from transports.base import Transport
 from transports.copying import Kernel as CopyKernel
 from transports.copying import array_kernel
@@ -166,13 +166,13 @@ class _Text:
 
     def _can_block(self, step: Instruction) -> bool:
         """True for a step that may wait for a peer, or fail because of one."""
-        reads = step.kind is Kind.COPY and self._plan.algorithm.single_copy and is_peers(step.a)
+        reads = step.kind is Kind.COPY and self._plan.algorithm.single_copy and step.reads_peer
         return reads or step.kind in (Kind.SEND, Kind.RECV, Kind.AWAIT, Kind.WAIT)
 
     def _statements(self, step: Instruction) -> list[str]:
         name, binder = self._writer.name, self._binder
         match step.kind:
-            case Kind.COPY if self._plan.algorithm.single_copy and is_peers(step.a):
+            case Kind.COPY if self._plan.algorithm.single_copy and step.reads_peer:
                 return [self._read(step)]
             case Kind.COPY:
                 target, a = self._array(step.dst), self._array(step.a)

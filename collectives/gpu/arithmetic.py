@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays import FLOAT32, FLOAT64, UFUNCS, Kernel, is_small_float
+from collectives.arrays import FLOAT32, FLOAT64, UFUNCS, Averaging, Kernel, is_small_float, real_dtype, rest, share
 
 
 def device_kernel(op: str, dtype: np.dtype[Any]) -> Kernel:
@@ -20,6 +20,28 @@ def device_kernel(op: str, dtype: np.dtype[Any]) -> Kernel:
 
     def combine(a: Any, b: Any, out: Any) -> None:
         np.copyto(out, ufunc(a.astype(FLOAT32), b.astype(FLOAT32)), casting="unsafe")
+
+    return combine
+
+
+def device_averaging(dtype: np.dtype[Any], averaging: Averaging) -> Kernel:
+    """The kernel of a combination within an average; see arrays.averaging_kernel."""
+    size, a_alone, b_alone, last = averaging
+    real = FLOAT32 if is_small_float(dtype) else real_dtype(dtype)
+    factor, divisor = real.type(share(size)), real.type(rest(size))
+
+    def combine(a: Any, b: Any, out: Any) -> None:
+        if dtype.kind == "c":
+            a, b, out = a.view(real), b.view(real), out.view(real)
+        elif real != dtype:
+            a, b = a.astype(real), b.astype(real)
+        total = a * factor + b if a_alone else a + b * factor if b_alone else a + b
+        if a_alone and b_alone:
+            total = a + b
+            total = np.where(np.isinf(total), a * factor + b * factor, total * factor)
+        if last and divisor != 1:
+            total = total / divisor
+        np.copyto(out, total, casting="unsafe")
 
     return combine
 

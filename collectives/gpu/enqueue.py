@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from collectives.execution import NO_DATA, Executor
-from collectives.gpu.arithmetic import device_kernel
+from collectives.gpu.arithmetic import device_averaging, device_kernel
 from collectives.gpu.devices import DeviceStream
 from collectives.operations import dtype_name
 from collectives.planning import Call, Plan, Planner, all_blocks
@@ -86,7 +86,8 @@ class Enqueuer:
             return False
         if self._group is None:
             return True
-        return self._planner.plan(call).algorithm.native and self._group.divides(dtype_name(call.dtype))
+        plan = self._planner.plan(call)
+        return self._group.divides(dtype_name(call.dtype)) if plan.algorithm.native else plan.averages
 
     def run(
         self, call: Call, source: Any, target: Any, place: DeviceStream, deadline: float, factor: float | None = None
@@ -212,7 +213,11 @@ class _Binder:
             case Kind.COPY:
                 return partial(np.copyto, self._array(step.dst), self._array(step.a))
             case Kind.REDUCE:
-                kernel = device_kernel(str(self._plan.call.op), self._plan.call.dtype)
+                call, plan = self._plan.call, self._plan
+                if plan.averages:
+                    kernel = device_averaging(call.dtype, plan.averaging(step.phase))
+                else:
+                    kernel = device_kernel(str(call.op), call.dtype)
                 return partial(kernel, self._array(step.a), self._array(step.b), self._array(step.dst))
         assert step.kind is Kind.NATIVE
         return self.native

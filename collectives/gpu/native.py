@@ -24,7 +24,6 @@ class DeviceSpace:
     detail: tuple[str, ...] = (_DETAIL,)
     direct = None
     speculates = False
-    widens = False
     onesided = False
 
     def __init__(self, enqueuer: Enqueuer) -> None:
@@ -60,6 +59,10 @@ class DeviceSpace:
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
         return self._cuda.empty((size,), dtype)
+
+    def widens(self, reproducible: bool, algorithm: str | None) -> bool:
+        """False where the transport is expected to make the average, in the dtype itself."""
+        return reproducible or algorithm not in (None, "native")
 
     def scaling(self, dtype: np.dtype[Any], factor: float) -> Callable[[Any, Any], object]:
         return lambda array, out: np.copyto(out, scaled(array, factor))

@@ -46,7 +46,9 @@ class Reduction:
         """Elements of these arrays for each of the caller's."""
         self._mean: Mean | None = None
         if op == "average" and size > 1:
-            self._mean = Mean(dtype, size, widens=size > 2 and space.widens, scaling=space.scaling)
+            self._mean = Mean(
+                dtype, size, widens=size > 2 and space.widens(reproducible, algorithm), scaling=space.scaling
+            )
             self.dtype, self.width = self._mean.dtype, self._mean.width
         if reproducible and size > 2 and is_small_float(dtype) and op in WIDENED:
             self.dtype = FLOAT32

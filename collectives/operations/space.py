@@ -42,7 +42,6 @@ class Space(Protocol):
         is only known when a call runs by which means that is done."""
 
     speculates: bool
-    widens: bool
     """True if an allgather may run as if all parts were equal, with no effect if they are not."""
 
     @property
@@ -68,6 +67,9 @@ class Space(Protocol):
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
         """A new flat array."""
+
+    def widens(self, reproducible: bool, algorithm: str | None) -> bool:
+        """True if averages of small floats with these arguments are added up in float32, on more than 2 ranks."""
 
     def scaling(self, dtype: np.dtype[Any], factor: float) -> Callable[[Any, Any], object]:
         """(array, out): out = array * factor, for flat arrays of one dtype; see arrays.scaling."""
@@ -106,7 +108,6 @@ class HostSpace:
 
     detail: tuple[str, ...] = ()
     speculates = True
-    widens = True
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -139,6 +140,9 @@ class HostSpace:
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
         return np.empty(size, dtype)
+
+    def widens(self, reproducible: bool, algorithm: str | None) -> bool:
+        return True
 
     def scaling(self, dtype: np.dtype[Any], factor: float) -> Callable[[Array, Array], object]:
         return scaling(dtype, factor)

@@ -15,7 +15,7 @@ from collectives.planning.calibration import Calibration
 from collectives.planning.call import Call
 from collectives.planning.select import Choice, Demand, Selector
 from collectives.planning.tally import Tally
-from collectives.schedule import A_ALONE, B_ALONE, LAST, PAIR, SPECS, Geometry, Program, lay_out, lower, split_evenly
+from collectives.schedule import SPECS, Geometry, Marks, Program, lay_out, lower, split_evenly
 
 log = logging.getLogger("ronde.planning")
 
@@ -94,8 +94,8 @@ class Plan:
     def averaging(self, marks: int) -> Averaging:
         """The combination of a step with these marks, in a program that averages."""
         size = self.geometry.size
-        marks = PAIR if size == 2 else marks
-        return Averaging(size, bool(marks & A_ALONE), bool(marks & B_ALONE), bool(marks & LAST))
+        marks = Marks.PAIR if size == 2 else marks
+        return Averaging(size, bool(marks & Marks.A_ALONE), bool(marks & Marks.B_ALONE), bool(marks & Marks.LAST))
 
 
 class Planner:

@@ -25,7 +25,7 @@ from collectives.algorithms import Algorithm
 from collectives.planning import Model
 from collectives.proof.all_ranks import Lowered, ProofError, count_blocks, lower_ranks
 from collectives.proof.network import Network
-from collectives.schedule import SPECS, Instruction, Kind, Span, is_peers, split_evenly
+from collectives.schedule import SPECS, Instruction, Kind, Span, split_evenly
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class _Simulation:
                     clock.wait_until(clock.done[step.request])
                 case Kind.COPY | Kind.REDUCE:
                     rate = self.model.copy if step.kind is Kind.COPY else self.model.gamma
-                    if self.single_copy and is_peers(step.a):
+                    if self.single_copy and step.reads_peer:
                         rate = self.model.read
                     duration = rate * clock.pace * _length(step.dst)
                     self.activity.append(Activity(clock.rank, step.kind, step.label, clock.now, clock.now + duration))

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from collectives.schedule import A_ALONE, B_ALONE, LAST, Buf, Span, Tree
+from collectives.schedule import Buf, Marks, Span, Tree
 
 UNDEFINED: Final = -1
 PENDING: Final = -2
@@ -75,9 +75,9 @@ class Expressions:
             last = self.ranks[value] == (1 << self._size) - 1
             alone = [self.ranks[operand].bit_count() == 1 for operand in (left, right)]
             for mark, true, meaning in (
-                (LAST, last, "the last combination"),
-                (A_ALONE, alone[0], "of the contribution of one rank as operand a"),
-                (B_ALONE, alone[1], "of the contribution of one rank as operand b"),
+                (Marks.LAST, last, "the last combination"),
+                (Marks.A_ALONE, alone[0], "of the contribution of one rank as operand a"),
+                (Marks.B_ALONE, alone[1], "of the contribution of one rank as operand b"),
             ):
                 if marks & mark and not true:
                     raise Violation(f"is said to be {meaning}, and is not")

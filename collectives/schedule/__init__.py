@@ -16,18 +16,14 @@ from collectives.schedule.program import (
     Layout,
     Program,
     Span,
-    is_peers,
     lay_out,
     lower,
     split_evenly,
 )
 from collectives.schedule.steps import (
-    A_ALONE,
-    B_ALONE,
-    LAST,
-    PAIR,
     Buf,
     Geometry,
+    Marks,
     Ref,
     Step,
     copy,
@@ -65,10 +61,6 @@ from collectives.schedule.topology import (
 )
 
 __all__ = [
-    "A_ALONE",
-    "B_ALONE",
-    "LAST",
-    "PAIR",
     "SPECS",
     "Buf",
     "Fold",
@@ -76,6 +68,7 @@ __all__ = [
     "Instruction",
     "Kind",
     "Layout",
+    "Marks",
     "Program",
     "Ref",
     "Run",
@@ -94,7 +87,6 @@ __all__ = [
     "copy",
     "dissemination",
     "inp",
-    "is_peers",
     "lanes",
     "lay_out",
     "lower",

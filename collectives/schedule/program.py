@@ -51,6 +51,11 @@ class Instruction(NamedTuple):
     phase: int = 0
     request: int = -1
 
+    @property
+    def reads_peer(self) -> bool:
+        """True if the operand a is in a peer's IN or OUT."""
+        return self.a is not None and self.a.rank >= 0 and self.a.buf is not Buf.STAGE
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -93,11 +98,6 @@ _new = tuple.__new__  # faster than calling a named tuple; see steps.py
 _ALL_OF_STAGE: Final = Span(Buf.STAGE, 0, 1 << 62)
 _Pending: TypeAlias = tuple[int, int, int, Instruction]
 """First element, request, end, and the AWAIT instruction."""
-
-
-def is_peers(span: Span | None) -> bool:
-    """Return True for a span of a peer's IN or OUT."""
-    return span is not None and span.rank >= 0 and span.buf is not Buf.STAGE
 
 
 def split_evenly(count: int, parts: int) -> list[int]:

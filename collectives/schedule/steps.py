@@ -49,14 +49,19 @@ class Opcode(IntEnum):
     NATIVE = 7
 
 
-LAST = 1
-"""Mark of a combination: the result contains the contributions of all ranks."""
-A_ALONE = 2
-"""Mark of a combination: the operand a is the contribution of one rank."""
-B_ALONE = 4
-"""Mark of a combination: the operand b is the contribution of one rank."""
-PAIR: int = LAST | A_ALONE | B_ALONE
-"""All marks: every combination of two ranks has them."""
+class Marks(IntEnum):
+    """The bits of a combination's marks. Joined with `|` they are a plain int.
+
+    LAST      the result contains the contributions of all ranks
+    A_ALONE   the operand a is the contribution of one rank
+    B_ALONE   the operand b is the contribution of one rank
+    PAIR      all of them: every combination of two ranks has these marks
+    """
+
+    LAST = 1
+    A_ALONE = 2
+    B_ALONE = 4
+    PAIR = LAST | A_ALONE | B_ALONE
 
 
 class Buf(IntEnum):
@@ -87,7 +92,7 @@ class Step(NamedTuple):
 
     SEND    a to peer                RECV    into dst from peer        (a or dst None: an empty token)
     COPY    a to dst                 REDUCE  a op b to dst, in this operand order; dst may be a or b. phase has the
-                                             marks of a combination, or 0
+                                             Marks of a combination, or 0
     SIGNAL  phase                    WAIT    peer, phase
     AWAIT   until every SEND and RECV begun so far is complete
     NATIVE  the whole collective, by the transport

@@ -201,6 +201,24 @@ def reproducible(comm: Communicator, cupy: Any) -> None:
             assert found.tobytes() == expected.tobytes(), (dtype, op)
 
 
+def averages(comm: Communicator, cupy: Any) -> None:
+    """Averages by Ronde's own schedules have the bits that the host gives, also at the ends of the range."""
+    for dtype in map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64", "complex64")):
+        facts = ml_dtypes.finfo(dtype)
+        ends = [float(facts.max), -float(facts.max), float(facts.smallest_normal), float(facts.smallest_subnormal)]
+        rng = np.random.default_rng(comm.rank)
+        part = np.concatenate([rng.normal(size=500), rng.choice(ends, 500), np.repeat(ends, 25)]).astype(dtype)
+        part = part[: len(part) // comm.size * comm.size]
+        for method in (comm.allreduce, comm.reduce_scatter):
+            for name, known in algorithms(method.__name__).items():
+                if known.onesided or known.multihost or known.native:
+                    continue
+                expected = method(part, "average", algorithm=name)
+                assert host(method(cupy.asarray(part), "average", algorithm=name)).tobytes() == expected.tobytes(), name
+            expected = method(part, "average", reproducible=True)
+            assert host(method(cupy.asarray(part), "average", reproducible=True)).tobytes() == expected.tobytes()
+
+
 def schedules(comm: Communicator, cupy: Any) -> None:
     """Ronde's own schedules."""
     rank, size = comm.rank, comm.size

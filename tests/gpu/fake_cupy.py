@@ -344,6 +344,7 @@ def make(machine: Machine) -> Any:
     for name in ("add", "multiply", "divide", "maximum", "minimum", "not_equal", "equal", "bitwise_and", "logical_and"):
         ufunc = getattr(np, name)
         setattr(cupy, name, lambda *args, ufunc=ufunc, out=None: compute(ufunc.__name__, ufunc, args, out))
+    cupy.where = lambda *args: compute("where", np.where, args, None)
     return cupy
 
 

@@ -63,6 +63,12 @@ def test_reproducible_calls_give_the_bits_that_the_host_gives(transport: str, nc
 # ---- Ronde's own schedules on NCCL's sends and receives
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_averages_by_schedules_have_the_bits_that_the_host_gives(size: int) -> None:
+    with gpus(5) as some, some.world(size) as world:
+        some.run(world, bodies.averages)
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_every_schedule_runs_on_native_messages(size: int) -> None:
     """The fake is strict: messages wait for each other, and groups of them are done one after the other."""

@@ -15,11 +15,9 @@ from collectives.proof.verify import ProofError, check, prove
 from collectives.schedule.contracts import SPECS
 from collectives.schedule.program import Kind, Span
 from collectives.schedule.steps import (
-    A_ALONE,
-    B_ALONE,
-    LAST,
     Buf,
     Geometry,
+    Marks,
     Opcode,
     Ref,
     Step,
@@ -134,7 +132,7 @@ def test_nothing_is_combined_twice() -> None:
 def test_no_mark_of_a_combination_can_be_wrong() -> None:
     def changes(step: Step, rank: int) -> Iterator[tuple[Step, ...]]:
         if step.opcode is Opcode.REDUCE:
-            for mark in (LAST, A_ALONE, B_ALONE):
+            for mark in (Marks.LAST, Marks.A_ALONE, Marks.B_ALONE):
                 yield (step._replace(phase=step.phase ^ mark),)
 
     finishing = [tested for tested in REDUCING if tested.finishes]
