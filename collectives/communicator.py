@@ -2305,7 +2305,8 @@ class Communicator:
         if transport.group.parent_store is None:
             raise RendezvousError(f"{name}: the ranks did not meet in a store, so they cannot meet again")
         state = f"closed: its world was {done}; use the communicator that {name} returned"
-        for resources in self._family.communicators:
+        splits = [resources for resources in self._family.communicators if resources is not self._resources]
+        for resources in (self._resources, *splits):  # a closed one is in no family, and refuses
             resources.retire(state)
 
         standby, self._family.standby = self._family.standby, Standby()

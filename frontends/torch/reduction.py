@@ -85,6 +85,8 @@ class GradientReduction:
         self._gradients: list[Gradient] = []
         self._of: dict[int, Gradient] = {}
         self._groups: list[Group] = []
+        self._grouped: Communicator | None = None
+        """The communicator whose ranks use the groups."""
         self._pending: list[_Pending] = []
         self._combined = False
         self._same_order = True
@@ -115,6 +117,7 @@ class GradientReduction:
 
     def _combine(self, param_groups: Sequence[dict[str, Any]]) -> None:
         if self._pending or not alone_in(self._process_set):
+            self._leave_old_groups()
             if self._roster.follow(param_groups):
                 self._take_parameters()
             without = [gradient for gradient in self._gradients if gradient.parameter.grad is None]
@@ -216,6 +219,8 @@ class GradientReduction:
         gradient = self._of.get(id(parameter))
         if gradient is None:  # the parameter is no longer the optimizer's
             return
+        if gradient.group is not None:
+            self._leave_old_groups()
         if self._counter.count(gradient.number):
             if self._kind_of(gradient) == DENSE:
                 self._start(gradient)
@@ -241,8 +246,13 @@ class GradientReduction:
                 self._move_to_slot(group, late)
             self._reduce_group(group)
 
+    def _leave_old_groups(self) -> None:
+        """After a change of the ranks, use no groups until all ranks make new ones: newcomers have none."""
+        if self._groups and self._grouped is not communicator_of(self._process_set):
+            self._use([])
+
     def _use(self, groups: list[Group]) -> None:
-        self._groups = groups
+        self._groups, self._grouped = groups, communicator_of(self._process_set)
         for gradient in self._gradients:
             gradient.group = gradient.slot = None
         for group in groups:
