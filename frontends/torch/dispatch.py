@@ -11,15 +11,15 @@ always take:
           kernel                       that of this module, for tensors on the CPU and on GPUs
             ProcessGroup.allreduce     without asking
 
-The kernels take the place of torch's, whose backends are C++ objects, when a group makes its first call of this kind.
-Calls of other groups go on to torch's kernels.
+The kernels stand before torch's, whose backends are C++ objects, from a group's first call of this kind on: at the
+dispatch key BackendSelect. Calls of other groups go on to torch's kernels without Python's lock, which gloo's threads
+take while they have a lock for which such a call waits.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -71,7 +71,7 @@ _OPERATORS: Final = {
 }
 _FIELDS: Final = {"root_rank": "rootRank", "root_tensor": "rootTensor", "async_op": "asyncOp"}
 """Arguments of operators, and the fields of options that have their values."""
-_POSSIBLE: Final = hasattr(torch.library, "get_kernel") and hasattr(dist.ProcessGroup, "all_gather_single")
+_POSSIBLE: Final = hasattr(dist.ProcessGroup, "all_gather_single")
 """False for torch before 2.13. Calls do not pass the dispatcher there."""
 
 
@@ -139,19 +139,14 @@ def seen(group: Described) -> Seen:
 def _register() -> list[torch.library.Library]:
     """Put the kernels in their place. Returns their owner: they are gone when it is."""
     library = torch.library.Library("c10d", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch tells that its kernels are replaced
-        for name, operator in _OPERATORS.items():
-            overload = getattr(torch.ops.c10d, name).default
-            for key in ("CPU", "CUDA", "SparseCPU", "SparseCUDA"):
-                if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", key):
-                    theirs = torch.library.get_kernel(overload, key)
-                    library.impl(name, _kernel(overload._schema, operator, theirs), key, with_keyset=True)
+    for name, operator in _OPERATORS.items():
+        library.impl(name, _kernel(getattr(torch.ops.c10d, name).default, operator), "BackendSelect", with_keyset=True)
     return [library]
 
 
-def _kernel(schema: Any, operator: _Operator, theirs: Any) -> Callable[..., Any]:
-    """A kernel of an operator; `theirs` is that of torch."""
+def _kernel(overload: Any, operator: _Operator) -> Callable[..., Any]:
+    """A kernel of an operator, which passes on what is not for it."""
+    schema = overload._schema
     names = [argument.name for argument in schema.arguments]
     defaults = [argument.default_value for argument in schema.arguments]
 
@@ -159,8 +154,8 @@ def _kernel(schema: Any, operator: _Operator, theirs: Any) -> Callable[..., Any]
         args = (*given, *defaults[len(given) :])  # arguments that have their default values are left out
         values = dict(zip(names, args, strict=True))
         group = dist.ProcessGroup.unbox(values.pop("process_group"))
-        if not isinstance(group, Seen):
-            return theirs.call_boxed(keys, *args)
+        if not isinstance(group, Seen) or keys.has(torch._C.DispatchKey.Meta):
+            return overload.redispatch(keys.remove(torch._C.DispatchKey.BackendSelect), *args)  # without Python's lock
         work = group.run(operator.method, tuple(_arguments(values, operator.options, group)))
         return work if len(schema.returns) == 1 else (args[0], work)
 
