@@ -74,11 +74,12 @@ def by_keras(hvd: Any, training: Training) -> Any:
             found = training.gradient(step, rank, number)
             chosen.append(variables[number])
             gradients.append(None if found is None else keras.ops.convert_to_tensor(found.astype(np.float32)))
-        if training.alone and rank == 0 and step == len(training.uses) - 1:
+        joins = training.alone and step == len(training.uses) - 1
+        if joins and rank == 0:
             chosen.append(extra)
             gradients.append(keras.ops.zeros(SHAPE))
         ranks, numbers = range(training.size), range(len(variables))
-        if all(training.gradient(step, other, number) is None for other in ranks for number in numbers):
+        if not joins and all(training.gradient(step, other, number) is None for other in ranks for number in numbers):
             continue  # Keras refuses to step
         try:
             optimizer.apply(gradients, chosen)

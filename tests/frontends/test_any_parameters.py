@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.frontends.parameter_ranks import run
@@ -49,7 +49,11 @@ def test_any_gradients_equal_one_process(frameworks: Callable[[str], Framework],
     if importlib.util.find_spec(library) is None or importlib.util.find_spec("keras") is None:
         pytest.skip(f"{library} or keras is not installed")
 
+    nothing = frozenset[int]()
+    idle = Training((1.0,), nothing, (nothing,), ((("",),) * size,), ((0,),) * size, alone=True)
+
     @fuzz(3)
+    @example([idle])
     @given(st.lists(trainings(size, USES[framework]), min_size=AT_ONCE, max_size=AT_ONCE))
     def equal(drawn: list[Training]) -> None:
         drawn = [replace(one, late=frozenset()) for one in drawn]
