@@ -14,7 +14,7 @@ from collectives.operations import CallQueue, PointToPoint
 
 
 class Resources:
-    """What a communicator holds. It does not refer to the communicator, so it outlives one that is dropped.
+    """The resources of one communicator. They do not refer to it, so they outlive one that is dropped.
 
     context   the number of the communicator among its family
     meter     its counts

@@ -189,7 +189,7 @@ class Transport(ABC):
         """
 
     def shortage(self) -> str | None:
-        """What this rank lacks to open the transport, as far as it can tell without the other ranks; None if nothing.
+        """The resource that this rank lacks to open the transport, as far as it can tell alone; None if it lacks none.
         The transport `auto` asks before it opens another one. To be called before `open`."""
         return None
 

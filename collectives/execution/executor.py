@@ -171,6 +171,7 @@ class Executor:
         """Release the window and all plans with their memory."""
         self.positions.remove(self)
         self.forget_plans()
+        self._current = None
         self._recent = [None] * KEPT_RECENT
         self._scratch = NO_DATA
         self._exposed = ()

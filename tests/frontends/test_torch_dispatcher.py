@@ -95,7 +95,7 @@ def outcome(call: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def d1_dispatcher(path: str, backend: str) -> dict[str, Any]:
-    """What is seen of the operations."""
+    """The operations as the group sees them."""
     with group(path, backend) as (rank, size):
         return dict(looks(rank, size))
 

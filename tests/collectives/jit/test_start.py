@@ -88,7 +88,7 @@ class Place:
         return {**places, "XDG_CACHE_HOME": "", "MAKE_SECONDS": str(make), **extra}
 
     def run(self, size: int, make: float, *arguments: str, mode: str = "", **extra: str) -> tuple[list[bool], str]:
-        """Which ranks had machine code, and stderr."""
+        """The ranks that had machine code, and stderr."""
         words = [*arguments, sys.executable, str(self.path / "program.py"), mode]
         ended = ronde("run", "-np", str(size), *words, extra=self.variables(make, **extra))
         err = ended.stderr.decode()
