@@ -225,7 +225,8 @@ class _Settings:
 def _fact(variable: Any, kind: int) -> Fact:
     name = str(getattr(variable, "path", variable.name))
     form = f"{tuple(variable.shape)} {keras.backend.standardize_dtype(variable.dtype)}"
-    return Fact(name, numberless(name), form, kind)
+    own = "/".join(name.split("/")[-2:])  # a model that was loaded has another path in front of its layers
+    return Fact(name, numberless(own), form, kind)
 
 
 def _distribute_tf_keras(optimizer: Any, settings: _Settings) -> Any:
