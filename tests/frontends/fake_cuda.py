@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from frontends.torch import dispatch
 from tests.gpu.gpus import Gpus
 from tests.gpu.machine import Work
 
@@ -211,6 +212,7 @@ def cuda_tensors(some: Gpus) -> Iterator[Cuda]:
         patch.setattr(torch.cuda, "current_stream", cuda.current_stream)
         patch.setattr(torch.cuda, "Stream", cuda.new_stream)
         patch.setattr(torch.cuda, "stream", cuda.use)
+        patch.setattr(dispatch, "_PLAIN", dispatch._PLAIN | {CudaTensor})  # it stands for torch's own class
         yield cuda
 
 

@@ -151,7 +151,7 @@ def collectives_of_the_backend(asynchronous: bool, comm: Communicator, cuda: Cud
         group.recv([tokens[1]], (rank - 1) % size).wait()
         sent.wait()
         same(tokens[1], [(rank - 1) % size] * 3)
-    group._group_callbacks.close()
+    group._group_callbacks.close(30.0)
 
 
 @pytest.mark.parametrize("transport", WAYS)
@@ -176,7 +176,7 @@ def test_a_call_goes_to_torchs_current_stream() -> None:
         with cuda.use(stream):
             assert torch.equal(cuda.host(y), torch.full((4,), 2.0 * comm.size))
         assert nccl_streams(some, comm) == [stream.cuda_stream]
-        group._group_callbacks.close()
+        group._group_callbacks.close(30.0)
 
     on_ranks(body, "nccl")
 
@@ -215,7 +215,7 @@ def test_a_wait_makes_the_stream_wait_for_the_last_copies_too() -> None:
             found = cuda.host(result).reshape(comm.size, 4)
         assert found[:, 0].tolist() == [float(peer) for peer in range(comm.size)]
         assert nccl_streams(some, comm)[-1] not in (0, produce.cuda_stream, consume.cuda_stream)
-        group._group_callbacks.close()
+        group._group_callbacks.close(30.0)
 
     on_ranks(body, "nccl")
 
