@@ -213,7 +213,7 @@ def test_nothing_is_left_after_the_launcher_was_killed(ssh_trio: Cluster) -> Non
         wait_until(lambda: not ssh_trio.processes("ssh -T"), 20.0)
 
 
-@pytest.mark.parametrize("part", ["-m\0collectives.launch.agent", "sshd: root"])
+@pytest.mark.parametrize("part", ["\0collectives.launch.agent", "sshd: root"])
 def test_an_agent_or_its_sshd_is_killed(ssh_trio: Cluster, part: str) -> None:
     with ssh_trio.running("alpha", "-H", "alpha:1,beta:1", *SLEEPING) as process:
         begun(process, 2)
