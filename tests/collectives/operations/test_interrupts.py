@@ -298,7 +298,7 @@ def test_an_interrupt_at_every_point(make: Callable[[], World], call: type[Allre
     if kind == "instruction" and (issubclass(call, Async) or not (LONG or call is Allreduce)):
         pytest.skip("long, and nothing in Python can answer for a handle that is being returned")
     trial, number = Trial(call(), make), 0
-    stride, until = (1, float("inf")) if LONG else ({"line": 61, "return": 23}.get(kind, 307), time.monotonic() + 6.0)
+    stride, until = (1, float("inf")) if LONG else ({"line": 61, "return": 23}.get(kind, 307), time.monotonic() + 2.0)
     try:
         while trial.interrupt(kind, number) and time.monotonic() < until:
             number += stride
