@@ -118,7 +118,7 @@ class CallQueue:
                 finish = planned.go_on(answer, x, out, result, seconds)
             self._clear()
             if self._waiting:
-                self._turn.release()
+                self._turn.tell()
         except BaseException as error:
             self._turn.leave(me, error)
             raise
@@ -180,7 +180,7 @@ class CallQueue:
         if inside:
             return
         with turn.lock:
-            drained = turn.await_turn(me, max(0.0, deadline - time.monotonic()), lambda: False)
+            drained = turn.await_turn(me, max(0.0, deadline - time.monotonic()))
         if drained:
             turn.release()
         if abandoned or not drained:
@@ -296,7 +296,7 @@ class CallQueue:
         me, turn = get_ident(), self._turn
         while self._await_job():
             with turn.lock:
-                turn.await_turn(me, None, lambda: False)
+                turn.await_turn(me, None)
                 work = self._queue.popleft() if self._queue else None  # close may have refused it
                 turn.changed.notify_all()
             if work is not None:

@@ -61,7 +61,7 @@ class CallTurn:
 
     take     take(HOLDER, me) is me: the turn was free, and is the caller's now. `me` is the object of this very call
              of `get_ident`, so that a call in the middle of another one of its thread is not taken for that
-    clear    give the turn back; `release` must follow if there is an element in `waiting`
+    clear    give the turn back; `tell` must follow if there is an element in `waiting`
     waiting  an element for each thread that waits for the turn
     lock     guards the queue of calls, too
     """
@@ -96,12 +96,11 @@ class CallTurn:
         """Take the lent turn for a thread."""
         self._holder[HOLDER] = me
 
-    def await_turn(self, me: object, seconds: float | None, given_up: Callable[[], bool]) -> bool:
-        """Wait until the turn is this thread's; False after `seconds`, or once `given_up` is true. The lock is held,
-        once."""
+    def await_turn(self, me: object, seconds: float | None) -> bool:
+        """Wait until the turn is this thread's; False after `seconds`. The lock is held, once."""
         self.waiting.append(me)
         try:
-            self.changed.wait_for(lambda: self.take(HOLDER, me) is me or given_up(), seconds)
+            self.changed.wait_for(lambda: self.take(HOLDER, me) is me, seconds)
         finally:
             self.waiting.remove(me)
         return self._holder.get(HOLDER) is me
@@ -110,8 +109,12 @@ class CallTurn:
         """Give the turn back, and tell those that wait for it."""
         self.clear()
         if self.waiting:
-            with self.lock:
-                self.changed.notify_all()
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell those that wait for the turn that it was given back. Another thread may have it by now."""
+        with self.lock:
+            self.changed.notify_all()
 
     def leave(self, me: object, error: BaseException) -> None:
         """A call has ended by an error: give back what it has. Nothing has happened, or all ranks abort, if the error
