@@ -40,7 +40,7 @@ def test_without_a_heartbeat_a_silent_host_is_noticed_too_late() -> None:
 
 
 def test_without_the_abort_signal_no_rank_learns_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case("threads", "tcp", "interrupt", 3, 3)
+    case = Case("threads", "tcp", "raise", 3, 3)
     assert not thread_bed.run(case, patience=5.0).findings
     monkeypatch.setattr(AbortSignal, "raise_abort", lambda abort_signal, cause: None)
     outcome = thread_bed.run(case, patience=5.0, settings={"timeout": SECONDS})
