@@ -108,15 +108,15 @@ class CallQueue:
     def run_planned(self, planned: PlannedCall, x: Array, out: Array | None, seconds: float) -> Any:
         """The same as `run(PlainJob(planned, x, out, seconds))`, without the job: a small call takes hardly longer than
         the making of one."""
-        me, finish = get_ident(), None
+        take, clear, me, finish = self._take, self._clear, get_ident(), None
         try:
-            if self._queue or self._closed or (self._take(HOLDER, me) is not me and not self._take_back(me)):
+            if self._queue or self._closed or (take(HOLDER, me) is not me and not self._take_back(me)):
                 return self._run_later(PlainJob(planned, x, out, seconds))
             result, begin = planned.empty() if out is None else out, planned.begin
             answer = UNTRIED if begin is None else begin(x, result)
             if answer is not None:
                 finish = planned.go_on(answer, x, out, result, seconds)
-            self._clear()
+            clear()
             if self._waiting:
                 self._turn.tell()
         except BaseException as error:

@@ -14,14 +14,14 @@ from collectives.operations.work import Work
 class Persistent:
     """A call that `Communicator.plan` has made, for any number of runs. It keeps its arrays alive."""
 
-    __slots__ = ("_make", "_out", "_planned", "_queue", "_run", "_timeout", "_x")
+    __slots__ = ("_make", "_out", "_planned", "_queue", "_run_planned", "_timeout", "_x")
 
     def __init__(self, queue: CallQueue, make: Callable[[], Job[Any]]) -> None:
         """`make` makes the job of one run. It is called once here, so that bad arguments are found."""
         self._queue = queue
         self._make = make
         job = make()
-        self._run = queue.run_planned
+        self._run_planned = queue.run_planned
         self._planned: PlannedCall | None = None
         if isinstance(job, PlainJob) and job.out is not None:
             self._planned, self._timeout = job.planned, job.timeout
@@ -32,10 +32,10 @@ class Persistent:
 
         Raises the errors of the plain call; ClosedError if the communicator has been closed.
         """
-        planned = self._planned
+        planned, run_planned = self._planned, self._run_planned
         if planned is None:
             return self._queue.run(self._make())
-        return self._run(planned, self._x, self._out, self._timeout)
+        return run_planned(planned, self._x, self._out, self._timeout)
 
     def start(self) -> Work[Any]:
         """Begin to run it, in the order of calls. Its arrays must not be touched until the Work is over."""
