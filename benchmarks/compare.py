@@ -3,6 +3,7 @@
     python benchmarks/compare.py                                  all collectives on two ranks over shared memory
     python benchmarks/compare.py allreduce --windows              on arrays that its ranks share (peers': private)
     python benchmarks/compare.py allreduce --plans                calls that Ronde plans once
+    python benchmarks/compare.py allreduce --asynchronous         calls that return a handle (Communicator.*_async)
     python benchmarks/compare.py allreduce -np 2 --link tcp --max 1M
     python benchmarks/compare.py --peers --before OTHER/.venv/bin/python     another checkout of Ronde
     python benchmarks/compare.py --series benchmarks/results      the tables of docs/performance.md (3 to 15 minutes)
@@ -371,6 +372,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     kind.add_argument(
         "--plans", action="store_true", help="Ronde makes calls that were planned once (Communicator.plan)"
     )
+    kind.add_argument("--asynchronous", action="store_true", help="Ronde's calls return a handle, waited for at once")
     parser.add_argument("--series", type=Path, metavar="DIR", help="all tables; their JSON and plots go to DIR")
     parser.add_argument("--rounds", type=int, default=21, help="turns of each contender per line (default: 21)")
     parser.add_argument("--venvs", type=Path, default=HERE / ".venvs", help="where the peers are installed")
@@ -396,8 +398,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def compare(options: argparse.Namespace) -> list[Line]:
     """Measure and print the tables of the chosen collectives, and write the files."""
     names = [OURS, *(options.peers if options.peers is not None else LINKS[options.link])]
-    kind = "-windows" if options.windows else "-plans" if options.plans else ""
-    ours = Contender(OURS, f"ronde{kind}", (), Path(sys.executable))
+    kinds = [name for name in ("windows", "plans", "asynchronous") if getattr(options, name)]
+    ours = Contender(OURS, "-".join([OURS, *kinds]), (), Path(sys.executable))
     contenders = [ours, *(PEERS[name] for name in names[1:])]
     if options.before is not None:
         names.append(BEFORE)

@@ -155,6 +155,30 @@ class RondePlans(Ronde):
         return self.world.plan("alltoall", x, out=out).run
 
 
+class RondeAsynchronous(Ronde):
+    """This library, by calls that return a handle, each waited for at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version += ", asynchronous"
+
+    def allreduce(self, x: Array) -> Callable[[], object]:
+        algorithm = self.algorithm
+        return lambda: self.world.allreduce_async(x, out=x, algorithm=algorithm).wait()
+
+    def broadcast(self, x: Array) -> Callable[[], object]:
+        return lambda: self.world.broadcast_async(x, out=x).wait()
+
+    def allgather(self, x: Array, out: Array) -> Callable[[], object]:
+        return lambda: self.world.allgather_async(x, out=out).wait()
+
+    def reduce_scatter(self, x: Array, out: Array) -> Callable[[], object]:
+        return lambda: self.world.reduce_scatter_async(x, out=out).wait()
+
+    def alltoall(self, x: Array, out: Array) -> Callable[[], object]:
+        return lambda: self.world.alltoall_async(x, out=out).wait()
+
+
 class Mpi(Library):
     """Open MPI or MPICH, through mpi4py's calls on buffers."""
 
@@ -229,6 +253,7 @@ LIBRARIES: dict[str, type[Library]] = {
     "ronde": Ronde,
     "ronde-windows": RondeWindows,
     "ronde-plans": RondePlans,
+    "ronde-asynchronous": RondeAsynchronous,
     "mpi": Mpi,
     "gloo": Gloo,
 }

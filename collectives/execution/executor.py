@@ -26,6 +26,8 @@ from collectives.jit import (
     KEPT_RECENT,
     RECENT,
     STAGED,
+    TALLY_CALLS,
+    TALLY_NEXT,
     UNFIT,
     UNTRIED,
     Answer,
@@ -242,10 +244,10 @@ class Executor:
         else:
             steps = bind_steps(plan.check_of(number))
             functions = [self._step_function(at, step) for at, step in enumerate(steps)]
-        tally = plan.tally
-        tally.calls += 1
+        counts = plan.tally.words
+        counts[TALLY_CALLS] += 1
         hook, times = None, None
-        if tally.calls >= tally.next or self.overlap is not None:
+        if counts[TALLY_CALLS] >= counts[TALLY_NEXT] or self.overlap is not None:
             hook, times = self._hook(plan, given, taken)
         self._begin(plan, number)
         if not self._carry_out(plan, number, functions, given, taken, deadline, hook, times):
@@ -311,14 +313,15 @@ class Executor:
         """End a call that `table.run` has begun on contiguous arrays, after its answer. Returns and raises as `run`."""
         plan = table.plan
         hook, times = None, None
-        match Answer.of(answer):
-            case Answer.UNFIT:
-                return self._run_functions(plan, source.reshape(-1), target.reshape(-1), deadline, None)
-            case Answer.REFUSED:
-                closed = ClosedError("the window was closed", rank=self.rank)
-                raise self._failed(plan, self._transport.failure or closed)
-            case Answer.OBSERVED:
-                hook, times = self._hook(plan, source, target)
+        if answer < 0:
+            match Answer(answer):
+                case Answer.UNFIT:
+                    return self._run_functions(plan, source.reshape(-1), target.reshape(-1), deadline, None)
+                case Answer.REFUSED:
+                    closed = ClosedError("the window was closed", rank=self.rank)
+                    raise self._failed(plan, self._transport.failure or closed)
+                case Answer.OBSERVED:
+                    hook, times = self._hook(plan, source, target)
         self._current = plan, self.calls
         functions = (table.rest(max(answer, 0), left=answer >= 0),)
         return self._carry_out(plan, self.calls, functions, source, target, deadline, hook, times, table.outside)
@@ -360,7 +363,7 @@ class Executor:
                     self._refuse(plan, check, deadline, self._counter.step + 1, requests)
             except RondeError as lost:
                 raise self._fail(plan, lost) from None
-            plan.tally.calls -= 1
+            plan.tally.words[TALLY_CALLS] -= 1
             self._current = None
             return False
         self._current = None
@@ -395,6 +398,8 @@ class Executor:
     def interrupted(self) -> None:
         """An interrupt has left a call of this thread: release the locks that it still holds."""
         let_go(self.planning)
+        self.meter.interrupted()
+        self.windows.interrupted()
         self._transport.interrupted()
 
     # ---- positions

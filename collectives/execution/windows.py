@@ -24,6 +24,7 @@ from collectives.planning import WindowOffset, WindowOffsets
 from collectives.schedule import Buf
 from transports.base import Transport
 from transports.errors import RendezvousError, RondeError
+from transports.locks import let_go
 from transports.onesided import OneSided, Window
 
 _REMEMBERED: Final = 512
@@ -58,7 +59,7 @@ class Windows:
         self._key = f"array/{tag:x}/{ranks[0]}"
         self._made = {False: 0, True: 0}
         self._on_release: list[Callable[[], object]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.pieces: dict[int, _Piece] = {}
         """Number -> window; empty if no array lies in a window."""
         self.extents = Extents()
@@ -71,6 +72,10 @@ class Windows:
     def on_release(self, forget: Callable[[], object]) -> None:
         """Have `forget` called before windows are closed: it drops plans, which may be bound to them."""
         self._on_release.append(forget)
+
+    def interrupted(self) -> None:
+        """An interrupt has left a call of this thread: release the lock if it still holds it."""
+        let_go(self._lock)
 
     def make(self, shape: tuple[int, ...], dtype: np.dtype[Any], deadline: float, *, named: bool = False) -> Array:
         """A new array of zeros in a window, or plain memory where there can be none. Collective.

@@ -145,9 +145,8 @@ STAGED_SLOT: Final = 3
 
 
 class Answer(enum.IntEnum):
-    """The answer of the interpreter. The index of a row, 0 or more, is ROW: that row is left to Python."""
+    """The answer of the interpreter where it is not the index of a row, 0 or more, that is left to Python."""
 
-    ROW = 0
     DONE = -1
     """All rows have run. Python gets None instead."""
     REFUSED = -2
@@ -158,11 +157,6 @@ class Answer(enum.IntEnum):
     """The arrays are not aligned, or the lanes are in use: nothing was done."""
     UNTRIED = -5
     """No code was called. Not an answer of the interpreter itself."""
-
-    @classmethod
-    def of(cls, value: int) -> Answer:
-        """The meaning of what the interpreter has returned."""
-        return cls.ROW if value >= 0 else cls(value)
 
 
 DONE: Final = Answer.DONE.value

@@ -21,6 +21,7 @@ from collectives.metrics.events import Trace
 from collectives.metrics.trace_file import TraceFile
 from collectives.planning import Plan, Tally
 from collectives.schedule import Instruction, Kind
+from transports.locks import let_go
 
 _RARE: Final = 1000
 """The longest mean distance between two timed calls of a plan."""
@@ -62,7 +63,7 @@ class Meter:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._random = random.Random(0)
         self._live: dict[Tally, tuple[_Key, int, int, _PlanEnd]] = {}
         self._ended: deque[_PlanEnd] = deque()
@@ -127,9 +128,13 @@ class Meter:
         self.trace.direct(timeline)
         self.every_call()
 
+    def interrupted(self) -> None:
+        """An interrupt has left a call of this thread: release the lock if it still holds it."""
+        let_go(self._lock)
+
     def after_fork(self) -> None:
         """In a forked child: keep the counters as they are, and record no events."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.trace.direct(None)
 
     def every_call(self) -> None:

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from transports.locks import is_mine, let_go
+
 _MANY: Final = 2048
 """Number of buffered events that causes a write."""
 _LONG: Final = 10**9
@@ -82,7 +84,7 @@ class TraceFile(ABC):
         self.path = path
         self._waiting: deque[tuple[Iterable[str], int]] = deque()
         self._count = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._written = time.perf_counter_ns()
         self._added = threading.Event()
         self._closing = threading.Event()
@@ -111,12 +113,14 @@ class TraceFile(ABC):
         return ()
 
     def flush(self) -> None:
-        """Write the buffered lines, unless another thread does so now."""
-        if self._lock.acquire(blocking=False):
-            try:
+        """Write the buffered lines, unless another thread does so now, or this one: a signal handler may add events."""
+        if is_mine(self._lock):
+            return
+        try:
+            if self._lock.acquire(blocking=False):
                 self._flush()
-            finally:
-                self._lock.release()
+        finally:
+            let_go(self._lock)
 
     def close(self) -> None:
         """Write the buffered lines and the closing bracket. Idempotent."""

@@ -137,7 +137,8 @@ class CallQueue:
                     work = self._submit_to_ring(job)
                 if work is None:
                     work = _Queued(job, self._turn)
-                    self._start_worker()
+                    if self._worker is None:
+                        self._start_worker()
                     queued = work
                     self._queue.append(queued)  # the job is submitted here
                     self._call_worker()
@@ -254,7 +255,8 @@ class CallQueue:
         if self._progress is None:
             ring = job.planned.job_ring()
             if ring is not None:
-                self._start_worker()
+                if self._worker is None:
+                    self._start_worker()
                 self._progress = Progress(ring)
                 self._turn.changed.notify_all()
         if self._progress is not None:
@@ -264,10 +266,9 @@ class CallQueue:
         return work
 
     def _start_worker(self) -> None:
-        if self._worker is None:
-            worker = threading.Thread(target=self._serve, name=self._name, daemon=True)
-            worker.start()
-            self._worker = worker
+        worker = threading.Thread(target=self._serve, name=self._name, daemon=True)
+        worker.start()
+        self._worker = worker
 
     def _call_worker(self) -> None:
         """Have the worker look at the queue, and at `_closed`."""
@@ -296,7 +297,8 @@ class CallQueue:
         me, turn = get_ident(), self._turn
         while self._await_job():
             with turn.lock:
-                turn.await_turn(me, None)
+                if turn.take(HOLDER, me) is not me:
+                    turn.await_turn(me, None)
                 work = self._queue.popleft() if self._queue else None  # close may have refused it
                 turn.changed.notify_all()
             if work is not None:

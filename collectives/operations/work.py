@@ -124,8 +124,10 @@ class Promise(Work[T]):
                 self._open()
 
     def _open(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is open already
+        try:
             self._gate.release()
+        except RuntimeError:  # it is open already
+            return
 
     def _is_inherited(self) -> bool:
         """True in a forked child of the process that began the operation: there it never ends."""

@@ -133,6 +133,10 @@ class Board:
             raise
         return board
 
+    def interrupted(self) -> None:
+        """An interrupt has left a call of this thread: release the lock that it may still hold."""
+        self._sockets.interrupted()
+
     def release(self) -> None:
         """Unmap the memory. Idempotent."""
         self._controls.clear()

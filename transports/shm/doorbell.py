@@ -23,6 +23,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from transports.locks import let_go
+
 _FUTEX_WAIT: Final = 0
 _FUTEX_WAKE: Final = 1
 _NUMBERS: Final = {"x86_64": 202, "aarch64": 98}
@@ -82,7 +84,7 @@ class WakeupSockets:
     def __init__(self, name: str, rank: int) -> None:
         self._name = name
         self._rank = rank
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._own: socket.socket | None = None
         self._sender: socket.socket | None = None
 
@@ -108,6 +110,10 @@ class WakeupSockets:
         with self._lock, contextlib.suppress(BlockingIOError):
             while self._own is not None:
                 self._own.recv(1)
+
+    def interrupted(self) -> None:
+        """An interrupt has left a call of this thread: release the lock if it still holds it."""
+        let_go(self._lock)
 
     def close(self) -> None:
         """Close the sockets. Idempotent; afterwards nobody calls the other methods."""

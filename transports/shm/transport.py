@@ -213,6 +213,8 @@ class ShmTransport(Transport, OneSided, AnySource, Pollable):
 
     def interrupted(self) -> None:
         self.driver.interrupted()
+        if self._board is not None:
+            self._board.interrupted()
 
     def close(self, deadline: float) -> None:
         """See Transport. A frame counts as sent once it is in a ring: the ring's memory stays while a peer maps it.

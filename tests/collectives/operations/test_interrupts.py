@@ -291,6 +291,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[], World]:
     return lambda: World(transport, size, timeout=10.0, **settings)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python drops those of finalizers
 @pytest.mark.timeout(3600 if LONG else 300)
 @pytest.mark.parametrize("kind", ["line", "instruction", "return"])
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__.lower())
