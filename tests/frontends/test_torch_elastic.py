@@ -66,6 +66,32 @@ def test_s4_sync_divides_the_samples_on_ranks_that_hold_the_commit(pool: Pools) 
     assert pool(2).run(divided_again, 2) == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
+def stepping_in_two_worlds(size: int) -> list[float]:
+    """Rank 1 of the second world is new to the optimizer: it has no groups of gradients, which rank 0 has."""
+    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(4)]
+    optimizer = None
+    for steps in (3, 2):
+        hvd.init()
+        try:
+            rank = hvd.rank()
+            if optimizer is None or rank == 1:
+                named = [(f"p{number}", one) for number, one in enumerate(parameters)]
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.5), named)
+            for _ in range(steps):
+                optimizer.zero_grad()
+                sum(one.sum() * (hvd.rank() + 1) for one in parameters).backward()
+                optimizer.step()
+        finally:
+            hvd.shutdown()
+        parameters = parameters if rank == 0 else [torch.nn.Parameter(one.detach().clone()) for one in parameters]
+    return [one[0].item() for one in parameters]
+
+
+def test_ranks_that_go_on_use_no_groups_of_gradients_of_the_world_before(pool: Pools) -> None:
+    """Each of 5 steps takes 0.5 times the average of 1 and 2."""
+    assert pool(2).run(stepping_in_two_worlds, 2, timeout="20") == [[1 - 5 * 0.75] * 4] * 2
+
+
 def committing(rank: int, size: int) -> None:
     torch.manual_seed(rank)
     net = torch.nn.Linear(2, 2)
