@@ -108,9 +108,10 @@ class Trap:
 
     def __init__(self, lines: int) -> None:
         self._lines = lines
+        self._function = self._enter  # CPython 3.11 may call it once more after `sys` has let go of it
 
     def set(self) -> None:
-        sys.settrace(self._enter)
+        sys.settrace(self._function)
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:  # of the calls that have begun, too
             if _OF_RONDE.search(frame.f_code.co_filename):

@@ -39,6 +39,9 @@ class Points:
         self.kind = kind
         self.left = number
         self.place = ""
+        # CPython 3.11 may call it once more after the raise: in a finalizer that the collector runs while the frame
+        # object of a "call" event is made. By then `sys` has let go of it.
+        self._function: Callable[[FrameType, str, Any], Any] = self._profile if kind == "return" else self._trace
 
     @property
     def fired(self) -> bool:
@@ -46,9 +49,9 @@ class Points:
 
     def start(self) -> None:
         if self.kind == "return":
-            sys.setprofile(self._profile)
+            sys.setprofile(self._function)
         else:
-            sys.settrace(self._trace)
+            sys.settrace(self._function)
 
     def stop(self) -> None:
         sys.settrace(None)
