@@ -3,11 +3,12 @@
     python benchmarks/compare_hosts.py                                  the table of docs/performance.md
     python benchmarks/compare_hosts.py --worlds 4x2 --rates 200mbit --max 1M
     python benchmarks/compare_hosts.py --algorithms ring hierarchical   Ronde's algorithms beside its own choice
+    python benchmarks/compare_hosts.py --rates full --before OTHER/.venv/bin/python --worlds 2x2    another checkout
     python benchmarks/compare_hosts.py --delay 0.02 --loss 0.001        over a long way, which loses packets
 
 The hosts are network namespaces of this machine with links of the given rate (tests/netns/network.py), so it needs
 root. A world HxR has H hosts of R ranks. `wire` is the time in which the links can pass the bytes that must cross them,
-2 (h - 1) / h N, at the payload's share of a frame.
+2 (h - 1) / h N, at the payload's share of a frame. The rate `full` is that of the machine.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.compare import OURS, Contender, Job, Line, measure, size_text, time_text
+from benchmarks.compare import BEFORE, OURS, Contender, Job, Line, measure, size_text, time_text
 from collectives.launch.bench import machine, parse_size
 from tests.netns.network import CABLE, Host, Network, obstacle
 
-SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+FULL = "full"
 WORLDS = ("4x1", "4x2", "2x4", "3x2")
 RATES = ("200mbit", "1gbit")
 PAYLOAD = 1448 / 1514
@@ -60,7 +62,9 @@ class AcrossHosts(Contender):
 
 
 def bits_per_second(rate: str) -> float:
-    """The number of a rate as tc(8) writes it: '200mbit'. Raises ValueError."""
+    """The number of a rate as tc(8) writes it: '200mbit'; infinity for 'full'. Raises ValueError."""
+    if rate == FULL:
+        return math.inf
     found = re.fullmatch(r"([0-9.]+)([kmg]bit)", rate)
     if found is None:
         raise ValueError(f"rate {rate!r}: must be a number and kbit, mbit or gbit")
@@ -81,15 +85,17 @@ def world(
     loss: float = 0.0,
     burst: str = BURST,
     congestion: str | None = None,
+    before: Path | None = None,
 ) -> Iterator[list[Job]]:
     """The jobs of all contenders (name, library, settings) in one world, whose hosts have links of `rates`, and TCP's
-    congestion control: without a name that of the machine."""
+    congestion control: without a name that of the machine. `before`: the interpreter of the contender of this name."""
     hosts, each = (int(number) for number in shape.split("x"))
     names = [f"host{index}" for index in range(hosts)]
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(Network(names, delay=delay))
         for name, rate in zip(names, rates, strict=True):
-            network.slow(name, rate, "400ms", burst)
+            if rate != FULL:
+                network.slow(name, rate, "400ms", burst)
             if congestion is not None:
                 network.hosts[name].run("sysctl -q -w", f"net.ipv4.tcp_congestion_control={congestion}")
             if loss:
@@ -100,10 +106,9 @@ def world(
             places = tuple(network.hosts[host] for host in names)
             store = f"RONDE_STORE=file://{directory}/{name}"
             (directory / name).mkdir()
-            contender = AcrossHosts(
-                name, library, (), Path(sys.executable), places, (*settings, store, "RONDE_SECRET=")
-            )
-            jobs.append(Job(contender, Path(sys.executable), hosts * each, "tcp", directory))
+            python = before if name == BEFORE and before is not None else Path(sys.executable)
+            contender = AcrossHosts(name, library, (), python, places, (*settings, store, "RONDE_SECRET="))
+            jobs.append(Job(contender, python, hosts * each, "tcp", directory))
             stack.callback(jobs[-1].close)
         yield jobs
 
@@ -122,11 +127,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", nargs="*", default=WORLDS, metavar="HxR", help=f"default: {' '.join(WORLDS)}")
     parser.add_argument("--rates", nargs="*", default=RATES, metavar="RATE", help=f"default: {' '.join(RATES)}")
-    parser.add_argument("--min", type=parse_size, default=SIZES[0], metavar="SIZE", help="smallest size")
+    parser.add_argument("--min", type=parse_size, default=1 << 16, metavar="SIZE", help="smallest size (default: 64K)")
     parser.add_argument("--max", type=parse_size, default=SIZES[-1], metavar="SIZE", help="largest size")
     parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS", help="added to each way between hosts")
     parser.add_argument("--loss", type=float, default=0.0, metavar="PART", help="of the packets, as 0.001")
     parser.add_argument("--algorithms", nargs="*", default=[], metavar="NAME", help="also by these, one job each")
+    parser.add_argument("--before", type=Path, metavar="PYTHON", help="interpreter of another checkout of Ronde")
     parser.add_argument("--no-gloo", action="store_true", help="without gloo")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contender per line (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every time to FILE")
@@ -154,15 +160,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     contenders = [(OURS, OURS, ("RONDE_TRANSPORT=auto",))]
     contenders += [(name, OURS, ()) for name in options.algorithms]
+    contenders += [(BEFORE, OURS, ("RONDE_TRANSPORT=auto",))] if options.before is not None else []
     contenders += [] if options.no_gloo else [("gloo", "gloo", ())]
     names = [name for name, _, _ in contenders]
+    before = None if options.before is None else options.before.absolute()
     rows = []
     print(f"{'world':>6}{'rate':>9}{'size':>9}{'wire':>11}" + "".join(f"{name:>11}" for name in names), end="")
     print("".join(f"{name + ' / ' + OURS:>16}" for name in names[1:]) + f"{'of wire':>8}{'wrong':>7}  algorithm")
     for shape in options.worlds:
         ranks = math.prod(int(number) for number in shape.split("x"))
         for rate in options.rates:
-            with world(shape, [rate] * int(shape.split("x")[0]), contenders, options.delay, options.loss) as jobs:
+            with world(
+                shape, [rate] * int(shape.split("x")[0]), contenders, options.delay, options.loss, before=before
+            ) as jobs:
                 for job in jobs:
                     job.algorithm = job.name if job.name in options.algorithms else None
                 for size in SIZES:

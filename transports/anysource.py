@@ -7,7 +7,6 @@ takes the first frame that it matches; of several receives that match a frame, t
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
@@ -23,27 +22,10 @@ class Arrival(NamedTuple):
     nbytes: int
 
 
-class Claim:
-    """The right of one receive to a frame. Receives that share a claim take one frame together: the first that matches
-    takes the claim, and the others never complete. For a receive that is posted with several transports."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    @property
-    def taken(self) -> bool:
-        """True once a receive has matched."""
-        return self._lock.locked()
-
-    def take(self) -> bool:
-        """Take the claim; False if it is taken. Any thread may call it."""
-        return self._lock.acquire(blocking=False)
-
-
 class AnyRequest(Request):
     """A receive from any of several ranks in flight."""
+
+    __slots__ = ()
 
     @property
     @abstractmethod
@@ -70,7 +52,6 @@ class AnySource(ABC):
         tags: range,
         view: memoryview | None,
         check: int | None = None,
-        claim: Claim | None = None,
     ) -> AnyRequest:
         """Begin to receive the first frame from any of `sources` with any of `tags`.
 
@@ -78,8 +59,6 @@ class AnySource(ABC):
         tags     consecutive numbers, 0 <= tag < 2**64
         view     as of `Transport.irecv`; None allocates memory of the length of the frame
         check    as of `Transport.irecv`; None takes every check
-        claim    shared with receives of other transports, of which one takes a frame. A receive with a claim does not
-                 fail if the peers close: its poster asks `reachable`
 
         Of the frames that have arrived from one peer the first is taken. No peer is kept waiting by others that send
         more: a frame that has arrived is taken after a number of receives that does not depend on later frames. (The
@@ -96,12 +75,6 @@ class AnySource(ABC):
         closed. A deadline in the past polls: it makes all progress that is possible without waiting. Raises ValueError
         for bad arguments, and the transport's first failure.
         """
-
-    @abstractmethod
-    def since(self, sources: frozenset[int], tags: range) -> float:
-        """The monotonic time at which the frame arrived that `irecv_any` would take now; infinity if there is none. For
-        a choice between several transports; the time of a frame that came before the first question may be earlier than
-        its arrival. Makes no progress."""
 
     @abstractmethod
     def reachable(self, sources: frozenset[int]) -> bool:

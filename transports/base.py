@@ -145,6 +145,8 @@ class Request(ABC):
     forgotten: the transport keeps a reference to the view until the send ends; a closed peer is no error then.
     """
 
+    __slots__ = ()
+
     @abstractmethod
     def test(self) -> bool:
         """Make all progress that is possible without waiting; True once completed.
@@ -187,11 +189,6 @@ class Transport(ABC):
         Raises ConnectError, RendezvousError or DeadlineExceeded, naming the missing rank; then everything is closed
         again.
         """
-
-    def shortage(self) -> str | None:
-        """The resource that this rank lacks to open the transport, as far as it can tell alone; None if it lacks none.
-        The transport `auto` asks before it opens another one. To be called before `open`."""
-        return None
 
     @abstractmethod
     def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:

@@ -23,8 +23,11 @@ from transports.base import Group
 _SHARED: Final = 10e-6
 """Seconds of a yield after which the core counts as shared. A yield of an unshared core takes a tenth of this."""
 _MOVE_PAUSE: Final = 1e-3
-"""Minimum seconds between moves. A move takes some 50 us, and 6 us if the thread is on its core already."""
+_LONGEST_PAUSE: Final = 0.1
+"""Minimum seconds between moves: the pause doubles while the core is found shared soon after a move, since then there
+are fewer cores than threads that run. A move takes some 50 us, and 6 us if the thread is on its core already."""
 _TOPOLOGY: Final = Path("/sys/devices/system/cpu")
+_FREE: Final = contextlib.nullcontext()
 _CAN_MOVE: Final = hasattr(os, "sched_setaffinity")
 _yield_core: Final[Callable[[], None]] = getattr(os, "sched_yield", partial(time.sleep, 0))
 
@@ -44,6 +47,7 @@ class Cores:
         self._place = here.index(group.rank)
         self._moves = affinity and _CAN_MOVE and self._count > 1 and not self.shares_process
         self._move_at = 0.0
+        self._pause = _MOVE_PAUSE
 
     @property
     def suffice(self) -> bool:
@@ -57,7 +61,9 @@ class Cores:
         _yield_core()
         now = time.monotonic()
         if now - began > _SHARED and now >= self._move_at:
-            self._move_at = now + _MOVE_PAUSE
+            soon = now < self._move_at + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE) if soon else _MOVE_PAUSE
+            self._move_at = now + self._pause
             with self.kept():
                 pass
 
@@ -66,12 +72,12 @@ class Cores:
         start, stop = (place * len(cores) // self._count for place in (self._place, self._place + 1))
         return set(sorted(cores, key=_by_physical_core)[start : max(stop, start + 1)])
 
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self) -> contextlib.AbstractContextManager[None]:
         """Bind this thread to this rank's part of the cores within the context."""
-        if not self._moves:
-            yield
-            return
+        return self._bound() if self._moves else _FREE
+
+    @contextlib.contextmanager
+    def _bound(self) -> Iterator[None]:
         allowed = os.sched_getaffinity(0)
         part = self.part(allowed)
         try:

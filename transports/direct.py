@@ -57,9 +57,9 @@ class DirectMessages(ABC):
     yields: int
 
     @abstractmethod
-    def channel(self, dests: Sequence[int], sources: Sequence[int], tag: int, busy: int) -> Channel:
-        """The channel for messages with this tag to `dests` and from `sources`. `busy`: the answer of `Channel.run` if
-        they cannot be used."""
+    def channel(self, dests: Sequence[int], sources: Sequence[int], tag: int, busy: int) -> Channel | None:
+        """The channel for messages with this tag to `dests` and from `sources`; None if the messages of one of them do
+        not pass sockets. `busy`: the answer of `Channel.run` if the lanes cannot be used."""
 
 
 class Channel(ABC):

@@ -8,7 +8,7 @@
     So if a thread finds the lock free while there is a driver, the driver sleeps. If that thread changes the set of
     watched connections, or completes a request that another thread may wait for, it must `interrupt`.
 
-            thread A    wait ---- driver: engine.drive ......... done --> returns
+            thread A    wait ---- driver: mover.drive ......... done --> returns
             thread B         wait -- follower: sleeps ........... notified --> driver ...
             thread C                    isend, irecv, abort: take the lock while A sleeps, then `interrupt`
 
@@ -23,43 +23,49 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import get_ident
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from transports.cores import Cores
-from transports.errors import ReentryError
+from transports.errors import REENTRY, ReentryError
 from transports.locks import hold, is_mine, let_go, unlocked
 
 
-class Awaited(Protocol):
-    """The condition that a wait ends on. Both members are used with the lock held."""
+class Awaited(ABC):
+    """The condition that a wait ends on. Every member is used with the lock held."""
+
+    __slots__ = ()
 
     @property
+    @abstractmethod
     def done(self) -> bool:
         """True once there is nothing more to wait for."""
 
+    @abstractmethod
     def check_possible(self) -> None:
         """Raise if `done` can never become true."""
 
+    def request_wakeup(self) -> None:  # noqa: B027 - most are woken anyway
+        """Have the rank that makes it done wake this one, unless that rank does so anyway."""
 
-REENTRY: Final = (
-    "a signal handler, a destructor, a callback or an Op has made a call that waits, in the middle of another call of "
-    "its thread"
-)
-W = TypeVar("W", bound=Awaited)
-W_in = TypeVar("W_in", bound=Awaited, contravariant=True)
+    def poke(self) -> bool:
+        """Serve the most likely connection directly, without a selector; True if that made progress."""
+        return False
+
+
 T = TypeVar("T")
 
 
-class Engine(Protocol[W_in]):
-    """The part of a transport that moves its bytes. Every method is called with the lock held."""
+class Mover(Protocol):
+    """The loop that moves the bytes of a transport. Every method is called with the lock held."""
 
-    def drive(self, awaited: W_in, deadline: float) -> bool:
+    def drive(self, awaited: Awaited, deadline: float) -> bool:
         """Move all bytes until `awaited` is done (True) or the deadline has passed (False). Sleeps only in
         `Driver.sleep`. Raises the error of `awaited.check_possible`."""
 
-    def announce(self, awaited: W_in) -> None:
+    def announce(self, awaited: Awaited) -> None:
         """Called before a thread follows: make sure that the driver wakes when `awaited` is done."""
 
     def wake(self) -> None:
@@ -69,7 +75,7 @@ class Engine(Protocol[W_in]):
         """The driver does not sleep any more, whatever it had prepared for that."""
 
 
-class Driver(Generic[W]):
+class Driver:
     """The lock of a transport, and the role of the thread that drives it.
 
     thread    the number of the driving thread, None if no thread waits
@@ -77,18 +83,18 @@ class Driver(Generic[W]):
     longest   maximum seconds between two checks of a follower without a notification
     """
 
-    def __init__(self, engine: Engine[W], cores: Cores, longest: float) -> None:
+    def __init__(self, mover: Mover, cores: Cores, longest: float) -> None:
         self.lock = threading.RLock()
         self.thread: int | None = None
         self.asleep = False
         self.followers = 0
-        self._engine = engine
-        self._drive = engine.drive
+        self._mover = mover
+        self._drive = mover.drive
         self._cores = cores
         self._longest = longest
         self._turn = threading.Condition(self.lock)
 
-    def wait(self, awaited: W, deadline: float) -> bool:
+    def wait(self, awaited: Awaited, deadline: float) -> bool:
         """Drive or follow until `awaited` is done (True) or the deadline has passed (False). Call it without the lock.
         Raises the error of `awaited.check_possible`; ReentryError if `awaited` is not done, in the middle of another
         call of this thread."""
@@ -105,7 +111,7 @@ class Driver(Generic[W]):
             raise
         return done
 
-    def _drive_or_follow(self, awaited: W, deadline: float) -> bool:
+    def _drive_or_follow(self, awaited: Awaited, deadline: float) -> bool:
         while not awaited.done:
             if self.thread is None:
                 self.thread = get_ident()
@@ -114,7 +120,7 @@ class Driver(Generic[W]):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            self._engine.announce(awaited)
+            self._mover.announce(awaited)
             if not awaited.done:
                 self._follow(min(left, self._longest))
         return True
@@ -149,7 +155,7 @@ class Driver(Generic[W]):
         """Wake the driver and the followers, which check their conditions. The lock is held."""
         if self.followers:
             self._turn.notify_all()
-        self._engine.wake()
+        self._mover.wake()
 
     def close(self) -> None:
         """Wait until no other thread drives. The lock is held, once; every `check_possible` must raise by now. A signal
@@ -164,7 +170,7 @@ class Driver(Generic[W]):
         if mine:
             hold(self.lock)
             self.asleep = False
-            self._engine.awake()
+            self._mover.awake()
             self.thread = None
             self.notify()
         if mine or is_mine(self.lock):

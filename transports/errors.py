@@ -59,6 +59,12 @@ class ForkedError(RondeError):
     """The process was forked by a rank and is no rank itself; the text names the rank and its process."""
 
 
+REENTRY: Final = (
+    "a signal handler, a destructor, a callback or an Op has made a call that waits, in the middle of another call of "
+    "its thread"
+)
+
+
 class ReentryError(RondeError):
     """A signal handler, a destructor, a callback or an Op has made a call that waits, in the middle of another call of
     its thread. Nothing was sent; the other call goes on."""

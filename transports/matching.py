@@ -7,7 +7,7 @@ It does no I/O and takes no lock: the transport calls it with its own lock held.
     inbound.finish()                                    the payload is complete
 
 A frame that arrives before its receive is an unexpected message; it is kept until a receive claims it. A transport that
-can read the sender's buffer gives this buffer to `arrive`: then no copy is made before the claim.
+can read the sender's buffer lends it to `arrive`: then no copy is made before the claim.
 
 Receives from any source are kept apart from the others, which are found by peer and tag. Where both may match a frame,
 the numbers of the receives decide, which are given out only while there is a receive from any source.
@@ -15,19 +15,19 @@ the numbers of the receives decide, which are given out only while there is a re
 
 from __future__ import annotations
 
-import math
-import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from itertools import chain
+from typing import Final, Protocol
 
-from transports.anysource import Arrival, Claim
+from transports.anysource import Arrival
 from transports.base import Group
 from transports.errors import MismatchError, RondeError
 
 MAX_UNEXPECTED_FRAMES: Final = 1 << 18
 """Maximum number of unexpected messages of any length."""
-"""Number of ranks that the error of a receive from any source names."""
+
+_NOTHING: Final = memoryview(bytearray())
 
 
 class Receive:
@@ -57,25 +57,21 @@ class AnyReceive(Receive):
     receive that was posted for this frame.
 
     arrival   the envelope of the matched frame; None before
-    claim     must be taken to match
     """
 
-    __slots__ = ("_allocates", "_takes_every_check", "arrival", "claim", "sources", "tags")
+    __slots__ = ("_allocates", "_takes_every_check", "arrival", "sources", "tags")
 
-    def __init__(
-        self, sources: frozenset[int], tags: range, view: memoryview | None, check: int | None, claim: Claim | None
-    ) -> None:
+    def __init__(self, sources: frozenset[int], tags: range, view: memoryview | None, check: int | None) -> None:
         super().__init__(-1, -1, memoryview(bytearray()) if view is None else view, check or 0)
         self.sources = sources
         self.tags = tags
-        self.claim = Claim() if claim is None else claim
         self.arrival: Arrival | None = None
         self._allocates = view is None
         self._takes_every_check = check is None
 
     def matches(self, peer: int, tag: int) -> bool:
         """True if the receive may take a frame from this peer with this tag."""
-        return tag in self.tags and peer in self.sources and not self.claim.taken
+        return tag in self.tags and peer in self.sources
 
     def fits(self, check: int, length: int) -> bool:
         return (self._allocates or len(self.view) == length) and (self._takes_every_check or self.check == check)
@@ -86,28 +82,32 @@ class AnyReceive(Receive):
         senders = group.describe_all(self.sources)
         return f"rank {group.rank} waited too long for a frame with {tags} from any of {senders}"
 
-    def match(self, arrival: Arrival, payload: memoryview | None = None) -> bool:
-        """Match a frame; False if the claim is taken. `payload`: memory that holds the frame, and may be kept."""
-        if not self.claim.take():
-            return False
+    def match(self, arrival: Arrival, payload: memoryview | None = None) -> None:
+        """Match a frame. `payload`: memory that holds the frame, and may be kept."""
         self.arrival = arrival
         self.peer, self.tag = arrival.source, arrival.tag
         if self._allocates:
             self.view = memoryview(bytearray(arrival.nbytes)) if payload is None else payload
         if self._takes_every_check:
             self.check = arrival.check
-        return True
+
+
+class Loan(Protocol):
+    """The buffer of a sender, which this process can read."""
+
+    def end(self, target: memoryview | None) -> bool:
+        """Give the buffer back, after it was copied into `target` if there is one. False if the sender has taken it
+        back before, since it has failed."""
 
 
 class InboundMessage:
     """A frame whose payload is arriving: write the payload into `view`, then call `finish`.
 
-    borrowed   True while `view` is the sender's own buffer, which the sender must not change yet
-    complete   True once the whole payload is in `view`
+    complete   True once the whole payload is in `view`, or in the sender's buffer
     number     of an unexpected message: their order of arrival
     """
 
-    __slots__ = ("_queue", "_receive", "borrowed", "check", "complete", "number", "peer", "tag", "view")
+    __slots__ = ("_loan", "_queue", "_receive", "check", "complete", "nbytes", "number", "peer", "tag", "view")
 
     def __init__(
         self,
@@ -117,18 +117,19 @@ class InboundMessage:
         check: int,
         length: int,
         receive: Receive | None,
-        payload: memoryview | None,
+        loan: Loan | None,
     ) -> None:
         self._queue = queue
         self._receive = receive
+        self._loan = loan
         self.complete = False
-        self.borrowed = payload is not None
         self.peer = peer
         self.tag = tag
         self.check = check
+        self.nbytes = length
         fits = receive is not None and len(receive.view) == length and receive.check == check
-        if payload is not None:
-            self.view = payload
+        if loan is not None:
+            self.view = _NOTHING
         else:
             self.view = receive.view if fits and receive is not None else memoryview(bytearray(length))
         self.number = 0
@@ -137,36 +138,40 @@ class InboundMessage:
             queue.unexpected_frames += 1
 
     @property
+    def borrowed(self) -> bool:
+        """True while the payload is in the sender's buffer, which the sender must not change yet."""
+        return self._loan is not None
+
+    @property
     def arrival(self) -> Arrival:
         """The envelope."""
-        return Arrival(self.peer, self.tag, self.check, len(self.view))
-
-    def keep(self) -> None:
-        """Copy a borrowed payload, so that the sender has its buffer back."""
-        self.view = memoryview(bytes(self.view))
-        self.borrowed = False
+        return Arrival(self.peer, self.tag, self.check, self.nbytes)
 
     def claim(self, receive: Receive) -> None:
         """Give an unexpected message to the receive that was now posted for it."""
         self._receive = receive
-        self._queue.unexpected_bytes -= len(self.view)
+        self._queue.unexpected_bytes -= self.nbytes
         self._queue.unexpected_frames -= 1
         if self.complete:
             self._deliver(receive)
 
     def finish(self) -> None:
-        """The payload is complete in `view`."""
+        """The payload is complete."""
         self.complete = True
         if self._receive is not None:
             self._deliver(self._receive)
 
     def _deliver(self, receive: Receive) -> None:
-        if len(receive.view) != len(self.view) or receive.check != self.check:
-            receive.error = self._queue.misfit(receive, self.peer, self.check, len(self.view))
-        elif self.view is not receive.view:
+        fits = len(receive.view) == self.nbytes and receive.check == self.check
+        if not fits:
+            receive.error = self._queue.misfit(receive, self.peer, self.check, self.nbytes)
+        loan, self._loan = self._loan, None
+        if loan is not None:
+            if not loan.end(receive.view if fits else None):
+                return
+        elif fits and self.view is not receive.view:
             receive.view[:] = self.view
         receive.done = True
-        self.borrowed = False
 
 
 class MatchQueue:
@@ -182,12 +187,11 @@ class MatchQueue:
         self._any: list[AnyReceive] = []
         self._numbers = 0
         self._arrivals = 0
-        self._in_order: dict[int, tuple[InboundMessage, float]] | None = None
-        """The unexpected messages by their numbers, ascending, with the times of their arrival; kept once somebody has
-        asked for any source. The time is 0 for those that came before."""
-        self.held: dict[int, tuple[Arrival, float]] = {}
-        """The peers whose next frame may not be taken yet, with the time since when, the longest held first. If they
-        are served in this order, none waits forever for others that send more."""
+        self._in_order: dict[int, InboundMessage] | None = None
+        """The unexpected messages by their numbers, ascending; kept once somebody has asked for any source."""
+        self.held: dict[int, Arrival] = {}
+        """The peers whose next frame may not be taken yet, the longest held first. If they are served in this order,
+        none waits forever for others that send more."""
 
     def clear(self) -> None:
         """Forget all receives and frames, and give their views back."""
@@ -227,11 +231,11 @@ class MatchQueue:
     def add_any(self, receive: AnyReceive) -> None:
         """Post a receive from any source. It takes the unexpected message that arrived first of those that it
         matches."""
-        for inbound, _ in self._ordered():
+        for inbound in self._ordered():
             if receive.matches(inbound.peer, inbound.tag):
-                if receive.match(inbound.arrival, None if inbound.borrowed else inbound.view):
-                    self._take_out(inbound)
-                    inbound.claim(receive)
+                receive.match(inbound.arrival, None if inbound.borrowed else inbound.view)
+                self._take_out(inbound)
+                inbound.claim(receive)
                 return
         self._numbers += 1
         receive.number = self._numbers
@@ -246,16 +250,13 @@ class MatchQueue:
     def oldest(self, sources: frozenset[int], tags: range) -> Arrival | None:
         """The envelope of the frame that a receive from any of `sources` with any of `tags` would take now; None if
         there is none. Held frames count."""
-        return self._find(sources, tags)[0]
+        arrivals = chain((inbound.arrival for inbound in self._ordered()), self.held.values())
+        return next((one for one in arrivals if one.tag in tags and one.source in sources), None)
 
-    def since(self, sources: frozenset[int], tags: range) -> float:
-        """The monotonic time at which that frame arrived; infinity if there is none."""
-        return self._find(sources, tags)[1]
-
-    def arrive(self, peer: int, tag: int, check: int, length: int, payload: memoryview | None = None) -> InboundMessage:
+    def arrive(self, peer: int, tag: int, check: int, length: int, loan: Loan | None = None) -> InboundMessage:
         """Match an arrived header; the returned message has the view for the payload.
 
-        payload  the sender's buffer, if this process can read it: the message borrows it
+        loan  the sender's buffer, if this process can read it
         """
         if self.held:
             self.held.pop(peer, None)
@@ -265,19 +266,19 @@ class MatchQueue:
             receive = posted.popleft() if posted else None
             if posted is not None and not posted:
                 del self._posted[peer, tag]
-        inbound = InboundMessage(self, peer, tag, check, length, receive, payload)
+        inbound = InboundMessage(self, peer, tag, check, length, receive, loan)
         if receive is None:
             self._arrivals += 1
             inbound.number = self._arrivals
             self._unexpected.setdefault((peer, tag), deque()).append(inbound)
             if self._in_order is not None:
-                self._in_order[inbound.number] = inbound, time.monotonic()
+                self._in_order[inbound.number] = inbound
         return inbound
 
     def hold(self, peer: int, tag: int, check: int, length: int) -> None:
         """The next frame of a peer has arrived, but `arrive` may not be called for it yet."""
         if peer not in self.held:
-            self.held[peer] = Arrival(peer, tag, check, length), time.monotonic()
+            self.held[peer] = Arrival(peer, tag, check, length)
 
     def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
         """Copy a whole frame into the receive posted for it. False, with nothing done, if no receive is posted or the
@@ -363,26 +364,21 @@ class MatchQueue:
         return counts
 
     @property
+    def searched(self) -> bool:
+        """True once somebody has looked for frames of any source."""
+        return self._in_order is not None
+
+    @property
     def any_sources(self) -> list[frozenset[int]]:
         """The sources of the receives from any source that have not matched."""
-        return [receive.sources for receive in self._any if not receive.claim.taken]
+        return [receive.sources for receive in self._any]
 
-    def _find(self, sources: frozenset[int], tags: range) -> tuple[Arrival | None, float]:
-        """The frame that a receive from any source would take now, and the time of its arrival."""
-        for inbound, since in self._ordered():
-            if inbound.tag in tags and inbound.peer in sources:
-                return inbound.arrival, since
-        for arrival, since in self.held.values():
-            if arrival.tag in tags and arrival.source in sources:
-                return arrival, since
-        return None, math.inf
-
-    def _ordered(self) -> Iterable[tuple[InboundMessage, float]]:
-        """The unexpected messages in the order of their arrival, with the times of it."""
+    def _ordered(self) -> Iterable[InboundMessage]:
+        """The unexpected messages in the order of their arrival."""
         if self._in_order is None:
             unexpected = [inbound for messages in self._unexpected.values() for inbound in messages]
             unexpected.sort(key=lambda inbound: inbound.number)
-            self._in_order = {inbound.number: (inbound, 0.0) for inbound in unexpected}
+            self._in_order = {inbound.number: inbound for inbound in unexpected}
         return self._in_order.values()
 
     def _take_out(self, inbound: InboundMessage) -> None:
@@ -407,11 +403,9 @@ class MatchQueue:
 
     def _match_any(self, arrival: Arrival) -> AnyReceive | None:
         """Match a frame to the oldest receive from any source, unless an older receive waits for it."""
-        while True:
-            receive = self._next(arrival.source, arrival.tag)
-            if not isinstance(receive, AnyReceive):
-                self._any = [other for other in self._any if not other.claim.taken]
-                return None
-            self._any.remove(receive)
-            if receive.match(arrival):
-                return receive
+        receive = self._next(arrival.source, arrival.tag)
+        if not isinstance(receive, AnyReceive):
+            return None
+        self._any.remove(receive)
+        receive.match(arrival)
+        return receive

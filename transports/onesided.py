@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from transports.errors import DeadlineExceeded, PeerLost, RendezvousError
+from transports.errors import PeerLost, RendezvousError
 
 EPOCH: Final = 0
 """Word of a rank's epoch in its control words; see Controls."""
@@ -96,17 +96,6 @@ class Window(ABC):
                8 epochs of the peer's newest). Raises MismatchError if not, DeadlineExceeded, or the transport's
                first failure; the window is intact, except after the latter.
         """
-
-    def reached(self, index: int, epoch: int, wakeup: bool = False) -> bool:
-        """True if the epoch of position `index` is at least `epoch`. May be False after a failure.
-
-        wakeup  if it is not, let the next epoch end a sleep on the descriptor of the transport: see `Pollable`
-        """
-        try:
-            self.wait(index, epoch, 0.0)
-        except DeadlineExceeded:
-            return False
-        return True
 
     @abstractmethod
     def expose_arrays(self, *pieces: Memory) -> bool:

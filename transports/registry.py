@@ -18,6 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, cast
 
 from transports.base import Backend
+from transports.engine import Linking
 from transports.errors import ConfigError
 from transports.settings import Values, build, did_you_mean
 
@@ -59,6 +60,16 @@ def backend(name: str) -> Backend:
     if absent:
         raise ConfigError(f"transport {name!r} ({found!r}) is not a backend: it lacks {', '.join(absent)}")
     return cast(Backend, found)
+
+
+def has_links(name: str) -> bool:
+    """True if other transports can use the links of this one."""
+    return hasattr(backend(name), "link")
+
+
+def linking(name: str) -> Linking:
+    """The backend called `name`, which has links. Raises as `backend` does."""
+    return cast(Linking, backend(name))
 
 
 def options_class(name: str) -> type[Any]:

@@ -136,6 +136,8 @@ def tabulate_messages(
     channel = messages.channel(
         [ranks[peer] for peer in peers[Kind.SEND]], [ranks[peer] for peer in peers[Kind.RECV]], binder.tag, UNFIT
     )
+    if channel is None:
+        return None
     rows = _MessageRows(plan, state, binder, scratch, channel, messages.largest)
     if not all(rows.add(step) for step in steps) or rows.writer.moved > _MOST_BYTES:
         return None

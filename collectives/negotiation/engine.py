@@ -35,8 +35,8 @@ from collectives.negotiation.worker import State, Worker
 from collectives.operations import Job, Work
 from transports import forking
 from transports.base import Transport
-from transports.driver import REENTRY
 from transports.errors import (
+    REENTRY,
     AbortedError,
     ClosedError,
     DeadlineExceeded,

@@ -25,8 +25,7 @@ from threading import get_ident
 from typing import Any, Final, Protocol
 
 from collectives.operations.job import Job
-from transports.driver import REENTRY
-from transports.errors import ReentryError, RondeError
+from transports.errors import REENTRY, ReentryError, RondeError
 from transports.locks import let_go
 
 HOLDER: Final = 0

@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from tests.security.certificates import Files
 from tests.security.fuzz import cuts, faulty, fuzz
 from tests.transports.groups import SECRET, groups, recv, send
-from tests.transports.tcp_ranks import SECONDS, address_of, in_threads, link, ranks, wait_until
+from tests.transports.tcp_ranks import SECONDS, address_of, in_threads, link, ranks, tcp_link, wait_until
 from transports import auth
 from transports.cores import Cores
 from transports.errors import ConnectError, RondeError
+from transports.loop import Loop
 from transports.tcp import Options, TcpTransport
 from transports.tcp.frames import intro_frame
 from transports.tcp.handshake import Dial
-from transports.tcp.loop import Loop
 from transports.tls import TlsSocket
 
 PURPOSE = b"ronde tcp lane to rank 0 of 2, generation 0"
@@ -99,15 +99,15 @@ def worlds() -> Iterator[list[TcpTransport]]:
 def test_strangers_say_anything(worlds: list[TcpTransport], pieces: list[bytes]) -> None:
     a, b = worlds
     with socket.create_connection(address_of(a), timeout=SECONDS) as stranger:
-        refusals = a._listener._refusals
+        refusals = tcp_link(a)._listener._refusals
         hang_up(stranger, pieces)
-        wait_until(lambda: a._listener._refusals > refusals, drive=a)
+        wait_until(lambda: tcp_link(a)._listener._refusals > refusals, drive=a)
         said = b""
         with contextlib.suppress(ConnectionResetError):
             while part := stranger.recv(1000):
                 said += part
         assert len(said) <= auth.CHALLENGE_BYTES + 7
-    assert not a._listener._unauthenticated
+    assert not tcp_link(a)._listener._unauthenticated
     assert a.failure is None
     in_threads(lambda: send(b, 0, 1, b"abc"), lambda: recv(a, 1, 1, 3))
 
@@ -137,12 +137,28 @@ class Outcome:
     def check_possible(self) -> None:
         """There is nothing else that could end it."""
 
+    def request_wakeup(self) -> None:
+        """It is woken by its socket."""
+
+
+class Nothing:
+    """The progress beside that of sockets."""
+
+    def __init__(self, crashed: Callable[[BaseException], None]) -> None:
+        self.crashed = crashed
+
+    def sweep(self) -> bool:
+        return False
+
+    def tick(self, now: float) -> float:
+        return now + 1.0
+
 
 def dial(listener: socket.socket) -> RondeError | socket.socket:
     """The outcome of a Dial."""
     outcome = Outcome()
     failed: list[BaseException] = []
-    loop = Loop(0.0, Cores(groups(1)[0]), lambda now: now + 1.0, failed.append)
+    loop = Loop(Nothing(failed.append), Cores(groups(1)[0]))
     with loop.driver.lock:
         loop.open()
         dial = Dial(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.security.fuzz import cuts, faulty, fuzz, values, words
 from tests.transports.groups import groups, soon
-from tests.transports.tcp_ranks import member
+from tests.transports.tcp_ranks import member, tcp_link
 from transports.errors import (
     AbortedError,
     DeadlineExceeded,
@@ -110,11 +110,11 @@ def beside(pieces: list[bytes], *, incoming: bool) -> Iterator[tuple[TcpTranspor
     with far:
         try:
             near.setblocking(False)
-            with transport._lock:
+            with transport.lock:
                 if incoming:
-                    assert transport.accepted(near, 1, 0) is None
+                    assert tcp_link(transport).accepted(near, 1, 0) is None
                 else:
-                    lane = transport._outgoing[1] = Outgoing(transport, transport._loop, 1)
+                    lane = tcp_link(transport)._outgoing[1] = Outgoing(tcp_link(transport), transport.loop, 1)
                     lane.attach(near)
             for piece in pieces:
                 far.sendall(piece)
@@ -144,8 +144,8 @@ def test_a_receiver_survives_any_bytes_from_a_member(pieces: list[bytes], receiv
         except RondeError as error:
             assert transport.failure is not None
             assert type(error) is type(transport.failure)  # noqa: PT017
-        assert transport._match_queue.unexpected_bytes <= LIMIT
-        assert all(len(lane._rest) <= max(LIMIT, MAX_CONTROL_BYTES) for lane in transport._lanes())
+        assert transport.match_queue.unexpected_bytes <= LIMIT
+        assert all(len(lane._rest) <= max(LIMIT, MAX_CONTROL_BYTES) for lane in tcp_link(transport)._lanes())
 
 
 serials = st.sampled_from([0, 1, 2]) | words
@@ -180,8 +180,8 @@ def test_a_member_says_anything_in_pieces(main: bytes, stripes: list[bytes], rec
         except RondeError as error:
             assert transport.failure is not None
             assert type(error) is type(transport.failure)  # noqa: PT017
-        assert transport._match_queue.unexpected_bytes <= LIMIT
-        assert all(len(lane._rest) <= max(LIMIT, MAX_CONTROL_BYTES) for lane in transport._lanes())
+        assert transport.match_queue.unexpected_bytes <= LIMIT
+        assert all(len(lane._rest) <= max(LIMIT, MAX_CONTROL_BYTES) for lane in tcp_link(transport)._lanes())
 
 
 @fuzz(80)
@@ -215,7 +215,7 @@ def test_endless_small_frames_are_left_in_the_network(monkeypatch: pytest.Monkey
     with beside([b"".join(header(tag, 0, DATA, 0) for tag in range(100))], incoming=True) as (transport, _):
         with pytest.raises(DeadlineExceeded):
             transport.irecv(1, 1000, memoryview(bytearray(1))).wait(time.monotonic() + 0.05)
-        assert transport._match_queue.unexpected_frames == 10
+        assert transport.match_queue.unexpected_frames == 10
         for tag in range(100):
             transport.irecv(1, tag, memoryview(bytearray())).wait(soon())
 
@@ -234,8 +234,8 @@ def test_the_table_of_addresses_holds_anything(rank: int, said: bytes) -> None:
     else:
         store.set("addresses", said)
     try:
-        table = exchange(group, ("127.0.0.1", 1), time.monotonic())
+        table = exchange(group, (0, 1), ("127.0.0.1", 1), time.monotonic())
     except RendezvousError:
         return
     assert len(table) == 2
-    assert all(isinstance(host, str) and 0 < port < 65536 for host, port in table)
+    assert all(isinstance(host, str) and 0 < port < 65536 for host, port in table.values())

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.security.fuzz import faulty, fuzz, values, words
 from tests.transports.groups import groups, recv, send, soon
+from tests.transports.shm_ranks import shm_link
 from tests.transports.tcp_ranks import in_threads
 from transports.errors import (
     AbortedError,
@@ -26,6 +27,7 @@ from transports.errors import (
     TransportError,
 )
 from transports.liveness import Watch
+from transports.onesided import OneSided
 from transports.packed import pack
 from transports.shm import Options, ShmTransport, board
 from transports.shm.board import Board
@@ -112,8 +114,9 @@ def pair(directory: Path) -> Iterator[tuple[ShmTransport, ShmTransport]]:
 
 
 def memory_of(transport: ShmTransport) -> memoryview:
-    assert transport._board is not None
-    return transport._board.segment.memory
+    opened = shm_link(transport)._board
+    assert opened is not None
+    return opened.segment.memory
 
 
 END = board._rings_offset(2) + 2 * (CONTROL_BYTES + RING)
@@ -149,7 +152,7 @@ def test_a_rank_writes_anything_into_the_board(
             with contextlib.suppress(DeadlineExceeded):
                 request.wait(time.monotonic() + 0.003)
         assert sane.failure is None or isinstance(sane.failure, RondeError)
-        assert sane._match_queue.unexpected_bytes <= LIMIT
+        assert sane.match_queue.unexpected_bytes <= LIMIT
 
 
 @fuzz(40)
@@ -158,7 +161,7 @@ def test_a_rank_sends_any_header(
     tmp_path_factory: pytest.TempPathFactory, kind: int, tag: int, check: int, length: int
 ) -> None:
     with pair(tmp_path_factory.mktemp("segments")) as (sane, mad):
-        ring = mad._outgoing[0]
+        ring = shm_link(mad)._outgoing[0]
         ring._write_header(kind, tag, check, length)
         ring._written += 32 + 128
         with contextlib.suppress(RondeError):
@@ -173,7 +176,7 @@ def test_a_rank_sends_any_header(
 def test_a_frame_without_end_is_not_believed(tmp_path: Path) -> None:
     with pair(tmp_path) as (sane, mad):
         expected = sane.irecv(1, 1, memoryview(bytearray(40)))
-        ring = mad._outgoing[0]
+        ring = shm_link(mad)._outgoing[0]
         ring._write_header(0, 1, 0, 2**60)
         ring._written += 64
         ring._publish()
@@ -183,8 +186,8 @@ def test_a_frame_without_end_is_not_believed(tmp_path: Path) -> None:
 
 def test_an_impossible_counter_is_the_loss_of_its_writer(tmp_path: Path) -> None:
     with pair(tmp_path) as (sane, mad):
-        mad._outgoing[0]._written = 2**60
-        mad._outgoing[0]._publish()
+        shm_link(mad)._outgoing[0]._written = 2**60
+        shm_link(mad)._outgoing[0]._publish()
         with pytest.raises(PeerLost, match=r"rank 0 lost rank 1 .*, which wrote invalid data"):
             sane.irecv(1, 1, memoryview(bytearray(40))).wait(soon())
 
@@ -200,7 +203,7 @@ def test_an_abort_without_a_cause_is_an_abort(tmp_path: Path) -> None:
 @given(st.binary(max_size=60) | values.map(pack), words | st.integers(1, 60))
 def test_any_cause_is_an_error(tmp_path_factory: pytest.TempPathFactory, said: bytes, length: int) -> None:
     with segment(tmp_path_factory.mktemp("segments"), END) as memory:
-        desk = Board(memory, groups(2)[0])
+        desk = Board(memory, groups(2)[0], (0, 1))
         desk._header[8] = 1
         desk._controls[1][4] = length
         at = desk._cause_offset(1)
@@ -229,7 +232,7 @@ def meet(note: bytes) -> None:
     group = groups(2)[1]
     group.store.set("shm/board", note)
     with pytest.raises((ConnectError, RendezvousError)):
-        Board.create_or_attach(group, RING, "", soon()).release()
+        Board.create_or_attach(group, (0, 1), RING, "", soon()).release()
 
 
 notes = st.fixed_dictionaries({"path": values | st.sampled_from(["/dev/zero", f"/nowhere/{NAME}"]), "nbytes": words})
@@ -261,6 +264,7 @@ def test_the_header_of_a_board_is_anything(
 def test_a_process_that_cannot_be_is_an_error(pid: int, start: int, space: int) -> None:
     memory = memoryview(bytearray(END))
     desk = Board.__new__(Board)
+    desk._ranks = (0,)
     desk._controls = [memory[:128].cast("Q")]
     for at, word in enumerate((pid, start, space), 1):
         desk._controls[0][at] = word
@@ -295,9 +299,9 @@ def test_an_offer_of_a_window_is_anything(tmp_path_factory: pytest.TempPathFacto
     precious.write_bytes(bytes(64))
     offer = offer.replace(b"\xa8precious", pack(str(precious)))
     with pair(tmp_path_factory.mktemp("segments")) as (sane, mad):
-        mad.offer(0, offer)
+        shm_link(mad).offer(0, offer)
         with pytest.raises(RondeError):
-            sane.expose("window", (1, 0), 64, time.monotonic() + 0.01)
+            sane.ability(OneSided).expose("window", (1, 0), 64, time.monotonic() + 0.01)
     assert precious.exists()
 
 
@@ -307,7 +311,7 @@ def test_no_other_file_is_removed(tmp_path: Path) -> None:
         precious = tmp_path / name
         precious.write_bytes(b"")
         with pair(tmp_path / "segments") as (sane, mad):
-            mad.offer(0, pack({"key": "window", "ranks": [1, 0], "nbytes": 1, "path": str(precious)}))
+            shm_link(mad).offer(0, pack({"key": "window", "ranks": [1, 0], "nbytes": 1, "path": str(precious)}))
             with pytest.raises(PeerLost, match="not a valid offer of a window"):
                 sane.irecv(1, 1, memoryview(bytearray(1))).wait(soon())
         assert precious.exists()
@@ -317,11 +321,11 @@ def test_offers_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("transports.shm.exposing.MAX_OFFERS", 3)
     with pair(tmp_path) as (sane, mad):
         for number in range(4):
-            mad.offer(0, pack({"key": str(number), "ranks": [1, 0], "nbytes": 1, "error": "none"}))
+            shm_link(mad).offer(0, pack({"key": str(number), "ranks": [1, 0], "nbytes": 1, "error": "none"}))
         with pytest.raises(PeerLost, match=r"an offer of .* with 3 offers unanswered"):
             sane.irecv(1, 1, memoryview(bytearray(1))).wait(soon())
     with pair(tmp_path) as (sane, mad):
-        mad._outgoing[0].send(OFFER, 0, 0, memoryview(bytes(70_000)))
+        shm_link(mad)._outgoing[0].queue(OFFER, 0, 0, memoryview(bytes(70_000)), mad.sent)
         with pytest.raises(PeerLost, match="an offer of 70000 bytes"):
             sane.irecv(1, 1, memoryview(bytearray(1))).wait(soon())
 
@@ -332,7 +336,9 @@ def test_a_rank_writes_anything_into_a_window(
     tmp_path_factory: pytest.TempPathFactory, scribbled: list[tuple[int, int]], epoch: int
 ) -> None:
     with pair(tmp_path_factory.mktemp("segments")) as transports:
-        windows = in_threads(*(lambda t=t: t.expose("window", (0, 1), 64, soon()) for t in transports))
+        windows = in_threads(
+            *(lambda t=t: t.ability(OneSided).expose("window", (0, 1), 64, soon()) for t in transports)
+        )
         for at, word in scribbled:
             windows[1].segment.memory[:512].cast("Q")[at] = word
         with contextlib.suppress(RondeError):

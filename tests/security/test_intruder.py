@@ -19,7 +19,7 @@ import pytest
 from collectives import Communicator, Config
 from tests.security.certificates import Files
 from tests.transports.groups import SECRET, soon
-from tests.transports.tcp_ranks import SECONDS
+from tests.transports.tcp_ranks import SECONDS, tcp_link
 from transports import auth
 from transports.errors import ConnectError, DeadlineExceeded
 from transports.rendezvous import bootstrap, wire
@@ -71,7 +71,7 @@ class Job:
     @property
     def listener(self) -> Address:
         """The address on which rank 0 listens."""
-        return self.transports[0]._dialing.addresses[0]
+        return tcp_link(self.transports[0])._dialing.addresses[0]
 
     def goes_on(self, rounds: int = 3) -> None:
         """Wait until every rank has done some more."""
@@ -96,7 +96,9 @@ class Job:
             transport = self.transports[rank] = TcpTransport(group, Options(handshake_timeout=HANDSHAKE))
             transport.open(soon())
             if self._recorder is not None and rank == 1:
-                transport._dialing.addresses[0] = self._recorder.between(transport._dialing.addresses[0])
+                tcp_link(transport)._dialing.addresses[0] = self._recorder.between(
+                    tcp_link(transport)._dialing.addresses[0]
+                )
             config = Config.load({"transport": "tcp", "timeout": 30.0}, environment={})
             with contextlib.closing(Communicator(transport, config)) as comm:
                 self._compute(comm, store)

@@ -22,7 +22,7 @@ from collectives import Communicator
 from tests.collectives.launch.launcher import environment, ronde
 from tests.security.certificates import Authority, Files
 from tests.transports.groups import SECRET, groups, recv, send, soon
-from tests.transports.tcp_ranks import SECONDS, address_of, every, in_threads, link, wait_until
+from tests.transports.tcp_ranks import SECONDS, address_of, every, in_threads, link, tcp_link, wait_until
 from tests.worlds import world_of
 from transports.auth import CHALLENGE_BYTES, Client
 from transports.errors import AbortedError, ConfigError, ConnectError, DeadlineExceeded, PeerLost, RendezvousError
@@ -61,9 +61,12 @@ def test_everything_goes_under_tls(authority: Authority) -> None:
     options = Options(connections=2, spread_bytes=1)
     with ranks(authority.end().load(), authority.end().load(), options=options) as transports:
         link(transports)
-        every(transports, lambda t: wait_until(lambda: len(t._lanes()) == 6 and not t._dialing.dials, drive=t))
+        every(
+            transports,
+            lambda t: wait_until(lambda: len(tcp_link(t)._lanes()) == 6 and not tcp_link(t)._dialing.dials, drive=t),
+        )
         for t in transports:
-            for lane in t._lanes():
+            for lane in tcp_link(t)._lanes():
                 assert isinstance(lane.sock, TlsSocket)
                 assert lane.sock.version() == "TLSv1.3"
 
@@ -71,9 +74,7 @@ def test_everything_goes_under_tls(authority: Authority) -> None:
 def test_plain_links_have_plain_sockets() -> None:
     with ranks(None, None) as transports:
         link(transports)
-        lane = transports[0].lane_to(1)
-        assert lane is not None
-        assert type(lane.sock) is socket.socket
+        assert type(tcp_link(transports[0])._outgoing[1].sock) is socket.socket
 
 
 @contextlib.contextmanager
@@ -117,8 +118,8 @@ def test_decrypted_bytes_are_handled_without_further_data(files: Files) -> None:
     with beside(files.load(), Options(spin_us=0)) as (transport, near, far):
         say(far, frames(*payloads))
         requests = [transport.irecv(1, tag, memoryview(bytearray(len(p)))) for tag, p in enumerate(payloads)]
-        with transport._lock:
-            assert transport.accepted(near, 1, 0) is None
+        with transport.lock:
+            assert tcp_link(transport).accepted(near, 1, 0) is None
         requests[-1].wait(time.monotonic() + 5)
 
 
@@ -129,10 +130,10 @@ def test_decrypted_bytes_are_handled_once_their_destination_is_known(files: File
     assert len(stream) == 4 << 14  # four records: the last two do not fit behind what is left of the first ones
     options = Options(max_parked_bytes=10, spin_us=0)
     with beside(files.load(), options) as (transport, near, far):
-        with transport._lock:
-            assert transport.accepted(near, 1, 0) is None
+        with transport.lock:
+            assert tcp_link(transport).accepted(near, 1, 0) is None
         say(far, stream)
-        lane = transport._incoming[1]
+        lane = tcp_link(transport)._incoming[1]
 
         def post(tags: range) -> None:
             for tag in tags:
@@ -153,8 +154,8 @@ def test_decrypted_bytes_are_handled_once_their_destination_is_known(files: File
 def test_an_abort_does_not_go_into_the_middle_of_a_record(files: Files) -> None:
     """The last record was not taken whole, then there is room again: what goes next is its rest, or nothing."""
     with beside(files.load()) as (transport, near, far):
-        with transport._lock:
-            lane = transport._outgoing[1] = Outgoing(transport, transport._loop, 1)
+        with transport.lock:
+            lane = tcp_link(transport)._outgoing[1] = Outgoing(tcp_link(transport), transport.loop, 1)
             lane.attach(near)
         payload = memoryview(b"0123456789")
         while not lane.queued_bytes:
@@ -277,7 +278,7 @@ def in_the_middle(target: tuple[str, int], evil: Tls | None) -> Iterator[tuple[s
 def test_a_relay_without_tls_is_not_noticed() -> None:
     """The reason for TLS: without it the proof of the secret does not detect a relay."""
     with ranks(None, None) as (a, b), in_the_middle(address_of(a), None) as relay:
-        b._dialing.addresses[0] = relay
+        tcp_link(b)._dialing.addresses[0] = relay
         in_threads(lambda: send(b, 0, 1, b"abc"), lambda: recv(a, 1, 1, 3))
 
 
@@ -286,7 +287,7 @@ def test_a_relay_with_a_certificate_of_the_same_authority_is_refused(
 ) -> None:
     evil = authority.end().load()
     with ranks(authority.end().load(), authority.end().load()) as (a, b), in_the_middle(address_of(a), evil) as relay:
-        b._dialing.addresses[0] = relay
+        tcp_link(b)._dialing.addresses[0] = relay
         raised, logged = refused([a, b], caplog)
     assert "it refused" in raised
     assert "asked for another job, generation or service" in logged
@@ -432,7 +433,7 @@ def test_who_goes_on_after_a_failure_does_so_under_tls(files: Files) -> None:
             transport = comm.current._family.transport
             assert isinstance(transport, TcpTransport)
             assert transport.group.tls is not None
-            assert all(isinstance(lane.sock, TlsSocket) for lane in transport._lanes())
+            assert all(isinstance(lane.sock, TlsSocket) for lane in tcp_link(transport)._lanes())
 
 
 def settings_error(**settings: str) -> str:

@@ -15,8 +15,11 @@ import pytest
 
 from tests.transports.groups import groups, recv, send, soon
 from transports import tcp
+from transports.base import Transport
+from transports.engine import Engine
 from transports.errors import DeadlineExceeded
 from transports.tcp import Options, TcpTransport
+from transports.tcp.link import TcpLink
 from transports.testing import run_threads
 
 SECONDS = 60.0
@@ -38,11 +41,17 @@ def ranks(size: int, options: Options | None = None) -> Iterator[list[TcpTranspo
         every(transports, lambda t: t.close(time.monotonic() + 5))
 
 
+def tcp_link(t: Engine) -> TcpLink:
+    """The link of an open transport that reaches peers by TCP."""
+    (found,) = (link for link in t.links if isinstance(link, TcpLink))
+    return found
+
+
 def every(transports: list[TcpTransport], body: Callable[[TcpTransport], Any]) -> list[Any]:
     return run_threads(lambda index: body(transports[index]), len(transports), timeout=2 * SECONDS)
 
 
-def link_one(t: TcpTransport) -> None:
+def link_one(t: Transport) -> None:
     """Make all lanes from and to a rank."""
     peers = [peer for peer in range(t.size) if peer != t.rank]
     requests = [t.isend(peer, 9, memoryview(b"hi")) for peer in peers]
@@ -70,8 +79,8 @@ def member(t: TcpTransport, connection: int, says: bytes) -> Iterator[socket.soc
 
     saying = threading.Thread(target=say)
     with far:
-        with t._lock:
-            assert t.accepted(near, 1, connection) is None
+        with t.lock:
+            assert tcp_link(t).accepted(near, 1, connection) is None
         saying.start()
         try:
             yield far
@@ -98,7 +107,7 @@ def arrives_posted_or_not(length: int, options: Options) -> None:
 
 
 def address_of(transport: TcpTransport) -> tuple[str, int]:
-    return transport._dialing.addresses[transport.rank]
+    return tcp_link(transport)._dialing.addresses[transport.rank]
 
 
 def briefly(seconds: float) -> float:

@@ -1,51 +1,56 @@
-"""One transport out of two: who talks over which, and that neither keeps the other waiting."""
+"""The links that `auto` chooses, and that a wait for a rank on one of them serves the other."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
-from typing import Any
 
 import pytest
 
 from tests.transports.groups import SECONDS, backend_of, groups, on_ranks, recv, send, soon
-from transports import registry
+from tests.transports.tcp_ranks import link_one, tcp_link
+from transports import registry, shm
 from transports.auto import AutoTransport, Options, usable
 from transports.base import Group, Transport
+from transports.engine import Link
 from transports.errors import (
     AbortedError,
     ClosedError,
     ConfigError,
+    ConnectError,
     DeadlineExceeded,
     MismatchError,
     PeerLost,
 )
-from transports.local import LocalTransport
 from transports.onesided import OneSided
+from transports.shm.link import ShmLink
+from transports.tcp.link import TcpLink
 from transports.testing import check_transport, run_threads
 
+pytestmark = pytest.mark.skipif(shm.usable() is not None, reason=str(shm.usable()))
 
-def auto(intra: str = "local", inter: str = "local") -> Callable[[Group], Transport]:
+
+def auto(intra: str = "shm", inter: str = "tcp") -> Callable[[Group], Transport]:
     """Makes such transports."""
     return lambda group: AutoTransport(group, Options(intra, inter))
 
 
-def inner_names(transport: Transport) -> list[str]:
+def links(transport: Transport) -> list[type[Link]]:
     assert isinstance(transport, AutoTransport)
-    return [child.transport.name for child in transport._children]
+    return [type(link) for link in transport.links]
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, name: str, reason: Callable[[], str | None]) -> None:
-    """Have a transport `name` between threads, whose `usable` gives a reason."""
+    """Have a transport `name` with the links of `shm`, whose `usable` gives a reason."""
     module = types.ModuleType(f"backend_{name}")
-    module.Options = dataclasses.make_dataclass("Options", [], frozen=True)  # type: ignore[attr-defined]
-    module.create = lambda group, options: LocalTransport(group)  # type: ignore[attr-defined]
+    module.Options, module.create, module.link = shm.Options, shm.create, shm.link  # type: ignore[attr-defined]
     module.usable = reason  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     points = [EntryPoint(name, module.__name__, registry.ENTRY_POINTS)]
@@ -55,24 +60,24 @@ def offer(monkeypatch: pytest.MonkeyPatch, name: str, reason: Callable[[], str |
 @pytest.mark.parametrize(
     ("hosts", "expected"),
     [
-        ("a", [["local"]]),
-        ("aaa", [["local"]] * 3),
-        ("abc", [["tcp"]] * 3),
-        ("aba", [["local", "tcp"], ["tcp"], ["local", "tcp"]]),
-        ("abab", [["local", "tcp"]] * 4),
+        ("a", [[ShmLink]]),
+        ("aaa", [[ShmLink]] * 3),
+        ("abc", [[TcpLink]] * 3),
+        ("aba", [[ShmLink, TcpLink], [TcpLink], [ShmLink, TcpLink]]),
+        ("abab", [[ShmLink, TcpLink]] * 4),
     ],
 )
-def test_transports_are_opened_only_where_they_are_needed(hosts: str, expected: list[list[str]]) -> None:
-    def body(transport: Transport) -> list[str]:
+def test_links_are_opened_only_where_they_are_needed(hosts: str, expected: list[list[type[Link]]]) -> None:
+    def body(transport: Transport) -> list[type[Link]]:
         for peer in range(transport.size):
             sending = transport.isend(peer, 1, memoryview(bytes([transport.rank])))
             assert recv(transport, peer, 1, 1) == bytes([peer])
             sending.wait(soon())
         assert transport.authenticated
         assert transport.failure is None
-        return inner_names(transport)
+        return links(transport)
 
-    assert on_ranks(auto("local", "tcp"), body, hosts=hosts) == expected
+    assert on_ranks(auto(), body, hosts=hosts) == expected
 
 
 @pytest.mark.long
@@ -86,18 +91,18 @@ def test_conformance_on_two_hosts(intra: str) -> None:
     assert report.transport == "auto"
 
 
-def test_a_host_that_cannot_use_the_inner_one_says_so_once(
+def test_a_host_that_cannot_use_its_link_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = iter([None, "/dev/shm is full", None, None])
     offer(monkeypatch, "memory", lambda: next(asked))
     with caplog.at_level(logging.WARNING, "transports.auto"):
-        names = on_ranks(auto("memory", "local"), inner_names, 4)
-    assert names == [["local"]] * 4
+        found = on_ranks(auto("memory"), links, 4)
+    assert found == [[TcpLink]] * 4
     assert len(caplog.records) == 1
     text = caplog.records[0].getMessage()
     assert text.startswith("transport 'memory' cannot be used by rank ")
-    assert text.endswith(": /dev/shm is full; the ranks of its host use 'local' instead")
+    assert text.endswith(": /dev/shm is full; the ranks of its host use 'tcp' instead")
 
 
 def test_a_rank_that_is_missing_is_named() -> None:
@@ -110,8 +115,8 @@ def test_a_rank_that_is_missing_is_named() -> None:
     transports[1].close(soon())
 
 
-def test_an_inner_transport_that_does_not_open_closes_the_other() -> None:
-    transports = [auto("local", "tcp")(group) for group in groups(3, "aab")]
+def test_a_link_that_does_not_open_closes_the_other() -> None:
+    transports = [auto()(group) for group in groups(3, "aab")]
 
     def body(rank: int) -> None:
         with pytest.raises(DeadlineExceeded, match="rank 2"):
@@ -136,14 +141,16 @@ def test_an_abort_crosses_from_one_to_the_other() -> None:
         assert transport.failure.rank == 2
         return transport.failure.peer
 
-    assert set(on_ranks(auto("local", "tcp"), body, hosts="aab")) == {1}
+    assert set(on_ranks(auto(), body, hosts="aab")) == {1}
 
 
-def test_the_one_to_blame_may_be_unknown_to_the_transport_that_tells() -> None:
-    """Rank 1 hears through the transport inside its host of a rank on another one."""
+def test_the_one_to_blame_may_be_unknown_to_the_link_that_tells() -> None:
+    """Rank 1 hears through the memory of its host of a rank on another one."""
     lost = PeerLost("rank 0 lost rank 2", rank=0, peer=2)
 
     def body(transport: Transport) -> tuple[int | None, int | None]:
+        link_one(transport)
+        linked.wait(SECONDS)
         if transport.rank == 0:
             recv(transport, 1, 1, 0)
             transport.abort(lost)
@@ -157,11 +164,14 @@ def test_the_one_to_blame_may_be_unknown_to_the_transport_that_tells() -> None:
         assert transport.failure is not None
         return transport.failure.rank, transport.failure.peer
 
+    linked = threading.Barrier(3)
     assert on_ranks(auto(), body, hosts="aab") == [(0, 2)] * 3
 
 
 def test_a_deadline_may_be_the_cause_of_an_abort() -> None:
     def body(transport: Transport) -> None:
+        link_one(transport)
+        linked.wait(SECONDS)
         if transport.rank == 0:
             recv(transport, 1, 2, 0)
             transport.abort(DeadlineExceeded("the collective took too long"))
@@ -170,11 +180,12 @@ def test_a_deadline_may_be_the_cause_of_an_abort() -> None:
         with pytest.raises(DeadlineExceeded, match="the collective took too long"):
             recv(transport, (transport.rank + 1) % 3, 1, 1)
 
+    linked = threading.Barrier(3)
     on_ranks(auto(), body, hosts="aab")
 
 
 def test_ranks_are_numbered_as_in_the_group() -> None:
-    text = r"^rank 1 \(localhost, which is rank 2 of all 3, pid \d+\) closed its transport while rank 0 was waiting"
+    text = r"^rank 2 \(localhost, pid \d+\) closed its transport while rank 1 was waiting"
 
     def body(transport: Transport) -> None:
         if transport.rank == 1:
@@ -217,60 +228,60 @@ def receive_meanwhile(transport: Transport, nbytes: int) -> None:
         send(transport, 0, 2, b"")
 
 
-def test_a_wait_on_one_transport_drives_the_other() -> None:
-    on_ranks(auto("tcp", "tcp"), lambda transport: receive_meanwhile(transport, 16 << 20), hosts="aab")
+def test_a_rank_of_this_host_that_is_late_is_not_sought_by_tcp() -> None:
+    def body(transport: Transport) -> bool:
+        if transport.rank == 0:
+            with pytest.raises(DeadlineExceeded):
+                transport.recv(1, 1, memoryview(bytearray()), time.monotonic() + 0.6)
+        late.wait(SECONDS)
+        return isinstance(transport, AutoTransport) and bool(tcp_link(transport)._outgoing)
+
+    late = threading.Barrier(3)
+    assert on_ranks(auto(), body, hosts="aab") == [False] * 3
 
 
-def both(group: Group) -> Transport:
-    """Shared memory inside a host, TCP between hosts."""
-    return AutoTransport(group, Options("shm", "tcp"))
+def test_a_wait_on_one_link_serves_the_other() -> None:
+    """The other link moves more than a ring holds."""
+    on_ranks(auto(), lambda transport: receive_meanwhile(transport, 16 << 20), hosts="aab")
 
 
-def count_polls(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Count how often the inner transports are driven."""
+def count_selects(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Count how often the loop looks at the sockets, or sleeps."""
     assert isinstance(transport, AutoTransport)
-    calls = 0
-    for child in transport._children:
-        inner = child.transport
+    select, calls = transport.loop._select, 0
 
-        def counted(method: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
-                nonlocal calls
-                calls += 1
-                return method(*arguments)
+    def counted(timeout: float) -> bool:
+        nonlocal calls
+        calls += 1
+        return select(timeout)
 
-            return call
-
-        for name in {"prepare", "wait_any"} & {*dir(inner)}:
-            monkeypatch.setattr(inner, name, counted(getattr(inner, name)))
-        monkeypatch.setattr(child.progress, "poll", counted(child.progress.poll))
+    monkeypatch.setattr(transport.loop, "_select", counted)
     return lambda: calls
 
 
 @pytest.mark.parametrize("source", [1, 2])
 def test_a_long_wait_sleeps_until_it_is_woken(source: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 waits for a rank of its host, or of another one. Each of the two transports limits the sleeps to 32 ms or
-    more after the first ones; with slices of a millisecond there were hundreds."""
+    """Rank 0 waits for a rank of its host, or of another one. Sleeps last 32 ms after the first ones; with slices of a
+    millisecond there were hundreds."""
 
     def body(transport: Transport) -> int:
         if transport.rank == 0:
-            polls = count_polls(transport, monkeypatch)
+            selects = count_selects(transport, monkeypatch)
             recv(transport, source, 1, 4)
-            return polls()
+            return selects()
         if transport.rank == source:
             time.sleep(0.5)
             send(transport, 0, 1, b"late")
         return 0
 
-    assert on_ranks(both, body, hosts="aab")[0] < 150
+    assert on_ranks(auto(), body, hosts="aab")[0] < 150
 
 
-def test_a_frame_of_the_other_transport_ends_a_sleep() -> None:
-    """The other transport moves more than a ring holds."""
-    on_ranks(both, lambda transport: receive_meanwhile(transport, 4 << 20), hosts="aab")
+def test_both_links_may_be_of_one_transport() -> None:
+    on_ranks(auto("tcp", "tcp"), lambda transport: receive_meanwhile(transport, 1 << 20), hosts="aab")
 
 
-def test_threads_wait_on_both_transports() -> None:
+def test_threads_wait_on_both_links() -> None:
     """One thread of rank 0 waits for its host, another for the other one; the frames come in both orders."""
 
     def body(transport: Transport) -> None:
@@ -290,7 +301,7 @@ def test_threads_wait_on_both_transports() -> None:
                     send(transport, 3 - first, 100 + number, b"")
                 recv(transport, 0, number, 0)
 
-    on_ranks(both, body, hosts="aab")
+    on_ranks(auto(), body, hosts="aab")
 
 
 def test_threads_wait_for_epochs_and_frames() -> None:
@@ -318,7 +329,7 @@ def test_threads_wait_for_epochs_and_frames() -> None:
             recv_later.wait(soon())
         window.close()
 
-    on_ranks(both, body, hosts="aab")
+    on_ranks(auto(), body, hosts="aab")
 
 
 def test_windows_are_those_of_the_host() -> None:
@@ -331,7 +342,7 @@ def test_windows_are_those_of_the_host() -> None:
         assert onesided.reaches((2, 0))
         assert not onesided.reaches((0, 1))
         assert not onesided.reaches((0, 1, 2))
-        with pytest.raises(ValueError, match=r"ranks=\(0, 1\): must be among \(0, 2\)"):
+        with pytest.raises(ValueError, match=r"ranks=\(0, 1\): must be distinct ranks among 0, 2"):
             onesided.expose("v", (0, 1), 8, soon())
         window = onesided.expose("w", (2, 0), 8, soon())
         assert window.ranks == (2, 0)
@@ -351,7 +362,7 @@ def test_windows_are_those_of_the_host() -> None:
         sending.wait(soon())
         window.close()
 
-    on_ranks(auto("local", "tcp"), body, hosts="aba")
+    on_ranks(auto(), body, hosts="aba")
 
 
 def test_an_abort_from_afar_ends_a_wait_in_a_window() -> None:
@@ -368,13 +379,12 @@ def test_an_abort_from_afar_ends_a_wait_in_a_window() -> None:
         with pytest.raises(AbortedError, match="from afar"):
             window.wait(1 - transport.rank, 1, soon())
 
-    on_ranks(auto("local", "tcp"), body, hosts="aab")
+    on_ranks(auto(), body, hosts="aab")
 
 
 def test_link_costs_are_those_of_the_two() -> None:
-    transport = auto("local", "tcp")(groups(1)[0])
-    local, tcp = (backend_of(name)(groups(1)[0]) for name in ("local", "tcp"))
-    assert transport.link_costs() == (local.link_costs()[0], tcp.link_costs()[1])
+    transport, inside, across = (backend_of(name)(groups(1)[0]) for name in ("auto", "shm", "tcp"))
+    assert transport.link_costs() == (inside.link_costs()[0], across.link_costs()[1])
 
 
 def test_aborted_before_it_was_opened() -> None:
@@ -397,11 +407,24 @@ def test_opened_once() -> None:
     transport.close(soon())
 
 
+def test_errors_of_the_memory_of_a_host_name_ranks_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShmLink, "shortage", lambda link: None)
+    options = Options(intra_options=("directory=/nowhere",))
+    transports = [AutoTransport(group, options) for group in groups(3, "baa")]
+
+    def body(rank: int) -> tuple[int | None, int | None]:
+        with pytest.raises(ConnectError) as caught:
+            transports[rank].open(soon())
+        return caught.value.rank, caught.value.peer
+
+    assert run_threads(lambda index: body(index + 1), 2, timeout=20) == [(1, None), (2, 1)]
+
+
 def test_close_reports_unreceived_frames() -> None:
-    transports = [auto("local", "tcp")(group) for group in groups(3, "baa")]
+    transports = [auto()(group) for group in groups(3, "baa")]
     run_threads(lambda rank: transports[rank].open(soon()), 3, timeout=20)
-    transports[1].isend(2, 1, memoryview(b"unread"))
-    with pytest.raises(DeadlineExceeded, match="which is rank 2 of all 3"):
+    transports[1].isend(2, 1, memoryview(bytes(4 << 20)))  # more than a ring holds
+    with pytest.raises(DeadlineExceeded, match="before rank 2 "):
         transports[1].close(time.monotonic() + 0.05)
     run_threads(lambda index: transports[2 * index].close(soon()), 2, timeout=20)
 
@@ -409,21 +432,25 @@ def test_close_reports_unreceived_frames() -> None:
 def test_options() -> None:
     assert Options() == Options("shm", "tcp")
     for setting in ("intra", "inter"):
-        with pytest.raises(ConfigError, match=f"{setting}='auto': must be another transport"):
+        with pytest.raises(ConfigError, match=f"{setting}='auto': must be a transport that has links"):
             registry.make_options("auto", {setting: ("auto", "test")})
-    with pytest.raises(ConfigError, match=r"eager_bytes='x' \(from setting intra_options of transport 'auto'\)"):
-        AutoTransport(groups(1)[0], Options("local", "local", intra_options=("eager_bytes=x",)))
+    with pytest.raises(ConfigError, match=r"ring_bytes='x' \(from setting intra_options of transport 'auto'\)"):
+        AutoTransport(groups(1)[0], Options(intra_options=("ring_bytes=x",)))
     with pytest.raises(ConfigError, match="unknown transport 'lokal'"):
-        AutoTransport(groups(1)[0], Options("lokal", "local"))
+        AutoTransport(groups(1)[0], Options("lokal"))
 
 
 @pytest.mark.parametrize(
-    ("shm", "tcp", "expected"),
+    ("intra", "inter", "expected"),
     [(None, None, None), ("no", None, None), (None, "no", None), ("no", "never", "no; never")],
 )
 def test_usable_if_one_of_the_two_is(
-    monkeypatch: pytest.MonkeyPatch, shm: str | None, tcp: str | None, expected: str | None
+    monkeypatch: pytest.MonkeyPatch, intra: str | None, inter: str | None, expected: str | None
 ) -> None:
-    reasons = {"shm": shm, "tcp": tcp}
-    monkeypatch.setattr(registry, "backend", lambda name: types.SimpleNamespace(usable=lambda: reasons[name]))
+    reasons = {"shm": intra, "tcp": inter}
+
+    def backend(name: str) -> object:
+        return types.SimpleNamespace(usable=lambda: reasons[name], link=None)
+
+    monkeypatch.setattr(registry, "backend", backend)
     assert usable() == expected

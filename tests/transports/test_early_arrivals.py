@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.transports.groups import recv, send
-from tests.transports.tcp_ranks import in_threads, ranks, wait_until
+from tests.transports.tcp_ranks import in_threads, ranks, tcp_link, wait_until
 from transports.tcp import Options, early_arrivals
 from transports.tcp.early_arrivals import EarlyArrivals
 
@@ -61,8 +61,8 @@ def test_a_receive_that_is_posted_meanwhile_needs_no_copy(connections: int, monk
     with ranks(2, Options(connections=connections)) as (a, b):
 
         def receive() -> None:
-            wait_until(lambda: bool(b._incoming) and b._incoming[0].held, drive=b)
+            wait_until(lambda: bool(tcp_link(b)._incoming) and tcp_link(b)._incoming[0].held, drive=b)
             assert recv(b, 0, 1, LARGE) == bytes(LARGE)
-            assert b._match_queue.unexpected_frames == 0
+            assert b.match_queue.unexpected_frames == 0
 
         in_threads(lambda: send(a, 1, 1, bytes(LARGE)), receive)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +13,9 @@ from transports.base import Group, Member
 from transports.packed import pack
 from transports.rendezvous.bootstrap import Meeting, enter_next, pack_member
 from transports.rendezvous.memory import MemoryStore
+from transports.shm.link import ShmLink
 from transports.tcp.addresses import exchange
+from transports.tcp.link import TcpLink
 
 SIZE = 10_000
 PER_HOST = 64
@@ -77,7 +78,7 @@ def test_addresses_cost_two_requests_per_rank(store: CountingStore, rank: int) -
         if other != rank:
             store.inner.put_row("tcp/addresses", other, SIZE, pack(addresses[other]))
     group = Group(rank, MEMBERS, store)
-    assert exchange(group, addresses[rank], soon()) == addresses
+    assert exchange(group, range(SIZE), addresses[rank], soon()) == dict(enumerate(addresses))
     assert store.requests == {"put_row": 1, "get": 1}
     assert store.received < 10 * SIZE
 
@@ -88,7 +89,6 @@ def test_ranks_of_a_host_agree_with_two_requests_each(store: CountingStore, plac
     for other in range(PER_HOST):
         if other != place:
             store.inner.put_row(f"auto/usable/{here[0]}", other, PER_HOST, b"")
-    transport = AutoTransport(dataclasses.replace(Group(here[place], MEMBERS, store)))
-    child = transport._child("shm", transport._intra_options, here, "intra")
-    assert transport._agree(child, soon())
+    transport = AutoTransport(Group(here[place], MEMBERS, store))
+    assert [type(link) for link in transport._choose(soon())] == [ShmLink, TcpLink]
     assert store.requests == {"put_row": 1, "get": 1}

@@ -31,7 +31,7 @@ from transports.errors import (
     PeerLost,
     RondeError,
 )
-from transports.onesided import NoRoom, Window
+from transports.onesided import NoRoom, OneSided, Window
 from transports.rendezvous.file import FileStore
 from transports.shm import Options, ShmTransport, doorbell, fence, ring, window
 from transports.shm.doorbell import Doorbell
@@ -64,7 +64,7 @@ def test_names_are_gone_once_all_are_open(tmp_path: Path) -> None:
     def body(t: Any) -> None:
         assert not list(tmp_path.iterdir())
         gate.wait(SECONDS)
-        made = t.expose("w", BOTH, 10, soon())
+        made = t.ability(OneSided).expose("w", BOTH, 10, soon())
         assert not list(tmp_path.iterdir())
         made.publish(1)
         made.wait(1 - t.rank, 1, soon())
@@ -123,7 +123,7 @@ def test_lack_of_memory_for_a_window_raises_on_all_ranks(monkeypatch: pytest.Mon
         if t.rank == 0:
             monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
         with pytest.raises(NoRoom, match=r"rank 0 .*No space left"):
-            t.expose("w", BOTH, 10, soon())
+            t.ability(OneSided).expose("w", BOTH, 10, soon())
         assert t.failure is None
 
     on_ranks(make, body)
@@ -184,7 +184,7 @@ def test_a_doorbell_wakes_its_sleeper() -> None:
 
 def test_waiting_for_a_late_rank_burns_no_core() -> None:
     def body(t: Any) -> float:
-        made = t.expose("w", BOTH, 8, soon())
+        made = t.ability(OneSided).expose("w", BOTH, 8, soon())
         if t.rank == 0:
             time.sleep(0.3)
             made.publish(1)
@@ -198,7 +198,7 @@ def test_waiting_for_a_late_rank_burns_no_core() -> None:
 
 def test_threads_of_one_rank_wait_for_different_things() -> None:
     def body(t: Any) -> None:
-        made = t.expose("w", BOTH, 8, soon())
+        made = t.ability(OneSided).expose("w", BOTH, 8, soon())
         if t.rank == 0:
             await_sleep(t, 1)
             for step in range(1, 4):
@@ -226,7 +226,7 @@ def test_threads_of_one_rank_wait_for_different_things() -> None:
 
 def test_a_wait_for_an_epoch_drains_a_full_ring() -> None:
     def body(t: Any) -> None:
-        made = t.expose("w", BOTH, 8, soon())
+        made = t.ability(OneSided).expose("w", BOTH, 8, soon())
         if t.rank == 0:
             send(t, 1, 1, bytes(50_000))
             made.publish(1)
@@ -238,12 +238,17 @@ def test_a_wait_for_an_epoch_drains_a_full_ring() -> None:
 
 
 def test_spinning_is_for_processes_that_have_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not make(groups(2)[0]).spins
-    assert shm.create(groups(2)[0], Options(spin_us=5)).spins
+    def spins(size: int, options: Options) -> bool:
+        t = shm.create(groups(size)[0], options)
+        t._choose(soon())
+        return t.loop._spin > 0
+
+    assert not spins(2, Options())
+    assert spins(2, Options(spin_us=5))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
-    assert make(groups(1)[0]).spins
+    assert spins(1, Options())
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(), raising=False)
-    assert not make(groups(1)[0]).spins
+    assert not spins(1, Options())
 
 
 def test_a_wait_for_an_epoch_leaves_the_core_to_other_processes_before_it_drives(
@@ -256,7 +261,7 @@ def test_a_wait_for_an_epoch_leaves_the_core_to_other_processes_before_it_drives
         t.cores.shares_process = False
         left: list[Callable[[], None]] = [lambda: None]
         t.cores.leave = lambda: left[0]()
-        made = t.expose("w", BOTH, 8, soon())
+        made = t.ability(OneSided).expose("w", BOTH, 8, soon())
         if t.rank == 0:
             epochs = iter(range(1, 100))
             with monkeypatch.context() as patch:
@@ -309,7 +314,7 @@ def test_an_abort_wakes_all_and_its_cause_is_cut_to_fit() -> None:
     reason = "why " + "ü" * 10_000
 
     def body(t: Any) -> str:
-        made = t.expose("w", (0, 1, 2), 8, soon())
+        made = t.ability(OneSided).expose("w", (0, 1, 2), 8, soon())
         if t.rank == 0:
             await_sleep(t, 1)
             await_sleep(t, 2)
@@ -368,7 +373,7 @@ def rank_that_may_die(rank: int, directory: str) -> list[str]:
     for way in ways:
         t = shm.create(dataclasses.replace(group, store=group.store.prefixed(way)), options)
         t.open(soon())
-        made[way] = t, t.expose("w", (0, 1, 2), 8, soon())
+        made[way] = t, t.ability(OneSided).expose("w", (0, 1, 2), 8, soon())
     exposed, (t, w) = bytes(1 << 20), made["exposed memory"]
     w.expose_arrays(memoryview(exposed))
     w.publish(1)
@@ -396,7 +401,7 @@ def wait_in_vain(t: ShmTransport, made: Window, way: str) -> None:
         while True:
             made.read(1, 0, 0, memoryview(bytearray(1 << 20)))
     else:
-        t.expose("v", (0, 1, 2), 8, soon())
+        t.ability(OneSided).expose("v", (0, 1, 2), 8, soon())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a zombie is told from the living by /proc")

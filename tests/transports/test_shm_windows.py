@@ -18,6 +18,7 @@ from tests.transports.groups import group_of_processes, on_ranks, recv, soon
 from tests.transports.shm_ranks import BOTH, SECONDS, await_sleep, briefly, make
 from transports import shm
 from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost
+from transports.onesided import OneSided
 from transports.rendezvous.file import FileStore
 from transports.shm import segments
 from transports.shm.segments import Segment
@@ -27,14 +28,14 @@ pytestmark = pytest.mark.skipif(shm.usable() is not None, reason=str(shm.usable(
 
 def test_windows_name_bad_arguments() -> None:
     def body(t: Any) -> None:
-        with pytest.raises(ValueError, match=r"ranks=\(0, 2\): must be distinct ranks, 0 to 1"):
-            t.expose("w", (0, 2), 8, soon())
+        with pytest.raises(ValueError, match=r"ranks=\(0, 2\): must be distinct ranks among 0, 1"):
+            t.ability(OneSided).expose("w", (0, 2), 8, soon())
         with pytest.raises(ValueError, match="nbytes=-1: must be 0 or more"):
-            t.expose("w", BOTH, -1, soon())
-        made = t.expose("w", BOTH, 0, soon())
+            t.ability(OneSided).expose("w", BOTH, -1, soon())
+        made = t.ability(OneSided).expose("w", BOTH, 0, soon())
         assert len(made.view(1)) == 0
         with pytest.raises(ValueError, match="key='w': was used before"):
-            t.expose("w", BOTH, 0, soon())
+            t.ability(OneSided).expose("w", BOTH, 0, soon())
         made.publish(5)
         for epoch, check, text in (
             (5, 0, "epoch=5: must be greater than 5"),
@@ -61,15 +62,15 @@ def test_windows_name_bad_arguments() -> None:
 def test_ranks_that_disagree_about_a_window_raise() -> None:
     def body(t: Any) -> None:
         with pytest.raises(MismatchError, match="another rank for"):
-            t.expose("w", BOTH if t.rank == 0 else (1, 0), 8, soon())
+            t.ability(OneSided).expose("w", BOTH if t.rank == 0 else (1, 0), 8, soon())
         if t.rank == 1:
             with pytest.raises(
                 MismatchError, match=r"rank 1 asks for 9 bytes among ranks \(0, 1\), another rank for 8"
             ):
-                t.expose("v", BOTH, 9, soon())
+                t.ability(OneSided).expose("v", BOTH, 9, soon())
         else:
             with pytest.raises(DeadlineExceeded, match=r"rank 1 .* did not come to window 'v'"):
-                t.expose("v", BOTH, 8, briefly(0.1))
+                t.ability(OneSided).expose("v", BOTH, 8, briefly(0.1))
         gate.wait(SECONDS)  # a rank that leaves early is another error
 
     gate = threading.Barrier(2)
@@ -78,7 +79,7 @@ def test_ranks_that_disagree_about_a_window_raise() -> None:
 
 def test_a_check_is_compared_as_long_as_it_is_kept() -> None:
     def body(t: Any) -> None:
-        made = t.expose("w", (0,), 8, soon()) if t.rank == 0 else None
+        made = t.ability(OneSided).expose("w", (0,), 8, soon()) if t.rank == 0 else None
         if made is not None:
             made.publish(8, 0xFFFFFFFF)
             made.publish(10, 3)
@@ -100,7 +101,7 @@ def test_a_check_is_compared_as_long_as_it_is_kept() -> None:
 
 def test_an_array_outlives_its_window() -> None:
     def body(t: Any) -> None:
-        made = t.expose("w", BOTH, 4096, soon())
+        made = t.ability(OneSided).expose("w", BOTH, 4096, soon())
         array = np.frombuffer(made.view(made.index), np.int64)
         array[:] = 42
         made.close()
@@ -112,7 +113,7 @@ def test_an_array_outlives_its_window() -> None:
 
 def test_a_wait_for_the_epoch_of_a_closed_peer_raises() -> None:
     def body(t: Any) -> None:
-        made = t.expose("w", BOTH, 8, soon())
+        made = t.ability(OneSided).expose("w", BOTH, 8, soon())
         if t.rank == 0:
             made.publish(1)
             await_sleep(t, 1)
@@ -133,7 +134,7 @@ def rank_that_exchanges_patterns(rank: int, directory: str, rounds: int) -> None
     store = FileStore(directory)
     t = make(group_of_processes(rank, 2, store))
     t.open(soon())
-    made = t.expose("w", BOTH, 2 * 256 * 8, soon())
+    made = t.ability(OneSided).expose("w", BOTH, 2 * 256 * 8, soon())
     parts = [np.frombuffer(made.view(index), np.int64).reshape(2, 256) for index in BOTH]
     peer, end = 1 - rank, time.monotonic() + ROUNDS_SECONDS
     for number in range(1, rounds + 1):
@@ -154,7 +155,7 @@ def test_data_that_processes_publish_are_complete_in_every_round(tmp_path: Path)
 def test_the_frames_of_offers_are_not_for_users() -> None:
     def body(t: Any) -> None:
         going = t.isend(1 - t.rank, 0, memoryview(b"user"))
-        made = t.expose("w", BOTH, 8, soon())
+        made = t.ability(OneSided).expose("w", BOTH, 8, soon())
         assert recv(t, 1 - t.rank, 0, 4) == b"user"
         going.wait(soon())
         made.close()
@@ -178,7 +179,7 @@ def test_the_keys_of_windows_that_are_gone_are_forgotten() -> None:
 
     def body(t: Any) -> None:
         for _ in range(3):
-            made = t.expose("w", BOTH, 8, soon())
+            made = t.ability(OneSided).expose("w", BOTH, 8, soon())
             made.publish(1)
             made.wait(1 - t.rank, 1, soon())
             made.close()

@@ -25,6 +25,7 @@ from tests.transports.tcp_ranks import (
     link,
     link_one,
     ranks,
+    tcp_link,
     wait_until,
 )
 from transports import tcp
@@ -43,7 +44,7 @@ def test_a_send_to_self_wakes_the_thread_that_waits() -> None:
     with ranks(2) as (a, _):
 
         def sender() -> None:
-            wait_until(lambda: a._driver.asleep)
+            wait_until(lambda: a.driver.asleep)
             send(a, 0, 1, b"abc")
 
         in_threads(lambda: recv(a, 0, 1, 3), sender)
@@ -106,7 +107,7 @@ def test_an_abort_wakes_every_rank_and_the_first_cause_wins() -> None:
         def body(t: TcpTransport) -> str:
             request = t.irecv((t.rank + 1) % 4, 3, memoryview(bytearray(8)))
             if t.rank == 2:
-                wait_until(lambda: all(other._driver.asleep for other in transports if other is not t))
+                wait_until(lambda: all(other.driver.asleep for other in transports if other is not t))
                 t.abort(AbortedError("rank 2 has had enough", rank=2))
                 t.abort(AbortedError("something later"))
             for _ in range(2):
@@ -235,7 +236,7 @@ def test_close_ends_the_waits_of_other_threads() -> None:
                 recv(a, 1, 1, 1)
 
         def closing() -> None:
-            wait_until(lambda: a._driver.asleep and a._driver.followers == 1)
+            wait_until(lambda: a.driver.asleep and a.driver.followers == 1)
             a.close(soon())
             gone.set()
 
@@ -293,7 +294,7 @@ def test_a_sender_waits_when_no_more_unexpected_frames_are_kept() -> None:
             late = b.irecv(0, 4, memoryview(bytearray(600)))
             with pytest.raises(DeadlineExceeded, match="max_parked_bytes"):
                 late.wait(briefly(0.1))
-            assert b._match_queue.unexpected_bytes == 600
+            assert b.match_queue.unexpected_bytes == 600
             for tag in range(4):
                 assert recv(b, 0, tag, 600) == bytes([tag]) * 600
             late.wait(soon())
@@ -370,7 +371,7 @@ def test_a_peer_that_does_not_read_for_long_is_not_lost() -> None:
 def test_a_peer_that_never_connected_is_lost_too() -> None:
     """The waiting rank is not notified: it checks by itself."""
     with ranks(2) as (a, b):
-        b._listener.close()  # as if its process had ended
+        tcp_link(b)._listener.close()  # as if its process had ended
         with pytest.raises(PeerLost, match=r"rank 0 cannot connect to rank 1 .* refused"):
             recv(a, 1, 0, 1)
 
@@ -403,7 +404,7 @@ def test_other_settings_work_too() -> None:
 def test_connections_inside_a_host_are_not_paced() -> None:
     with ranks(2) as transports:
         link(transports)
-        lanes = [lane for t in transports for lane in t._outgoing.values()]
+        lanes = [lane for t in transports for lane in tcp_link(t)._outgoing.values()]
         assert len(lanes) == 2
         for lane in lanes:
             assert lane.sock is not None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.transports.groups import recv, send, soon
-from tests.transports.tcp_ranks import in_threads, link, ranks, wait_until
+from tests.transports.tcp_ranks import in_threads, link, ranks, tcp_link, wait_until
 from transports.direct import BUFFER, END, HEAD_BYTES, IN, LANE_WORDS, OUT, Channel, DirectMessages
 from transports.errors import MismatchError, PeerLost
 from transports.tcp import Options, TcpTransport
@@ -32,7 +32,7 @@ class Lanes:
     """One end of a channel to a peer, used as compiled code does: by system calls on the descriptors."""
 
     def __init__(self, t: TcpTransport, peer: int, tag: int = TAG) -> None:
-        t._loop.polls = True  # the ranks share a process
+        t.loop.polls = True  # the ranks share a process
         found = t.ability(DirectMessages)
         assert found is not None
         self.channel: Channel = found.channel([peer], [peer], tag, BUSY)
@@ -72,7 +72,7 @@ def linked(options: Options | None = None) -> Iterator[tuple[TcpTransport, TcpTr
     with ranks(2, options) as (a, b):
         link([a, b])
         for t in (a, b):
-            t._loop._sweep_at = time.monotonic() + 100
+            t.loop._sweep_at = time.monotonic() + 100
         yield a, b, Lanes(a, 1), Lanes(b, 0)
 
 
@@ -121,7 +121,7 @@ def come_early(a: TcpTransport, b: TcpTransport, *messages: bytes) -> None:
         send(b, 0, TAG, message)
     send(b, 0, 77, b"other")
     assert recv(a, b.rank, 77, 5) == b"other"
-    assert a._match_queue.knows(b.rank, TAG)
+    assert a.match_queue.knows(b.rank, TAG)
 
 
 def test_a_message_that_came_early_is_given_to_the_code() -> None:
@@ -136,8 +136,8 @@ def test_a_message_that_came_early_is_given_to_the_code() -> None:
         come_early(a, b, b"early")
         send(b, 0, TAG, b"later")
         assert at_a.run(take) is None
-        assert not a._match_queue.unexpected_bytes
-        assert not a._match_queue.unexpected_frames
+        assert not a.match_queue.unexpected_bytes
+        assert not a.match_queue.unexpected_frames
         assert at_a.run(lambda: None) is None
 
 
@@ -154,7 +154,7 @@ def test_a_message_that_came_early_and_is_not_taken() -> None:
 def test_early_messages_of_one_peer_are_kept_if_those_of_another_are_too_many() -> None:
     with ranks(3) as (a, b, c):
         link([a, b, c])
-        a._loop.polls = True
+        a.loop.polls = True
         found = a.ability(DirectMessages)
         assert found is not None
         channel = found.channel([], [1, 2], TAG, BUSY)
@@ -168,7 +168,7 @@ def test_lanes_are_busy_while_another_thread_waits() -> None:
     with linked() as (a, b, at_a, _):
         waiter = threading.Thread(target=lambda: recv(a, 1, 9, 3))
         waiter.start()
-        wait_until(lambda: a._loop.driver.asleep)
+        wait_until(lambda: a.loop.driver.asleep)
         assert at_a.run(lambda: None) == BUSY
         send(b, 0, 9, b"end")
         waiter.join(soon() - time.monotonic())
@@ -256,7 +256,7 @@ def test_a_message_that_was_sent_in_part(sent: int) -> None:
 
 def test_the_end_of_a_connection_is_left_to_the_transport() -> None:
     with linked(Options(peer_timeout=1)) as (a, b, at_a, _):
-        sock = b._outgoing[0].sock
+        sock = tcp_link(b)._outgoing[0].sock
         assert sock is not None
         sock.shutdown(2)
         with pytest.raises(PeerLost, match="GOODBYE"):
@@ -280,17 +280,17 @@ def test_all_connections_are_served_from_time_to_time() -> None:
         send(b, 0, 99, b"other")
 
         def served() -> bool:
-            a._loop._sweep_at = 0.0
+            a.loop._sweep_at = 0.0
             assert at_a.run(lambda: None) is None
-            return a._match_queue.knows(1, 99)
+            return a.match_queue.knows(1, 99)
 
         wait_until(served)
         send(b, 0, TAG, b"mine")
 
         def has_arrived() -> bool:
-            a._loop._sweep_at = 0.0
+            a.loop._sweep_at = 0.0
             assert at_a.run(lambda: 0) == 0
-            return a._match_queue.knows(1, TAG)
+            return a.match_queue.knows(1, TAG)
 
         wait_until(has_arrived)
         assert recv(a, 1, TAG, 4) == b"mine"
@@ -299,7 +299,7 @@ def test_all_connections_are_served_from_time_to_time() -> None:
 def test_only_ranks_that_poll_or_yield_have_the_ability() -> None:
     with ranks(2) as (a, _):
         assert a.ability(DirectMessages) is None, "ranks that share a process do not poll"
-        a._loop.yields = True
+        a.loop.yields = True
         assert a.ability(DirectMessages) is not None
     with ranks(2, Options(spin_us=0)) as (a, _):
         assert a.ability(DirectMessages) is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.transports.groups import groups, recv, soon
-from tests.transports.tcp_ranks import briefly, every, in_threads, link, member, ranks, wait_until
+from tests.transports.tcp_ranks import briefly, every, in_threads, link, member, ranks, tcp_link, wait_until
 from transports.errors import AbortedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.matching import MatchQueue
 from transports.tcp import Options, TcpTransport
@@ -24,9 +24,9 @@ PATIENT = range(10**9)
 def told(says: bytes, glances: range = PATIENT) -> Iterator[tuple[TcpTransport, socket.socket]]:
     """Rank 0, which looks for long, and the other end of its lane from rank 1, which says something."""
     with ranks(2, Options(peer_timeout=1)) as (t, _):
-        t._loop.glances = glances
+        t.loop.glances = glances
         with member(t, 0, says) as far:
-            t._loop._sweep_at = time.monotonic() + 100
+            t.loop._sweep_at = time.monotonic() + 100
             yield t, far
 
 
@@ -48,7 +48,7 @@ def without_match_queue(patch: pytest.MonkeyPatch) -> None:
 
 def waiting_bytes(t: TcpTransport) -> int:
     """The received bytes of a lane that were not read."""
-    sock = t._incoming[1].sock
+    sock = tcp_link(t)._incoming[1].sock
     assert sock is not None
     try:
         return len(sock.recv(1 << 16, socket.MSG_PEEK))
@@ -95,7 +95,7 @@ def test_the_rest_of_it_goes_to_its_place() -> None:
     with told(whole[:50_000], range(5)) as (t, far):
 
         def finish() -> None:
-            wait_until(lambda: t._incoming[1]._inbound is not None)
+            wait_until(lambda: tcp_link(t)._incoming[1]._inbound is not None)
             far.sendall(whole[50_000:])
 
         in_threads(lambda: t.recv(1, 7, memoryview(buffer), soon()), finish)
@@ -133,7 +133,7 @@ def test_who_is_interrupted_in_the_middle_aborts(monkeypatch: pytest.MonkeyPatch
         def interrupt(*_: Any) -> int:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(type(t._incoming[1]), "_poll_read", interrupt)
+        monkeypatch.setattr(type(tcp_link(t)._incoming[1]), "_poll_read", interrupt)
         with pytest.raises(KeyboardInterrupt):
             take(t, 7, 10)
         assert isinstance(t.failure, AbortedError)
@@ -146,7 +146,7 @@ def test_all_connections_are_seen_to_in_time() -> None:
         cause = AbortedError("enough", rank=2)
 
         def body(t: TcpTransport) -> None:
-            t._loop.glances = PATIENT
+            t.loop.glances = PATIENT
             if t.rank == 2:
                 return
             data, view = memoryview(b"data"), memoryview(bytearray(4))
@@ -171,12 +171,12 @@ def test_the_unsent_rest_is_sent_during_the_receive() -> None:
     with ranks(2, Options(socket_buffer_bytes=4096)) as transports:
         link(transports)
         for t in transports:
-            t._loop.glances = PATIENT
+            t.loop.glances = PATIENT
 
         def body(t: TcpTransport) -> None:
             data, view = memoryview(bytes([t.rank + 1]) * 900_000), memoryview(bytearray(900_000))
             for _ in range(3):
-                t._loop._sweep_at = time.monotonic() + 100
+                t.loop._sweep_at = time.monotonic() + 100
                 sending = t.sendrecv(1 - t.rank, 1 - t.rank, 7, data, view, soon())
                 assert view == bytes([2 - t.rank]) * 900_000
                 sending.wait(soon())

@@ -12,7 +12,17 @@ import time
 import pytest
 
 from tests.transports.groups import SECRET, groups, recv, send, soon
-from tests.transports.tcp_ranks import SECONDS, address_of, briefly, every, in_threads, link, ranks, wait_until
+from tests.transports.tcp_ranks import (
+    SECONDS,
+    address_of,
+    briefly,
+    every,
+    in_threads,
+    link,
+    ranks,
+    tcp_link,
+    wait_until,
+)
 from transports import auth
 from transports.errors import ConnectError, DeadlineExceeded, PeerLost
 from transports.tcp import Options, TcpTransport
@@ -24,8 +34,8 @@ def test_another_job_is_refused(secret: bytes, generation: int) -> None:
     members = groups(2)
     a = TcpTransport(members[0])
     b = TcpTransport(dataclasses.replace(members[1], secret=secret, generation=generation))
-    assert (a.authenticated, b.authenticated) == (True, bool(secret))
     in_threads(lambda: a.open(soon()), lambda: b.open(soon()))
+    assert (a.authenticated, b.authenticated) == (True, bool(secret))
 
     stop = threading.Event()
 
@@ -70,7 +80,7 @@ def test_unauthenticated_connections_are_refused_during_traffic(caplog: pytest.L
                     send(t, 0, 1, b"k")
 
         every([a, b], busy)
-        assert not a._listener._unauthenticated
+        assert not tcp_link(a)._listener._unauthenticated
         for connection in unauthenticated[:3] + unauthenticated[4:]:
             connection.settimeout(SECONDS)
             if connection is unauthenticated[2]:
@@ -119,7 +129,7 @@ def test_a_rank_that_cannot_be_is_refused(rank: int) -> None:
         if rank == 1:
             link([a, b])
         with intruder(a, rank, 0) as sock:
-            wait_until(lambda: not a._listener._unauthenticated, drive=a)
+            wait_until(lambda: not tcp_link(a)._listener._unauthenticated, drive=a)
             assert sock.recv(1) == b""
         assert a.failure is None
 

@@ -17,7 +17,6 @@ from transports.direct import DirectMessages
 from transports.errors import DeadlineExceeded, RondeError
 from transports.faulty.rules import Action, Operation, Rule
 from transports.onesided import Memory, OneSided, Window
-from transports.pollable import Pollable
 from transports.progress import ProgressRequest
 
 A = TypeVar("A")
@@ -110,7 +109,7 @@ class FaultyTransport(Transport):
     def ability(self, kind: type[A]) -> A | None:
         if isinstance(self._windows, kind):
             return self._windows
-        return None if issubclass(kind, (OneSided, Pollable, DirectMessages)) else self.inner.ability(kind)
+        return None if issubclass(kind, (OneSided, DirectMessages)) else self.inner.ability(kind)
 
     def apply_rules(self, operation: Operation) -> Faults:
         """The rules that hit `operation`. Rules of the actions raise and kill are carried out before it returns."""

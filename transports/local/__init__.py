@@ -4,21 +4,31 @@ Nothing is copied on the way: a send keeps the caller's view and completes when 
 (rendezvous). Other transports buffer, so a protocol that is sound here is sound there; one that needs buffering
 deadlocks here, where it can be found. `eager_bytes` allows buffering up to a size.
 
-One lock per group guards everything, and every rank has a condition of its own on it. Copies run under the lock,
-which costs nothing: they hold the interpreter's lock anyway.
+`link` is the link, `hub` is the state that all ranks share, `window` has the one-sided windows. No rank takes the lock
+of another one's engine: it puts a frame into the other one's inbox and rings its doorbell.
 """
 
 from __future__ import annotations
 
-from transports.base import Group, Transport
-from transports.local.transport import LocalTransport, Options
+from collections.abc import Sequence
 
-__all__ = ["LocalTransport", "Options", "create", "usable"]
+from transports.base import Group
+from transports.engine import Engine
+from transports.local.link import LocalLink
+from transports.local.options import Options
+from transports.local.transport import LocalTransport
+
+__all__ = ["LocalTransport", "Options", "create", "link", "usable"]
 
 
-def create(group: Group, options: Options) -> Transport:
-    """A transport between threads. No I/O."""
+def create(group: Group, options: Options) -> LocalTransport:
+    """A transport between threads that is not yet open. No I/O."""
     return LocalTransport(group, options)
+
+
+def link(engine: Engine, ranks: Sequence[int], options: Options) -> LocalLink:
+    """A link for another transport. No I/O."""
+    return LocalLink(engine, ranks, options)
 
 
 def usable() -> str | None:

@@ -2,69 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from threading import RLock
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transports.base import MAX_CHECK, Group
-from transports.errors import ClosedError, DeadlineExceeded, MismatchError
-from transports.onesided import Memory, Window
+from transports.base import MAX_CHECK
+from transports.driver import Awaited
+from transports.engine import Engine
+from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost
+from transports.loop import Bell
+from transports.onesided import KEPT, Memory, Window
 
-ALIGNMENT: Final = 64
-KEPT_CHECKS: Final = 8
+_ALIGNMENT: Final = 64
 
 
-class _Part:
-    """One rank's share of a window."""
+class Part:
+    """One rank's share of a window.
+
+    checks  the last epochs, each with its check; epoch e at e % KEPT
+    asking  the doorbells of the ranks that sleep until the next epoch
+    """
 
     def __init__(self, nbytes: int) -> None:
-        memory = np.zeros(nbytes + ALIGNMENT, np.uint8)
-        offset = -memory.ctypes.data % ALIGNMENT
+        memory = np.zeros(nbytes + _ALIGNMENT, np.uint8)
+        offset = -memory.ctypes.data % _ALIGNMENT
         self.memory = memory[offset : offset + nbytes]
         self.epoch = 0
         self.exposed: tuple[NDArray[np.uint8], ...] = ()
-        self.checks: list[tuple[int, int]] = [(0, 0)] * KEPT_CHECKS
+        self.checks: list[tuple[int, int]] = [(0, 0)] * KEPT
+        self.asking: set[Bell] = set()
 
 
 class Exposure:
-    """A window as all its ranks see it."""
+    """A window as all its ranks see it. `came`: the ranks that have come to it."""
 
     def __init__(self, ranks: tuple[int, ...], nbytes: int) -> None:
         self.ranks = ranks
         self.nbytes = nbytes
         self.came: set[int] = set()
-        self.parts = [_Part(nbytes) for _ in ranks]
+        self.parts = [Part(nbytes) for _ in ranks]
 
-
-class Host(Protocol):
-    """The transport of a window."""
-
-    rank: int
-    group: Group
-    lock: RLock
-    windows: set[LocalWindow]
-
-    def check_peer(self, peer: int) -> None:
-        """Raises if a wait for `peer` cannot end well."""
-
-    def pause(self, deadline: float) -> bool:
-        """Wait for news, with the lock held; False if the deadline has passed."""
-
-    def wake_all(self) -> None:
-        """Let every rank look again. Raises the first failure, or ClosedError."""
+    def missing(self) -> list[int]:
+        """The ranks that have not come."""
+        return [rank for rank in self.ranks if rank not in self.came]
 
 
 class LocalWindow(Window):
     """Memory that is shared because the ranks are threads."""
 
-    def __init__(self, transport: Host, exposure: Exposure) -> None:
+    def __init__(self, engine: Engine, exposure: Exposure, bell: Bell, forget: Callable[[LocalWindow], None]) -> None:
+        """`bell` is the doorbell of this rank; `forget` is called once, by `close`."""
         self.ranks = exposure.ranks
-        self.index = exposure.ranks.index(transport.rank)
+        self.index = exposure.ranks.index(engine.rank)
         self.nbytes = exposure.nbytes
-        self._transport = transport
+        self._engine = engine
+        self._bell = bell
+        self._forget = forget
         self._parts = exposure.parts
         self._views = [part.memory.data for part in exposure.parts]
         self._closed = False
@@ -76,41 +72,37 @@ class LocalWindow(Window):
     def publish(self, epoch: int, check: int = 0) -> None:
         if not 0 <= check <= MAX_CHECK:
             raise ValueError(f"check={check!r}: must be 0 to 2**32 - 1")
-        with self._transport.lock:
-            self._check_open()
-            part = self._parts[self.index]
-            if epoch <= part.epoch:
-                raise ValueError(f"epoch={epoch!r}: must be greater than {part.epoch}, the epoch published before")
-            part.checks[epoch % KEPT_CHECKS] = (epoch, check)
-            part.epoch = epoch
-            self._transport.wake_all()
+        self._check_open()
+        part = self._parts[self.index]
+        if epoch <= part.epoch:
+            raise ValueError(f"epoch={epoch!r}: must be greater than {part.epoch}, the epoch published before")
+        part.checks[epoch % KEPT] = (epoch, check)
+        part.epoch = epoch
+        while part.asking:  # a rank that is about to sleep either sees the new epoch, or is seen here
+            part.asking.pop().ring()
 
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
-        transport, part, peer = self._transport, self._parts[index], self.ranks[index]
-        with transport.lock:
-            while part.epoch < epoch:
-                transport.check_peer(peer)
-                self._check_open()
-                if not transport.pause(deadline):
-                    raise DeadlineExceeded(
-                        f"rank {transport.rank} waited too long for {transport.group.describe(peer)} to reach epoch "
-                        f"{epoch} of a window; it is at {part.epoch}",
-                        rank=transport.rank,
-                        peer=peer,
-                    )
-            if check is None:
-                return
-            published, kept = part.checks[epoch % KEPT_CHECKS]
-            if published > epoch:  # the check is no longer kept
-                return
-            if published != epoch or kept != check:
-                said = f"check {kept:#010x}" if published == epoch else "nothing"
-                raise MismatchError(
-                    f"{transport.group.describe(peer)} published {said} with epoch {epoch} of a window; "
-                    f"rank {transport.rank} expected check {check:#010x}",
-                    rank=transport.rank,
-                    peer=peer,
-                )
+        engine, part, peer = self._engine, self._parts[index], self.ranks[index]
+        if part.epoch < epoch and not engine.wait(_EpochReached(self, index, epoch), deadline):
+            raise DeadlineExceeded(
+                f"rank {engine.rank} waited too long for {engine.group.describe(peer)} to reach epoch "
+                f"{epoch} of a window; it is at {part.epoch}",
+                rank=engine.rank,
+                peer=peer,
+            )
+        if check is None:
+            return
+        published, kept = part.checks[epoch % KEPT]
+        if published > epoch:  # the check is no longer kept
+            return
+        if published != epoch or kept != check:
+            said = f"check {kept:#010x}" if published == epoch else "nothing"
+            raise MismatchError(
+                f"{engine.group.describe(peer)} published {said} with epoch {epoch} of a window; "
+                f"rank {engine.rank} expected check {check:#010x}",
+                rank=engine.rank,
+                peer=peer,
+            )
 
     def expose_arrays(self, *pieces: Memory) -> bool:
         self._parts[self.index].exposed = tuple(np.asarray(piece).view(np.uint8) for piece in pieces)
@@ -120,21 +112,61 @@ class LocalWindow(Window):
         self._check_open()
         here = np.asarray(target).view(np.uint8)
         here[...] = self._parts[index].exposed[piece][offset : offset + len(here)]
-        with self._transport.lock:
-            self._transport.check_peer(
-                self.ranks[index]
-            )  # a peer that has failed or closed need not keep its exposed arrays
+        engine, peer = self._engine, self.ranks[index]
+        with engine.lock:
+            engine.check_sound()  # a peer that has failed need not keep its exposed arrays
+            if engine.departed(peer):  # nor one that has closed
+                lost = f"rank {engine.rank} lost {engine.group.describe(peer)}"
+                text = f"{lost}: it closed its transport while its memory was read"
+                raise PeerLost(text, rank=engine.rank, peer=peer)
 
     def close(self) -> None:
-        with self._transport.lock:
+        with self._engine.lock:
             if not self._closed:
                 self._closed = True
-                self._transport.windows.discard(self)
+                self._forget(self)
                 for view in self._views:
                     with suppress(BufferError):  # an array is still a view of the memory, and keeps it
                         view.release()
                 self._views.clear()
+                self._engine.driver.interrupt()
+
+    # For waits.
+
+    def reached(self, index: int, epoch: int) -> bool:
+        """True if the epoch of a position is at least `epoch`."""
+        return self._parts[index].epoch >= epoch
+
+    def ask(self, index: int) -> None:
+        """Have a position ring this rank's doorbell when it publishes its next epoch."""
+        self._parts[index].asking.add(self._bell)
+
+    def raise_if_lost(self, index: int, awaited: _EpochReached) -> None:
+        """Raise if an awaited epoch will never be reached."""
+        self._engine.check_peer(self.ranks[index], awaited, receiving=True)
+        self._check_open()
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("the window was closed", rank=self._transport.rank)
+            raise ClosedError("the window was closed", rank=self._engine.rank)
+
+
+class _EpochReached(Awaited):
+    """The wait for an epoch."""
+
+    __slots__ = ("_epoch", "_index", "_window")
+
+    def __init__(self, window: LocalWindow, index: int, epoch: int) -> None:
+        self._window = window
+        self._index = index
+        self._epoch = epoch
+
+    @property
+    def done(self) -> bool:
+        return self._window.reached(self._index, self._epoch)
+
+    def check_possible(self) -> None:
+        self._window.raise_if_lost(self._index, self)
+
+    def request_wakeup(self) -> None:
+        self._window.ask(self._index)

@@ -1,6 +1,6 @@
 """The shared-memory backend: ranks of one host.
 
-`transport` is the transport, `loop` moves its bytes, `board` is the memory that all ranks map, `ring` carries frames,
+`link` is the link, `board` is the memory that all ranks map, `ring` carries frames,
 `window` and `exposing` are the one-sided windows, `doorbell` wakes a sleeping rank. Other rooms use only the names
 below, through the registry.
 """
@@ -8,19 +8,27 @@ below, through the registry.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from transports.base import Group
+from transports.engine import Engine
 from transports.shm.fence import unordered
+from transports.shm.link import ShmLink
 from transports.shm.options import Options
 from transports.shm.segments import default_directory
 from transports.shm.transport import ShmTransport
 
-__all__ = ["Options", "ShmTransport", "create", "usable"]
+__all__ = ["Options", "ShmTransport", "create", "link", "usable"]
 
 
 def create(group: Group, options: Options) -> ShmTransport:
     """A shared-memory transport that is not yet open. No I/O."""
     return ShmTransport(group, options)
+
+
+def link(engine: Engine, ranks: Sequence[int], options: Options) -> ShmLink:
+    """A link for another transport. No I/O."""
+    return ShmLink(engine, ranks, options)
 
 
 def usable() -> str | None:

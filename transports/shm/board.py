@@ -1,4 +1,4 @@
-"""The board: the segment that all ranks of a group map, made by rank 0.
+"""The board: the segment that the ranks of a host map, made by the first of them.
 
     header     magic number, size of a ring, whether any rank has aborted
     controls   per rank: its state, the identity of its process, its doorbell
@@ -11,6 +11,7 @@ Every word has one writer, or several writers of one value. Words of different w
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Final
 
 from transports.base import Group
@@ -47,19 +48,23 @@ _BELL_OFFSET: Final = 64
 
 
 class Board:
-    """One rank's mapping of the board. The rank owns it and must `release` it."""
+    """One rank's mapping of the board. The rank owns it and must `release` it.
 
-    def __init__(self, segment: Segment, group: Group) -> None:
+    ranks  of the group that the board joins, ascending. Their places on it are their positions among these
+    """
+
+    def __init__(self, segment: Segment, group: Group, ranks: Sequence[int]) -> None:
         self.segment = segment
-        self._rank = group.rank
-        self._size = group.size
+        self._place = ranks.index(group.rank)
+        self._ranks = tuple(ranks)
+        self._size = len(ranks)
         memory = segment.memory
-        controls = [_HEADER_BYTES + rank * _RANK_BYTES for rank in range(group.size)]
+        controls = [_HEADER_BYTES + place * _RANK_BYTES for place in range(self._size)]
         self._header = memory[:_HEADER_BYTES].cast("Q")
         self._ring_bytes = 0
         self._controls = [memory[at : at + _RANK_BYTES].cast("Q") for at in controls]
-        self._sockets = WakeupSockets(os.path.basename(segment.path), group.rank)
-        self.bells = [Doorbell(memory, at + _BELL_OFFSET, self._sockets, rank) for rank, at in enumerate(controls)]
+        self._sockets = WakeupSockets(os.path.basename(segment.path), self._place)
+        self.bells = [Doorbell(memory, at + _BELL_OFFSET, self._sockets, place) for place, at in enumerate(controls)]
 
     @classmethod
     def shortage(cls, size: int, ring_bytes: int, directory: str) -> str | None:
@@ -73,57 +78,65 @@ class Board:
         return None
 
     @classmethod
-    def create_or_attach(cls, group: Group, ring_bytes: int, directory: str, deadline: float) -> Board:
-        """The group's board: rank 0 makes it, the others learn its name from the store and attach.
+    def create_or_attach(
+        cls, group: Group, ranks: Sequence[int], ring_bytes: int, directory: str, deadline: float
+    ) -> Board:
+        """The board of `ranks`: the first one makes it, the others learn its name from the group's store and attach.
 
-        Raises ConnectError if it cannot be made or attached, DeadlineExceeded if rank 0 is late, RendezvousError.
+        Raises ConnectError if it cannot be made or attached, DeadlineExceeded if that rank is late, RendezvousError.
         """
-        if group.rank == 0:
-            return cls._make(group, ring_bytes, directory)
-        maker = group.describe(0)
+        first, size = ranks[0], len(ranks)
+        if group.rank == first:
+            return cls._make(group, ranks, ring_bytes, directory)
+        maker = group.describe(first)
         try:
             note = group.store.get(_STORE_KEY, deadline)
         except DeadlineExceeded as error:
-            raise DeadlineExceeded(f"{maker} did not open the transport in time", rank=group.rank, peer=0) from error
+            raise DeadlineExceeded(
+                f"{maker} did not open the transport in time", rank=group.rank, peer=first
+            ) from error
         match _decoded(note):
-            case {"path": str(path), "nbytes": int(nbytes)} if nbytes > _rings_offset(group.size):
-                return cls._attach(group, path, nbytes)
+            case {"path": str(path), "nbytes": int(nbytes)} if nbytes > _rings_offset(size):
+                return cls._attach(group, ranks, path, nbytes)
             case {"error": str(reason)}:
-                raise ConnectError(f"{maker} could not open the transport: {reason}", rank=group.rank, peer=0)
-        raise ConnectError(f"{maker} left an invalid description of the board in the store", rank=group.rank, peer=0)
+                raise ConnectError(f"{maker} could not open the transport: {reason}", rank=group.rank, peer=first)
+        text = f"{maker} left an invalid description of the board in the store"
+        raise ConnectError(text, rank=group.rank, peer=first)
 
     @classmethod
-    def _attach(cls, group: Group, path: str, nbytes: int) -> Board:
-        maker = group.describe(0)
+    def _attach(cls, group: Group, ranks: Sequence[int], path: str, nbytes: int) -> Board:
+        first, size = ranks[0], len(ranks)
+        maker = group.describe(first)
         try:
             segment = Segment.attach(path, nbytes)
         except FileNotFoundError as error:
-            raise ConnectError(f"{maker} gave up opening the transport", rank=group.rank, peer=0) from error
+            raise ConnectError(f"{maker} gave up opening the transport", rank=group.rank, peer=first) from error
         except OSError as error:
             text = f"cannot attach to the board of {maker}: {explained(error)}"
-            raise ConnectError(text, rank=group.rank, peer=0) from error
-        board = cls(segment, group)
+            raise ConnectError(text, rank=group.rank, peer=first) from error
+        board = cls(segment, group, ranks)
         *kind, ring_bytes = board._header[: _RING_BYTES + 1]
-        fits = ring_bytes.bit_count() == 1 and _board_bytes(group.size, ring_bytes) == nbytes
-        if kind != [_MAGIC, _VERSION, group.size] or not fits:
+        fits = ring_bytes.bit_count() == 1 and _board_bytes(size, ring_bytes) == nbytes
+        if kind != [_MAGIC, _VERSION, size] or not fits:
             board.release()
-            raise ConnectError(f"the board of {maker} belongs to another group or version", rank=group.rank, peer=0)
+            raise ConnectError(f"the board of {maker} belongs to another group or version", rank=group.rank, peer=first)
         board._ring_bytes = ring_bytes
         return board
 
     @classmethod
-    def _make(cls, group: Group, ring_bytes: int, directory: str) -> Board:
-        ring_bytes = _limited_ring_bytes(ring_bytes, group.size)
-        nbytes = _board_bytes(group.size, ring_bytes)
+    def _make(cls, group: Group, ranks: Sequence[int], ring_bytes: int, directory: str) -> Board:
+        rank, size = group.rank, len(ranks)
+        ring_bytes = _limited_ring_bytes(ring_bytes, size)
+        nbytes = _board_bytes(size, ring_bytes)
         try:
             segment = Segment.create(nbytes, directory)
         except OSError as error:
             group.store.set(_STORE_KEY, pack({"error": explained(error)}))
-            raise ConnectError(f"rank 0 could not open the transport: {explained(error)}", rank=0) from error
+            raise ConnectError(f"rank {rank} could not open the transport: {explained(error)}", rank=rank) from error
         try:
-            board = cls(segment, group)
+            board = cls(segment, group, ranks)
             board._ring_bytes = ring_bytes
-            for index, word in enumerate((_MAGIC, _VERSION, group.size, ring_bytes)):
+            for index, word in enumerate((_MAGIC, _VERSION, size, ring_bytes)):
                 board._header[index] = word
             barrier()
             group.store.set(_STORE_KEY, pack({"path": segment.path, "nbytes": nbytes}))
@@ -146,7 +159,7 @@ class Board:
         self.segment.close()
 
     def ring_memory(self, sender: int, receiver: int) -> RingMemory:
-        """The ring that carries frames from `sender` to `receiver`."""
+        """The ring that carries frames from the place `sender` to the place `receiver`."""
         ring_bytes = self._ring_bytes
         number = sender * (self._size - 1) + receiver - (receiver > sender)
         offset = _rings_offset(self._size) + number * (CONTROL_BYTES + ring_bytes)
@@ -156,7 +169,7 @@ class Board:
 
     def enter(self, process: Identity) -> None:
         """Publish that this rank has attached, and the identity of its process."""
-        control = self._controls[self._rank]
+        control = self._controls[self._place]
         for index, word in enumerate((process.pid, process.start, process.space), _IDENTITY.start):
             control[index] = word
         self._set_state(OPEN)
@@ -165,20 +178,22 @@ class Board:
         """Publish that this rank has closed: it sends and publishes nothing more."""
         self._set_state(CLOSED)
 
-    def state(self, rank: int) -> int:
-        """ABSENT, OPEN or CLOSED."""
-        return self._controls[rank][_STATE]
+    def state(self, place: int) -> int:
+        """ABSENT, OPEN or CLOSED: the state of the rank at a place."""
+        return self._controls[place][_STATE]
 
-    def process_of(self, rank: int) -> Identity:
-        """The process of a rank that is not ABSENT. Raises ConnectError if the rank wrote an impossible identity."""
-        process = Identity(*self._controls[rank][_IDENTITY])
+    def process_of(self, place: int) -> Identity:
+        """The process of the rank at a place, which is not ABSENT. Raises ConnectError if it wrote an impossible
+        identity."""
+        process, rank = Identity(*self._controls[place][_IDENTITY]), self._ranks[place]
         if not 0 < process.pid < 1 << 31:
             raise ConnectError(f"rank {rank} published process id {process.pid}, which is impossible", peer=rank)
         return process
 
     def missing(self) -> list[int]:
         """The ranks that have not attached yet."""
-        return [rank for rank in range(self._size) if self._controls[rank][_STATE] == ABSENT]
+        states = (control[_STATE] for control in self._controls)
+        return [rank for rank, state in zip(self._ranks, states, strict=True) if state == ABSENT]
 
     @property
     def aborted(self) -> bool:
@@ -188,9 +203,9 @@ class Board:
     def publish_cause(self, cause: RondeError) -> None:
         """Publish the cause of this rank's abort to all ranks, once. A copy of another rank's cause is ignored."""
         text = _packed(cause)
-        at = self._cause_offset(self._rank)
+        at = self._cause_offset(self._place)
         self.segment.memory[at : at + len(text)] = text
-        self._controls[self._rank][_CAUSE_LENGTH] = len(text)
+        self._controls[self._place][_CAUSE_LENGTH] = len(text)
         barrier()
         self._header[_ABORTED] = 1
         barrier()
@@ -202,9 +217,9 @@ class Board:
         if not self.aborted:
             return None
         barrier()
-        for rank, control in enumerate(self._controls):
+        for place, (rank, control) in enumerate(zip(self._ranks, self._controls, strict=True)):
             if length := control[_CAUSE_LENGTH]:
-                at = self._cause_offset(rank)
+                at = self._cause_offset(place)
                 fields = _decoded(bytes(self.segment.memory[at : at + min(length, _CAUSE_BYTES)]))
                 if isinstance(fields, dict):
                     return from_wire(fields)
@@ -218,12 +233,12 @@ class Board:
 
     def _set_state(self, state: int) -> None:
         barrier()
-        self._controls[self._rank][_STATE] = state
+        self._controls[self._place][_STATE] = state
         barrier()
         self.ring_all()
 
-    def _cause_offset(self, rank: int) -> int:
-        return _HEADER_BYTES + self._size * _RANK_BYTES + rank * _CAUSE_BYTES
+    def _cause_offset(self, place: int) -> int:
+        return _HEADER_BYTES + self._size * _RANK_BYTES + place * _CAUSE_BYTES
 
 
 def _rings_offset(size: int) -> int:

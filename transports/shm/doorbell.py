@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from transports.locks import let_go
+from transports.shm.fence import barrier
 
 _FUTEX_WAIT: Final = 0
 _FUTEX_WAKE: Final = 1
@@ -133,7 +134,10 @@ def _datagram_socket() -> socket.socket:
 
 class Doorbell:
     """The doorbell of `rank` at `offset`, a multiple of 4, of shared memory. Look at `word[0]` before calling `ring`.
-    Without `sockets` its owner never sleeps on a descriptor."""
+    Without `sockets` its owner never sleeps on a descriptor. A loop watches that descriptor for its owner."""
+
+    closed = False
+    sure = False
 
     def __init__(self, memory: memoryview, offset: int, sockets: WakeupSockets | None = None, rank: int = 0) -> None:
         self.word = memory[offset : offset + 4].cast("I")
@@ -143,19 +147,23 @@ class Doorbell:
         self._rank = rank
 
     def fileno(self) -> int:
-        """The descriptor that is readable when the doorbell was rung since `arm_descriptor`. The owner calls it."""
+        """The descriptor that is readable when the doorbell was rung. The owner calls it."""
         assert self._sockets is not None
         return self._sockets.fileno()
 
-    def arm(self) -> None:
-        """Announce that the owner is about to sleep."""
-        self.word[0] = _BY_FUTEX
-
-    def arm_descriptor(self) -> None:
-        """Announce that the owner is about to sleep on the descriptor."""
+    def ready(self, events: int) -> None:
+        """Forget the wakeups that have come by the descriptor."""
         if self._sockets is not None:
             self._sockets.drain()
-            self.word[0] = _BY_DESCRIPTOR
+
+    def arm(self, *, by_descriptor: bool = False) -> bool:
+        """Announce that the owner is about to sleep, and has yet to look for work. False if there is no descriptor to
+        sleep on."""
+        if by_descriptor and (self._sockets is None or not HAS_DESCRIPTOR):
+            return False
+        self.word[0] = _BY_DESCRIPTOR if by_descriptor else _BY_FUTEX
+        barrier()
+        return True
 
     def disarm(self) -> None:
         """Announce that the owner is awake."""
@@ -167,14 +175,10 @@ class Doorbell:
         if state:
             self.word[0] = 0
             if state == _BY_DESCRIPTOR:
-                self.wake_descriptor()
+                assert self._sockets is not None
+                self._sockets.wake(self._rank)
             elif _call is not None:
                 _call(_NUMBER, self.address, _FUTEX_WAKE, 1, None, None, 0)
-
-    def wake_descriptor(self) -> None:
-        """Wake the owner if it sleeps on the descriptor, whatever the word says."""
-        if self._sockets is not None:
-            self._sockets.wake(self._rank)
 
     def sleep(self, seconds: float) -> None:
         """Sleep until rung, for at most `seconds`. Return immediately if rung since `arm`. May return early."""

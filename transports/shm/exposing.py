@@ -8,14 +8,17 @@ be dead.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from transports.descriptors import explained
+from transports.driver import Awaited
+from transports.engine import Engine
 from transports.errors import DeadlineExceeded, MismatchError, RendezvousError, TransportError
-from transports.onesided import NoRoom
+from transports.onesided import NoRoom, OneSided, Window
 from transports.packed import pack, unpack
-from transports.shm import window
+from transports.shm.doorbell import Doorbell
 from transports.shm.segments import Segment, is_segment, unlink
 from transports.shm.window import ShmWindow
 
@@ -26,11 +29,14 @@ _ROOM: Final = (
 )
 
 
-class Host(window.Host, Protocol):
-    """The transport, as the making of a window uses it."""
+class Offerer(Protocol):
+    """The link to the ranks of a window."""
 
     def offer(self, peer: int, payload: bytes) -> None:
         """Send an offer."""
+
+    def bells_of(self, ranks: Sequence[int]) -> list[Doorbell]:
+        """The doorbells of ranks."""
 
 
 class Offer:
@@ -46,13 +52,50 @@ class Offer:
         self._deliver(self._payload)
 
 
-class Exposures:
-    """The windows that are being made. The offers are guarded by the transport's lock."""
+class Exposures(OneSided):
+    """The windows of a link, and those that are being made. All is guarded by the engine's lock."""
 
-    def __init__(self, host: Host, directory: str) -> None:
-        self._host = host
+    def __init__(self, engine: Engine, link: Offerer, ranks: tuple[int, ...], directory: str, *, spins: bool) -> None:
+        """`ranks`: those that the link joins. `spins`: see ShmWindow."""
+        self._engine = engine
+        self._link = link
+        self._ranks = frozenset(ranks)
         self._directory = directory
+        self._spins = spins
         self._offers: dict[str, dict[str, Any]] = {}
+        self._keys: set[str] = set()
+        self._windows: set[ShmWindow] = set()
+
+    def reaches(self, ranks: tuple[int, ...]) -> bool:
+        return self._ranks.issuperset(ranks)
+
+    def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> Window:
+        """See OneSided. Also raises MismatchError if another rank came with other arguments."""
+        engine = self._engine
+        if engine.rank not in ranks or len(set(ranks)) != len(ranks) or not self.reaches(ranks):
+            allowed = ", ".join(map(str, sorted(self._ranks)))
+            raise ValueError(f"ranks={ranks!r}: must be distinct ranks among {allowed}, {engine.rank} among them")
+        if nbytes < 0:
+            raise ValueError(f"nbytes={nbytes!r}: must be 0 or more")
+        with engine.lock:
+            if engine.life.refusal is not None:
+                raise engine.life.refused()
+            if key in self._keys:
+                raise ValueError(f"key={key!r}: was used before; every window of a group needs a key of its own")
+            self._keys.add(key)
+        window = self._expose(key, ranks, nbytes, deadline)
+        weakref.finalize(window, self._keys.discard, key).atexit = False
+        return window
+
+    def stop(self) -> None:
+        """Tell compiled code that no epoch of any window is to be published any more."""
+        for window in self._windows:
+            window.stop()
+
+    def close_windows(self) -> None:
+        """Close all windows."""
+        for window in tuple(self._windows):
+            window.close()
 
     def arriving(self, nbytes: int) -> Offer:
         """The receiver of an arriving offer of `nbytes`. Raises TransportError if the size or the number of offers is
@@ -72,24 +115,24 @@ class Exposures:
         """True if another rank has offered a window of that name."""
         return key in self._offers
 
-    def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> ShmWindow:
+    def _expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> ShmWindow:
         """Make the window, or attach to it, and wait until all ranks have attached. Called without the lock."""
-        if ranks[0] == self._host.rank:
+        if ranks[0] == self._engine.rank:
             made = self._make(key, ranks, nbytes)
         else:
             made = self._attach(key, ranks, nbytes, deadline)
         try:
             made.attach()
-            meeting = _AllAttached(self, self._host, key, made)
-            came = self._host.driver.wait(meeting, deadline)
+            meeting = _AllAttached(self, self._engine, key, made)
+            came = self._engine.wait(meeting, deadline)
             if self.offered(key):
                 raise self._mismatch(key, ranks, nbytes)
             if not came:
-                absent = ", ".join(map(self._host.group.describe, made.missing()))
-                raise DeadlineExceeded(f"{absent} did not come to window {key!r} in time", rank=self._host.rank)
+                absent = ", ".join(map(self._engine.group.describe, made.missing()))
+                raise DeadlineExceeded(f"{absent} did not come to window {key!r} in time", rank=self._engine.rank)
             made.segment.unlink()
         except BaseException:
-            if ranks[0] == self._host.rank or self._host.failure is not None:
+            if ranks[0] == self._engine.rank or self._engine.failure is not None:
                 made.segment.unlink()
             made.close()
             raise
@@ -101,7 +144,7 @@ class Exposures:
         try:
             segment = Segment.create(size, self._directory)
         except OSError as error:
-            text, rank = explained(error), self._host.rank
+            text, rank = explained(error), self._engine.rank
             room = error.errno not in (errno.ENOSPC, errno.ENOMEM)
             if not room:
                 text += f". {_ROOM}"
@@ -117,10 +160,10 @@ class Exposures:
             raise
 
     def _attach(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> ShmWindow:
-        rank, maker = self._host.rank, self._host.group.describe(ranks[0])
-        if not self._host.driver.wait(_OfferArrived(self, self._host, key, ranks[0]), deadline):
+        rank, maker = self._engine.rank, self._engine.group.describe(ranks[0])
+        if not self._engine.wait(_OfferArrived(self, self._engine, key, ranks[0]), deadline):
             raise DeadlineExceeded(f"{maker} did not come to window {key!r} in time", rank=rank, peer=ranks[0])
-        with self._host.driver.lock:
+        with self._engine.lock:
             offer = self._offers[key]
             if (tuple(offer["ranks"]), offer["nbytes"]) != (ranks, nbytes):
                 raise self._mismatch(key, ranks, nbytes)
@@ -131,28 +174,36 @@ class Exposures:
         try:
             segment = Segment.attach(offer["path"], ShmWindow.segment_bytes(len(ranks), nbytes))
         except OSError as error:
-            with self._host.driver.lock:
-                self._host.check_sound()  # its maker may have removed it because of a failure
+            with self._engine.lock:
+                self._engine.check_sound()  # its maker may have removed it because of a failure
             raise TransportError(
                 f"rank {rank} cannot attach to window {key!r} of {maker}: {explained(error)}", rank=rank, peer=ranks[0]
             ) from error
         return self._registered(segment, ranks, nbytes)
 
     def _registered(self, segment: Segment, ranks: tuple[int, ...], nbytes: int) -> ShmWindow:
-        with self._host.driver.lock:
+        with self._engine.lock:
             try:
-                self._host.check_sound()
-                made = ShmWindow(self._host, segment, ranks, nbytes)
+                self._engine.check_sound()
+                made = ShmWindow(
+                    self._engine,
+                    segment,
+                    ranks,
+                    nbytes,
+                    self._link.bells_of(ranks),
+                    spins=self._spins,
+                    forget=self._windows.discard,
+                )
             except BaseException:
                 segment.close()
                 raise
-            self._host.windows.add(made)
+            self._windows.add(made)
             return made
 
     def _send(self, offer: dict[str, Any], ranks: tuple[int, ...]) -> None:
         payload = pack(offer)
         for rank in ranks[1:]:
-            self._host.offer(rank, payload)
+            self._link.offer(rank, payload)
 
     def _deliver(self, payload: bytearray) -> None:
         offer = _decoded(payload)
@@ -163,9 +214,9 @@ class Exposures:
     def _mismatch(self, key: str, ranks: tuple[int, ...], nbytes: int) -> MismatchError:
         offer = self._offers[key]
         return MismatchError(
-            f"window {key!r}: rank {self._host.rank} asks for {nbytes} bytes among ranks {ranks}, "
+            f"window {key!r}: rank {self._engine.rank} asks for {nbytes} bytes among ranks {ranks}, "
             f"another rank for {offer['nbytes']} among {tuple(offer['ranks'])}",
-            rank=self._host.rank,
+            rank=self._engine.rank,
         )
 
 
@@ -186,12 +237,12 @@ def _decoded(payload: bytearray) -> dict[str, Any] | None:
     return offer if sound and all(isinstance(rank, int) for rank in ranks) else None
 
 
-class _OfferArrived:
-    """Waits for an offer."""
+class _OfferArrived(Awaited):
+    """Waits for an offer. A rank that sends one rings."""
 
-    def __init__(self, exposures: Exposures, host: Host, key: str, maker: int) -> None:
+    def __init__(self, exposures: Exposures, engine: Engine, key: str, maker: int) -> None:
         self._exposures = exposures
-        self._host = host
+        self._engine = engine
         self._key = key
         self._maker = maker
 
@@ -200,18 +251,16 @@ class _OfferArrived:
         return self._exposures.offered(self._key)
 
     def check_possible(self) -> None:
-        self._host.check_peer(self._maker, self)
-
-    def request_wakeup(self) -> None:
-        """Nothing to do: a rank that sends an offer rings."""
+        self._engine.check_peer(self._maker, self, receiving=True)
 
 
-class _AllAttached:
-    """Waits until all ranks have attached, or another rank offers a different window of that name."""
+class _AllAttached(Awaited):
+    """Waits until all ranks have attached, or another rank offers a different window of that name. Every rank that
+    attaches rings."""
 
-    def __init__(self, exposures: Exposures, host: Host, key: str, made: ShmWindow) -> None:
+    def __init__(self, exposures: Exposures, engine: Engine, key: str, made: ShmWindow) -> None:
         self._exposures = exposures
-        self._host = host
+        self._engine = engine
         self._key = key
         self._made = made
 
@@ -220,9 +269,6 @@ class _AllAttached:
         return self._exposures.offered(self._key) or not self._made.missing()
 
     def check_possible(self) -> None:
-        self._host.check_sound()
+        self._engine.check_sound()
         for rank in self._made.missing():
-            self._host.check_peer(rank, self)
-
-    def request_wakeup(self) -> None:
-        """Nothing to do: every rank that attaches rings."""
+            self._engine.check_peer(rank, self, receiving=True)

@@ -51,19 +51,25 @@ Arrive = Callable[[int, int, int, int], Arriving | None]
 """Called with kind, tag, check and length of a frame. None: leave it in the ring, and ask again at the next `drain`."""
 
 
-class Outbound:
+class Sending(Protocol):
+    """A send in flight."""
+
+    done: bool
+
+
+class _Outbound:
     """A frame on its way into the ring."""
 
-    __slots__ = ("check", "done", "kind", "length", "offset", "tag", "view")
+    __slots__ = ("check", "kind", "length", "offset", "sending", "tag", "view")
 
-    def __init__(self, kind: int, tag: int, check: int, view: memoryview) -> None:
+    def __init__(self, kind: int, tag: int, check: int, view: memoryview, sending: Sending) -> None:
         self.kind = kind
         self.tag = tag
         self.check = check
         self.view = view
+        self.sending = sending
         self.length = len(view)
         self.offset = -1
-        self.done = False
 
 
 class _End:
@@ -87,15 +93,20 @@ class Outgoing(_End):
         super().__init__(memory, bell)
         self._written = 0
         self._limit = self._capacity  # bytes that may have been written, by the receiver's last known position
-        self._queue: deque[Outbound] = deque()
+        self._queue: deque[_Outbound] = deque()
 
     @property
     def queued(self) -> int:
         """The number of frames that are not completely in the ring."""
         return len(self._queue)
 
-    def send(self, kind: int, tag: int, check: int, view: memoryview) -> Outbound | None:
-        """Begin to send a frame. None if it is completely in the ring."""
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of their payloads that are not in the ring yet."""
+        return sum(frame.length - max(frame.offset, 0) for frame in self._queue)
+
+    def send(self, kind: int, tag: int, check: int, view: memoryview) -> bool:
+        """Send a frame if it is short and there is room for it now. False, with nothing done, if not: then `queue`."""
         length = len(view)
         if length <= self._piece and not self._queue:
             needed = _UNIT + (length + _UNIT - 1 & -_UNIT)
@@ -105,11 +116,13 @@ class Outgoing(_End):
                     self._write(at, view)
                 self._written += needed
                 self._publish()
-                return None
-        frame = Outbound(kind, tag, check, view)
-        self._queue.append(frame)
+                return True
+        return False
+
+    def queue(self, kind: int, tag: int, check: int, view: memoryview, sending: Sending) -> None:
+        """Send a frame: as much as there is room for now, the rest by `push`. `sending.done` is set at the end."""
+        self._queue.append(_Outbound(kind, tag, check, view, sending))
         self.push()
-        return None if frame.done else frame
 
     def push(self) -> bool:
         """Write as much as there is room for; True if anything was written."""
@@ -132,7 +145,7 @@ class Outgoing(_End):
             if frame.offset == frame.length:
                 self._written += -self._written % _UNIT
                 self._queue.popleft()
-                frame.done = True
+                frame.sending.done = True
             self._publish()
             moved = True
         self._control[_WANTED] = bool(self._queue)
@@ -234,6 +247,12 @@ class Incoming(_End):
         if self._read != shown:
             self._release_room()
         return self._read != before
+
+    def progress(self) -> str:
+        """Progress of the frame that is arriving, for diagnosis."""
+        if self._inbound is None:
+            return "nothing is arriving from it"
+        return f"{self._offset} of {self._length} bytes of a frame have arrived"
 
     def forget(self) -> None:
         """Release the buffer of the arriving frame. `drain` must not be called after it."""

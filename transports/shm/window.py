@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
 from transports.base import MAX_CHECK
-from transports.cores import Cores
+from transports.driver import Awaited
+from transports.engine import Engine
 from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.onesided import ASKED, CHECKS, EPOCH, KEPT, Controls, Memory, Window
-from transports.shm import remote, requests
+from transports.shm import remote
 from transports.shm.doorbell import CAN_SLEEP, Doorbell, wake_all
 from transports.shm.fence import WEAKLY_ORDERED, barrier
 from transports.shm.segments import Segment
@@ -51,39 +52,35 @@ _LAST: Final = (1 << 64) - 1
 """No epoch is greater."""
 
 
-class Host(requests.Host, Protocol):
-    """The transport, as its windows use it."""
-
-    cores: Cores
-    spins: bool
-    windows: set[ShmWindow]
-
-    @property
-    def failure(self) -> RondeError | None:
-        """The cause of the transport's abort."""
-
-    def bells_of(self, ranks: Sequence[int]) -> list[Doorbell]:
-        """The doorbells of ranks."""
-
-    def departed(self, peer: int) -> bool:
-        """True if a peer has closed its transport."""
-
-
 class ShmWindow(Window):
     """One rank's mapping of a window. See the module."""
 
-    def __init__(self, host: Host, segment: Segment, ranks: tuple[int, ...], nbytes: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        segment: Segment,
+        ranks: tuple[int, ...],
+        nbytes: int,
+        bells: list[Doorbell],
+        *,
+        spins: bool,
+        forget: Callable[[ShmWindow], None],
+    ) -> None:
+        """`bells` are the doorbells of the ranks; `spins`: a wait polls before it sleeps; `forget` is called once, by
+        `close`."""
         self.ranks = ranks
-        self.index = ranks.index(host.rank)
+        self.index = ranks.index(engine.rank)
         self.nbytes = nbytes
         self.closed = False
         self.segment = segment
-        self._host = host
-        self._bells = host.bells_of(ranks)
-        self._pids = [host.group.members[rank].pid for rank in ranks]
-        self._glances = range(_GLANCES if host.spins else 0)
-        self._yields = range(0 if host.cores.shares_process else _YIELDS)
-        self._leave_core = host.cores.leave
+        self._engine = engine
+        self._bells = bells
+        self._spins = spins
+        self._forget = forget
+        self._pids = [engine.group.members[rank].pid for rank in ranks]
+        self._glances = range(_GLANCES if spins else 0)
+        self._yields = range(0 if engine.cores.shares_process else _YIELDS)
+        self._leave_core = engine.cores.leave
         memory = segment.memory
         starts = [_parts_offset(len(ranks)) + _BEHIND + index * _stride(nbytes) for index in range(len(ranks))]
         self._views = [memory[start : start + nbytes] for start in starts]
@@ -146,22 +143,22 @@ class ShmWindow(Window):
             problem = f"its memory cannot be read: {error}"
         if WEAKLY_ORDERED:
             barrier()
-        rank, peer = self._host.rank, self.ranks[index]
-        with self._host.driver.lock:
-            self._host.check_sound()  # a peer that has failed need not keep its exposed arrays
+        rank, peer = self._engine.rank, self.ranks[index]
+        with self._engine.lock:
+            self._engine.check_sound()  # a peer that has failed need not keep its exposed arrays
             if self.closed:
                 raise self._closed_error()
-            if self._host.departed(peer):  # nor one that has closed
+            if self._engine.departed(peer):  # nor one that has closed
                 problem = "it closed its transport while its memory was read"
         if problem:
-            raise PeerLost(f"rank {rank} lost {self._host.group.describe(peer)}: {problem}", rank=rank, peer=peer)
+            raise PeerLost(f"rank {rank} lost {self._engine.group.describe(peer)}: {problem}", rank=rank, peer=peer)
 
     def close(self) -> None:
-        with self._host.driver.lock:
+        with self._engine.lock:
             if self.closed:
                 return
             self.closed = True
-            self._host.windows.discard(self)
+            self._forget(self)
             self.stop()
             self._notes[_PUBLISHED] = _LAST
             nothing = memoryview(bytearray(_CONTROL_BYTES)).cast("Q")
@@ -172,7 +169,7 @@ class ShmWindow(Window):
                     view.release()
             self._views.clear()
             self.segment.close()
-            self._host.driver.interrupt()
+            self._engine.driver.interrupt()
 
     @property
     def controls(self) -> Controls | None:
@@ -184,8 +181,8 @@ class ShmWindow(Window):
             tuple(start + index * _CONTROL_BYTES for index in range(len(self.ranks))),
             notes + 8 * _STOPPED,
             notes + 8 * _PUBLISHED,
-            _SPINS if self._host.spins else 0,
-            0 if self._host.spins or self._host.cores.shares_process else _COMPILED_YIELDS,
+            _SPINS if self._spins else 0,
+            0 if self._spins or self._engine.cores.shares_process else _COMPILED_YIELDS,
             self._wake,
             (memory, self._notes, *self._bells),
             tuple(bell.address for bell in self._bells) if CAN_SLEEP else (),
@@ -206,18 +203,22 @@ class ShmWindow(Window):
         """The ranks that have not attached yet."""
         return [rank for rank, control in zip(self.ranks, self._controls, strict=True) if not control[_ATTACHED]]
 
-    def reached(self, index: int, epoch: int, wakeup: bool = False) -> bool:
-        if wakeup and not self.closed:
-            self._controls[index][ASKED] = 1
-            barrier()
+    def reached(self, index: int, epoch: int) -> bool:
+        """True if the epoch of a position is at least `epoch`."""
         return self._controls[index][EPOCH] >= epoch
 
-    def check(self, index: int, awaited: _EpochReached) -> None:
+    def ask(self, index: int) -> None:
+        """Have a position ring the doorbells when it publishes its next epoch."""
+        if not self.closed:
+            self._controls[index][ASKED] = 1
+            barrier()
+
+    def raise_if_lost(self, index: int, awaited: _EpochReached) -> None:
         """Raise if an awaited epoch will never be reached."""
         if self.closed:
-            self._host.check_sound()  # the transport's own failure is the more useful error
+            self._engine.check_sound()  # the transport's own failure is the more useful error
             raise self._closed_error()
-        self._host.check_peer(self.ranks[index], awaited)
+        self._engine.check_peer(self.ranks[index], awaited, receiving=True)
 
     def _poll(self, index: int, epoch: int) -> bool:
         control = self._controls[index]
@@ -231,10 +232,10 @@ class ShmWindow(Window):
         return False
 
     def _wait_long(self, index: int, epoch: int, deadline: float) -> None:
-        if not self._host.driver.wait(_EpochReached(self, index, epoch), deadline):
-            rank, peer = self._host.rank, self.ranks[index]
+        if not self._engine.wait(_EpochReached(self, index, epoch), deadline):
+            rank, peer = self._engine.rank, self.ranks[index]
             raise DeadlineExceeded(
-                f"rank {rank} waited too long for {self._host.group.describe(peer)} to reach epoch {epoch} of a "
+                f"rank {rank} waited too long for {self._engine.group.describe(peer)} to reach epoch {epoch} of a "
                 f"window; it is at {self._controls[index][EPOCH]}",
                 rank=rank,
                 peer=peer,
@@ -249,10 +250,10 @@ class ShmWindow(Window):
         found_epoch = control[slot]
         if (found_epoch == epoch and found == check) or found_epoch > epoch:  # the check is not kept any more
             return
-        rank, peer = self._host.rank, self.ranks[index]
+        rank, peer = self._engine.rank, self.ranks[index]
         published = f"check {found:#010x}" if found_epoch == epoch else "nothing"
         raise MismatchError(
-            f"{self._host.group.describe(peer)} published {published} with epoch {epoch} of a window; "
+            f"{self._engine.group.describe(peer)} published {published} with epoch {epoch} of a window; "
             f"rank {rank} expected check {check:#010x}",
             rank=rank,
             peer=peer,
@@ -276,10 +277,10 @@ class ShmWindow(Window):
         raise ValueError(f"epoch={epoch!r}: must be greater than {self._notes[_PUBLISHED]}, the epoch published before")
 
     def _closed_error(self) -> RondeError:
-        return copy.copy(self._host.failure) or ClosedError("the window was closed", rank=self._host.rank)
+        return copy.copy(self._engine.failure) or ClosedError("the window was closed", rank=self._engine.rank)
 
 
-class _EpochReached:
+class _EpochReached(Awaited):
     """Waits for an epoch."""
 
     __slots__ = ("_epoch", "_index", "_window")
@@ -294,10 +295,10 @@ class _EpochReached:
         return self._window.reached(self._index, self._epoch)
 
     def check_possible(self) -> None:
-        self._window.check(self._index, self)
+        self._window.raise_if_lost(self._index, self)
 
     def request_wakeup(self) -> None:
-        self._window.reached(self._index, self._epoch, wakeup=True)
+        self._window.ask(self._index)
 
 
 def _parts_offset(count: int) -> int:

@@ -9,67 +9,42 @@ not arrive soon, if another frame arrives, and at intervals, since only the loop
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
-from transports.base import Request
+from transports.base import Request, check_arguments, check_view
+from transports.engine import Engine
 from transports.errors import RondeError
-from transports.matching import MatchQueue
+from transports.requests import Sending
 from transports.tcp.frames import data_header
 from transports.tcp.lanes import Incoming
-from transports.tcp.loop import Loop
 from transports.tcp.outgoing import Outgoing
-from transports.tcp.requests import Send
-
-
-class Host(Protocol):
-    """The transport, for frames that are not read directly."""
-
-    def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
-        """Begin to send."""
-
-    def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
-        """Post a receive."""
-
-    def sending(self, peer: int, tag: int, nbytes: int) -> Send:
-        """A request for a send that is about to begin."""
-
-    def crashed(self, error: BaseException) -> None:
-        """Report that an exception has escaped while bytes were moved."""
 
 
 class AtOnce:
-    """Receives without a request, for one transport, whose lanes and match queue it shares.
+    """Receives without a request, for one link, whose lanes it shares.
 
-    sent         the request of every send that completes immediately
     spread_from  bytes from which a message is striped over several connections
     """
 
     def __init__(
-        self,
-        host: Host,
-        loop: Loop,
-        match_queue: MatchQueue,
-        incoming: dict[int, Incoming],
-        outgoing: dict[int, Outgoing],
-        sent: Send,
-        spread_from: int,
+        self, engine: Engine, incoming: dict[int, Incoming], outgoing: dict[int, Outgoing], spread_from: int
     ) -> None:
-        self._host = host
-        self._loop = loop
-        self._lock = loop.driver.lock
-        self._match_queue = match_queue
+        self._engine = engine
+        self._loop = engine.loop
+        self._lock = engine.lock
+        self._match_queue = engine.match_queue
         self._incoming = incoming
         self._outgoing = outgoing
-        self._sent = sent
-        self._sent.done = True
+        self._sent = engine.sent
         self._spread_from = spread_from
 
     def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int) -> None:
-        """See Transport.recv; the arguments have been checked."""
+        """See Transport.recv."""
+        check_arguments(self._engine, peer, tag, check)
+        check_view(view, writable=True)
         with self._lock:
             lane = self._incoming.get(peer)
             if lane is None or not self._loop.idle(now := time.monotonic()) or self._match_queue.knows(peer, tag):
-                request: Request | None = self._host.irecv(peer, tag, view, check)
+                request: Request | None = self._engine.irecv(peer, tag, view, check)
             else:
                 request = self._fetch(lane, tag, check, view, now)
         if request is not None:
@@ -78,7 +53,10 @@ class AtOnce:
     def sendrecv(
         self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int
     ) -> Request:
-        """See Transport.sendrecv; the arguments have been checked."""
+        """See Transport.sendrecv."""
+        check_arguments(self._engine, dest, tag, check)
+        check_view(data, writable=False)
+        check_view(view, writable=True)
         receiving: Request | None
         sending: Request = self._sent
         with self._lock:
@@ -90,22 +68,22 @@ class AtOnce:
                 or not self._loop.idle(now := time.monotonic())
                 or self._match_queue.knows(source, tag)
             ):
-                receiving = self._host.irecv(source, tag, view, check)
-                sending = self._host.isend(dest, tag, data, check)
+                receiving = self._engine.irecv(source, tag, view, check)
+                sending = self._engine.isend(dest, tag, data, check)
             else:
                 header = data_header(tag, check, len(data))
                 try:
                     sent = lane.give(header, data)
                     if sent < len(header) + len(data):
-                        sending = rest = self._host.sending(dest, tag, len(data))
+                        sending = rest = Sending(self._engine, dest, tag, len(data))
                         lane.queue(header, data, rest, sent)
                 except BaseException as error:
-                    self._host.crashed(error)
+                    self._engine.crashed(error)
                     raise
                 if sending is self._sent:
                     receiving = self._fetch(back, tag, check, view, now)
                 else:  # the rest must be sent during the receive
-                    receiving = self._host.irecv(source, tag, view, check)
+                    receiving = self._engine.irecv(source, tag, view, check)
         if receiving is not None:
             receiving.wait(deadline)
         return sending
@@ -117,12 +95,12 @@ class AtOnce:
             if rest is not None and not rest:
                 return None
             self._loop.driver.interrupt()  # other threads may wait for the frame that arrived
-            request = self._host.irecv(lane.peer, tag, view, check)
+            request = self._engine.irecv(lane.peer, tag, view, check)
             if rest:
                 lane.receive_rest(self._match_queue.arrive(lane.peer, tag, check, len(view)), rest)
         except RondeError:  # the transport has failed
             raise
         except BaseException as error:
-            self._host.crashed(error)
+            self._engine.crashed(error)
             raise
         return request

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from transports.base import Group
 from transports.errors import RondeError
+from transports.loop import Loop
 from transports.tcp.addresses import Address
 from transports.tcp.handshake import Dial
-from transports.tcp.loop import Loop
 from transports.tcp.options import Options
 from transports.tcp.outgoing import Outgoing
 
@@ -25,7 +25,7 @@ class Dialing:
     """Makes connections for lanes. `addresses` must be set before the first."""
 
     def __init__(self, seeker: Seeker, loop: Loop, group: Group, options: Options) -> None:
-        self.addresses: list[Address] = []
+        self.addresses: dict[int, Address] = {}
         self._seeker = seeker
         self._loop = loop
         self._group = group

@@ -9,16 +9,15 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from transports import direct
 from transports.base import Request
-from transports.matching import MatchQueue
+from transports.engine import Engine
+from transports.requests import Sending
 from transports.tcp.frames import data_header
 from transports.tcp.lanes import BUFFER_BYTES, Incoming
-from transports.tcp.loop import Loop
 from transports.tcp.outgoing import Outgoing
-from transports.tcp.requests import Send
 
 _POLLS: Final = 64
 """Some 25 us, as long as Loop.glances."""
@@ -27,37 +26,20 @@ _YIELDS: Final = 100
 ten times that."""
 
 
-class Host(Protocol):
-    """The transport."""
-
-    def sending(self, peer: int, tag: int, nbytes: int) -> Send:
-        """A request for a send that is about to begin."""
-
-    def crashed(self, error: BaseException) -> None:
-        """Report that an exception has escaped while bytes were moved."""
-
-
 class DirectMessages(direct.DirectMessages):
     """The ability of one transport, whose lanes and match queue it shares."""
 
     largest = BUFFER_BYTES - direct.HEAD_BYTES
 
-    def __init__(
-        self,
-        host: Host,
-        loop: Loop,
-        match_queue: MatchQueue,
-        incoming: dict[int, Incoming],
-        outgoing: dict[int, Outgoing],
-    ) -> None:
-        self.polls, self.yields = (_POLLS, 0) if loop.polls else (0, _YIELDS)
-        self.host = host
-        self.loop = loop
-        self.match_queue = match_queue
+    def __init__(self, engine: Engine, incoming: dict[int, Incoming], outgoing: dict[int, Outgoing]) -> None:
+        self.polls, self.yields = (_POLLS, 0) if engine.loop.polls else (0, _YIELDS)
+        self.engine = engine
         self.incoming = incoming
         self.outgoing = outgoing
 
-    def channel(self, dests: Sequence[int], sources: Sequence[int], tag: int, busy: int) -> Channel:
+    def channel(self, dests: Sequence[int], sources: Sequence[int], tag: int, busy: int) -> Channel | None:
+        if not all(self.engine.link_to(peer).sockets for peer in (*dests, *sources)):
+            return None
         return Channel(self, dests, sources, tag, busy)
 
 
@@ -68,9 +50,10 @@ class Channel(direct.Channel):
         self, messages: DirectMessages, dests: Sequence[int], sources: Sequence[int], tag: int, busy: int
     ) -> None:
         self._messages = messages
-        self._loop = messages.loop
-        self._lock = messages.loop.driver.lock
-        self._match_queue = messages.match_queue
+        self._engine = messages.engine
+        self._loop = messages.engine.loop
+        self._lock = messages.engine.lock
+        self._match_queue = messages.engine.match_queue
         self._dests = tuple(dests)
         self._sources = tuple(sources)
         self._tag = tag
@@ -92,12 +75,12 @@ class Channel(direct.Channel):
                     left(answer, source, target)
                     self._hand_back()
             except BaseException as error:
-                self._messages.host.crashed(error)
+                self._engine.crashed(error)
                 raise
         return answer
 
     def send_rest(self, peer: int, view: memoryview, check: int, sent: int) -> Request:
-        request = self._messages.host.sending(peer, self._tag, len(view))
+        request = Sending(self._engine, peer, self._tag, len(view))
         self._messages.outgoing[peer].queue(data_header(self._tag, check, len(view)), view, request, sent)
         return request
 

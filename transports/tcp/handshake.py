@@ -15,10 +15,10 @@ from typing import Final, Protocol
 
 from transports import auth, tls
 from transports.errors import ConnectError, PeerLost, RondeError, TransportError
+from transports.loop import READ, WRITE, Loop
 from transports.tcp import sockets
 from transports.tcp.dead_links import LinkHealth
 from transports.tcp.frames import HEADER, intro_frame, parse_intro
-from transports.tcp.loop import READ, WRITE, Loop
 from transports.tcp.options import Options
 from transports.tls import Tls, TlsSocket
 

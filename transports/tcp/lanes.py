@@ -12,10 +12,10 @@ from typing import ClassVar, Final, Protocol
 
 from transports import tls
 from transports.errors import RondeError, TransportError
+from transports.loop import READ, Loop
 from transports.tcp import sockets
 from transports.tcp.dead_links import LinkHealth
 from transports.tcp.frames import ABORT, DATA, GOODBYE, HEADER, MAX_CONTROL_BYTES, SPREAD, parse_abort
-from transports.tcp.loop import READ, Loop
 
 _READ_BYTES: Final = 1 << 15
 """Two TLS records. One read takes a frame of 16 KiB with its header."""
@@ -40,8 +40,8 @@ class Target(Protocol):
         """The payload is complete."""
 
 
-class Host(Protocol):
-    """The transport, as its lanes use it."""
+class LaneOwner(Protocol):
+    """The receiver of the frames of lanes: the link, or the reassembly of its messages in pieces."""
 
     def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
         """Deliver a whole frame; False if no matching receive was posted: then `arrive` must be called."""
@@ -106,11 +106,11 @@ class Lane:
     _data: ClassVar[int | None] = None
     """The kind of frames that go to the match queue; all others are control frames."""
 
-    def __init__(self, host: Host, loop: Loop, peer: int, buffer_bytes: int) -> None:
+    def __init__(self, owner: LaneOwner, loop: Loop, peer: int, buffer_bytes: int) -> None:
         self.peer = peer
         self.closed = False
         self.health = LinkHealth()
-        self._host = host
+        self._owner = owner
         self._loop = loop
         self._sock: socket.socket | None = None
         self._buffer = bytearray(buffer_bytes)
@@ -181,9 +181,9 @@ class Lane:
     def control(self, kind: int, payload: bytearray) -> None:
         """Handle a whole control frame."""
         if kind == ABORT:
-            self._host.abort_received(parse_abort(payload))
+            self._owner.abort_received(parse_abort(payload))
         elif kind == GOODBYE:
-            self._host.goodbye_received(self)
+            self._owner.goodbye_received(self)
         else:
             raise TransportError(f"received a frame of kind {kind}, which is not allowed here")
 
@@ -191,7 +191,7 @@ class Lane:
         """Close the connection and report the error."""
         if not self.closed:
             self.release()
-            self._host.connection_lost(self, error)
+            self._owner.connection_lost(self, error)
 
     def send_last(self, frame: bytes) -> None:
         """Send a last frame, if that is possible without waiting, and shut the connection down for writing. The socket
@@ -265,10 +265,10 @@ class Lane:
             tag, check, kind, length = _unpack_from(window, start)
             if kind == self._data:
                 after = start + _HEADER_BYTES + length
-                if after <= end and self._host.deliver(self.peer, tag, check, window[after - length : after]):
+                if after <= end and self._owner.deliver(self.peer, tag, check, window[after - length : after]):
                     start = after
                     continue
-                inbound = self._host.arrive(self.peer, tag, check, length)
+                inbound = self._owner.arrive(self.peer, tag, check, length)
             elif kind == SPREAD:
                 inbound = self._announced(tag, check, length)
                 length = 0
@@ -310,8 +310,8 @@ class Incoming(Lane):
 
     _data = DATA
 
-    def __init__(self, host: Host, loop: Loop, peer: int, sock: socket.socket, pieces: Announced) -> None:
-        super().__init__(host, loop, peer, BUFFER_BYTES)
+    def __init__(self, owner: LaneOwner, loop: Loop, peer: int, sock: socket.socket, pieces: Announced) -> None:
+        super().__init__(owner, loop, peer, BUFFER_BYTES)
         self._delay_at = 0.0
         self._pieces = pieces
         self.attach(sock)
@@ -405,7 +405,7 @@ class Incoming(Lane):
         return self._pieces.progress() or super().progress()
 
     def _announced(self, tag: int, check: int, length: int) -> Target | None:
-        place = self._host.arrive(self.peer, tag, check, length)
+        place = self._owner.arrive(self.peer, tag, check, length)
         if place is None:
             return None
         self._pieces.expect(place)

@@ -9,9 +9,9 @@ import time
 from typing import Final, Protocol
 
 from transports.descriptors import explained
+from transports.loop import READ, Loop
 from transports.tcp import sockets
 from transports.tcp.handshake import CROWDED_SECONDS, IncomingHandshake
-from transports.tcp.loop import READ, Loop
 from transports.tcp.options import Options
 from transports.tls import Tls
 

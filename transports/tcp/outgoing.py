@@ -8,10 +8,10 @@ from collections import deque
 from typing import Final, Protocol
 
 from transports import tls
+from transports.loop import READ, WRITE, Loop
 from transports.tcp import sockets
 from transports.tcp.frames import GOODBYE_FRAME, HEADER
-from transports.tcp.lanes import Host, Lane
-from transports.tcp.loop import READ, WRITE, Loop
+from transports.tcp.lanes import Lane, LaneOwner
 
 _BACK_BUFFER: Final = 1 << 9
 _BUFFERS_AT_ONCE: Final = 64
@@ -40,8 +40,8 @@ class _Part:
 class Outgoing(Lane):
     """A lane to a peer. It queues frames before it has a socket, and sends them once it has one."""
 
-    def __init__(self, host: Host, loop: Loop, peer: int) -> None:
-        super().__init__(host, loop, peer, _BACK_BUFFER)
+    def __init__(self, owner: LaneOwner, loop: Loop, peer: int) -> None:
+        super().__init__(owner, loop, peer, _BACK_BUFFER)
         self._queue: deque[_Part] = deque()
 
     @property

@@ -10,9 +10,9 @@ import socket
 from typing import Final
 
 from transports.errors import RondeError, TransportError
+from transports.loop import Loop
 from transports.tcp.frames import GOODBYE_FRAME, HEADER, MAX_CONNECTIONS, PIECE, PIECE_BYTES, SERIALS
-from transports.tcp.lanes import Host, Lane, Target
-from transports.tcp.loop import Loop
+from transports.tcp.lanes import Lane, LaneOwner, Target
 
 _FUTURE: Final = SERIALS // 2
 """Number of messages that may be announced after one of their pieces arrives; lower numbers are of earlier messages."""
@@ -65,10 +65,10 @@ class _Arriving:
 
 
 class Reassembly:
-    """The striped messages from one peer. It is the `Host` of the stripes."""
+    """The striped messages from one peer. It is the `LaneOwner` of the stripes."""
 
-    def __init__(self, host: Host, loop: Loop, peer: int) -> None:
-        self._host = host
+    def __init__(self, owner: LaneOwner, loop: Loop, peer: int) -> None:
+        self._owner = owner
         self._loop = loop
         self._peer = peer
         self._stripes: dict[int, InboundStripe] = {}
@@ -140,14 +140,14 @@ class Reassembly:
         raise TransportError(f"received a piece of message {serial}, which was complete")
 
     def abort_received(self, cause: RondeError) -> None:
-        self._host.abort_received(cause)
+        self._owner.abort_received(cause)
 
     def goodbye_received(self, lane: Lane) -> None:
         lane.send_last(GOODBYE_FRAME)
         lane.release()
 
     def connection_lost(self, lane: Lane, error: Exception) -> None:
-        self._host.connection_lost(lane, error)
+        self._owner.connection_lost(lane, error)
 
 
 class InboundStripe(Lane):

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from transports.loop import Loop
 from transports.tcp import sockets
 from transports.tcp.frames import GOODBYE_FRAME, PIECE_BYTES, SERIALS, data_header, piece_header, spread_frame
-from transports.tcp.lanes import Host
-from transports.tcp.loop import Loop
+from transports.tcp.lanes import LaneOwner
 from transports.tcp.outgoing import Outgoing, Sending
 
 _UNSENT_BYTES: Final = 1 << 17
@@ -65,10 +65,10 @@ class Striping:
     """
 
     def __init__(
-        self, host: Host, loop: Loop, main: Outgoing, connect: Callable[[Outgoing, int], None], connections: int
+        self, owner: LaneOwner, loop: Loop, main: Outgoing, connect: Callable[[Outgoing, int], None], connections: int
     ) -> None:
         self.stripes: list[OutboundStripe] = []
-        self._host = host
+        self._owner = owner
         self._loop = loop
         self._main = main
         self._connect = connect
@@ -97,7 +97,7 @@ class Striping:
             self._main.push(data_header(tag, check, len(view)), view, sending)
             return
         for connection in range(len(self.stripes) + 1, self._connections + 1):
-            self.stripes.append(OutboundStripe(self._host, self._loop, self._main.peer, self))
+            self.stripes.append(OutboundStripe(self._owner, self._loop, self._main.peer, self))
             self._connect(self.stripes[-1], connection)
         self._messages.append(_Message(self._serial, view, sending))
         self._serial = (self._serial + 1) % SERIALS
@@ -133,8 +133,8 @@ class Striping:
 class OutboundStripe(Outgoing):
     """A lane that carries pieces to a peer, one at a time."""
 
-    def __init__(self, host: Host, loop: Loop, peer: int, striping: Striping) -> None:
-        super().__init__(host, loop, peer)
+    def __init__(self, owner: LaneOwner, loop: Loop, peer: int, striping: Striping) -> None:
+        super().__init__(owner, loop, peer)
         self._striping = striping
         self._in_hand: tuple[_Message, int] | None = None
         self._parting = False

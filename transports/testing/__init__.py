@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from transports.base import Group, Transport
-from transports.testing import endings, exchanges, frames, polling, sources, windows
+from transports.testing import endings, exchanges, frames, sources, windows
 from transports.testing.bench import Bench
 from transports.testing.kit import Check, ConformanceError, Outcome, Report, try_checks
 from transports.testing.leaks import LeakError, Leaks, foreign_files
@@ -35,9 +35,7 @@ __all__ = [
     "run_threads",
 ]
 
-CHECKS: Final[tuple[Check, ...]] = (
-    frames.CHECKS + exchanges.CHECKS + sources.CHECKS + endings.CHECKS + windows.CHECKS + polling.CHECKS
-)
+CHECKS: Final[tuple[Check, ...]] = frames.CHECKS + exchanges.CHECKS + sources.CHECKS + endings.CHECKS + windows.CHECKS
 
 
 def check_transport(

@@ -14,7 +14,7 @@ import pytest
 from collectives import AbortedError, Communicator, DeadlineExceeded, MismatchError, PeerLost, RendezvousError
 from collectives.algorithms import algorithms
 from tests.worlds import world_of
-from transports.local import LocalTransport
+from transports.local.exposing import Exposures
 
 SHARED = ["local", "shm", "auto"]
 DTYPES = [np.dtype(name) for name in ("float32", "int64", "bool", "complex64", "float16")] + [
@@ -388,8 +388,8 @@ def test_who_does_not_come_when_a_window_is_made_is_named(monkeypatch: pytest.Mo
             comm.empty(3)
         return str(caught.value)
 
-    def expose(transport: LocalTransport, *_: object) -> None:
-        if transport.rank == 1:
+    def expose(exposures: Exposures, *_: object) -> None:
+        if exposures._engine.rank == 1:
             gone.set()
             raise PeerLost("rank 1 lost rank 0", rank=1, peer=0)
         assert gone.wait(10)
@@ -397,7 +397,7 @@ def test_who_does_not_come_when_a_window_is_made_is_named(monkeypatch: pytest.Mo
 
     with world_of("local", 2) as world:
         world.run(lambda comm: comm.barrier())
-        monkeypatch.setattr(LocalTransport, "expose", expose)
+        monkeypatch.setattr(Exposures, "expose", expose)
         assert all("in empty(24 bytes)" in text for text in world.run(lost))
         monkeypatch.undo()
 

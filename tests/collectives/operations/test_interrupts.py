@@ -265,7 +265,7 @@ class Trial:
         """Another thread can use the transport: no lock is held."""
         sources = world.communicators[0].transport.ability(AnySource)
         assert sources is not None
-        look = threading.Thread(target=sources.since, args=(frozenset((0,)), range(1)))
+        look = threading.Thread(target=sources.reachable, args=(frozenset((0,)),))
         look.start()
         look.join(PATIENCE)
         assert not look.is_alive(), f"a lock is held: {place}"

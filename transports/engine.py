@@ -1,0 +1,484 @@
+"""The engine: one lock, one waiting thread that moves bytes, one match queue and one lifecycle, over links to peers.
+
+                 collectives
+                      |  Transport
+                   Engine ---- Loop, Driver      the thread that waits, and the rule of locking
+                   /  |  \
+                  /   |   MatchQueue, requests   frames and receives, whatever way they come
+             Link    Link
+           of the    to all
+            host     others                      how a peer is reached, and how its frames come
+
+A link reaches some of the peers; the first of an engine's links that reaches a peer has all its frames, so that they
+stay in order. Ranks have the numbers of the engine's group everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any, Final, Protocol, TypeVar
+
+from transports.anysource import AnyRequest, AnySource, Arrival, check_any
+from transports.base import Group, Request, Transport, check_arguments, check_view
+from transports.cores import Cores
+from transports.driver import Awaited
+from transports.errors import MismatchError, RondeError
+from transports.lifecycle import Lifecycle
+from transports.locks import unlocked
+from transports.loop import Loop
+from transports.matching import AnyReceive, InboundMessage, MatchQueue
+from transports.requests import AnyOf, Owner, Probe, Receiving, ReceivingAny, Sending
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+NEVER: Final = float("inf")
+
+
+class Link(ABC):
+    """A way to some of the peers of an engine. The engine's lock is held in every call but `open` and `part`.
+
+    engine   its engine
+    peers    the ranks that it reaches, without this one
+    sockets  True if its frames come through sockets, which the engine's loop watches
+    """
+
+    sockets: bool = False
+
+    def __init__(self, engine: Engine, peers: Iterable[int]) -> None:
+        """No I/O: what it needs it gets in `open`."""
+        self.engine = engine
+        self.peers = tuple(peer for peer in peers if peer != engine.rank)
+
+    @property
+    @abstractmethod
+    def authenticated(self) -> bool:
+        """See Transport."""
+
+    def shortage(self) -> str | None:
+        """The resource that this rank lacks to open the link, as far as it can tell alone; None if it lacks none. To
+        be called before `open`."""
+        return None
+
+    @abstractmethod
+    def open(self, deadline: float) -> None:
+        """Prepare to send and receive. Collective over the ranks that it joins. Raises as Transport.open."""
+
+    @abstractmethod
+    def send(self, peer: int, tag: int, view: memoryview, check: int) -> Sending:
+        """Begin to send a frame to a peer. See Transport.isend."""
+
+    def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int) -> None:
+        """See Transport.recv; called without the lock."""
+        self.engine.irecv(peer, tag, view, check).wait(deadline)
+
+    def sendrecv(
+        self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int
+    ) -> Request:
+        """See Transport.sendrecv; called without the lock."""
+        receiving = self.engine.irecv(source, tag, view, check)
+        sending = self.engine.isend(dest, tag, data, check)
+        receiving.wait(deadline)
+        return sending
+
+    def sweep(self) -> bool:
+        """Move all bytes without waiting, for a link without sockets; True if there were any."""
+        return False
+
+    def poke(self, peer: int | None) -> bool:
+        """See Owner.poke, for a link with sockets."""
+        return False
+
+    def tick(self, now: float) -> float:
+        """Do what is due, such as a look at the peers; the time of the next call. Never raises."""
+        return NEVER
+
+    def learn(self) -> RondeError | None:
+        """The cause of an abort of another rank, if that is written where this rank has to look for it."""
+        return None
+
+    @abstractmethod
+    def departed(self, peer: int) -> bool:
+        """True if a peer has closed."""
+
+    @abstractmethod
+    def lost(self, peer: int, *, receiving: bool) -> bool:
+        """True if a peer has closed and can complete nothing any more: no receive, or no send."""
+
+    def resume(self, peer: int) -> None:  # noqa: B027 - links that are swept have nothing to do
+        """Offer the frame of a peer again that `Engine.arrive` has refused, unless each sweep does so."""
+
+    def first_cause(self, cause: RondeError) -> RondeError:
+        """The cause with which this rank fails: that of a rank that was first, or the given one, told to the peers."""
+        return cause
+
+    @abstractmethod
+    def fail(self, cause: RondeError) -> None:
+        """Tell the peers, as far as they can be reached, and give all buffers back. Never raises."""
+
+    @abstractmethod
+    def part(self, deadline: float) -> None:
+        """Flush all frames and say goodbye. Called without the lock. Raises DeadlineExceeded."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop all traffic, before the loop closes."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Release everything, once the loop is closed."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """In a forked child: close inherited descriptors and mappings; send, unlink and wake nothing."""
+
+    def interrupted(self) -> None:  # noqa: B027 - most have no locks of their own
+        """See Transport.interrupted."""
+
+    @abstractmethod
+    def progress_to(self, peer: int) -> str:
+        """See Owner."""
+
+    @abstractmethod
+    def progress_from(self, peer: int) -> str:
+        """See Owner."""
+
+    def ability(self, kind: type[A]) -> A | None:
+        """See Transport."""
+        return None
+
+
+class Linking(Protocol):
+    """A backend whose links engines of other transports can use: see transports.base.Backend."""
+
+    def link(self, engine: Engine, ranks: Sequence[int], options: Any) -> Link:
+        """A link that joins `ranks`, this one among them, ascending. No I/O."""
+
+
+class Engine(Transport, AnySource, Owner):
+    """A transport over links. A subclass has a name, and makes the links.
+
+    lock         guards all state of the engine and its links; see `transports.driver`
+    cores        those on which this rank waits
+    match_queue  the posted receives and unexpected frames
+    sent         the request of every send that completes immediately
+    """
+
+    def __init__(self, group: Group, kind: str, *, affinity: bool) -> None:
+        """`kind` names the transport in messages: 'TCP transport'. `affinity`: see Cores."""
+        super().__init__(group)
+        self.cores = Cores(group, affinity)
+        self.loop = Loop(self, self.cores)
+        self.driver = self.loop.driver
+        self.lock = self.driver.lock
+        self.match_queue = MatchQueue(self.rank)
+        self.sent = Sending(self, self.rank, 0, 0, done=True)
+        self.life = Lifecycle(group, kind, self.lock, self._abandon)
+        self.links: tuple[Link, ...] = ()
+        self._route: dict[int, Link] = {}
+        self._holding = False
+        self._pokes = count()
+
+    @abstractmethod
+    def _choose(self, deadline: float) -> tuple[Link, ...]:
+        """The links, not yet open, those first that are to be used where several reach a peer."""
+
+    @property
+    def authenticated(self) -> bool:
+        """True if every link is authenticated; known from `open` on."""
+        return bool(self.links) and all(link.authenticated for link in self.links)
+
+    @property
+    def failure(self) -> RondeError | None:
+        return self.life.failure
+
+    def open(self, deadline: float) -> None:
+        with self.lock:
+            self.life.begin_open()
+        try:
+            links = self._choose(deadline)
+            with self.lock:
+                self.links = links
+                self._route = {peer: link for link in reversed(links) for peer in link.peers}
+                if any(link.sockets for link in links):
+                    self.loop.open()
+            for link in links:
+                link.open(deadline)
+            with self.lock:
+                self.check_sound()
+                self.life.opened()
+        except BaseException as error:  # the other ranks cannot open without this one
+            self.abort(self.life.cause(error, "gave up opening the transport"))
+            with self.lock:
+                self._release()
+            raise
+
+    def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        check_arguments(self, peer, tag, check)
+        check_view(view, writable=False)
+        with self.lock:
+            if self.life.refusal is not None:
+                raise self.life.refused()
+            try:
+                if peer != self.rank:
+                    return self._route[peer].send(peer, tag, view, check)
+                inbound = self.match_queue.arrive(peer, tag, check, len(view))
+                inbound.view[:] = view
+                inbound.finish()
+                self.driver.interrupt()
+            except BaseException as error:
+                self.crashed(error)
+                raise
+        return self.sent
+
+    def irecv(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        check_arguments(self, peer, tag, check)
+        check_view(view, writable=True)
+        request = Receiving(self, peer, tag, view, check)
+        with self.lock:
+            if self.life.refusal is not None:
+                raise self.life.refused()
+            self.match_queue.add(request)
+            if self._holding:
+                self.resume()
+        return request
+
+    def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int = 0) -> None:
+        link = self._route.get(peer)
+        if link is None:
+            super().recv(peer, tag, view, deadline, check)
+        else:
+            link.recv(peer, tag, view, deadline, check)
+
+    def sendrecv(
+        self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int = 0
+    ) -> Request:
+        link = self._route.get(dest)
+        if link is None or link is not self._route.get(source):
+            return super().sendrecv(dest, source, tag, data, view, deadline, check)
+        return link.sendrecv(dest, source, tag, data, view, deadline, check)
+
+    def irecv_any(
+        self, sources: frozenset[int], tags: range, view: memoryview | None, check: int | None = None
+    ) -> AnyRequest:
+        check_any(self, sources, tags, view, check)
+        request = ReceivingAny(self, sources, tags, view, check)
+        with self.lock:
+            if self.life.refusal is not None:
+                raise self.life.refused()
+            self.match_queue.add_any(request)
+            if self._holding:
+                self.resume()
+        return request
+
+    def probe(self, sources: frozenset[int], tags: range, deadline: float) -> Arrival | None:
+        check_any(self, sources, tags, None, None)
+        probe = Probe(self, sources, tags)
+        with self.lock:
+            self.check_sound()
+            if self.life.refusal is not None:
+                raise self.life.refused()
+            if not probe.done:
+                self.loop.glance(probe)
+        if probe.arrival is None and deadline > time.monotonic():
+            self.wait(probe, deadline)
+        if probe.arrival is None:
+            with self.lock:
+                self.check_sound()
+        return probe.arrival
+
+    def reachable(self, sources: frozenset[int]) -> bool:
+        with self.lock:
+            others = [peer for peer in sources if peer != self.rank]
+            return not others or any(not self._lost(peer, receiving=True) for peer in others)
+
+    def wait_any(self, requests: Sequence[Request], deadline: float) -> list[int]:
+        awaited = AnyOf(requests)
+        return awaited.ended if self.wait(awaited, deadline) else []
+
+    def abort(self, cause: RondeError) -> None:
+        with self.lock:
+            self.fail(cause)
+
+    @property
+    def entered(self) -> bool:
+        return self.driver.entered
+
+    def unlocked(self, function: Callable[[], T]) -> T:
+        return unlocked(self.lock, function)
+
+    def interrupted(self) -> None:
+        self.driver.interrupted()
+        for link in self.links:
+            link.interrupted()
+
+    def close(self, deadline: float) -> None:
+        with self.lock:
+            sound = self.life.refusal is None
+            if not self.life.begin_close():
+                return
+            self.loop.alarm = True
+        try:
+            with contextlib.ExitStack() as partings:  # each link parts, also if another one is late
+                for link in reversed(self.links if sound else ()):
+                    partings.callback(link.part, deadline)
+        finally:
+            with self.lock:
+                self._release()
+
+    def ability(self, kind: type[A]) -> A | None:
+        for link in self.links:
+            found = link.ability(kind)
+            if found is not None:
+                return found
+        return super().ability(kind)
+
+    # For requests; see Owner.
+
+    def wait(self, awaited: Awaited, deadline: float) -> bool:
+        return self.driver.wait(awaited, deadline)
+
+    def glance(self, awaited: Awaited) -> bool:
+        with self.lock:
+            if not awaited.done:
+                awaited.check_possible()
+                self.loop.glance(awaited)
+                if not awaited.done:
+                    awaited.check_possible()
+            return awaited.done
+
+    def poke(self, peer: int | None) -> bool:
+        if peer is None:
+            return bool(self.links) and self.links[next(self._pokes) % len(self.links)].poke(None)
+        link = self._route.get(peer)
+        return link is not None and link.poke(peer)
+
+    def check_peer(self, peer: int, awaited: Awaited, *, receiving: bool) -> None:
+        self.check_sound()
+        if self._lost(peer, receiving=receiving) and not awaited.done:
+            self.fail(self.life.left(peer))
+            self.life.check()
+
+    def check_sources(self, sources: frozenset[int], awaited: Awaited) -> None:
+        self.check_sound()
+        if not self.reachable(sources) and not awaited.done:
+            self.fail(self.life.all_left(sources))
+            self.life.check()
+
+    def oldest(self, sources: frozenset[int], tags: range) -> Arrival | None:
+        return self.match_queue.oldest(sources, tags)
+
+    def withdraw(self, receive: AnyReceive) -> bool:
+        with self.lock:
+            return self.match_queue.withdraw(receive)
+
+    def progress_to(self, peer: int) -> str:
+        with self.lock:
+            return self._route[peer].progress_to(peer)
+
+    def progress_from(self, peer: int) -> str:
+        with self.lock:
+            return "it is this rank itself" if peer == self.rank else self._route[peer].progress_from(peer)
+
+    # For links and the loop, with the lock held.
+
+    def sweep(self) -> bool:
+        """See Progress."""
+        moved = False
+        if self.life.failure is None:
+            for link in self.links:
+                if link.sweep():
+                    moved = True
+        return moved
+
+    def tick(self, now: float) -> float:
+        """See Progress."""
+        return min((link.tick(now) for link in self.links), default=NEVER)
+
+    def arrive(self, peer: int, tag: int, check: int, length: int, most: int) -> InboundMessage | None:
+        """The message for a frame whose header has arrived; None if it may not be read yet: it stays where it is until
+        `Link.resume`, or the next sweep. `most`: bytes of unexpected messages that may be kept."""
+        try:
+            if self.match_queue.takes(peer, tag, check, length, most):
+                return self.match_queue.arrive(peer, tag, check, length)
+        except MismatchError as error:
+            self.fail(error)
+        self.hold(peer, tag, check, length)
+        return None
+
+    def hold(self, peer: int, tag: int, check: int, length: int) -> None:
+        """The next frame of a peer waits until a receive is posted, or `resume` is called."""
+        self._holding = True
+        self.match_queue.hold(peer, tag, check, length)
+
+    def resume(self) -> None:
+        """Offer all held frames again."""
+        self._holding = False
+        for peer in list(self.match_queue.held):
+            self._route[peer].resume(peer)
+        self.driver.interrupt()
+
+    def link_to(self, peer: int) -> Link:
+        """The link that has the frames to and from a peer."""
+        return self._route[peer]
+
+    def departed(self, peer: int) -> bool:
+        """True if a peer has closed its transport."""
+        return peer != self.rank and self._route[peer].departed(peer)
+
+    def check_sound(self) -> None:
+        """Raise the first failure, or ClosedError; also that of another rank of which this one has not heard yet."""
+        self.learn()
+        self.life.check()
+
+    def learn(self) -> None:
+        """Fail if another rank has."""
+        if self.life.failure is None:
+            for link in self.links:
+                cause = link.learn()
+                if cause is not None:
+                    self.fail(cause)
+
+    def fail(self, cause: RondeError) -> None:
+        """Fail, and tell the other ranks, unless there was a failure before. Never raises."""
+        if self.life.failure is not None or self.life.closed:
+            return
+        for link in self.links:
+            cause = link.first_cause(cause)
+        self.life.fail(cause)
+        self.loop.alarm = True
+        for link in self.links:
+            link.fail(cause)
+        self.match_queue.clear()
+        self.driver.interrupt()
+
+    def crashed(self, error: BaseException, by: Engine | None = None) -> None:
+        """Abort, since an exception has escaped while bytes were moved, and streams may be corrupt. `by`: the engine of
+        the rank that has moved them, if that is another one."""
+        self.fail((by or self).life.cause(error, "was interrupted while it moved bytes"))
+
+    def _lost(self, peer: int, *, receiving: bool) -> bool:
+        link = self._route.get(peer)
+        return link is not None and link.lost(peer, receiving=receiving)
+
+    def _release(self) -> None:
+        if not self.life.close():
+            return
+        self.loop.alarm = True
+        for link in self.links:
+            link.stop()
+        self.match_queue.clear()
+        self.loop.close()
+        for link in self.links:
+            link.release()
+
+    def _abandon(self) -> None:
+        """In a forked child."""
+        self.loop.abandon()
+        for link in self.links:
+            link.abandon()
+        self.match_queue.clear()

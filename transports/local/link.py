@@ -1,0 +1,212 @@
+"""The link between threads of one process: `hub` is the state that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from transports.driver import Awaited
+from transports.engine import Engine, Link
+from transports.errors import DeadlineExceeded, ReentryError, RondeError, from_wire, to_wire
+from transports.local.exposing import Exposures
+from transports.local.hub import Hub, meet
+from transports.local.options import Options
+from transports.local.seat import LocalSending, Seat
+from transports.locks import let_go
+from transports.requests import Sending
+
+A = TypeVar("A")
+
+
+class LocalLink(Link):
+    """Frames between threads. See the module and `transports.engine`."""
+
+    def __init__(self, engine: Engine, ranks: Sequence[int], options: Options) -> None:
+        """`ranks`: those that the link joins, with this one, ascending."""
+        super().__init__(engine, ranks)
+        self.hub = Hub()  # until `open` finds that of the group
+        self._ranks = tuple(ranks)
+        self._eager_bytes = options.eager_bytes
+        self.seat = Seat(engine)
+        self._exposures = Exposures(engine, self, self._ranks)
+
+    @property
+    def authenticated(self) -> bool:
+        """True: the bytes never leave the process."""
+        return True
+
+    def open(self, deadline: float) -> None:
+        engine, group = self.engine, self.engine.group
+        store = group.store
+        if len(self._ranks) < group.size:
+            store = store.prefixed(f"host of {self._ranks[0]}")
+        hub = meet(store, engine.rank, deadline)
+        with engine.lock:
+            self.hub = hub
+            engine.loop.use(self.seat.bell)
+            hub.seats[engine.rank] = self.seat
+            if engine.failure is not None:  # an abort has come before the hub was found
+                hub.first_cause(engine.failure)
+            hub.ring()
+        if not engine.wait(_Assembly(self), deadline):
+            missing = ", ".join(group.describe(rank) for rank in self._ranks if rank not in hub.seats)
+            raise DeadlineExceeded(f"{missing} did not open the transport in time", rank=engine.rank)
+
+    def send(self, peer: int, tag: int, view: memoryview, check: int) -> Sending:
+        """If the peer's lock is free, its receive gets the frame now: then neither thread has to wait for the other."""
+        here, there = self.seat, self.hub.seats[peer]
+        if there.left:
+            return LocalSending(here, peer, tag, view, check)  # a wait for it raises
+        engine = there.engine
+        if not engine.lock.acquire(blocking=False):
+            sending = self._frame(peer, tag, view, check)
+            there.inbox.append(sending)
+            there.bell.ring()
+            return sending
+        try:
+            if there.inbox:
+                engine.sweep()
+            queue = engine.match_queue
+            if queue.deliver(here.rank, tag, check, view):
+                engine.driver.interrupt()
+                return self.engine.sent
+            sending = self._frame(peer, tag, view, check)
+            queue.arrive(here.rank, tag, check, len(view), sending).finish()
+            if sending.view is None or queue.searched:
+                engine.driver.interrupt()
+        except BaseException as error:
+            engine.crashed(error, self.engine)
+            raise
+        finally:
+            engine.lock.release()
+        return sending
+
+    def _frame(self, peer: int, tag: int, view: memoryview, check: int) -> LocalSending:
+        """A frame for the peer to take: with a copy of a short payload, if these are buffered."""
+        if len(view) <= self._eager_bytes > 0:
+            return LocalSending(self.seat, peer, tag, memoryview(bytes(view)), check, done=True)
+        sending = LocalSending(self.seat, peer, tag, view, check)
+        self.seat.lent.add(sending)
+        return sending
+
+    def sweep(self) -> bool:
+        inbox = self.seat.inbox
+        if not inbox:
+            return False
+        arrive = self.engine.match_queue.arrive
+        while inbox:
+            frame = inbox.popleft()
+            arrive(frame.lender.rank, frame.tag, frame.check, frame.nbytes, frame).finish()
+        return True
+
+    def learn(self) -> RondeError | None:
+        cause = self.hub.cause
+        return None if cause is None else from_wire(to_wire(cause))
+
+    def departed(self, peer: int) -> bool:
+        seat = self.hub.seats.get(peer)
+        return seat is not None and seat.left
+
+    def lost(self, peer: int, *, receiving: bool) -> bool:
+        seat = self.hub.seats.get(peer)
+        return seat is not None and seat.left and not (receiving and self.seat.inbox)
+
+    def first_cause(self, cause: RondeError) -> RondeError:
+        first = self.hub.first_cause(cause)
+        return cause if first is cause else from_wire(to_wire(first))
+
+    def fail(self, cause: RondeError) -> None:
+        self.seat.take_back(copied=False)
+        self.hub.ring()
+
+    def part(self, deadline: float) -> None:
+        """Wait until all frames are received. Those for a peer that has closed are dropped."""
+        try:
+            done = self.engine.wait(_Flush(self), deadline)
+        except ReentryError:  # a signal handler closes the transport that its own thread drives
+            done = False
+        if not done:
+            waiting = ", ".join(self.engine.group.describe(peer) for peer in self.receivers())
+            raise DeadlineExceeded(f"frames sent to {waiting} were not received in time", rank=self.engine.rank)
+
+    def stop(self) -> None:
+        """Nothing to do: peers see it by `left`, once everything is released."""
+
+    def release(self) -> None:
+        """The caller gets its buffers back; the peers can still receive what was in them."""
+        seat, rank = self.seat, self.engine.rank
+        self._exposures.close()
+        seat.take_back(copied=True)
+        seat.left = True
+        seat.inbox.clear()
+        for other in tuple(self.hub.seats.values()):
+            other.forget(rank)
+        self.hub.ring()
+
+    def abandon(self) -> None:
+        """Threads share nothing that the child of a process inherits open."""
+
+    def interrupted(self) -> None:
+        for seat in tuple(self.hub.seats.values()):
+            let_go(seat.lock)
+            let_go(seat.engine.lock)
+
+    def progress_to(self, peer: int) -> str:
+        frames = sum(frame.peer == peer for frame in tuple(self.seat.lent))
+        return f"has yet to receive {frames} frames"
+
+    def progress_from(self, peer: int) -> str:
+        return "nothing is arriving from it"
+
+    def ability(self, kind: type[A]) -> A | None:
+        return self._exposures if isinstance(self._exposures, kind) else None
+
+    # For the waits of opening and closing.
+
+    @property
+    def assembled(self) -> bool:
+        """True once all ranks have opened."""
+        return len(self.hub.seats) == len(self._ranks)
+
+    def receivers(self) -> list[int]:
+        """The peers that have yet to receive a frame of this rank."""
+        return sorted({frame.peer for frame in tuple(self.seat.lent) if not self.departed(frame.peer)})
+
+    def await_receivers(self) -> None:
+        """Have those peers wake this rank."""
+        for frame in tuple(self.seat.lent):
+            frame.request_wakeup()
+
+
+class _Assembly(Awaited):
+    """The wait until all ranks have opened. Every rank that joins rings the doorbells."""
+
+    def __init__(self, link: LocalLink) -> None:
+        self._link = link
+
+    @property
+    def done(self) -> bool:
+        return self._link.assembled
+
+    def check_possible(self) -> None:
+        self._link.engine.check_sound()
+
+
+class _Flush(Awaited):
+    """The wait until all sent frames are received, or the engine fails."""
+
+    def __init__(self, link: LocalLink) -> None:
+        self._link = link
+
+    @property
+    def done(self) -> bool:
+        return self._link.engine.failure is not None or not self._link.receivers()
+
+    def check_possible(self) -> None:
+        """Never raises: a failure ends the flush."""
+        cause = self._link.learn()
+        if cause is not None:
+            self._link.engine.fail(cause)
+
+    def request_wakeup(self) -> None:
+        self._link.await_receivers()
