@@ -16,10 +16,10 @@ stay in order. Ranks have the numbers of the engine's group everywhere.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from transports.anysource import AnyRequest, AnySource, Arrival, check_any
@@ -43,16 +43,22 @@ class Link(ABC):
     """A way to some of the peers of an engine. The engine's lock is held in every call but `open` and `part`.
 
     engine   its engine
-    peers    the ranks that it reaches, without this one
+    ranks    those that it joins, with this one, ascending
+    peers    the ranks that it reaches: the same without this one
+    group    the engine's, with a store of just these ranks
     sockets  True if its frames come through sockets, which the engine's loop watches
     """
 
     sockets: bool = False
 
-    def __init__(self, engine: Engine, peers: Iterable[int]) -> None:
+    def __init__(self, engine: Engine, ranks: Sequence[int]) -> None:
         """No I/O: what it needs it gets in `open`."""
         self.engine = engine
-        self.peers = tuple(peer for peer in peers if peer != engine.rank)
+        self.ranks = tuple(ranks)
+        self.peers = tuple(rank for rank in ranks if rank != engine.rank)
+        self.group = engine.group
+        if len(self.ranks) < engine.size:
+            self.group = dataclasses.replace(engine.group, store=engine.group.store.prefixed(f"ranks from {ranks[0]}"))
 
     @property
     @abstractmethod
@@ -74,16 +80,13 @@ class Link(ABC):
 
     def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int) -> None:
         """See Transport.recv; called without the lock."""
-        self.engine.irecv(peer, tag, view, check).wait(deadline)
+        Transport.recv(self.engine, peer, tag, view, deadline, check)
 
     def sendrecv(
         self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int
     ) -> Request:
         """See Transport.sendrecv; called without the lock."""
-        receiving = self.engine.irecv(source, tag, view, check)
-        sending = self.engine.isend(dest, tag, data, check)
-        receiving.wait(deadline)
-        return sending
+        return Transport.sendrecv(self.engine, dest, source, tag, data, view, deadline, check)
 
     def sweep(self) -> bool:
         """Move all bytes without waiting, for a link without sockets; True if there were any."""
@@ -181,7 +184,6 @@ class Engine(Transport, AnySource, Owner):
         self.links: tuple[Link, ...] = ()
         self._route: dict[int, Link] = {}
         self._holding = False
-        self._pokes = count()
 
     @abstractmethod
     def _choose(self, deadline: float) -> tuple[Link, ...]:
@@ -353,7 +355,7 @@ class Engine(Transport, AnySource, Owner):
 
     def poke(self, peer: int | None) -> bool:
         if peer is None:
-            return bool(self.links) and self.links[next(self._pokes) % len(self.links)].poke(None)
+            return any(link.poke(None) for link in self.links)
         link = self._route.get(peer)
         return link is not None and link.poke(peer)
 
@@ -482,3 +484,34 @@ class Engine(Transport, AnySource, Owner):
         for link in self.links:
             link.abandon()
         self.match_queue.clear()
+
+
+class Assembly(Awaited):
+    """The wait of an opening link. `complete` returns True once all ranks have opened."""
+
+    def __init__(self, engine: Engine, complete: Callable[[], bool]) -> None:
+        self._engine = engine
+        self._complete = complete
+
+    @property
+    def done(self) -> bool:
+        return self._complete()
+
+    def check_possible(self) -> None:
+        self._engine.check_sound()
+
+
+class Flush(Awaited):
+    """The wait of a link that parts, which a failure ends too. `complete` returns True once all frames are gone."""
+
+    def __init__(self, engine: Engine, complete: Callable[[], bool]) -> None:
+        self._engine = engine
+        self._complete = complete
+
+    @property
+    def done(self) -> bool:
+        return self._engine.life.failure is not None or self._complete()
+
+    def check_possible(self) -> None:
+        """Never raises: a failure ends the flush."""
+        self._engine.learn()

@@ -47,6 +47,11 @@ class Receive:
         self.error: RondeError | None = None
         self.number = 0
 
+    def raise_error(self) -> None:
+        """Raise the error, if there is one."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+
     def fits(self, check: int, length: int) -> bool:
         """True if the receive takes a frame with this check and length."""
         return len(self.view) == length and self.check == check
@@ -202,14 +207,8 @@ class MatchQueue:
         self._in_order = None
         self.held.clear()
 
-    def post(self, peer: int, tag: int, view: memoryview, check: int) -> Receive:
-        """Post a receive. It is done at once if its frame has arrived already."""
-        receive = Receive(peer, tag, view, check)
-        self.add(receive)
-        return receive
-
     def add(self, receive: Receive) -> None:
-        """Post a receive that the transport has made itself."""
+        """Post a receive. It is done at once if its frame has arrived already."""
         key = receive.peer, receive.tag
         unexpected = self._unexpected.get(key)
         if unexpected:
@@ -349,12 +348,6 @@ class MatchQueue:
             rank=self.rank,
             peer=peer,
         )
-
-    def unexpected_from(self, peer: int) -> list[InboundMessage]:
-        """The frames of one peer that no receive has claimed yet."""
-        return [
-            inbound for (sender, _), unexpected in self._unexpected.items() if sender == peer for inbound in unexpected
-        ]
 
     def waiting_for(self) -> dict[int, int]:
         """peer -> number of receives posted and not yet matched; for diagnosis."""

@@ -108,8 +108,7 @@ class Receiving(Receive, Request, Awaited):
     def test(self) -> bool:
         if not (self.done or self._owner.glance(self)):
             return False
-        if self.error is not None:
-            raise self.error.with_traceback(None)
+        self.raise_error()
         return True
 
     def wait(self, deadline: float) -> None:
@@ -121,8 +120,7 @@ class Receiving(Receive, Request, Awaited):
                 rank=owner.rank,
                 peer=peer,
             )
-        if self.error is not None:
-            raise self.error.with_traceback(None)
+        self.raise_error()
 
     def poke(self) -> bool:
         return self._owner.poke(self.peer)
@@ -148,15 +146,13 @@ class ReceivingAny(AnyReceive, AnyRequest, Awaited):
     def test(self) -> bool:
         if not (self.done or self._owner.glance(self)):
             return False
-        if self.error is not None:
-            raise self.error.with_traceback(None)
+        self.raise_error()
         return True
 
     def wait(self, deadline: float) -> None:
         if not self.done and not self._owner.wait(self, deadline):
             raise DeadlineExceeded(self.overdue(self._owner.group), rank=self._owner.rank)
-        if self.error is not None:
-            raise self.error.with_traceback(None)
+        self.raise_error()
 
     def poke(self) -> bool:
         return self._owner.poke(None if self.arrival is None else self.peer)

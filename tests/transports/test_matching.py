@@ -39,7 +39,9 @@ def arrive(queue: MatchQueue, payload: bytes, *, peer: int = 1, tag: int = 5, ch
 
 def post(queue: MatchQueue, nbytes: int, *, peer: int = 1, tag: int = 5, check: int = 0) -> tuple[Receive, bytearray]:
     buffer = bytearray(nbytes)
-    return queue.post(peer, tag, memoryview(buffer), check), buffer
+    receive = Receive(peer, tag, memoryview(buffer), check)
+    queue.add(receive)
+    return receive, buffer
 
 
 def test_an_early_message_is_taken_out_if_it_is_the_only_one() -> None:
@@ -81,13 +83,15 @@ def test_an_unexpected_frame_is_kept_until_claimed() -> None:
     queue = MatchQueue(0)
     arrive(queue, PAYLOAD)
     assert queue.unexpected_bytes == len(PAYLOAD)
-    assert [inbound.tag for inbound in queue.unexpected_from(1)] == [5]
-    assert queue.unexpected_from(2) == []
+    assert queue.oldest(frozenset({1}), range(10)) == Arrival(1, 5, 0, len(PAYLOAD))
+    assert queue.unexpected_frames == 1
+    assert queue.oldest(frozenset({2}), range(10)) is None
     receive, buffer = post(queue, len(PAYLOAD))
     assert receive.done
     assert buffer == PAYLOAD
     assert queue.unexpected_bytes == 0
-    assert queue.unexpected_from(1) == []
+    assert queue.unexpected_frames == 0
+    assert queue.oldest(frozenset({1}), range(10)) is None
 
 
 def test_a_frame_may_be_claimed_while_it_arrives() -> None:

@@ -4,8 +4,9 @@ Nothing is copied on the way: a send keeps the caller's view and completes when 
 (rendezvous). Other transports buffer, so a protocol that is sound here is sound there; one that needs buffering
 deadlocks here, where it can be found. `eager_bytes` allows buffering up to a size.
 
-`link` is the link, `hub` is the state that all ranks share, `window` has the one-sided windows. No rank takes the lock
-of another one's engine: it puts a frame into the other one's inbox and rings its doorbell.
+`link` is the link, `hub` is the state that all ranks share, `seat` is a rank as its peers see it, `window` has the
+one-sided windows. No rank waits for the lock of another one's engine: if that is not free, it puts a frame into the
+other one's inbox and rings its doorbell.
 """
 
 from __future__ import annotations

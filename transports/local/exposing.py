@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Protocol
 
+from transports import exposing
 from transports.driver import Awaited
 from transports.engine import Engine
 from transports.errors import DeadlineExceeded, MismatchError
 from transports.local.hub import Hub
 from transports.local.seat import Seat
 from transports.local.window import Exposure, LocalWindow
-from transports.onesided import OneSided, Window
 
 
 class Seated(Protocol):
@@ -21,61 +20,37 @@ class Seated(Protocol):
     seat: Seat
 
 
-class Exposures(OneSided):
-    """The windows of a link. All is guarded by the engine's lock."""
+class Exposures(exposing.Exposures[LocalWindow]):
+    """The windows of a link."""
 
     def __init__(self, engine: Engine, link: Seated, ranks: tuple[int, ...]) -> None:
         """`ranks`: those that the link joins."""
-        self._engine = engine
+        super().__init__(engine, ranks)
         self._link = link
-        self._ranks = frozenset(ranks)
-        self._keys: set[str] = set()
-        self._windows: set[LocalWindow] = set()
 
-    def reaches(self, ranks: tuple[int, ...]) -> bool:
-        return self._ranks.issuperset(ranks)
-
-    def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> Window:
-        """See OneSided. Also raises MismatchError if another rank came with other arguments."""
-        engine = self._engine
-        if engine.rank not in ranks or len(set(ranks)) != len(ranks) or not self.reaches(ranks):
-            allowed = ", ".join(map(str, sorted(self._ranks)))
-            raise ValueError(f"ranks={ranks!r}: must be distinct ranks among {allowed}, {engine.rank} among them")
-        if nbytes < 0:
-            raise ValueError(f"nbytes={nbytes!r}: must be 0 or more")
-        with engine.lock:
-            if engine.life.refusal is not None:
-                raise engine.life.refused()
-            if key in self._keys:
-                raise ValueError(f"key={key!r}: was used before; every window of a group needs a key of its own")
-            gathering = self._link.hub.gathering
-            exposure = gathering.get(key) or gathering.setdefault(key, Exposure(ranks, nbytes))
-            if (exposure.ranks, exposure.nbytes) != (ranks, nbytes):
-                raise MismatchError(
-                    f"window {key!r}: rank {engine.rank} asks for {nbytes} bytes among ranks {ranks}, "
-                    f"another rank for {exposure.nbytes} among {exposure.ranks}",
-                    rank=engine.rank,
-                )
-            self._keys.add(key)
-            exposure.came.add(engine.rank)
+    def _make(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> LocalWindow:
+        engine, hub = self._engine, self._link.hub
+        exposure = hub.gathering.get(key) or hub.gathering.setdefault(key, Exposure(ranks, nbytes))
+        if (exposure.ranks, exposure.nbytes) != (ranks, nbytes):
+            self._keys.discard(key)
+            raise MismatchError(
+                f"window {key!r}: rank {engine.rank} asks for {nbytes} bytes among ranks {ranks}, "
+                f"another rank for {exposure.nbytes} among {exposure.ranks}",
+                rank=engine.rank,
+            )
+        exposure.came.add(engine.rank)
         for rank in ranks:
-            self._link.hub.seats[rank].bell.ring()
+            hub.seats[rank].bell.ring()
         if not engine.wait(_AllCame(engine, exposure), deadline) and (missing := exposure.missing()):
             exposure.came.discard(engine.rank)
             absent = ", ".join(map(engine.group.describe, missing))
             raise DeadlineExceeded(f"{absent} did not come to window {key!r} in time", rank=engine.rank)
-        gathering.pop(key, None)
+        hub.gathering.pop(key, None)
         with engine.lock:
             engine.check_sound()
             window = LocalWindow(engine, exposure, self._link.seat.bell, self._windows.discard)
             self._windows.add(window)
-        weakref.finalize(window, self._keys.discard, key).atexit = False
         return window
-
-    def close(self) -> None:
-        """Close all windows."""
-        for window in tuple(self._windows):
-            window.close()
 
 
 class _AllCame(Awaited):

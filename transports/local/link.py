@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from transports.driver import Awaited
-from transports.engine import Engine, Link
+from transports.engine import Assembly, Engine, Flush, Link
 from transports.errors import DeadlineExceeded, ReentryError, RondeError, from_wire, to_wire
 from transports.local.exposing import Exposures
 from transports.local.hub import Hub, meet
@@ -25,10 +24,9 @@ class LocalLink(Link):
         """`ranks`: those that the link joins, with this one, ascending."""
         super().__init__(engine, ranks)
         self.hub = Hub()  # until `open` finds that of the group
-        self._ranks = tuple(ranks)
         self._eager_bytes = options.eager_bytes
         self.seat = Seat(engine)
-        self._exposures = Exposures(engine, self, self._ranks)
+        self._exposures = Exposures(engine, self, self.ranks)
 
     @property
     def authenticated(self) -> bool:
@@ -37,10 +35,7 @@ class LocalLink(Link):
 
     def open(self, deadline: float) -> None:
         engine, group = self.engine, self.engine.group
-        store = group.store
-        if len(self._ranks) < group.size:
-            store = store.prefixed(f"host of {self._ranks[0]}")
-        hub = meet(store, engine.rank, deadline)
+        hub = meet(self.group.store, engine.rank, deadline)
         with engine.lock:
             self.hub = hub
             engine.loop.use(self.seat.bell)
@@ -48,12 +43,12 @@ class LocalLink(Link):
             if engine.failure is not None:  # an abort has come before the hub was found
                 hub.first_cause(engine.failure)
             hub.ring()
-        if not engine.wait(_Assembly(self), deadline):
-            missing = ", ".join(group.describe(rank) for rank in self._ranks if rank not in hub.seats)
+        if not engine.wait(Assembly(engine, self._assembled), deadline):
+            missing = ", ".join(group.describe(rank) for rank in self.ranks if rank not in hub.seats)
             raise DeadlineExceeded(f"{missing} did not open the transport in time", rank=engine.rank)
 
     def send(self, peer: int, tag: int, view: memoryview, check: int) -> Sending:
-        """If the peer's lock is free, its receive gets the frame now: then neither thread has to wait for the other."""
+        """See Link. A peer whose lock is free gets the frame at once: then neither thread waits for the other."""
         here, there = self.seat, self.hub.seats[peer]
         if there.left:
             return LocalSending(here, peer, tag, view, check)  # a wait for it raises
@@ -122,11 +117,11 @@ class LocalLink(Link):
     def part(self, deadline: float) -> None:
         """Wait until all frames are received. Those for a peer that has closed are dropped."""
         try:
-            done = self.engine.wait(_Flush(self), deadline)
+            done = self.engine.wait(Flush(self.engine, self._flushed), deadline)
         except ReentryError:  # a signal handler closes the transport that its own thread drives
             done = False
         if not done:
-            waiting = ", ".join(self.engine.group.describe(peer) for peer in self.receivers())
+            waiting = ", ".join(self.engine.group.describe(peer) for peer in self._receivers())
             raise DeadlineExceeded(f"frames sent to {waiting} were not received in time", rank=self.engine.rank)
 
     def stop(self) -> None:
@@ -135,7 +130,7 @@ class LocalLink(Link):
     def release(self) -> None:
         """The caller gets its buffers back; the peers can still receive what was in them."""
         seat, rank = self.seat, self.engine.rank
-        self._exposures.close()
+        self._exposures.close_windows()
         seat.take_back(copied=True)
         seat.left = True
         seat.inbox.clear()
@@ -163,50 +158,16 @@ class LocalLink(Link):
 
     # For the waits of opening and closing.
 
-    @property
-    def assembled(self) -> bool:
-        """True once all ranks have opened."""
-        return len(self.hub.seats) == len(self._ranks)
+    def _assembled(self) -> bool:
+        """True once all ranks have opened. Every rank that joins rings the doorbells."""
+        return len(self.hub.seats) == len(self.ranks)
 
-    def receivers(self) -> list[int]:
+    def _receivers(self) -> list[int]:
         """The peers that have yet to receive a frame of this rank."""
         return sorted({frame.peer for frame in tuple(self.seat.lent) if not self.departed(frame.peer)})
 
-    def await_receivers(self) -> None:
-        """Have those peers wake this rank."""
+    def _flushed(self) -> bool:
+        """True once all frames are received. The receivers of the others are to wake this rank."""
         for frame in tuple(self.seat.lent):
             frame.request_wakeup()
-
-
-class _Assembly(Awaited):
-    """The wait until all ranks have opened. Every rank that joins rings the doorbells."""
-
-    def __init__(self, link: LocalLink) -> None:
-        self._link = link
-
-    @property
-    def done(self) -> bool:
-        return self._link.assembled
-
-    def check_possible(self) -> None:
-        self._link.engine.check_sound()
-
-
-class _Flush(Awaited):
-    """The wait until all sent frames are received, or the engine fails."""
-
-    def __init__(self, link: LocalLink) -> None:
-        self._link = link
-
-    @property
-    def done(self) -> bool:
-        return self._link.engine.failure is not None or not self._link.receivers()
-
-    def check_possible(self) -> None:
-        """Never raises: a failure ends the flush."""
-        cause = self._link.learn()
-        if cause is not None:
-            self._link.engine.fail(cause)
-
-    def request_wakeup(self) -> None:
-        self._link.await_receivers()
+        return not self._receivers()

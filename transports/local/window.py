@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from transports.base import MAX_CHECK
 from transports.driver import Awaited
 from transports.engine import Engine
-from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost
+from transports.errors import ClosedError, MismatchError, PeerLost
+from transports.exposing import EngineWindow
 from transports.loop import Bell
-from transports.onesided import KEPT, Memory, Window
+from transports.onesided import KEPT, Memory
 
 _ALIGNMENT: Final = 64
 
@@ -50,15 +51,12 @@ class Exposure:
         return [rank for rank in self.ranks if rank not in self.came]
 
 
-class LocalWindow(Window):
+class LocalWindow(EngineWindow):
     """Memory that is shared because the ranks are threads."""
 
     def __init__(self, engine: Engine, exposure: Exposure, bell: Bell, forget: Callable[[LocalWindow], None]) -> None:
         """`bell` is the doorbell of this rank; `forget` is called once, by `close`."""
-        self.ranks = exposure.ranks
-        self.index = exposure.ranks.index(engine.rank)
-        self.nbytes = exposure.nbytes
-        self._engine = engine
+        super().__init__(engine, exposure.ranks, exposure.nbytes)
         self._bell = bell
         self._forget = forget
         self._parts = exposure.parts
@@ -83,13 +81,8 @@ class LocalWindow(Window):
 
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
         engine, part, peer = self._engine, self._parts[index], self.ranks[index]
-        if part.epoch < epoch and not engine.wait(_EpochReached(self, index, epoch), deadline):
-            raise DeadlineExceeded(
-                f"rank {engine.rank} waited too long for {engine.group.describe(peer)} to reach epoch "
-                f"{epoch} of a window; it is at {part.epoch}",
-                rank=engine.rank,
-                peer=peer,
-            )
+        if part.epoch < epoch:
+            self.await_epoch(index, epoch, deadline)
         if check is None:
             return
         published, kept = part.checks[epoch % KEPT]
@@ -133,40 +126,16 @@ class LocalWindow(Window):
 
     # For waits.
 
-    def reached(self, index: int, epoch: int) -> bool:
-        """True if the epoch of a position is at least `epoch`."""
-        return self._parts[index].epoch >= epoch
+    def epoch_of(self, index: int) -> int:
+        return self._parts[index].epoch
 
     def ask(self, index: int) -> None:
-        """Have a position ring this rank's doorbell when it publishes its next epoch."""
         self._parts[index].asking.add(self._bell)
 
-    def raise_if_lost(self, index: int, awaited: _EpochReached) -> None:
-        """Raise if an awaited epoch will never be reached."""
+    def raise_if_lost(self, index: int, awaited: Awaited) -> None:
         self._engine.check_peer(self.ranks[index], awaited, receiving=True)
         self._check_open()
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the window was closed", rank=self._engine.rank)
-
-
-class _EpochReached(Awaited):
-    """The wait for an epoch."""
-
-    __slots__ = ("_epoch", "_index", "_window")
-
-    def __init__(self, window: LocalWindow, index: int, epoch: int) -> None:
-        self._window = window
-        self._index = index
-        self._epoch = epoch
-
-    @property
-    def done(self) -> bool:
-        return self._window.reached(self._index, self._epoch)
-
-    def check_possible(self) -> None:
-        self._window.raise_if_lost(self._index, self)
-
-    def request_wakeup(self) -> None:
-        self._window.ask(self._index)

@@ -8,15 +8,15 @@ be dead.
 from __future__ import annotations
 
 import errno
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+from transports import exposing
 from transports.descriptors import explained
 from transports.driver import Awaited
 from transports.engine import Engine
 from transports.errors import DeadlineExceeded, MismatchError, RendezvousError, TransportError
-from transports.onesided import NoRoom, OneSided, Window
+from transports.onesided import NoRoom
 from transports.packed import pack, unpack
 from transports.shm.doorbell import Doorbell
 from transports.shm.segments import Segment, is_segment, unlink
@@ -52,50 +52,21 @@ class Offer:
         self._deliver(self._payload)
 
 
-class Exposures(OneSided):
+class Exposures(exposing.Exposures[ShmWindow]):
     """The windows of a link, and those that are being made. All is guarded by the engine's lock."""
 
     def __init__(self, engine: Engine, link: Offerer, ranks: tuple[int, ...], directory: str, *, spins: bool) -> None:
         """`ranks`: those that the link joins. `spins`: see ShmWindow."""
-        self._engine = engine
+        super().__init__(engine, ranks)
         self._link = link
-        self._ranks = frozenset(ranks)
         self._directory = directory
         self._spins = spins
         self._offers: dict[str, dict[str, Any]] = {}
-        self._keys: set[str] = set()
-        self._windows: set[ShmWindow] = set()
-
-    def reaches(self, ranks: tuple[int, ...]) -> bool:
-        return self._ranks.issuperset(ranks)
-
-    def expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> Window:
-        """See OneSided. Also raises MismatchError if another rank came with other arguments."""
-        engine = self._engine
-        if engine.rank not in ranks or len(set(ranks)) != len(ranks) or not self.reaches(ranks):
-            allowed = ", ".join(map(str, sorted(self._ranks)))
-            raise ValueError(f"ranks={ranks!r}: must be distinct ranks among {allowed}, {engine.rank} among them")
-        if nbytes < 0:
-            raise ValueError(f"nbytes={nbytes!r}: must be 0 or more")
-        with engine.lock:
-            if engine.life.refusal is not None:
-                raise engine.life.refused()
-            if key in self._keys:
-                raise ValueError(f"key={key!r}: was used before; every window of a group needs a key of its own")
-            self._keys.add(key)
-        window = self._expose(key, ranks, nbytes, deadline)
-        weakref.finalize(window, self._keys.discard, key).atexit = False
-        return window
 
     def stop(self) -> None:
         """Tell compiled code that no epoch of any window is to be published any more."""
         for window in self._windows:
             window.stop()
-
-    def close_windows(self) -> None:
-        """Close all windows."""
-        for window in tuple(self._windows):
-            window.close()
 
     def arriving(self, nbytes: int) -> Offer:
         """The receiver of an arriving offer of `nbytes`. Raises TransportError if the size or the number of offers is
@@ -115,10 +86,10 @@ class Exposures(OneSided):
         """True if another rank has offered a window of that name."""
         return key in self._offers
 
-    def _expose(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> ShmWindow:
+    def _make(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> ShmWindow:
         """Make the window, or attach to it, and wait until all ranks have attached. Called without the lock."""
         if ranks[0] == self._engine.rank:
-            made = self._make(key, ranks, nbytes)
+            made = self._create(key, ranks, nbytes)
         else:
             made = self._attach(key, ranks, nbytes, deadline)
         try:
@@ -138,7 +109,7 @@ class Exposures(OneSided):
             raise
         return made
 
-    def _make(self, key: str, ranks: tuple[int, ...], nbytes: int) -> ShmWindow:
+    def _create(self, key: str, ranks: tuple[int, ...], nbytes: int) -> ShmWindow:
         offer = {"key": key, "ranks": ranks, "nbytes": nbytes}
         size = ShmWindow.segment_bytes(len(ranks), nbytes)
         try:

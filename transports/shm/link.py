@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
-from transports.driver import Awaited
-from transports.engine import Engine, Link
+from transports.engine import Assembly, Engine, Flush, Link
 from transports.errors import (
     AbortedError,
     ConnectError,
@@ -47,15 +45,14 @@ class ShmLink(Link):
     def __init__(self, engine: Engine, ranks: Sequence[int], options: Options) -> None:
         """`ranks`: those that the link joins, with this one, ascending."""
         super().__init__(engine, ranks)
-        self._ranks = tuple(ranks)
-        self._place = {rank: place for place, rank in enumerate(self._ranks)}
+        self._place = {rank: place for place, rank in enumerate(self.ranks)}
         self._options = options
         spin = _SPIN if engine.cores.suffice else 0.0
         if options.spin_us != AUTOMATIC_SPIN:
             spin = options.spin_us * 1e-6
         engine.loop.wait_like(spin, _YIELDS_FOR)
         self._bells: dict[int, Doorbell] = {}
-        self.exposures = Exposures(engine, self, self._ranks, options.directory, spins=spin > 0)
+        self.exposures = Exposures(engine, self, self.ranks, options.directory, spins=spin > 0)
         self._board: Board | None = None
         self._watch: Watch | None = None
         self._outgoing: dict[int, Outgoing] = {}
@@ -70,33 +67,31 @@ class ShmLink(Link):
 
     def shortage(self) -> str | None:
         """No room for the rings, which the first rank makes."""
-        if self.engine.rank != self._ranks[0]:
+        if self.engine.rank != self.ranks[0]:
             return None
-        return Board.shortage(len(self._ranks), self._options.ring_bytes, self._options.directory)
+        return Board.shortage(len(self.ranks), self._options.ring_bytes, self._options.directory)
 
     def open(self, deadline: float) -> None:
         engine = self.engine
         group = engine.group
         host = group.members[engine.rank].host
-        far = [group.describe(rank) for rank in self._ranks if group.members[rank].host != host]
+        far = [group.describe(rank) for rank in self.ranks if group.members[rank].host != host]
         if far:
             text = f"rank {engine.rank} cannot share memory with {', '.join(far)}: not on its host"
             raise ConnectError(text, rank=engine.rank)
-        if len(self._ranks) < group.size:
-            group = dataclasses.replace(group, store=group.store.prefixed(f"shm/ranks from {self._ranks[0]}"))
         options = self._options
-        board = Board.create_or_attach(group, self._ranks, options.ring_bytes, options.directory, deadline)
+        board = Board.create_or_attach(self.group, self.ranks, options.ring_bytes, options.directory, deadline)
         try:
             with engine.lock:
                 self._board = board
                 for peer in self.peers:
                     self._join(board, peer)
-                self._bells = dict(zip(self._ranks, board.bells, strict=True))
+                self._bells = dict(zip(self.ranks, board.bells, strict=True))
                 engine.loop.use(self._bells[engine.rank])  # no local name: the traceback of an error would keep it
                 if engine.loop.selects and HAS_DESCRIPTOR:
                     engine.loop.watch(self._bells[engine.rank], READ)
                 board.enter(Identity.own())
-            if not engine.wait(_Assembly(self), deadline):
+            if not engine.wait(Assembly(engine, self._assembled), deadline):
                 absent = ", ".join(map(group.describe, board.missing()))
                 raise DeadlineExceeded(f"{absent} did not open the transport in time", rank=engine.rank)
         except BaseException:
@@ -107,9 +102,9 @@ class ShmLink(Link):
             engine.check_sound()
             self._watch = Watch()
             here = self._place[engine.rank]
-            for distance in range(1, min(len(self._ranks), _MOST_WATCHED + 1)):
-                place = (here + distance) % len(self._ranks)
-                self._watch.add(self._ranks[place], board.process_of(place))
+            for distance in range(1, min(len(self.ranks), _MOST_WATCHED + 1)):
+                place = (here + distance) % len(self.ranks)
+                self._watch.add(self.ranks[place], board.process_of(place))
 
     def _join(self, board: Board, peer: int) -> None:
         here, there = self._place[self.engine.rank], self._place[peer]
@@ -221,7 +216,7 @@ class ShmLink(Link):
         """A frame counts as sent once it is in a ring: the ring's memory stays while a peer maps it. Frames for a peer
         that has closed are dropped."""
         try:
-            done = self.engine.wait(_Flush(self), deadline)
+            done = self.engine.wait(Flush(self.engine, self._flushed), deadline)
         except ReentryError:  # a signal handler closes the transport that its own thread drives
             done = False
         if not done:
@@ -274,46 +269,14 @@ class ShmLink(Link):
 
     # For the waits of opening and closing.
 
-    @property
-    def missing(self) -> bool:
-        """True if a rank has not opened yet."""
-        return self._board is not None and bool(self._board.missing())
+    def _assembled(self) -> bool:
+        """True once all ranks have opened. Every rank that attaches rings the doorbells."""
+        return self._board is None or not self._board.missing()
 
-    def flushed(self) -> bool:
-        """True if no frames are queued. Those for peers that have closed are dropped."""
+    def _flushed(self) -> bool:
+        """True if no frames are queued. Those for peers that have closed are dropped; a full ring asks for a wakeup."""
         for peer in tuple(self._backlog):
             if self.departed(peer):
                 self._outgoing[peer].forget()
                 self._backlog.discard(peer)
         return not self._backlog
-
-
-class _Assembly(Awaited):
-    """The wait until all ranks have opened. Every rank that attaches rings the doorbells."""
-
-    def __init__(self, link: ShmLink) -> None:
-        self._link = link
-
-    @property
-    def done(self) -> bool:
-        return not self._link.missing
-
-    def check_possible(self) -> None:
-        self._link.engine.check_sound()
-
-
-class _Flush(Awaited):
-    """The wait until all sent frames are in the rings, or the engine fails. A full ring requests the wakeup."""
-
-    def __init__(self, link: ShmLink) -> None:
-        self._link = link
-
-    @property
-    def done(self) -> bool:
-        return self._link.engine.failure is not None or self._link.flushed()
-
-    def check_possible(self) -> None:
-        """Never raises: a failure ends the flush."""
-        cause = self._link.learn()
-        if cause is not None:
-            self._link.engine.fail(cause)

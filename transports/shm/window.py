@@ -19,8 +19,9 @@ import numpy as np
 from transports.base import MAX_CHECK
 from transports.driver import Awaited
 from transports.engine import Engine
-from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
-from transports.onesided import ASKED, CHECKS, EPOCH, KEPT, Controls, Memory, Window
+from transports.errors import ClosedError, MismatchError, PeerLost, RondeError
+from transports.exposing import EngineWindow
+from transports.onesided import ASKED, CHECKS, EPOCH, KEPT, Controls, Memory
 from transports.shm import remote
 from transports.shm.doorbell import CAN_SLEEP, Doorbell, wake_all
 from transports.shm.fence import WEAKLY_ORDERED, barrier
@@ -52,7 +53,7 @@ _LAST: Final = (1 << 64) - 1
 """No epoch is greater."""
 
 
-class ShmWindow(Window):
+class ShmWindow(EngineWindow):
     """One rank's mapping of a window. See the module."""
 
     def __init__(
@@ -68,12 +69,9 @@ class ShmWindow(Window):
     ) -> None:
         """`bells` are the doorbells of the ranks; `spins`: a wait polls before it sleeps; `forget` is called once, by
         `close`."""
-        self.ranks = ranks
-        self.index = ranks.index(engine.rank)
-        self.nbytes = nbytes
+        super().__init__(engine, ranks, nbytes)
         self.closed = False
         self.segment = segment
-        self._engine = engine
         self._bells = bells
         self._spins = spins
         self._forget = forget
@@ -118,7 +116,7 @@ class ShmWindow(Window):
 
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
         if self._controls[index][EPOCH] < epoch and not self._poll(index, epoch):
-            self._wait_long(index, epoch, deadline)
+            self.await_epoch(index, epoch, deadline)
         if WEAKLY_ORDERED:
             barrier()
         if check is not None:
@@ -203,18 +201,15 @@ class ShmWindow(Window):
         """The ranks that have not attached yet."""
         return [rank for rank, control in zip(self.ranks, self._controls, strict=True) if not control[_ATTACHED]]
 
-    def reached(self, index: int, epoch: int) -> bool:
-        """True if the epoch of a position is at least `epoch`."""
-        return self._controls[index][EPOCH] >= epoch
+    def epoch_of(self, index: int) -> int:
+        return self._controls[index][EPOCH]
 
     def ask(self, index: int) -> None:
-        """Have a position ring the doorbells when it publishes its next epoch."""
         if not self.closed:
             self._controls[index][ASKED] = 1
             barrier()
 
-    def raise_if_lost(self, index: int, awaited: _EpochReached) -> None:
-        """Raise if an awaited epoch will never be reached."""
+    def raise_if_lost(self, index: int, awaited: Awaited) -> None:
         if self.closed:
             self._engine.check_sound()  # the transport's own failure is the more useful error
             raise self._closed_error()
@@ -230,16 +225,6 @@ class ShmWindow(Window):
             if control[EPOCH] >= epoch:
                 return True
         return False
-
-    def _wait_long(self, index: int, epoch: int, deadline: float) -> None:
-        if not self._engine.wait(_EpochReached(self, index, epoch), deadline):
-            rank, peer = self._engine.rank, self.ranks[index]
-            raise DeadlineExceeded(
-                f"rank {rank} waited too long for {self._engine.group.describe(peer)} to reach epoch {epoch} of a "
-                f"window; it is at {self._controls[index][EPOCH]}",
-                rank=rank,
-                peer=peer,
-            )
 
     def _compare(self, index: int, epoch: int, check: int) -> None:
         control, slot = self._controls[index], CHECKS + 2 * (epoch % KEPT)
@@ -278,27 +263,6 @@ class ShmWindow(Window):
 
     def _closed_error(self) -> RondeError:
         return copy.copy(self._engine.failure) or ClosedError("the window was closed", rank=self._engine.rank)
-
-
-class _EpochReached(Awaited):
-    """Waits for an epoch."""
-
-    __slots__ = ("_epoch", "_index", "_window")
-
-    def __init__(self, window: ShmWindow, index: int, epoch: int) -> None:
-        self._window = window
-        self._index = index
-        self._epoch = epoch
-
-    @property
-    def done(self) -> bool:
-        return self._window.reached(self._index, self._epoch)
-
-    def check_possible(self) -> None:
-        self._window.raise_if_lost(self._index, self)
-
-    def request_wakeup(self) -> None:
-        self._window.ask(self._index)
 
 
 def _parts_offset(count: int) -> int:

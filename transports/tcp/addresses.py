@@ -26,11 +26,12 @@ def own_address(group: Group, ranks: Sequence[int], interface: str) -> str:
 
 
 def exchange(group: Group, ranks: Sequence[int], address: Address, deadline: float) -> dict[int, Address]:
-    """Publish this rank's address and return the addresses of `ranks`. Collective over them.
+    """Publish this rank's address and return the addresses of `ranks`, which alone use the group's store. Collective
+    over them.
 
     Costs two calls of the store. Raises DeadlineExceeded naming the ranks that are missing; RendezvousError.
     """
-    store = group.store.prefixed("tcp" if len(ranks) == group.size else f"tcp/ranks from {ranks[0]}")
+    store = group.store.prefixed("tcp")
     try:
         rows = store.gather("addresses", ranks.index(group.rank), len(ranks), pack(address), deadline)
         return {rank: _address(unpack(row)) for rank, row in zip(ranks, rows, strict=True)}

@@ -17,8 +17,7 @@ from typing import Final, TypeVar
 
 from transports.base import Request
 from transports.descriptors import allow_many
-from transports.driver import Awaited
-from transports.engine import Engine, Link
+from transports.engine import Engine, Flush, Link
 from transports.errors import DeadlineExceeded, PeerLost, ReentryError, RondeError
 from transports.matching import InboundMessage
 from transports.requests import Sending
@@ -61,7 +60,6 @@ class TcpLink(Link):
     def __init__(self, engine: Engine, ranks: Sequence[int], options: Options) -> None:
         """`ranks`: those that the link joins, with this one, ascending."""
         super().__init__(engine, ranks)
-        self._ranks = tuple(ranks)
         self._options = options
         group, loop = engine.group, engine.loop
         loop.wait_like(spin_seconds(engine.cores, options), 0.0)
@@ -98,10 +96,10 @@ class TcpLink(Link):
         engine = self.engine
         if not self.peers:
             return
-        host = own_address(engine.group, self._ranks, self._options.interface)
+        host = own_address(engine.group, self.ranks, self._options.interface)
         with engine.lock:
             address = host, self._listener.open(host)
-        self._dialing.addresses = exchange(engine.group, self._ranks, address, deadline)
+        self._dialing.addresses = exchange(self.group, self.ranks, address, deadline)
 
     def send(self, peer: int, tag: int, view: memoryview, check: int) -> Sending:
         sending = Sending(self.engine, peer, tag, len(view))
@@ -167,10 +165,13 @@ class TcpLink(Link):
                 else:
                     striping.send_goodbye()
             leaving = [lane for lane in self._lanes() if isinstance(lane, Outgoing)]
+            stripings = list(self._stripings.values())
+        answered = Flush(engine, lambda: all(lane.closed for lane in leaving))
+        sent = Flush(engine, lambda: all(striping.parted for striping in stripings))
         patience = min(deadline, time.monotonic() + _ANSWER_SECONDS)
         with contextlib.suppress(ReentryError):  # a signal handler closes the transport that its own thread drives
-            if not engine.wait(_GoodbyesAnswered(engine, leaving), patience):  # releases the lock while it sleeps
-                engine.wait(_GoodbyesSent(engine, list(self._stripings.values())), deadline)
+            if not engine.wait(answered, patience):  # releases the lock while it sleeps
+                engine.wait(sent, deadline)
         with engine.lock:
             if engine.failure is not None:
                 return
@@ -320,33 +321,3 @@ class TcpLink(Link):
         for peer, since in self._absent.items():
             if now - since >= _ABSENT:
                 self._connect(peer)
-
-
-class _GoodbyesAnswered(Awaited):
-    """The wait until every peer has read all frames sent to it."""
-
-    def __init__(self, engine: Engine, lanes: list[Outgoing]) -> None:
-        self._engine = engine
-        self._lanes = lanes
-
-    @property
-    def done(self) -> bool:
-        return self._engine.failure is not None or all(lane.closed for lane in self._lanes)
-
-    def check_possible(self) -> None:
-        """Never raises: a failure ends the wait."""
-
-
-class _GoodbyesSent(Awaited):
-    """The wait until the system has accepted all frames for every peer, GOODBYE being the last."""
-
-    def __init__(self, engine: Engine, stripings: list[Striping]) -> None:
-        self._engine = engine
-        self._stripings = stripings
-
-    @property
-    def done(self) -> bool:
-        return self._engine.failure is not None or all(striping.parted for striping in self._stripings)
-
-    def check_possible(self) -> None:
-        """Never raises: a failure ends the wait."""
