@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from transports.anysource import AnyRequest, AnySource, Arrival, check_any
 from transports.base import Group, Request, Transport, check_arguments, check_view
+from transports.compiled import LaneFrom, LaneTo
 from transports.cores import Cores
 from transports.driver import Awaited
 from transports.errors import MismatchError, RondeError
@@ -47,9 +48,11 @@ class Link(ABC):
     peers    the ranks that it reaches: the same without this one
     group    the engine's, with a store of just these ranks
     sockets  True if its frames come through sockets, which the engine's loop watches
+    largest  bytes of the largest payload that compiled code may send and receive on its lanes; 0 if none may
     """
 
     sockets: bool = False
+    largest: int = 0
 
     def __init__(self, engine: Engine, ranks: Sequence[int]) -> None:
         """No I/O: what it needs it gets in `open`."""
@@ -75,8 +78,8 @@ class Link(ABC):
         """Prepare to send and receive. Collective over the ranks that it joins. Raises as Transport.open."""
 
     @abstractmethod
-    def send(self, peer: int, tag: int, view: memoryview, check: int) -> Sending:
-        """Begin to send a frame to a peer. See Transport.isend."""
+    def send(self, peer: int, tag: int, view: memoryview, check: int, sent: int = 0) -> Sending:
+        """Begin to send a frame to a peer, of which `sent` bytes were sent by compiled code. See Transport.isend."""
 
     def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int) -> None:
         """See Transport.recv; called without the lock."""
@@ -154,6 +157,19 @@ class Link(ABC):
         """See Transport."""
         return None
 
+    # For compiled code, if `largest` is not 0; see transports.compiled.
+
+    def lane_to(self, peer: int) -> LaneTo | None:
+        """The lane to a peer; None before there is one."""
+        return None
+
+    def lane_from(self, peer: int) -> LaneFrom | None:
+        """The lane from a peer; None before there is one."""
+        return None
+
+    def wake(self, peer: int) -> None:  # noqa: B027 - the system wakes peers with sockets
+        """Wake a peer that sleeps."""
+
 
 class Linking(Protocol):
     """A backend whose links engines of other transports can use: see transports.base.Backend."""
@@ -223,8 +239,8 @@ class Engine(Transport, AnySource, Owner):
         check_arguments(self, peer, tag, check)
         check_view(view, writable=False)
         with self.lock:
-            if self.life.refusal is not None:
-                raise self.life.refused()
+            if self.life.obstacle is not None:
+                raise self.life.error()
             try:
                 if peer != self.rank:
                     return self._route[peer].send(peer, tag, view, check)
@@ -242,8 +258,8 @@ class Engine(Transport, AnySource, Owner):
         check_view(view, writable=True)
         request = Receiving(self, peer, tag, view, check)
         with self.lock:
-            if self.life.refusal is not None:
-                raise self.life.refused()
+            if self.life.obstacle is not None:
+                raise self.life.error()
             self.match_queue.add(request)
             if self._holding:
                 self.resume()
@@ -270,8 +286,8 @@ class Engine(Transport, AnySource, Owner):
         check_any(self, sources, tags, view, check)
         request = ReceivingAny(self, sources, tags, view, check)
         with self.lock:
-            if self.life.refusal is not None:
-                raise self.life.refused()
+            if self.life.obstacle is not None:
+                raise self.life.error()
             self.match_queue.add_any(request)
             if self._holding:
                 self.resume()
@@ -282,8 +298,8 @@ class Engine(Transport, AnySource, Owner):
         probe = Probe(self, sources, tags)
         with self.lock:
             self.check_sound()
-            if self.life.refusal is not None:
-                raise self.life.refused()
+            if self.life.obstacle is not None:
+                raise self.life.error()
             if not probe.done:
                 self.loop.glance(probe)
         if probe.arrival is None and deadline > time.monotonic():
@@ -320,7 +336,7 @@ class Engine(Transport, AnySource, Owner):
 
     def close(self, deadline: float) -> None:
         with self.lock:
-            sound = self.life.refusal is None
+            sound = self.life.obstacle is None
             if not self.life.begin_close():
                 return
             self.loop.alarm = True
@@ -363,13 +379,13 @@ class Engine(Transport, AnySource, Owner):
         self.check_sound()
         if self._lost(peer, receiving=receiving) and not awaited.done:
             self.fail(self.life.left(peer))
-            self.life.check()
+            self.life.raise_failure()
 
     def check_sources(self, sources: frozenset[int], awaited: Awaited) -> None:
         self.check_sound()
         if not self.reachable(sources) and not awaited.done:
             self.fail(self.life.all_left(sources))
-            self.life.check()
+            self.life.raise_failure()
 
     def oldest(self, sources: frozenset[int], tags: range) -> Arrival | None:
         return self.match_queue.oldest(sources, tags)
@@ -435,7 +451,7 @@ class Engine(Transport, AnySource, Owner):
     def check_sound(self) -> None:
         """Raise the first failure, or ClosedError; also that of another rank of which this one has not heard yet."""
         self.learn()
-        self.life.check()
+        self.life.raise_failure()
 
     def learn(self) -> None:
         """Fail if another rank has."""

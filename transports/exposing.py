@@ -71,8 +71,8 @@ class Exposures(OneSided, Generic[W]):
         if nbytes < 0:
             raise ValueError(f"nbytes={nbytes!r}: must be 0 or more")
         with engine.lock:
-            if engine.life.refusal is not None:
-                raise engine.life.refused()
+            if engine.life.obstacle is not None:
+                raise engine.life.error()
             if key in self._keys:
                 raise ValueError(f"key={key!r}: was used before; every window of a group needs a key of its own")
             self._keys.add(key)

@@ -34,18 +34,18 @@ def _nothing() -> None:
 
 
 class Lifecycle:
-    """State, failure and refusal of one transport. Call every method but `after_fork` with the transport's lock held.
+    """State, failure and obstacle of one transport. Call every method but `after_fork` with the transport's lock held.
     `after_fork` is called by itself in every forked child (see `transports.forking`).
 
     state     see the module
     failure   the first cause of an abort; None while there is none
-    refusal   the error of every new call: None while the transport is open and has not failed. Raise `refused()`
+    obstacle  the error of every new call: None while the transport is open and has not failed. Raise `error()`
     lock      guards the transport; `after_fork` makes it usable again in the child
     abandon   called by `after_fork` with the lock held: close inherited descriptors and mappings without a protocol;
               send, unlink, join and wake nothing
     """
 
-    __slots__ = ("__weakref__", "_abandon", "_group", "_subject", "failure", "lock", "rank", "refusal", "state")
+    __slots__ = ("__weakref__", "_abandon", "_group", "_subject", "failure", "lock", "obstacle", "rank", "state")
 
     def __init__(self, group: Group, kind: str, lock: threading.RLock, abandon: Callable[[], None] = _nothing) -> None:
         """`kind` names the transport in messages: 'TCP transport'."""
@@ -56,7 +56,7 @@ class Lifecycle:
         self._subject = f"the {kind} of rank {group.rank}"
         self._group = group
         self._abandon = abandon
-        self.refusal: RondeError | None = ClosedError(f"{self._subject} is not open", rank=self.rank)
+        self.obstacle: RondeError | None = ClosedError(f"{self._subject} is not open", rank=self.rank)
         register(self)
 
     def __str__(self) -> str:
@@ -76,47 +76,47 @@ class Lifecycle:
         """new -> opening. Raises the failure, or ClosedError if the transport was opened or closed before."""
         if self.state is not State.NEW:
             raise ClosedError(f"{self._subject} was opened before; a transport is opened once", rank=self.rank)
-        self.check()
+        self.raise_failure()
         self.state = State.OPENING
 
     def opened(self) -> None:
-        """opening -> open: from now on calls are accepted. Raises as `check`."""
-        self.check()
+        """opening -> open: from now on calls are accepted. Raises as `raise_failure`."""
+        self.raise_failure()
         if self.state is State.OPENING:
             self.state = State.OPEN
-            self.refusal = None
+            self.obstacle = None
 
     def fail(self, cause: RondeError) -> bool:
         """Make `cause` the failure. False, with nothing changed, if there is one already or the transport is closed."""
         if self.failure is not None or self.state is State.CLOSED:
             return False
-        self.failure = self.refusal = cause
+        self.failure = self.obstacle = cause
         return True
 
     def begin_close(self) -> bool:
-        """-> closing: new calls are refused. False if the transport is closing or closed already."""
+        """-> closing: new calls raise. False if the transport is closing or closed already."""
         if self.state >= State.CLOSING:
             return False
-        self._refuse(State.CLOSING)
+        self._end(State.CLOSING)
         return True
 
     def close(self) -> bool:
         """-> closed, from every state. False if the transport is closed already."""
         if self.state is State.CLOSED:
             return False
-        self._refuse(State.CLOSED)
+        self._end(State.CLOSED)
         return True
 
-    def check(self) -> None:
+    def raise_failure(self) -> None:
         """Raise the failure, or ClosedError once the transport is closed. (While it is closing, waits go on.)"""
         if self.failure is not None:
             raise copy.copy(self.failure)  # each raise has a traceback of its own
         if self.state is State.CLOSED:
-            raise self.refused()
+            raise self.error()
 
-    def refused(self) -> RondeError:
-        """The error to raise where `refusal` is not None."""
-        return copy.copy(self.refusal) or ClosedError(f"{self._subject} is not open", rank=self.rank)
+    def error(self) -> RondeError:
+        """The error to raise where `obstacle` is not None."""
+        return copy.copy(self.obstacle) or ClosedError(f"{self._subject} is not open", rank=self.rank)
 
     def cause(self, error: BaseException, did: str) -> RondeError:
         """The cause with which this rank aborts because of `error`: the error itself if it is one of Ronde's, else an
@@ -149,12 +149,12 @@ class Lifecycle:
             self.lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does
             self.lock.acquire()
         try:
-            self.failure = self.refusal = self._group.forked_error()
+            self.failure = self.obstacle = self._group.forked_error()
             self.state = State.CLOSED
             self._abandon()
         finally:
             self.lock.release()
 
-    def _refuse(self, state: State) -> None:
+    def _end(self, state: State) -> None:
         self.state = state
-        self.refusal = self.failure or ClosedError(f"{self._subject} was closed", rank=self.rank)
+        self.obstacle = self.failure or ClosedError(f"{self._subject} was closed", rank=self.rank)

@@ -43,7 +43,7 @@ from collectives.planning import MOST_PHASES, Call, Plan, Planner, WindowOffsets
 from collectives.schedule import Instruction, Kind
 from transports import forking
 from transports.base import Request, Transport
-from transports.direct import DirectMessages
+from transports.compiled import CompiledMessages
 from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, RondeError
 from transports.locks import let_go
 from transports.native import NativeCollectives
@@ -74,7 +74,7 @@ class Executor:
 
         plan --bind once per staging slot--> functions --run--> result
                                                 |
-                         counter.step           +-- error --> abort signal, MismatchError table, position in the text
+                         counter.step           +-- error --> abort signal, MismatchError, position in the text
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Executor:
         """The words of the state: the number of the newest call, and the number of calls that were staged."""
         self._tables: dict[int, Plan] = planner.cache()
         """Number of a table -> its plan."""
-        self._messages = None if code is None else transport.ability(DirectMessages)
+        self._messages = None if code is None else transport.ability(CompiledMessages)
         if self._messages is not None:
             self._state.use_messages(self._messages.polls, self._messages.yields)
         self._newest_table = 0
@@ -131,7 +131,7 @@ class Executor:
         """Instructions that are kept bound, by call. Emptied with the plans."""
         self._exposed: tuple[Array, ...] = ()
         """Copies that a failed speculative call has exposed: another rank may read them until it knows."""
-        self._table: MismatchError | None = None
+        self._disagreement: MismatchError | None = None
         windows.on_release(self.forget_plans)
         positions.add(self)
         forking.register(self)
@@ -317,7 +317,7 @@ class Executor:
             match Answer(answer):
                 case Answer.UNFIT:
                     return self._run_functions(plan, source.reshape(-1), target.reshape(-1), deadline, None)
-                case Answer.REFUSED:
+                case Answer.OVER:
                     closed = ClosedError("the window was closed", rank=self.rank)
                     raise self._failed(plan, self._transport.failure or closed)
                 case Answer.OBSERVED:
@@ -534,10 +534,10 @@ class Executor:
 
     def _disagree(self, plan: Plan, number: int, detail: str) -> MismatchError:
         """The error for a mismatch that this rank noticed or heard of in its call `number`."""
-        if self._table is None:
+        if self._disagreement is None:
             store, said = self._transport.group.store, f"{plan.call.describe()}, its call {number}"
-            self._table = mismatch(store, self.key, self.rank, len(self.ranks), said, detail)
-        return MismatchError(self._table.message, rank=self._table.rank)
+            self._disagreement = mismatch(store, self.key, self.rank, len(self.ranks), said, detail)
+        return MismatchError(self._disagreement.message, rank=self._disagreement.rank)
 
 
 def _awaited(plan: Plan, at: int) -> Instruction | None:

@@ -1,4 +1,4 @@
-"""Program with small messages -> table: compiled code sends and receives them itself, by transports.direct.
+"""Program with small messages -> table: compiled code sends and receives them itself, by transports.compiled.
 
     RECV    [IDLE]                                     the message is received at its AWAIT
     SEND    [SEND, bytes, a, lanes of the peer]
@@ -6,13 +6,13 @@
             [IDLE]                                     of a SEND: the system has taken the message
 
 A message that the interpreter leaves is Python's, and so are all steps after it: the receives that have begun are
-posted, and the steps run as functions.
+posted, and the steps run as functions. If it only leaves a peer to be woken, it goes on behind that row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,18 @@ from collectives.jit import ABSOLUTE, CALLS, LOAD, UNFIT, Operand, State
 from collectives.planning import Plan
 from collectives.schedule import Buf, Instruction, Kind, Span
 from transports.base import Request
-from transports.direct import Channel, DirectMessages
+from transports.compiled import HEAD_BYTES, Channel, CompiledMessages
 
+_NOTHING: Final = memoryview(b"")
 _MOST_BYTES: Final = 1 << 18
 """Bytes that the table of a call moves: all that time Python's lock is held, unless ranks share cores."""
+
+
+class Message(NamedTuple):
+    """The message of a row: the other rank, and the bytes of the payload."""
+
+    peer: int
+    nbytes: int
 
 
 class MessageTable(Table):
@@ -45,11 +53,13 @@ class MessageTable(Table):
         binder: Binder,
         channel: Channel,
         scratch: Array,
+        messages: Mapping[int, Message],
     ) -> None:
         super().__init__(plan, state, words, memory)
         self._binder = binder
         self._channel = channel
         self._scratch = scratch
+        self._messages = messages
         self._interpret = self.run
         self._functions: list[StepFunction] = []
         self._sending: Request | None = None
@@ -57,21 +67,28 @@ class MessageTable(Table):
         self.run = self._run
 
     def _with(self, words: NDArray[np.int64], memory: list[Any]) -> MessageTable:
-        return MessageTable(self.plan, self._state, words, memory, self._binder, self._channel, self._scratch)
+        parts = self._binder, self._channel, self._scratch, self._messages
+        return MessageTable(self.plan, self._state, words, memory, *parts)
 
     def _run(self, source: Any, target: Any) -> int | None:
         return self._channel.run(self._interpret, source, target, self._leave)
 
-    def _leave(self, answer: int, source: Any, target: Any) -> None:
-        """Hand the rest of a message back that was sent in part."""
-        self._sending = None
-        step = self.plan.program.instructions[answer] if answer >= 0 else None
-        if step is None or step.kind is not Kind.SEND or not self._state.sent:
-            return
-        assert step.a is not None
-        check = self.plan.check_of(self._state.words[CALLS])
-        data = as_bytes(self._array(step.a, *self._flat(source, target)))
-        self._sending = self._channel.send_rest(self._binder.ranks[step.peer], data, check, self._state.sent)
+    def _leave(self, answer: int, source: Any, target: Any) -> int | None:
+        """Go on behind a row that is complete but for a peer that must be woken; hand the rest of a message back that
+        was sent in part. See Channel.run."""
+        self._sending, steps = None, self.plan.program.instructions
+        left: int | None = answer
+        while left is not None and left >= 0:
+            message, moved = self._messages[left], self._state.moved
+            if moved < HEAD_BYTES + message.nbytes:
+                if moved:
+                    span, check = steps[left].a, self.plan.check_of(self._state.words[CALLS])
+                    data = _NOTHING if span is None else as_bytes(self._array(span, *self._flat(source, target)))
+                    self._sending = self._channel.send_rest(message.peer, data, check, moved)
+                break
+            self._channel.wake(message.peer)
+            left = self._interpret(source, target, left + 1, len(steps))
+        return left
 
     def rest(self, first: int, *, left: bool) -> StepFunction:
         steps, sending = self.plan.program.instructions, self._sending
@@ -120,7 +137,7 @@ class MessageTable(Table):
 
 
 def tabulate_messages(
-    plan: Plan, state: State, number: int, binder: Binder, scratch: Array, messages: DirectMessages
+    plan: Plan, state: State, number: int, binder: Binder, scratch: Array, messages: CompiledMessages
 ) -> MessageTable | None:
     """The table of a plan with messages; None if its program cannot have one. No calls may be staged.
 
@@ -138,22 +155,23 @@ def tabulate_messages(
     )
     if channel is None:
         return None
-    rows = _MessageRows(plan, state, binder, scratch, channel, messages.largest)
+    rows = _MessageRows(plan, state, binder, scratch, channel)
     if not all(rows.add(step) for step in steps) or rows.writer.moved > _MOST_BYTES:
         return None
     words = rows.table(number, tag=binder.tag, staged=False, releases=messages.yields > 0)
-    return MessageTable(plan, state, words, [channel, *rows.memory], binder, channel, scratch)
+    return MessageTable(plan, state, words, [channel, *rows.memory], binder, channel, scratch, rows.messages)
 
 
 class _MessageRows(Rows):
-    """The rows of a plan with messages over a channel, of up to `largest` bytes."""
+    """The rows of a plan with messages over a channel.
 
-    def __init__(
-        self, plan: Plan, state: State, binder: Binder, scratch: Array, channel: Channel, largest: int
-    ) -> None:
+    messages   row -> its message
+    """
+
+    def __init__(self, plan: Plan, state: State, binder: Binder, scratch: Array, channel: Channel) -> None:
         super().__init__(plan, state, binder, scratch)
+        self.messages: dict[int, Message] = {}
         self._channel = channel
-        self._largest = largest
         self._receives: dict[int, Instruction] = {}
 
     def add(self, step: Instruction) -> bool:
@@ -172,14 +190,16 @@ class _MessageRows(Rows):
         return True
 
     def _message(self, step: Instruction, span: Span | None) -> bool:
-        lanes = self._channel.words(self._binder.ranks[step.peer])
+        peer = self._binder.ranks[step.peer]
+        lanes = self._channel.words(peer)
         nbytes = 0 if span is None else (span.stop - span.start) * self._dtype.itemsize
         place = Operand(ABSOLUTE, 0) if span is None else self.operand(span)
+        self.messages[self.writer.rows] = Message(peer, nbytes)
         if step.kind is Kind.SEND:
             self.writer.send(nbytes, place, lanes)
         else:
             self.writer.take(nbytes, place, lanes)
-        return nbytes <= self._largest
+        return nbytes <= self._channel.largest
 
 
 def _begun(steps: Sequence[Instruction], first: int) -> list[int]:

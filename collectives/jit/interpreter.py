@@ -36,7 +36,21 @@ from collectives.jit.atomics import (
     store_release,
     word,
 )
-from transports.direct import BUFFER, END, HEAD_BYTES, IN, OUT
+from transports.compiled import (
+    BELL,
+    BUFFER,
+    END,
+    HEAD_BYTES,
+    IN,
+    IN_DATA,
+    MASK,
+    OUT,
+    OUT_DATA,
+    READ,
+    RING_HEAD_BYTES,
+    WANTED,
+    WRITTEN,
+)
 from transports.onesided import ASKED, CHECKS, EPOCH, KEPT
 
 _HEAD = object.__basicsize__
@@ -145,9 +159,69 @@ def gathered(frame: int, head: int, done: int, payload: int, count: int) -> int:
 
 
 @compiled
+def ring_frame(count: int) -> int:
+    """The bytes of a frame in a ring."""
+    return RING_HEAD_BYTES + (count + RING_HEAD_BYTES - 1) // RING_HEAD_BYTES * RING_HEAD_BYTES
+
+
+@compiled
+def write_frame(lanes: int, tag: int, check: int, payload: int, count: int) -> int:
+    """Write a message into the ring to a peer. Returns its bytes as `send_message` does: 0 if there is no room."""
+    control, data, mask = field(lanes, OUT), field(lanes, OUT_DATA), field(lanes, MASK)
+    written = field(control, WRITTEN)
+    if load_acquire(control + 8 * READ) + mask + 1 - written < ring_frame(count):
+        return 0
+    head = data + (written & mask)
+    put(head, tag)
+    put(head + 8, count)
+    put(head + 16, check)
+    put(head + 24, 0)
+    start = written + RING_HEAD_BYTES & mask
+    first = min(count, mask + 1 - start)
+    copy_bytes(data + start, payload, first)
+    copy_bytes(data, payload + first, count - first)
+    store_ordered(control + 8 * WRITTEN, written + ring_frame(count))
+    return HEAD_BYTES + count
+
+
+@compiled
+def read_frame(lanes: int, tag: int, check: int, result: int, count: int, spins: int, yields: int) -> bool:
+    """Take a message out of the ring from a peer. False if it does not come soon, or if another one or a part of it
+    comes: it stays there."""
+    control, data, mask = field(lanes, IN), field(lanes, IN_DATA), field(lanes, MASK)
+    read = field(control, READ)
+    while load_acquire(control + 8 * WRITTEN) == read:
+        if spins > 0:
+            spins -= 1
+            pause()
+        elif yields > 0:
+            yields -= 1
+            sched_yield()
+        else:
+            return False
+    head = data + (read & mask)
+    if load_acquire(control + 8 * WRITTEN) - read < ring_frame(count):
+        return False
+    if field(head, 0) != tag or field(head, 1) != count or field(head, 2) != check or field(head, 3) != 0:
+        return False
+    start = read + RING_HEAD_BYTES & mask
+    first = min(count, mask + 1 - start)
+    copy_bytes(result, data + start, first)
+    copy_bytes(result + first, data, count - first)
+    store_ordered(control + 8 * READ, read + ring_frame(count))
+    return True
+
+
+@compiled
+def sleeps(lanes: int) -> bool:
+    """True if the peer sleeps at its doorbell."""
+    return half_word(field(lanes, BELL)) != 0
+
+
+@compiled
 def send_message(lanes: int, frame: int, tag: int, check: int, payload: int, count: int) -> int:
-    """Send a message; the number of bytes that the system has taken, the head included. An error is left to Python,
-    which meets it too."""
+    """Send a message over a socket; the number of bytes that the system has taken, the head included. An error is left
+    to Python, which meets it too."""
     put(frame, tag)
     put(frame + 8, check)
     put(frame + 16, count)
@@ -185,8 +259,9 @@ def receive(lanes: int, frame: int, result: int, count: int, polls: int, yields:
 def take_message(
     lanes: int, frame: int, tag: int, check: int, result: int, count: int, polls: int, yields: int
 ) -> bool:
-    """Take a message: the one that came before the call, or else receive one. False if it does not come soon, or if
-    another one or the end of the connection comes: the bytes that were read are in the buffer then."""
+    """Take a message out of the buffer, the one that came before the call, or else receive one from a socket. False if
+    it does not come soon, or if another one or the end of the connection comes: the bytes that were read are in the
+    buffer then."""
     buffer, end = field(lanes, BUFFER), field(lanes, END)
     joined = end > 0 or count <= at.JOINED_BYTES
     if end == 0:
@@ -226,11 +301,14 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
                 return index
         elif opcode == at.SEND:
             payload, count = operand(row, at.A, source, target, slot), field(row, at.COUNT)
-            sent = send_message(
-                field(row, at.LANES), field(state, at.FRAME), field(table, at.TAG), check, payload, count
-            )
-            if sent < HEAD_BYTES + count:
-                put(state + 8 * at.SENT, sent)
+            lanes, tag = field(row, at.LANES), field(table, at.TAG)
+            in_ring = field(lanes, OUT_DATA) != 0
+            if in_ring:
+                sent = write_frame(lanes, tag, check, payload, count)
+            else:
+                sent = send_message(lanes, field(state, at.FRAME), tag, check, payload, count)
+            if sent < HEAD_BYTES + count or (in_ring and sleeps(lanes)):
+                put(state + 8 * at.MOVED, sent)
                 return index
         elif opcode == at.TAKE:
             result, lanes, frame = (
@@ -240,7 +318,13 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
             )
             tag, count = field(table, at.TAG), field(row, at.COUNT)
             polls, yields = field(state, at.POLLS), field(state, at.YIELDS)
-            if not take_message(lanes, frame, tag, check, result, count, polls, yields):
+            if field(lanes, IN_DATA) != 0 and field(lanes, END) == 0:
+                good = read_frame(lanes, tag, check, result, count, field(state, at.SPINS), yields)
+                wanted = good and field(field(lanes, IN), WANTED) != 0 and sleeps(lanes)
+            else:
+                good, wanted = take_message(lanes, frame, tag, check, result, count, polls, yields), False
+            if wanted or not good:
+                put(state + 8 * at.MOVED, HEAD_BYTES + count if good else 0)
                 return index
         elif opcode == at.WAIT:
             control, phase = field(row, at.CONTROL), field(row, at.COUNT)
@@ -258,7 +342,7 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
 def begin(table: int, state: int) -> int:
     """Number and count a new call. Returns DONE, or why its rows must not run yet."""
     if load_acquire(field(state, at.STOPPED)) != 0:
-        return at.REFUSED
+        return at.OVER
     number = field(state, at.CALLS) + 1
     put(state + 8 * at.CALLS, number)
     put(state + 8 * at.STAGED, field(state, at.STAGED) + field(table, at.STAGED_CALLS))
@@ -276,7 +360,7 @@ def run_table(owner: int, arguments: int, count: int) -> int:
     run(source, target)               begin a call, and run all rows
     run(source, target, first, stop)  go on with the newest call
 
-    Both arrays are contiguous NumPy arrays. Returns None, or an int: the row that is left to Python, REFUSED, OBSERVED
+    Both arrays are contiguous NumPy arrays. Returns None, or an int: the row that is left to Python, OVER, OBSERVED
     or UNFIT.
     """
     table = data_of(owner)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from transports.direct import HEAD_BYTES
+from transports.compiled import HEAD_BYTES
 
 # Words of a state.
 CALLS: Final = 0
@@ -52,8 +52,9 @@ FRAME: Final = RECENT + KEPT_RECENT
 """Address of memory of FRAME_BYTES, in which a frame is put together."""
 POLLS: Final = FRAME + 1
 """Attempts to receive a message before it is left to Python."""
-SENT: Final = FRAME + 2
-"""Bytes, head included, that the system has taken of the message of a SEND that is left to Python."""
+MOVED: Final = FRAME + 2
+"""Bytes, head included, that were sent or received of the message of a row that is left to Python. If that is all of
+them, the row is complete, but the peer sleeps and must be woken."""
 STATE_WORDS: Final = FRAME + 3
 
 # The memory of a frame: bytes. Behind its head a small payload, or Linux' struct msghdr for frames in two places.
@@ -122,7 +123,7 @@ that; 0 for none."""
 CONTROL: Final = 2
 """WAIT: address of the awaited rank's control words."""
 LANES: Final = 8
-"""SEND and TAKE: address of the words of the lanes of the peer (transports.direct)."""
+"""SEND and TAKE: address of the words of the lanes of the peer (transports.compiled)."""
 ROW_WORDS: Final = 14
 
 # Opcodes.
@@ -131,9 +132,9 @@ REDUCE: Final = 1
 SIGNAL: Final = 2
 WAIT: Final = 3
 SEND: Final = 4
-"""Send a message, or leave it to Python if the system does not take all of it at once."""
+"""Send a message, or leave it to Python if there is no room for all of it now, or if the peer sleeps."""
 TAKE: Final = 5
-"""Receive a message, or leave it to Python if it does not come soon."""
+"""Receive a message, or leave it to Python if it does not come soon, or if the peer sleeps until there is room."""
 IDLE: Final = 6
 """An instruction that has nothing to do: the begin of a receive, whose TAKE follows, or the end of a send."""
 
@@ -149,7 +150,7 @@ class Answer(enum.IntEnum):
 
     DONE = -1
     """All rows have run. Python gets None instead."""
-    REFUSED = -2
+    OVER = -2
     """The window cannot be used any more: nothing was done."""
     OBSERVED = -3
     """The call is counted and is to be timed: no row has run."""
@@ -160,7 +161,7 @@ class Answer(enum.IntEnum):
 
 
 DONE: Final = Answer.DONE.value
-REFUSED: Final = Answer.REFUSED.value
+OVER: Final = Answer.OVER.value
 OBSERVED: Final = Answer.OBSERVED.value
 UNFIT: Final = Answer.UNFIT.value
 UNTRIED: Final = Answer.UNTRIED.value

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.jit import cache, compiler
-from transports import direct, onesided
+from transports import compiled, onesided
 
 log = logging.getLogger("ronde.compiled")
 
@@ -228,7 +228,7 @@ def _digest(*machine: str) -> str:
     ):
         found.update(f"{text}\n".encode())
     folder = Path(__file__).parent
-    for path in (*(folder / name for name in _SOURCES), Path(onesided.__file__), Path(direct.__file__)):
+    for path in (*(folder / name for name in _SOURCES), Path(onesided.__file__), Path(compiled.__file__)):
         found.update(path.read_bytes())
     return found.hexdigest()[:32]
 

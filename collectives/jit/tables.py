@@ -68,6 +68,8 @@ _UNRELEASED: Final = 1 << 15
 _C_CONTIGUOUS: Final = 0x1
 _CARRAY: Final = 0x1 | 0x100 | 0x400
 """Flags of NumPy's arrays: contiguous; contiguous, aligned and writeable."""
+_READS_PER_POLL: Final = 16
+"""Reads of the counter of a ring that take as long as an attempt to receive from a socket."""
 _NO_OPERAND: Final = Operand(0, 0)
 
 
@@ -112,11 +114,12 @@ class State:
         self._frame = np.empty(layout.FRAME_BYTES, np.uint8)
         self.words[layout.FRAME] = address(self._frame)
         self.words[layout.POLLS], self.words[layout.YIELDS] = polls, yields
+        self.words[layout.SPINS] = polls * _READS_PER_POLL
 
     @property
-    def sent(self) -> int:
-        """Bytes, head included, that were sent of the message of a SEND that was left to Python."""
-        return self.words[layout.SENT]
+    def moved(self) -> int:
+        """See layout.MOVED."""
+        return self.words[layout.MOVED]
 
     @property
     def wakes(self) -> bool:
@@ -140,6 +143,11 @@ class TableWriter:
     def __init__(self) -> None:
         self.moved = 0
         self._rows: list[list[int]] = []
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(self._rows)
 
     def copy(self, nbytes: int, result: Operand, a: Operand) -> None:
         """Copy by memcpy."""

@@ -40,7 +40,7 @@ class Trace:
         self._label = label
         self._timeline: TraceFile | None = None
 
-    def direct(self, timeline: TraceFile | None) -> None:
+    def write_to(self, timeline: TraceFile | None) -> None:
         """Send later events to `timeline`; None drops them."""
         self._timeline = timeline
         self.on = timeline is not None

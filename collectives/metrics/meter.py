@@ -125,7 +125,7 @@ class Meter:
 
     def record_to(self, timeline: TraceFile | None) -> None:
         """Send events to `timeline`, and time every call while there is one."""
-        self.trace.direct(timeline)
+        self.trace.write_to(timeline)
         self.every_call()
 
     def interrupted(self) -> None:
@@ -135,7 +135,7 @@ class Meter:
     def after_fork(self) -> None:
         """In a forked child: keep the counters as they are, and record no events."""
         self._lock = threading.RLock()
-        self.trace.direct(None)
+        self.trace.write_to(None)
 
     def every_call(self) -> None:
         """Time the next call of every plan. Later ones are timed while the trace is on."""

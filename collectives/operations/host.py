@@ -33,7 +33,7 @@ from collectives.planning import Planner, Selector
 from collectives.schedule import Geometry
 from transports import copying
 from transports.base import Transport
-from transports.direct import DirectMessages
+from transports.compiled import CompiledMessages
 from transports.errors import ConfigError, MismatchError
 from transports.onesided import NoRoom, OneSided, Window
 
@@ -101,7 +101,7 @@ class HostOperations:
         self._hosts = geometry.hosts
         self._transport = transport
 
-        runs_tables = windows.onesided is not None or transport.ability(DirectMessages) is not None
+        runs_tables = windows.onesided is not None or transport.ability(CompiledMessages) is not None
         code = machine_code(config.compiled) if runs_tables else None
 
         def executor(meter: Meter) -> Executor:

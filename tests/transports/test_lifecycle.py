@@ -23,20 +23,20 @@ def lifecycle(abandon: Callable[[], None] = lambda: None) -> Lifecycle:
 
 def test_states_in_order() -> None:
     life = lifecycle()
-    assert (life.state, str(life.refusal)) == (State.NEW, "the test transport of rank 0 is not open")
+    assert (life.state, str(life.obstacle)) == (State.NEW, "the test transport of rank 0 is not open")
     life.begin_open()
-    assert (life.state, str(life.refusal)) == (State.OPENING, "the test transport of rank 0 is not open")
+    assert (life.state, str(life.obstacle)) == (State.OPENING, "the test transport of rank 0 is not open")
     life.opened()
-    assert (life.state, life.refusal, life.closing) == (State.OPEN, None, False)
+    assert (life.state, life.obstacle, life.closing) == (State.OPEN, None, False)
     assert life.begin_close()
-    assert (life.state, str(life.refusal)) == (State.CLOSING, "the test transport of rank 0 was closed")
-    life.check()  # what is being flushed may still be waited for
+    assert (life.state, str(life.obstacle)) == (State.CLOSING, "the test transport of rank 0 was closed")
+    life.raise_failure()  # what is being flushed may still be waited for
     assert life.closing
     assert not life.closed
     assert life.close()
     assert life.closed
     with pytest.raises(ClosedError, match="the test transport of rank 0 was closed"):
-        life.check()
+        life.raise_failure()
 
 
 def test_opened_once() -> None:
@@ -73,7 +73,7 @@ def test_the_first_failure_stays() -> None:
         assert caught.value is not first  # each raise has a traceback of its own
         assert (caught.value.rank, caught.value.peer) == (0, 1)
     life.close()
-    assert isinstance(life.refused(), PeerLost)
+    assert isinstance(life.error(), PeerLost)
 
 
 def test_a_closed_transport_does_not_fail() -> None:
@@ -81,7 +81,7 @@ def test_a_closed_transport_does_not_fail() -> None:
     life.close()
     assert not life.fail(AbortedError("too late"))
     assert life.failure is None
-    assert isinstance(life.refused(), ClosedError)
+    assert isinstance(life.error(), ClosedError)
 
 
 def test_a_failure_while_opening_or_closing() -> None:
@@ -93,7 +93,7 @@ def test_a_failure_while_opening_or_closing() -> None:
     life = lifecycle()
     life.begin_close()
     assert life.fail(AbortedError("now"))
-    assert isinstance(life.refused(), AbortedError)
+    assert isinstance(life.error(), AbortedError)
 
 
 def test_cause() -> None:
@@ -132,10 +132,10 @@ def test_after_a_fork_nothing_is_done(locked: bool) -> None:
                 quiet = not life.fail(AbortedError("no")) and not life.begin_close() and not life.close()
             raised: RondeError | None = None
             try:
-                life.check()
+                life.raise_failure()
             except RondeError as error:
                 raised = error
-            code = 0 if quiet and abandoned == [True] and str(raised) == FORKED == str(life.refused()) else 2
+            code = 0 if quiet and abandoned == [True] and str(raised) == FORKED == str(life.error()) else 2
         finally:
             os._exit(code)
     done.set()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from transports.base import LinkCost, Request, Transport, check_arguments
-from transports.direct import DirectMessages
+from transports.compiled import CompiledMessages
 from transports.errors import DeadlineExceeded, RondeError
 from transports.faulty.rules import Action, Operation, Rule
 from transports.onesided import Memory, OneSided, Window
@@ -109,7 +109,7 @@ class FaultyTransport(Transport):
     def ability(self, kind: type[A]) -> A | None:
         if isinstance(self._windows, kind):
             return self._windows
-        return None if issubclass(kind, (OneSided, DirectMessages)) else self.inner.ability(kind)
+        return None if issubclass(kind, (OneSided, CompiledMessages)) else self.inner.ability(kind)
 
     def apply_rules(self, operation: Operation) -> Faults:
         """The rules that hit `operation`. Rules of the actions raise and kill are carried out before it returns."""

@@ -104,7 +104,7 @@ class Assembly:
         self._raise_refusal(verdict)
         return Meeting(verdict["id"], verdict["version"], tuple(verdict["capability"]))
 
-    def refuse(self, reason: str) -> None:
+    def reject(self, reason: str) -> None:
         """Publish, after `meet`, that this rank could not make its communicator."""
         with contextlib.suppress(RendezvousError):  # without a store the other ranks wait until their deadline
             self._publish("made", {"refused": f"{self._group.describe(self._group.rank)}: {reason}"})

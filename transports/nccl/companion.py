@@ -95,7 +95,7 @@ class NcclCollectives(NativeCollectives):
             group.await_made(assembly.check, deadline)
             assembly.confirm(deadline)
         except BaseException as error:
-            assembly.refuse(str(error))
+            assembly.reject(str(error))
             if group is not None:
                 group.abandon()
             if isinstance(error, NcclError):

@@ -212,7 +212,7 @@ def _check_left(rank: int, number: int, decision: bytes, store: Store, meeting: 
         rank=rank,
     )
     Causes(store.prefixed(group_path(number * REGROUPS))).publish(error)
-    meeting.refuse(error)
+    meeting.reject(error)
     raise error
 
 
@@ -240,10 +240,10 @@ class Meeting:
         """Tell the others about this rank. Raises RendezvousError."""
         if not self.try_to_enter():
             error = RendezvousError(self._objection(), rank=self._rank)
-            self.refuse(error)
+            self.reject(error)
             raise error
 
-    def refuse(self, error: RendezvousError) -> None:
+    def reject(self, error: RendezvousError) -> None:
         """Let all ranks that meet here fail, unless they have met. Raises RendezvousError."""
         self._store.set_default(_MEMBERS, pack({"error": to_wire(error)}))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
+from transports.channel import compiled_messages
+from transports.compiled import LaneFrom, LaneTo
 from transports.engine import Assembly, Engine, Flush, Link
 from transports.errors import (
     AbortedError,
@@ -23,7 +25,7 @@ from transports.shm.doorbell import HAS_DESCRIPTOR, Doorbell
 from transports.shm.exposing import Exposures
 from transports.shm.fence import barrier
 from transports.shm.options import AUTOMATIC_SPIN, Options
-from transports.shm.ring import Arrive, Arriving, Incoming, Outgoing
+from transports.shm.ring import MESSAGE, Arrive, Arriving, Incoming, Outgoing
 
 A = TypeVar("A")
 
@@ -32,7 +34,6 @@ _YIELDS_FOR: Final = 100e-6
 _LOOK_EVERY: Final = 10e-3
 _MOST_WATCHED: Final = 64
 """Number of peers whose processes a rank watches: the next ones, so that each process is watched by some rank."""
-_DATA: Final = 0
 _OFFER: Final = 1
 
 
@@ -109,12 +110,13 @@ class ShmLink(Link):
     def _join(self, board: Board, peer: int) -> None:
         here, there = self._place[self.engine.rank], self._place[peer]
         bell = board.bells[there]
-        self._outgoing[peer] = Outgoing(board.ring_memory(here, there), bell)
-        self._incoming[peer] = Incoming(board.ring_memory(there, here), bell, self._arrivals_from(peer))
+        outgoing = self._outgoing[peer] = Outgoing(board.ring_memory(here, there), bell)
+        self._incoming[peer] = Incoming(peer, board.ring_memory(there, here), bell, self._arrivals_from(peer))
+        self.largest = outgoing.piece
 
     def _arrivals_from(self, peer: int) -> Arrive:
         def arrive(kind: int, tag: int, check: int, length: int) -> Arriving | None:
-            if kind == _DATA:
+            if kind == MESSAGE:
                 return self.engine.arrive(peer, tag, check, length, self._options.max_parked_bytes)
             if kind == _OFFER:
                 return self.exposures.arriving(length)
@@ -122,12 +124,13 @@ class ShmLink(Link):
 
         return arrive
 
-    def send(self, peer: int, tag: int, view: memoryview, check: int) -> Sending:
+    def send(self, peer: int, tag: int, view: memoryview, check: int, sent: int = 0) -> Sending:
+        """See Link. Compiled code sends whole frames."""
         outgoing = self._outgoing[peer]
-        if outgoing.send(_DATA, tag, check, view):
+        if outgoing.send(MESSAGE, tag, check, view):
             return self.engine.sent
         sending = Sending(self.engine, peer, tag, len(view))
-        outgoing.queue(_DATA, tag, check, view, sending)
+        outgoing.queue(MESSAGE, tag, check, view, sending)
         if not sending.done:
             self._backlog.add(peer)
         return sending
@@ -265,7 +268,16 @@ class ShmLink(Link):
         return "nothing is arriving from it" if incoming is None else incoming.progress()
 
     def ability(self, kind: type[A]) -> A | None:
-        return self.exposures if isinstance(self.exposures, kind) else None
+        return self.exposures if isinstance(self.exposures, kind) else compiled_messages(self.engine, kind)
+
+    def lane_to(self, peer: int) -> LaneTo | None:
+        return self._outgoing.get(peer)
+
+    def lane_from(self, peer: int) -> LaneFrom | None:
+        return self._incoming.get(peer)
+
+    def wake(self, peer: int) -> None:
+        self._bells[peer].ring()
 
     # For the waits of opening and closing.
 

@@ -11,11 +11,28 @@ that is possible now. They are called with the transport's lock held, and hold i
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from transports.compiled import (
+    BELL,
+    BUFFER,
+    END,
+    HEAD,
+    IN,
+    IN_DATA,
+    MASK,
+    OUT,
+    OUT_DATA,
+    READ,
+    RING_HEAD_BYTES,
+    WANTED,
+    WRITTEN,
+    Words,
+)
 from transports.copying import fetch_bytes, write_bytes
 from transports.errors import TransportError
 from transports.shm.doorbell import Doorbell
@@ -23,10 +40,9 @@ from transports.shm.fence import WEAKLY_ORDERED, barrier
 
 CONTROL_BYTES: Final = 256
 
-_WRITTEN: Final = 0
-_WANTED: Final = 1
-_READ: Final = 16
-_UNIT: Final = 32
+MESSAGE: Final = 0
+"""The kind of a frame that is a message of the transport."""
+_UNIT: Final = RING_HEAD_BYTES
 _MAX_PIECE: Final = 1 << 17
 
 
@@ -73,7 +89,12 @@ class _Outbound:
 
 
 class _End:
-    """The common part of both ends."""
+    """The common part of both ends.
+
+    piece  bytes of the largest payload that is written, and can be read, at once
+    """
+
+    in_memory = True
 
     def __init__(self, memory: RingMemory, bell: Doorbell) -> None:
         self._control = memory.control
@@ -81,9 +102,15 @@ class _End:
         self._words = memory.data.cast("Q")
         self._capacity = len(memory.data)
         self._mask = self._capacity - 1
-        self._piece = min(_MAX_PIECE, self._capacity // 4)
+        self.piece = min(_MAX_PIECE, self._capacity // 4)
         self._bell = bell
         self._asleep = bell.word
+
+    def _tell(self, words: Words, control: int, data: int) -> bool:
+        """Write the addresses of the ring to two words, and those that both ends share."""
+        words[control], words[data] = _address(self._control), _address(self._data)
+        words[MASK], words[BELL] = self._mask, self._bell.address
+        return True
 
 
 class Outgoing(_End):
@@ -105,10 +132,22 @@ class Outgoing(_End):
         """Bytes of their payloads that are not in the ring yet."""
         return sum(frame.length - max(frame.offset, 0) for frame in self._queue)
 
+    # For compiled code; see transports.compiled.LaneTo.
+
+    @property
+    def is_clear(self) -> bool:
+        return not self._queue
+
+    def tell(self, words: Words) -> bool:
+        return self._tell(words, OUT, OUT_DATA)
+
+    def catch_up(self) -> None:
+        self._written = self._control[WRITTEN]
+
     def send(self, kind: int, tag: int, check: int, view: memoryview) -> bool:
         """Send a frame if it is short and there is room for it now. False, with nothing done, if not: then `queue`."""
         length = len(view)
-        if length <= self._piece and not self._queue:
+        if length <= self.piece and not self._queue:
             needed = _UNIT + (length + _UNIT - 1 & -_UNIT)
             if self._written + needed <= self._limit or self._room() >= needed:
                 at = self._write_header(kind, tag, check, length)
@@ -137,7 +176,7 @@ class Outgoing(_End):
                 self._written += _UNIT
                 frame.offset = 0
                 room -= _UNIT
-            count = min(frame.length - frame.offset, room, self._piece)
+            count = min(frame.length - frame.offset, room, self.piece)
             if count:
                 self._write(self._written & self._mask, frame.view[frame.offset : frame.offset + count])
                 frame.offset += count
@@ -148,7 +187,7 @@ class Outgoing(_End):
                 frame.sending.done = True
             self._publish()
             moved = True
-        self._control[_WANTED] = bool(self._queue)
+        self._control[WANTED] = bool(self._queue)
         return moved
 
     def forget(self) -> None:
@@ -175,14 +214,14 @@ class Outgoing(_End):
             write_bytes(self._data[:over], payload[-over:])
 
     def _room(self) -> int:
-        self._limit = self._control[_READ] + self._capacity
+        self._limit = self._control[READ] + self._capacity
         if WEAKLY_ORDERED:
             barrier()
         return self._limit - self._written
 
     def _request_room(self) -> int:
         """Request a wakeup when there is room; the room that there is by now."""
-        self._control[_WANTED] = 1
+        self._control[WANTED] = 1
         barrier()
         return self._room()
 
@@ -190,7 +229,7 @@ class Outgoing(_End):
         """Publish the written bytes to the receiver."""
         if WEAKLY_ORDERED:
             barrier()
-        self._control[_WRITTEN] = self._written
+        self._control[WRITTEN] = self._written
         if self._asleep[0]:
             self._bell.ring()
 
@@ -198,22 +237,52 @@ class Outgoing(_End):
 class Incoming(_End):
     """The receiver's end. `bell` is the sender's."""
 
-    def __init__(self, memory: RingMemory, bell: Doorbell, arrive: Arrive) -> None:
+    def __init__(self, peer: int, memory: RingMemory, bell: Doorbell, arrive: Arrive) -> None:
         super().__init__(memory, bell)
+        self.peer = peer
         self._arrive = arrive
         self._inbound: Arriving | None = None
         self._offset = 0
         self._length = 0
         self._read = 0
+        self._early = bytearray()
+        """A message that compiled code is to take before those in the ring."""
+
+    # For compiled code; see transports.compiled.LaneFrom.
+
+    @property
+    def is_clear(self) -> bool:
+        return self._inbound is None
+
+    def tell(self, words: Words) -> bool:
+        return self._tell(words, IN, IN_DATA)
+
+    def expect(self, now: float) -> None:
+        """Nothing to do."""
+
+    def catch_up(self) -> None:
+        self._read = self._control[READ]
+
+    def put_back(self, words: Words, header: bytes, payload: memoryview) -> None:
+        self._early = bytearray(header + payload)
+        words[BUFFER], words[END] = _address(memoryview(self._early)), len(self._early)
+
+    def adopt(self, count: int) -> None:
+        tag, check, length = HEAD.unpack_from(self._early)
+        inbound = self._arrive(MESSAGE, tag, check, length)
+        if inbound is not None:  # it does not fit its receive, so the transport has failed
+            inbound.view[:] = memoryview(self._early)[HEAD.size : count]
+            inbound.finish()
+        self._early = bytearray()
 
     @property
     def empty(self) -> bool:
         """True if there is nothing to drain."""
-        return self._control[_WRITTEN] == self._read
+        return self._control[WRITTEN] == self._read
 
     def drain(self) -> bool:
         """Read all written bytes; True if there were any. Raises TransportError for an impossible counter or frame."""
-        written, before = self._control[_WRITTEN], self._read
+        written, before = self._control[WRITTEN], self._read
         if not 0 <= written - before <= self._capacity:  # so that corrupt memory is never read
             raise TransportError(f"it counts {written} bytes as written, but {before} were read")
         shown = before
@@ -232,7 +301,7 @@ class Incoming(_End):
                     inbound.finish()
                     continue
                 self._inbound, self._offset, self._length = inbound, 0, length
-            count = min(self._length - self._offset, written - self._read, self._piece)
+            count = min(self._length - self._offset, written - self._read, self.piece)
             if count:
                 self._copy_out(inbound.view[self._offset : self._offset + count])
                 self._offset += count
@@ -241,7 +310,7 @@ class Incoming(_End):
                 self._read += -self._read % _UNIT
                 self._inbound = None
                 inbound.finish()
-            if self._read - shown >= self._piece:  # the sender may go on meanwhile
+            if self._read - shown >= self.piece:  # the sender may go on meanwhile
                 shown = self._read
                 self._release_room()
         if self._read != shown:
@@ -272,6 +341,10 @@ class Incoming(_End):
         """Publish the read bytes to the sender, which may overwrite them."""
         if WEAKLY_ORDERED:
             barrier()
-        self._control[_READ] = self._read
-        if self._control[_WANTED] and self._asleep[0]:
+        self._control[READ] = self._read
+        if self._control[WANTED] and self._asleep[0]:
             self._bell.ring()
+
+
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -43,7 +43,7 @@ class IncomingOwner(Protocol):
         """The client has proved that it knows the secret. It is connection number `connection` of `rank`. The socket
         belongs to the owner now."""
 
-    def refused(self, incoming: IncomingHandshake, error: Exception) -> None:
+    def rejected(self, incoming: IncomingHandshake, error: Exception) -> None:
         """The connection was refused and closed."""
 
 
@@ -265,7 +265,7 @@ class IncomingHandshake(_Handshake):
             if self._tls is not None:
                 self._sock = self._tls.accept(self._socket())
         except OSError as error:  # the connection has ended already
-            self.refuse(error)
+            self.reject(error)
         else:
             self._loop.watch(self, READ)
 
@@ -276,16 +276,16 @@ class IncomingHandshake(_Handshake):
             else:
                 self._proof_received()
         except EOFError:
-            self.refuse(ConnectError("it closed the connection during the handshake"))
+            self.reject(ConnectError("it closed the connection during the handshake"))
         except ssl.SSLError as error:
-            self.refuse(ConnectError(tls.explain(error)))
+            self.reject(ConnectError(tls.explain(error)))
         except (TransportError, OSError) as error:
-            self.refuse(error)
+            self.reject(error)
 
-    def refuse(self, error: Exception) -> None:
+    def reject(self, error: Exception) -> None:
         """Close the connection and report the error to the owner."""
         self.close()
-        self._owner.refused(self, error)
+        self._owner.rejected(self, error)
 
     def _hello_received(self) -> None:
         if self._server is None:

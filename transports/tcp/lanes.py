@@ -11,6 +11,7 @@ import socket
 from typing import ClassVar, Final, Protocol
 
 from transports import tls
+from transports.compiled import BUFFER, END, HEAD_BYTES, IN, IN_DATA, Words
 from transports.errors import RondeError, TransportError
 from transports.loop import READ, Loop
 from transports.tcp import sockets
@@ -20,7 +21,9 @@ from transports.tcp.frames import ABORT, DATA, GOODBYE, HEADER, MAX_CONTROL_BYTE
 _READ_BYTES: Final = 1 << 15
 """Two TLS records. One read takes a frame of 16 KiB with its header."""
 BUFFER_BYTES: Final = (1 << 16) + (1 << 12)
-"""Room for the largest frame of `transports.direct`: 64 KiB and more than a head."""
+"""Room for the largest frame of `transports.compiled`: 64 KiB and more than a head."""
+LARGEST: Final = BUFFER_BYTES - HEAD_BYTES
+"""The largest payload of compiled code."""
 _READS_AT_ONCE: Final = 16
 _HEADER_BYTES: Final = HEADER.size
 _DELAY_EVERY: Final = 0.02
@@ -103,6 +106,7 @@ _EMPTY_TARGET: Final = _EmptyTarget()
 class Lane:
     """One connection: its socket, and the reader of its frames."""
 
+    in_memory = False
     _data: ClassVar[int | None] = None
     """The kind of frames that go to the match queue; all others are control frames."""
 
@@ -321,24 +325,28 @@ class Incoming(Lane):
         """True if the next byte that is read begins a frame, and may be read."""
         return not (self._end or self._held or self.closed) and self._inbound is None
 
-    @property
-    def address(self) -> int:
-        """The address of the buffer of BUFFER_BYTES bytes that frames are read into."""
-        return ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
+    # For compiled code; see transports.compiled.LaneFrom.
 
-    def put_back(self, header: bytes, payload: memoryview) -> int:
-        """Put a frame that was read before into the buffer of the clear lane again; the number of its bytes. `adopt`
-        must follow unless compiled code takes it there."""
+    def tell(self, words: Words) -> bool:
+        if self._sock is None:
+            return False
+        buffer = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
+        words[IN], words[IN_DATA], words[BUFFER] = self.fileno(), 0, buffer
+        return True
+
+    def catch_up(self) -> None:
+        """Nothing to do: the system knows how far the code has read."""
+
+    def put_back(self, words: Words, header: bytes, payload: memoryview) -> None:
         end = len(header) + len(payload)
         self._window[: len(header)], self._window[len(header) : end] = header, payload
-        return end
+        words[END] = end
 
     def adopt(self, count: int) -> None:
-        """Handle `count` bytes that were read into the buffer while the lane was clear."""
         self._end = count
         self._handle()
 
-    def delay_answers(self, now: float) -> None:
+    def expect(self, now: float) -> None:
         """Have the system delay its acknowledgements of the messages that are read; to be called often."""
         if now >= self._delay_at and self._sock is not None:
             self._delay_at = now + _DELAY_EVERY
@@ -351,7 +359,7 @@ class Incoming(Lane):
         if sock is None or not self.is_clear:
             return None
         try:
-            self.delay_answers(now)
+            self.expect(now)
             count = self._poll_read(sock, self._first_read)
             if count < _HEADER_BYTES or _unpack_from(window) != (tag, check, DATA, len(view)):
                 self._end = count

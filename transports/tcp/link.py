@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from itertools import count
 from typing import Final, TypeVar
 
 from transports.base import Request
+from transports.channel import compiled_messages
+from transports.compiled import LaneFrom, LaneTo
 from transports.descriptors import allow_many
 from transports.engine import Engine, Flush, Link
 from transports.errors import DeadlineExceeded, PeerLost, ReentryError, RondeError
@@ -25,10 +26,9 @@ from transports.tcp import dead_links
 from transports.tcp.addresses import exchange, own_address
 from transports.tcp.at_once import AtOnce
 from transports.tcp.dialing import Dialing, purpose
-from transports.tcp.direct import DirectMessages
 from transports.tcp.early_arrivals import EarlyArrivals
 from transports.tcp.frames import GOODBYE_FRAME, abort_frame, data_header
-from transports.tcp.lanes import Incoming, Lane
+from transports.tcp.lanes import LARGEST, Incoming, Lane
 from transports.tcp.listener import Listener
 from transports.tcp.options import Options, connections_to, spin_seconds
 from transports.tcp.outgoing import Outgoing
@@ -78,7 +78,7 @@ class TcpLink(Link):
         self._reassemblies: dict[int, Reassembly] = {}
         self._spread_from = options.spread_bytes
         self._at_once = AtOnce(engine, self._incoming, self._outgoing, self._spread_from)
-        self._direct = DirectMessages(engine, self._incoming, self._outgoing)
+        self.largest = 0 if engine.group.tls else LARGEST
         self._departed: set[int] = set()
         self._absent: dict[int, float] = {}
         self._early_arrivals = EarlyArrivals()
@@ -101,10 +101,12 @@ class TcpLink(Link):
             address = host, self._listener.open(host)
         self._dialing.addresses = exchange(self.group, self.ranks, address, deadline)
 
-    def send(self, peer: int, tag: int, view: memoryview, check: int) -> Sending:
+    def send(self, peer: int, tag: int, view: memoryview, check: int, sent: int = 0) -> Sending:
         sending = Sending(self.engine, peer, tag, len(view))
         lane = self._outgoing.get(peer) or self._connect(peer)
-        if len(view) < self._spread_from:
+        if sent:
+            lane.queue(data_header(tag, check, len(view)), view, sending, sent)
+        elif len(view) < self._spread_from:
             lane.push(data_header(tag, check, len(view)), view, sending)
         else:
             self._stripings[peer].push(tag, check, view, sending)
@@ -205,11 +207,13 @@ class TcpLink(Link):
         return "it has not connected" if incoming is None else incoming.progress()
 
     def ability(self, kind: type[A]) -> A | None:
-        if not isinstance(self._direct, kind):
-            return None
-        loop = self.engine.loop
-        suits = sys.platform == "linux" and self.engine.group.tls is None and (loop.polls or loop.yields)
-        return self._direct if suits else None
+        return compiled_messages(self.engine, kind)
+
+    def lane_to(self, peer: int) -> LaneTo | None:
+        return self._outgoing.get(peer)
+
+    def lane_from(self, peer: int) -> LaneFrom | None:
+        return self._incoming.get(peer)
 
     # Called by lanes, handshakes and the listener.
 

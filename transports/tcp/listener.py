@@ -112,7 +112,7 @@ class Listener:
     def tick(self, now: float) -> None:
         """Refuse connections whose handshake is overdue, and accept again after a pause."""
         for incoming in [incoming for incoming in self._unauthenticated if now >= incoming.deadline]:
-            incoming.refuse(TimeoutError(f"its handshake took longer than {self._options.handshake_timeout:g} s"))
+            incoming.reject(TimeoutError(f"its handshake took longer than {self._options.handshake_timeout:g} s"))
         if self._paused_until is not None and now >= self._paused_until:
             self._listen_again()
 
@@ -123,7 +123,7 @@ class Listener:
             sock.close()
             self._log(incoming, objection)
 
-    def refused(self, incoming: IncomingHandshake, error: Exception) -> None:
+    def rejected(self, incoming: IncomingHandshake, error: Exception) -> None:
         self._forget(incoming)
         self._log(incoming, error)
 
@@ -134,7 +134,7 @@ class Listener:
             if now < oldest.begun + CROWDED_SECONDS:
                 self._pause(oldest.begun + CROWDED_SECONDS)
                 return False
-            oldest.refuse(
+            oldest.reject(
                 TimeoutError(f"it had not completed its handshake after {CROWDED_SECONDS:g} s, and others waited")
             )
         return True

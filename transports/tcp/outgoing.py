@@ -8,6 +8,7 @@ from collections import deque
 from typing import Final, Protocol
 
 from transports import tls
+from transports.compiled import OUT, OUT_DATA, Words
 from transports.loop import READ, WRITE, Loop
 from transports.tcp import sockets
 from transports.tcp.frames import GOODBYE_FRAME, HEADER
@@ -53,6 +54,17 @@ class Outgoing(Lane):
     def is_clear(self) -> bool:
         """True if the next byte that is written begins a frame, and may be written."""
         return not (self._queue or self.closed)
+
+    # For compiled code; see transports.compiled.LaneTo.
+
+    def tell(self, words: Words) -> bool:
+        if self._sock is None:
+            return False
+        words[OUT], words[OUT_DATA] = self.fileno(), 0
+        return True
+
+    def catch_up(self) -> None:
+        """Nothing to do: the system knows how far the code has written."""
 
     def attach(self, sock: socket.socket) -> None:
         super().attach(sock)

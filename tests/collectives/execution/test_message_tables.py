@@ -17,8 +17,7 @@ from collectives.execution.message_table import MessageTable
 from tests.collectives.ranks import SECONDS, meeting_place, member
 from tests.processes import run_processes
 from tests.worlds import world_of
-from transports.tcp import direct
-from transports.tcp.direct import Channel
+from transports.channel import Channel
 
 pytest.importorskip("numba", reason="half of these tests need the compiled interpreter")
 
@@ -125,24 +124,46 @@ def test_the_same_bits_however_late_the_ranks_are(size: int) -> None:
     assert results[0] == results[1] == results[2]
 
 
-def on_one_core(rank: int, url: str, size: int) -> tuple[list[bytes], bool]:
-    """The results of `several` on ranks that share a core, with and without machine code, and whether it was used."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+LAYOUTS = {
+    "tcp-2": ("tcp", ["a", "b"]),
+    "tcp-4": ("tcp", ["a", "b", "c", "d"]),
+    "auto-2x2": ("auto", ["a", "a", "b", "b"]),
+    "auto-3+1": ("auto", ["a", "a", "b", "a"]),
+}
+
+
+def on_cores(rank: int, url: str, layout: str, cores: int, naps: bool) -> tuple[list[bytes], bool]:
+    """The results of `several` on ranks that share cores, with and without machine code, and whether it was used.
+    `naps`: ranks sleep at random, so that others sleep too when their messages come."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    transport, hosts = LAYOUTS[layout]
+    size, own = len(hosts), np.random.default_rng(rank)
+
+    def late() -> None:
+        if naps and own.random() < 0.3:
+            time.sleep(own.uniform(0, 0.003))
+
     setting = "off" if rank == size - 1 else "on"
-    with member(rank, size, url, transport="tcp", compiled=setting) as comm:
-        found = several(comm, np.random.default_rng(4), lambda: None)
+    with member(rank, size, url, transport=transport, hosts=hosts, compiled=setting) as comm:
+        found = several(comm, np.random.default_rng(4), late)
         for _ in range(200):
             assert (comm.allreduce(np.ones(3)) == size).all()
         return found, isinstance(table_of(comm), MessageTable)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound to a core here")
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks_that_share_a_core(size: int) -> None:
+@pytest.mark.parametrize("naps", [False, True])
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_that_share_cores(layout: str, cores: int, naps: bool) -> None:
+    size = len(LAYOUTS[layout][1])
+    if cores == 2 and size == 2:
+        pytest.skip("they do not share")
     with meeting_place() as url:
-        results = run_processes(on_one_core, size, url, size, timeout=SECONDS)
+        results = run_processes(on_cores, size, url, layout, cores, naps, timeout=SECONDS)
     assert [used for _, used in results] == [True] * (size - 1) + [False]
-    with world_of("tcp", size, compiled=["off"]) as ranks:
+    transport, hosts = LAYOUTS[layout]
+    with world_of(transport, size, compiled=["off"], hosts=hosts) as ranks:
         expected = ranks.run(lambda comm: several(comm, np.random.default_rng(4), lambda: None))
     assert [found for found, _ in results] == expected
 
@@ -252,7 +273,7 @@ def test_warnings_are_not_given_in_a_call_that_was_left() -> None:
 
 
 def test_a_busy_channel_costs_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct.Channel, "_is_free", lambda self: False)
+    monkeypatch.setattr(Channel, "_is_free", lambda self: False)
 
     def body(comm: Communicator) -> None:
         x = np.ones(8, np.float32)

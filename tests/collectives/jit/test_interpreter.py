@@ -203,7 +203,7 @@ def test_calls_that_do_not_begin() -> None:
     odd = np.frombuffer(b"\0" * 5, np.uint8)[1:].view(np.float32)
     assert run(odd, target) == Answer.UNFIT
     rig.notes[0] = 1
-    assert run(x, target) == Answer.REFUSED
+    assert run(x, target) == Answer.OVER
     assert rig.state.words[CALLS] == 1
     assert target == 0
 

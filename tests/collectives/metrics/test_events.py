@@ -219,7 +219,7 @@ def test_trace_drops_events_while_no_timeline_is_written() -> None:
 def test_trace_takes_events_of_several_threads_at_once(tmp_path: Path) -> None:
     timeline = Timeline(tmp_path / "t.json", Header(0, 1, "host", 1, 0, 0))
     trace = Trace("")
-    trace.direct(timeline)
+    trace.write_to(timeline)
 
     def work(number: int) -> None:
         for _ in range(1500):

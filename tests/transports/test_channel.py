@@ -1,4 +1,4 @@
-"""Over TCP, compiled code sends and receives small messages itself (transports.direct): here functions of Python do."""
+"""Compiled code sends and receives small messages itself: here functions of Python do, over TCP and in rings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,24 @@ from typing import Any
 
 import pytest
 
-from tests.transports.groups import recv, send, soon
+from tests.transports import shm_ranks
+from tests.transports.groups import groups, recv, send, soon
 from tests.transports.tcp_ranks import in_threads, link, ranks, tcp_link, wait_until
-from transports.direct import BUFFER, END, HEAD_BYTES, IN, LANE_WORDS, OUT, Channel, DirectMessages
+from transports.compiled import (
+    BUFFER,
+    END,
+    HEAD_BYTES,
+    IN,
+    IN_DATA,
+    LANE_WORDS,
+    MASK,
+    OUT,
+    OUT_DATA,
+    READ,
+    RING_HEAD_BYTES,
+    Channel,
+    CompiledMessages,
+)
 from transports.errors import MismatchError, PeerLost
 from transports.tcp import Options, TcpTransport
 from transports.tcp.frames import data_header
@@ -24,8 +39,9 @@ BUSY = -7
 TAG = 5
 
 
-def nothing_left(answer: int, source: Any, target: Any) -> None:
+def nothing_left(answer: int, source: Any, target: Any) -> int:
     """Nothing was sent in part."""
+    return answer
 
 
 class Lanes:
@@ -33,13 +49,13 @@ class Lanes:
 
     def __init__(self, t: TcpTransport, peer: int, tag: int = TAG) -> None:
         t.loop.polls = True  # the ranks share a process
-        found = t.ability(DirectMessages)
+        found = t.ability(CompiledMessages)
         assert found is not None
         self.channel: Channel = found.channel([peer], [peer], tag, BUSY)
         self.words = (ctypes.c_int64 * LANE_WORDS).from_address(self.channel.words(peer))
         self.tag = tag
 
-    def run(self, body: Callable[[], int | None], left: Callable[..., None] = nothing_left) -> int | None:
+    def run(self, body: Callable[[], int | None], left: Callable[..., int] = nothing_left) -> int | None:
         return self.channel.run(lambda source, target: body(), None, None, left)
 
     def send(self, payload: bytes, check: int = 0) -> None:
@@ -155,7 +171,7 @@ def test_early_messages_of_one_peer_are_kept_if_those_of_another_are_too_many() 
     with ranks(3) as (a, b, c):
         link([a, b, c])
         a.loop.polls = True
-        found = a.ability(DirectMessages)
+        found = a.ability(CompiledMessages)
         assert found is not None
         channel = found.channel([], [1, 2], TAG, BUSY)
         for sender, messages in ((b, [b"one"]), (c, [b"two", b"three"])):
@@ -236,9 +252,10 @@ def test_a_message_that_was_sent_in_part(sent: int) -> None:
         assert os.write(at_a.words[OUT], frame[:sent]) == sent
         return 4
 
-    def left(answer: int, source: Any, target: Any) -> None:
+    def left(answer: int, source: Any, target: Any) -> int:
         assert answer == 4
         requests.append(at_a.channel.send_rest(1, payload, 6, sent))
+        return answer
 
     with linked() as (_, b, at_a, at_b):
         assert at_a.run(send_part, left) == 4
@@ -298,8 +315,95 @@ def test_all_connections_are_served_from_time_to_time() -> None:
 
 def test_only_ranks_that_poll_or_yield_have_the_ability() -> None:
     with ranks(2) as (a, _):
-        assert a.ability(DirectMessages) is None, "ranks that share a process do not poll"
+        assert a.ability(CompiledMessages) is None, "ranks that share a process do not poll"
         a.loop.yields = True
-        assert a.ability(DirectMessages) is not None
+        assert a.ability(CompiledMessages) is not None
     with ranks(2, Options(spin_us=0)) as (a, _):
-        assert a.ability(DirectMessages) is None
+        assert a.ability(CompiledMessages) is None
+
+
+@contextmanager
+def ring_channels() -> Iterator[tuple[Any, Any, Channel]]:
+    """Two ranks of a host, and the channel of the first to the second."""
+    pair = in_threads(*(lambda group=group: opened(shm_ranks.make(group)) for group in groups(2)))
+    try:
+        pair[0].loop.polls = True  # the ranks share a process
+        found = pair[0].ability(CompiledMessages)
+        assert found is not None
+        channel = found.channel([1], [1], TAG, BUSY)
+        assert channel is not None
+        yield *pair, channel
+    finally:
+        in_threads(*(lambda t=t: t.close(soon()) for t in pair))
+
+
+def opened(t: Any) -> Any:
+    t.open(soon())
+    return t
+
+
+def frame_in_ring(channel: Channel) -> tuple[int, int, int, int, bytes]:
+    """The words of the head, and the payload, of the next frame in the ring from rank 1."""
+    words = (ctypes.c_int64 * LANE_WORDS).from_address(channel.words(1))
+    control = (ctypes.c_int64 * (READ + 1)).from_address(words[IN])
+    head = words[IN_DATA] + (control[READ] & words[MASK])
+    tag, length, check, kind = (ctypes.c_int64 * 4).from_address(head)
+    return tag, length, check, kind, ctypes.string_at(head + RING_HEAD_BYTES, length)
+
+
+def pass_frame(channel: Channel) -> None:
+    """Take the next frame out of the ring, as compiled code does."""
+    words = (ctypes.c_int64 * LANE_WORDS).from_address(channel.words(1))
+    control = (ctypes.c_int64 * (READ + 1)).from_address(words[IN])
+    control[READ] += RING_HEAD_BYTES + -(-frame_in_ring(channel)[1] // RING_HEAD_BYTES) * RING_HEAD_BYTES
+
+
+def test_a_frame_in_a_ring() -> None:
+    with ring_channels() as (a, b, channel):
+        send(b, 0, TAG, b"first")
+        send(b, 0, TAG, b"second")
+        seen = []
+
+        def take() -> None:
+            seen.append(frame_in_ring(channel))
+            pass_frame(channel)
+
+        assert channel.run(lambda source, target: take(), None, None, nothing_left) is None
+        assert seen == [(TAG, 5, 0, 0, b"first")]
+        assert recv(a, 1, TAG, 6) == b"second"
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_message_from_a_ring_that_came_early(taken: bool) -> None:
+    with ring_channels() as (a, b, channel):
+        come_early(a, b, b"early")
+        send(b, 0, TAG, b"later")
+        words = (ctypes.c_int64 * LANE_WORDS).from_address(channel.words(1))
+
+        def look() -> int | None:
+            assert ctypes.string_at(words[BUFFER], words[END]) == data_header(TAG, 0, 5) + b"early"
+            if taken:
+                words[END] = 0
+            return None if taken else 0
+
+        answer = channel.run(lambda source, target: look(), None, None, nothing_left)
+        assert answer == (None if taken else 0)
+        if not taken:
+            assert recv(a, 1, TAG, 5) == b"early"
+        assert recv(a, 1, TAG, 5) == b"later"
+
+
+def test_a_sender_is_told_how_far_compiled_code_has_written() -> None:
+    with ring_channels() as (a, b, channel):
+        words = (ctypes.c_int64 * LANE_WORDS).from_address(channel.words(1))
+
+        def write() -> None:
+            control = (ctypes.c_int64 * 1).from_address(words[OUT])
+            head = words[OUT_DATA] + (control[0] & words[MASK])
+            (ctypes.c_int64 * 4).from_address(head)[:] = (TAG, 4, 0, 0)
+            ctypes.memmove(head + RING_HEAD_BYTES, b"code", 4)
+            control[0] += 2 * RING_HEAD_BYTES
+
+        assert channel.run(lambda source, target: write(), None, None, nothing_left) is None
+        send(a, 1, TAG, b"python")
+        assert [recv(b, 0, TAG, 4), recv(b, 0, TAG, 6)] == [b"code", b"python"]
