@@ -67,7 +67,7 @@ def test_the_first_failure_stays() -> None:
     assert life.fail(first)
     assert not life.fail(AbortedError("later"))
     assert life.failure is first
-    for act in (life.begin_open, life.check):
+    for act in (life.begin_open, life.raise_failure):
         with pytest.raises(PeerLost, match="gone") as caught:
             act()
         assert caught.value is not first  # each raise has a traceback of its own
