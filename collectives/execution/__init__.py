@@ -1,7 +1,8 @@
 """Plans and arrays to results: the executor, which binds a plan to memory once and runs it many times.
 
 One executor runs one collective at a time. It owns the staging window and the scratch memory, and publishes its
-position in a call. There is one way in: `Executor.run`.
+position in a call. `rows` has the instructions of a plan as functions of Python, `table` as words of the compiled
+interpreter.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collectives.execution.executor import Executor
 from collectives.execution.link import measure_link
 from collectives.execution.peers import Peers, brief
 from collectives.execution.positions import CallPosition, CallPositions
-from collectives.execution.step_functions import StepHook
+from collectives.execution.rows import RowHook
 from collectives.execution.table import UNSCALED, Scales, Table
 from collectives.execution.windows import Windows
 
@@ -25,8 +26,8 @@ __all__ = [
     "CallPositions",
     "Executor",
     "Peers",
+    "RowHook",
     "Scales",
-    "StepHook",
     "Table",
     "Windows",
     "brief",

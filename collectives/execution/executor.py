@@ -13,12 +13,12 @@ from typing import Any, Final
 import numpy as np
 
 from collectives.arrays import Array
-from collectives.execution.binder import NO_DATA, Binder, BoundPlan
+from collectives.execution.binder import NO_DATA, Binder
 from collectives.execution.message_table import tabulate_messages
 from collectives.execution.positions import CallPosition, CallPositions
 from collectives.execution.refusal import refuse
-from collectives.execution.step_functions import StepFunction, StepHook
-from collectives.execution.table import Table, tabulate
+from collectives.execution.rows import BoundPlan, Row, RowHook
+from collectives.execution.table import BegunCall, Table, tabulate
 from collectives.execution.windows import Windows
 from collectives.failure import AbortSignal, mismatch
 from collectives.jit import (
@@ -56,15 +56,13 @@ _TOLD: Final = KEPT_RECENT - 2
 """Calls that `recent` tells of: two less than are kept, since the next call may begin meanwhile."""
 _WAITING: Final = {Kind.SEND: "to send to", Kind.RECV: "to receive from", Kind.WAIT: "for"}
 _MAX_BOUND: Final = 1 << 15
-"""Instructions that are kept bound, of all plans and staging slots together; some 600 bytes each."""
-_TABLE: Final = -1
-"""Key of the table in `Plan.bound`, where the other keys are staging slots."""
+"""Instructions that are kept bound, of all plans together; some 600 bytes each."""
 _UNKNOWN: Final[Any] = object()
 _NO_REQUESTS: Final[list[Request | None]] = []
 BindSteps = Callable[[int], Sequence[Callable[[], object]]]
 """(check) -> the steps of a plan, one call each: for plans whose arrays are not in the host's memory."""
-HookMaker = Callable[[Plan, Array, Array], StepHook | None]
-"""(plan, source, target) -> the hook to run between the steps, or None."""
+HookMaker = Callable[[Plan, Array, Array], RowHook | None]
+"""(plan, source, target) -> the hook to run between the rows, or None."""
 
 
 class Executor:
@@ -72,9 +70,11 @@ class Executor:
 
     A call goes through it as follows:
 
-        plan --bind once per staging slot--> functions --run--> result
-                                                |
-                         counter.step           +-- error --> abort signal, MismatchError, position in the text
+                +--> table --> the compiled interpreter --+--> result
+        plan ---+                  | leaves a row         |
+        (bound  +--> rows ---> functions of Python -------+
+         once)                     |
+                  counter.step     +-- error --> abort signal, MismatchError, position in the text
     """
 
     def __init__(
@@ -225,9 +225,9 @@ class Executor:
                 return True
             if table is not None and answer != UNFIT:
                 return self.go_on(table, answer, source, target, deadline)
-        return self._run_functions(plan, source, target, deadline, bind_steps)
+        return self._run_rows(plan, source, target, deadline, bind_steps)
 
-    def _run_functions(
+    def _run_rows(
         self, plan: Plan, source: Array, target: Array, deadline: float, bind_steps: BindSteps | None
     ) -> bool:
         """`run` by functions of Python. All that can fail on this rank alone comes before the number."""
@@ -238,19 +238,20 @@ class Executor:
         if program.phases:
             slot = (words[STAGED] + 1) % plan.staging_slots
         given, taken = self._expose(plan, source, target) if plan.algorithm.single_copy else (source, target)
-        functions: Sequence[StepFunction]
+        memory: list[Any] = []
+        rows: Sequence[Row]
         if bind_steps is None:
-            functions = (plan.bound.get(slot) or self._bind(plan, slot, given, taken)).functions
+            bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
+            rows, memory = bound.rows, bound.memory(slot, given, taken)
         else:
-            steps = bind_steps(plan.check_of(number))
-            functions = [self._step_function(at, step) for at, step in enumerate(steps)]
+            rows = [self._row(at, step) for at, step in enumerate(bind_steps(plan.check_of(number)))]
         counts = plan.tally.words
         counts[TALLY_CALLS] += 1
         hook, times = None, None
         if counts[TALLY_CALLS] >= counts[TALLY_NEXT] or self.overlap is not None:
             hook, times = self._hook(plan, given, taken)
         self._begin(plan, number)
-        if not self._carry_out(plan, number, functions, given, taken, deadline, hook, times):
+        if not self._carry_out(plan, number, rows, memory, deadline, hook, times):
             if taken is not target:
                 self._exposed = given, taken
             return False
@@ -263,20 +264,25 @@ class Executor:
         words = self.words
         words[RECENT + number % KEPT_RECENT] = 0
         self._recent[number % KEPT_RECENT] = plan
-        self._current = plan, number
+        self._enter(plan, number)
         words[CALLS] = number
         if plan.program.phases:
             words[STAGED] += 1
         elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
             self._window.publish(number * _EPOCHS_PER_CALL + 1, plan.check_of(number))
 
+    def _enter(self, plan: Plan, number: int) -> None:
+        """From here on `position` tells this call."""
+        self._counter.step = 0  # before that: the last call may have had more steps
+        self._current = plan, number
+
     def table(self, plan: Plan) -> Table | None:
         """The table of a plan, whose `run` begins a call; None if the plan is not run by the compiled interpreter."""
-        table: Table | None = plan.bound.get(_TABLE, _UNKNOWN)
+        table: Table | None = plan.bound.get(Table, _UNKNOWN)
         if table is not _UNKNOWN:
             return table
         with self.planning:
-            if plan.bound.get(_TABLE, _UNKNOWN) is _UNKNOWN:
+            if plan.bound.get(Table, _UNKNOWN) is _UNKNOWN:
                 self._keep(plan)
                 self._newest_table += 1
                 number = self._newest_table
@@ -285,8 +291,8 @@ class Executor:
                 if table is None and self._messages is not None and self._window is None:
                     table = tabulate_messages(*parts, self._messages)
                 self._tables[number] = plan
-                plan.bound[_TABLE] = table
-            return plan.bound[_TABLE]  # type: ignore[no-any-return]
+                plan.bound[Table] = table
+            return plan.bound[Table]  # type: ignore[no-any-return]
 
     def fitting(
         self, collective: str, x: Array, result: ArrayKind, offsets: WindowOffsets | None, *, in_place: bool
@@ -316,40 +322,55 @@ class Executor:
         if answer < 0:
             match Answer(answer):
                 case Answer.UNFIT:
-                    return self._run_functions(plan, source.reshape(-1), target.reshape(-1), deadline, None)
+                    return self._run_rows(plan, source.reshape(-1), target.reshape(-1), deadline, None)
                 case Answer.OVER:
                     closed = ClosedError("the window was closed", rank=self.rank)
                     raise self._failed(plan, self._transport.failure or closed)
                 case Answer.OBSERVED:
                     hook, times = self._hook(plan, source, target)
-        self._current = plan, self.calls
-        functions = (table.rest(max(answer, 0), left=answer >= 0),)
-        return self._carry_out(plan, self.calls, functions, source, target, deadline, hook, times, table.outside)
+        self._enter(plan, self.calls)
+        given, taken = table.flat(source, target)
+        bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
+        rows = bound.single_rows if table.single else bound.rows
+        slot = self.words[STAGED] % plan.staging_slots if plan.program.phases else 0
+        memory = bound.memory(slot, given, taken)
+
+        def rest(do: Callable[[int], object], requests: list[Request | None]) -> None:
+            table.rest(BegunCall(source, target, do, requests, hook), max(answer, 0), left=answer >= 0)
+
+        return self._carry_out(plan, self.calls, rows, memory, deadline, hook, times, rest, table.outside)
 
     def _carry_out(
         self,
         plan: Plan,
         number: int,
-        functions: Sequence[StepFunction],
-        source: Array,
-        target: Array,
+        rows: Sequence[Row],
+        memory: list[Any],
         deadline: float,
-        hook: StepHook | None,
+        hook: RowHook | None,
         times: list[int] | None,
+        rest: Callable[[Callable[[int], object], list[Request | None]], None] | None = None,
         slower: int = 0,
     ) -> bool:
-        """Run the steps of a call that has its number. Returns and raises as `run`; `slower`: see `Meter.ended`."""
+        """Run the rows of a call that has its number: all, or those that `rest` does. Returns and raises as `run`;
+        `slower`: see `Meter.ended`."""
         check, epoch = plan.check_of(number), number * _EPOCHS_PER_CALL
         requests = _NO_REQUESTS
         if plan.program.requests:
             requests = [None] * plan.program.requests
-        self._counter.step = 0
         try:
             try:
                 if hook is not None:
                     hook()
-                for function in functions:
-                    function(source, target, epoch, check, deadline, requests, hook)
+                if rest is not None:
+                    rest(lambda at: rows[at](memory, epoch, check, deadline, requests), requests)
+                elif hook is None:
+                    for row in rows:
+                        row(memory, epoch, check, deadline, requests)
+                else:
+                    for row in rows:
+                        row(memory, epoch, check, deadline, requests)
+                        hook()
             finally:
                 if times is not None:
                     self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()], slower)
@@ -440,20 +461,13 @@ class Executor:
 
     # ---- binding
 
-    def _bind(self, plan: Plan, slot: int, source: Array, target: Array) -> BoundPlan:
-        """The plan bound for a staging slot, to be run from flat `source` into flat `target`."""
+    def _bind(self, plan: Plan, source: Array, target: Array) -> BoundPlan:
+        """Bind a plan, to be run from flat `source` into flat `target`."""
         with self.planning:
-            return self._bound_for(plan, slot, source, target)
-
-    def _bound_for(self, plan: Plan, slot: int, source: Array, target: Array) -> BoundPlan:
-        self._keep(plan)
-        if slot:
-            first: BoundPlan = plan.bound.get(0) or self._bound_for(plan, 0, source, target)
-            bound = self._binder.moved(first, plan, slot)
-        else:
-            bound = self._binder.bind(plan, self._scratch_for(plan), (len(source), len(target)))
-        plan.bound[slot] = bound
-        return bound
+            self._keep(plan)
+            bound = BoundPlan(self._binder, plan, self._scratch_for(plan), (len(source), len(target)))
+            plan.bound[BoundPlan] = bound
+            return bound
 
     def _keep(self, plan: Plan) -> None:
         """Count the instructions of a plan that are to be bound once more; forget all plans if they become too many."""
@@ -468,16 +482,14 @@ class Executor:
             self._scratch = np.empty(max(nbytes, 2 * self._scratch.nbytes), np.uint8)
         return self._scratch[:nbytes].view(plan.call.dtype)
 
-    def _step_function(self, at: int, step: Callable[[], object]) -> StepFunction:
-        """A step that needs none of the arguments of a StepFunction, as one."""
+    def _row(self, at: int, step: Callable[[], object]) -> Row:
+        """A step that needs none of the arguments of a row, as one."""
 
-        def function(*run: Any) -> None:
+        def row(*call: Any) -> None:
             self._counter.step = at
             step()
-            if run[-1] is not None:
-                run[-1]()
 
-        return function
+        return row
 
     def _expose(self, plan: Plan, source: Array, target: Array) -> tuple[Array, Array]:
         """Expose the arrays of a plan to the other ranks, or copies of them where the arrays cannot be read; returns
@@ -491,7 +503,7 @@ class Executor:
         self._window.expose_arrays(given, taken)
         return given, taken
 
-    def _hook(self, plan: Plan, source: Array, target: Array) -> tuple[StepHook | None, list[int] | None]:
+    def _hook(self, plan: Plan, source: Array, target: Array) -> tuple[RowHook | None, list[int] | None]:
         """The hook for the steps of a call, and the list of times that it fills if the call is to be timed."""
         overlap = None if self.overlap is None else self.overlap(plan, source, target)
         if plan.tally.calls < plan.tally.next:

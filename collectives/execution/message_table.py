@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from collectives.arrays import Array, as_bytes
 from collectives.execution.binder import Binder
-from collectives.execution.step_functions import StepFunction, StepHook
-from collectives.execution.table import Rows, Table
-from collectives.jit import ABSOLUTE, CALLS, LOAD, UNFIT, Operand, State
+from collectives.execution.table import BegunCall, Rows, Table
+from collectives.jit import ABSOLUTE, CALLS, UNFIT, Operand, State
 from collectives.planning import Plan
 from collectives.schedule import Buf, Instruction, Kind, Span
 from transports.base import Request
@@ -43,6 +42,7 @@ class MessageTable(Table):
     """The table of a program whose ranks send small messages."""
 
     outside = 15000
+    single = True
 
     def __init__(
         self,
@@ -61,7 +61,6 @@ class MessageTable(Table):
         self._scratch = scratch
         self._messages = messages
         self._interpret = self.run
-        self._functions: list[StepFunction] = []
         self._sending: Request | None = None
         """The rest of a message that was sent in part."""
         self.run = self._run
@@ -83,52 +82,28 @@ class MessageTable(Table):
             if moved < HEAD_BYTES + message.nbytes:
                 if moved:
                     span, check = steps[left].a, self.plan.check_of(self._state.words[CALLS])
-                    data = _NOTHING if span is None else as_bytes(self._array(span, *self._flat(source, target)))
+                    data = _NOTHING if span is None else as_bytes(self._array(span, *self.flat(source, target)))
                     self._sending = self._channel.send_rest(message.peer, data, check, moved)
                 break
             self._channel.wake(message.peer)
             left = self._interpret(source, target, left + 1, len(steps))
         return left
 
-    def rest(self, first: int, *, left: bool) -> StepFunction:
-        steps, sending = self.plan.program.instructions, self._sending
-
-        def function(
-            source: Array,
-            target: Array,
-            epoch: int,
-            check: int,
-            deadline: float,
-            requests: list[Request | None],
-            hook: StepHook | None,
-        ) -> None:
-            if not left:
-                self._interpret(source, target, 0, 0)  # what comes before the first row
-            source, target = self._flat(source, target)
-            run = source, target, epoch, check, deadline, requests, None
-            functions = self._functions or self._bind(len(source), len(target))
-            for at in _begun(steps, first):
-                functions[at](*run)
-            for at in range(first, len(steps)):
-                step = steps[at]
-                if at == first and sending is not None:
-                    requests[step.request] = sending
-                elif step.kind is not Kind.AWAIT or requests[step.request] is not None:  # None: a send that has ended
-                    functions[at](*run)
-                if hook is not None:
-                    hook()
-            self._interpret(source, target, len(steps), len(steps))  # what comes after the last row
-
-        return function
-
-    def _bind(self, source: int, target: int) -> list[StepFunction]:
-        self._functions = self._binder.single_steps(self.plan, self._scratch, (source, target))
-        return self._functions
-
-    def _flat(self, source: Array, target: Array) -> tuple[Array, Array]:
-        """The flat arrays that the rows work on, of those of a call."""
-        target = target.reshape(-1)
-        return (target if self.words[LOAD] else source.reshape(-1)), target
+    def rest(self, call: BegunCall, first: int, *, left: bool) -> None:
+        """All rows from one on that the interpreter has left are Python's. The receives that have begun are posted."""
+        if not left:
+            self._interpret(call.source, call.target, 0, 0)  # what comes before the first row
+        steps = self.plan.program.instructions
+        for at in _begun(steps, first):
+            call.do(at)
+        for at in range(first, len(steps)):
+            if at == first and self._sending is not None:
+                call.requests[steps[at].request] = self._sending
+            else:
+                call.do(at)
+            if call.hook is not None:
+                call.hook()
+        self._interpret(call.source, call.target, len(steps), len(steps))  # what comes after the last row
 
     def _array(self, span: Span, source: Array, target: Array) -> Array:
         """The array for a span of this rank's memory."""

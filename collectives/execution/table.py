@@ -8,8 +8,9 @@
     AWAIT   [TAKE, bytes, result, lanes of the peer]   of a RECV, whose own row does nothing
 
 One table serves all calls of a plan and all staging slots. A program with large messages, with messages and a staging
-window, with reads of exposed memory, or with a kernel that is not one C function has no table: it runs as functions of
-Python (step_functions.py).
+window, with reads of exposed memory, or with a kernel that is not one C function has no table: its rows are
+functions of Python (rows.py). Where the interpreter leaves a row, Python does it; `Table.rest` tells which runner goes
+on.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ from collectives.arrays import (
     scaling_loop,
 )
 from collectives.execution.binder import Binder, copy_kernel
-from collectives.execution.step_functions import StepFunction, StepHook
+from collectives.execution.rows import RowHook
 from collectives.jit import (
     ABSOLUTE,
+    LOAD,
     SOURCE,
     STAGED_SLOT,
     TARGET,
@@ -51,6 +53,7 @@ from collectives.jit import (
 )
 from collectives.planning import Plan
 from collectives.schedule import Buf, Instruction, Kind, Span
+from transports.base import Request
 from transports.onesided import Controls
 
 _RELEASING_BYTES: Final = 1 << 15
@@ -69,15 +72,33 @@ class Scales(NamedTuple):
 UNSCALED: Final = Scales()
 
 
+class BegunCall(NamedTuple):
+    """The newest call of an executor, which a table has begun and Python goes on with.
+
+    source, target   the arrays, as `Table.run` had them
+    do               do(row): do a row in Python
+    requests         those that rows have begun
+    hook             to be called after each row
+    """
+
+    source: Array
+    target: Array
+    do: Callable[[int], object]
+    requests: list[Request | None]
+    hook: RowHook | None
+
+
 class Table(ABC):
     """A plan bound for the compiled interpreter.
 
     run      run(source, target) begins a call of the plan; see collectives.jit.RunTable
     words    of the table, for a JobRing
-    outside  approximate nanoseconds by which a call takes longer if its steps run as Python functions
+    outside  approximate nanoseconds by which a call takes longer if its rows run as Python functions
+    single   True if the rows of Python that end a call must be BoundPlan.single_rows
     """
 
     outside = 5000
+    single = False
 
     def __init__(self, plan: Plan, state: State, words: NDArray[np.int64], memory: list[Any]) -> None:
         """`memory` is everything whose address is in the table."""
@@ -108,8 +129,13 @@ class Table(ABC):
         return self._with(scaled(self.words, found[0], found[1], call.blocks[0], call.dtype.itemsize), memory)
 
     @abstractmethod
-    def rest(self, first: int, *, left: bool) -> StepFunction:
-        """A function for the steps of the newest call from `first` on. `left`: the interpreter has left that one."""
+    def rest(self, call: BegunCall, first: int, *, left: bool) -> None:
+        """Run the rows of the newest call from `first` on. `left`: the interpreter has left that one to Python."""
+
+    def flat(self, source: Array, target: Array) -> tuple[Array, Array]:
+        """The flat arrays that the rows work on, of those of a call."""
+        target = target.reshape(-1)
+        return (target if self.words[LOAD] else source.reshape(-1)), target
 
     @abstractmethod
     def _with(self, words: NDArray[np.int64], memory: list[Any]) -> Table:
@@ -120,53 +146,34 @@ class WindowTable(Table):
     """The table of a program whose ranks share a staging window."""
 
     def __init__(
-        self, plan: Plan, state: State, words: NDArray[np.int64], memory: list[Any], binder: Binder, controls: Controls
+        self, plan: Plan, state: State, words: NDArray[np.int64], memory: list[Any], controls: Controls
     ) -> None:
         super().__init__(plan, state, words, memory)
-        self._binder = binder
         self._controls = controls
 
     def _with(self, words: NDArray[np.int64], memory: list[Any]) -> WindowTable:
-        return WindowTable(self.plan, self._state, words, memory, self._binder, self._controls)
+        return WindowTable(self.plan, self._state, words, memory, self._controls)
 
-    def rest(self, first: int, *, left: bool) -> StepFunction:
-        run, steps = self.run, self.plan.program.instructions
-
-        def function(
-            source: Array,
-            target: Array,
-            epoch: int,
-            check: int,
-            deadline: float,
-            requests: list[Any],
-            hook: StepHook | None,
-        ) -> None:
-            at, is_left, answer = first, left, None
-            while at < len(steps):
-                stop = len(steps) if hook is None else at + 1
-                answer = at if is_left else run(source, target, at, stop)
-                is_left = False
-                if answer is not None:
-                    self._do(answer, epoch, check, deadline)
-                    stop = answer + 1
-                at = stop
-                if hook is not None:
-                    hook()
-            if answer is not None:  # what comes after the last row
-                run(source, target, at, at)
-
-        return function
-
-    def _do(self, at: int, epoch: int, check: int, deadline: float) -> None:
-        """The step that the interpreter has left: a wait that takes longer, or whose check may differ; or the end of a
-        signal, which has been published, but for which a rank sleeps."""
-        step, binder = self.plan.program.instructions[at], self._binder
-        if step.kind is Kind.SIGNAL:
-            self._controls.wake()
-            return
-        assert binder.window is not None
-        binder.counter.step = at
-        binder.window.wait(step.peer, epoch + step.phase, deadline, check if step.phase == 1 else None)
+    def rest(self, call: BegunCall, first: int, *, left: bool) -> None:
+        """Python does a row that the interpreter leaves: a wait that takes longer, or whose check may differ; or a
+        signal, which has been published, but for which a rank sleeps. The interpreter goes on behind it."""
+        at, answer, steps = first, None, self.plan.program.instructions
+        rows = len(steps)
+        while at < rows:
+            stop = rows if call.hook is None else at + 1
+            answer = at if left else self.run(call.source, call.target, at, stop)
+            left = False
+            if answer is not None:
+                if steps[answer].kind is Kind.SIGNAL:
+                    self._controls.wake()
+                else:
+                    call.do(answer)
+                stop = answer + 1
+            at = stop
+            if call.hook is not None:
+                call.hook()
+        if answer is not None:  # what comes after the last row
+            self.run(call.source, call.target, at, at)
 
 
 def tabulate(plan: Plan, state: State, number: int, binder: Binder, scratch: Array) -> Table | None:
@@ -183,7 +190,7 @@ def tabulate(plan: Plan, state: State, number: int, binder: Binder, scratch: Arr
         return None
     releases = rows.writer.moved > _RELEASING_BYTES or not controls.spins
     words = rows.table(number, releases=releases)
-    return WindowTable(plan, state, words, [controls.memory, *rows.memory], binder, controls)
+    return WindowTable(plan, state, words, [controls.memory, *rows.memory], controls)
 
 
 class Rows:

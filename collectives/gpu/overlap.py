@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from collectives.arrays import Array, Target
-from collectives.execution import StepHook
+from collectives.execution import RowHook
 from collectives.gpu.devices import DeviceStream, check_out, cuda, is_device_array, wait_until_done
 from collectives.operations import HostAccess
 from collectives.planning import Plan
@@ -122,8 +122,8 @@ class CopyOverlap:
         self._fetched = False
         self._unwritten: Sequence[int] | None = None
 
-    def hook(self, plan: Plan, source: Array, target: Array) -> StepHook | None:
-        """The hook that overlaps copies with the steps of a plan, None without overlap; see execution.StepHook."""
+    def hook(self, plan: Plan, source: Array, target: Array) -> RowHook | None:
+        """The hook that overlaps copies with the steps of a plan, None without overlap; see execution.RowHook."""
         if source.nbytes + target.nbytes <= OVERLAP_BYTES:
             return None
         mirror, steps = self._mirror, plan.program.instructions
@@ -162,7 +162,7 @@ class CopyOverlap:
             piece = slice(*self._mirror.segments[number])
             np.copyto(self._target[piece], self._mirror.array[piece])
 
-    def _between(self, touched: Sequence[Sequence[int]], written: Mapping[int, Sequence[int]]) -> StepHook:
+    def _between(self, touched: Sequence[Sequence[int]], written: Mapping[int, Sequence[int]]) -> RowHook:
         """The copies after each step, and then a wait for the memory that the next step touches."""
         steps = iter(range(len(touched) + 1))
 

@@ -1,6 +1,6 @@
 """The interpreter, as Numba compiles it. `layout` names the words that it works on.
 
-It does what execution/step_functions.py does for the same instructions, as long as nothing has to be decided: it never
+It does what execution/rows.py does for the same instructions, as long as nothing has to be decided: it never
 raises, sleeps or looks at a clock. Where a peer's epoch or message does not come soon, where its check differs, or
 where a peer has to be woken, it returns the number of the row. Python does that row, in its one way, and calls it again
 for the rows behind it. Numba is needed to import this module.

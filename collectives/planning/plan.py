@@ -40,7 +40,7 @@ class Plan:
     tally   counts for the meter
     staging_slots  calls of the plan use so many slots of the staging window in rotation; see the picture
     slot_stride    bytes from one slot to the next in the same half
-    bound   staging slot -> the plan's instructions bound to memory; kept by the executor
+    bound   form -> the instructions bound to memory in that form, which the executor keeps: its rows, its table
 
              first half of the window             second half
         +--------+--------+--------+---      +--------+--------+---
@@ -63,7 +63,7 @@ class Plan:
     staging_slots: int = 2
     slot_stride: int = 0
     tally: Tally = field(default_factory=Tally, compare=False)
-    bound: dict[int, Any] = field(default_factory=dict, compare=False)
+    bound: dict[object, Any] = field(default_factory=dict, compare=False)
 
     def check_of(self, number: int) -> int:
         """The check of a call of this plan: `check`, and the number of the call within its executor."""

@@ -10,6 +10,7 @@ import pytest
 
 from collectives import Communicator
 from collectives.algorithms import algorithms
+from collectives.execution.rows import BoundPlan
 from collectives.planning.cost_model import Model
 from collectives.planning.plan import Call, Plan, Planner
 from collectives.planning.rules import Rules
@@ -106,12 +107,9 @@ def test_a_plan_goes_through_all_its_places() -> None:
         for _ in range(80):
             comm.allreduce(x)
         plan = next(plan for plan in comm._executor.planner._plans.values() if plan.call.blocks == (1 << 14,))
-        slots = {slot: bound for slot, bound in plan.bound.items() if slot >= 0}
-        assert set(slots) == set(range(plan.staging_slots))
-        parts: list[Any] = [part for bound in slots.values() for part in bound.functions]
-        values = [cell.cell_contents for part in parts for cell in part.__closure__]
-        starts = {value.ctypes.data for value in values if isinstance(value, np.ndarray)}
-        assert len(starts) == 2 * plan.staging_slots  # the own stage and the other rank's
+        bound = plan.bound[BoundPlan]
+        memory = [array for slot in range(plan.staging_slots) for array in bound.memory(slot, x, x)[2:]]
+        assert len({array.ctypes.data for array in memory}) == 2 * plan.staging_slots  # the own stage and the other's
         comm._executor.forget_plans()
         assert not comm._executor.planner._plans
         assert (comm.allreduce(x) == 2).all()

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from collectives import AbortedError, Communicator, RondeError, Work
+from collectives.execution import Table
 from collectives.execution.executor import Executor
 from collectives.jit import layout
 from tests.worlds import World
@@ -373,7 +374,7 @@ def test_c3_planning_race() -> None:
             thread.join(PATIENCE)
         executor, tables = comm._named.host.executor, 0
         for plan in list(executor.planner._plans.values()):
-            table = plan.bound.get(-1)
+            table = plan.bound.get(Table)
             if table is not None:
                 tables += 1
                 assert executor._tables[int(table.words[layout.NUMBER])] is plan

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from functools import partial
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +14,8 @@ import pytest
 
 from collectives import Communicator
 from collectives.execution import CallPosition
-from collectives.execution.binder import BoundPlan
 from collectives.execution.executor import Executor
-from collectives.execution.step_functions import StepFunction, StepWriter
+from collectives.execution.rows import BoundPlan, Row
 from collectives.metrics.meter import Meter
 from collectives.planning.plan import Plan
 from tests.worlds import world_of
@@ -24,10 +26,9 @@ def positions(comm: Communicator) -> list[CallPosition]:
     return comm._family.positions.now()
 
 
-def bind(comm: Communicator, plan: Plan, *functions: StepFunction) -> None:
-    """Let a plan run these parts, whatever its staging slot."""
-    for slot in range(plan.staging_slots):
-        plan.bound[slot] = BoundPlan(functions)
+def bind(comm: Communicator, plan: Plan, *rows: Row) -> None:
+    """Let a plan run these rows, whatever its staging slot."""
+    plan.bound[BoundPlan] = SimpleNamespace(rows=rows, memory=lambda *call: [])
     plan.tally.next = 1 << 60  # no call is timed
 
 
@@ -36,18 +37,18 @@ def plan_of(comm: Communicator, x: Any) -> Plan:
     return next(plan for plan in plans if plan.call.collective == "allreduce" and plan.call.blocks == (x.size,))
 
 
-def test_call_of_one_compiled_part_has_one_position() -> None:
+def test_each_row_has_a_position() -> None:
     def rank(comm: Communicator) -> list[list[CallPosition]]:
         executor, x = comm._executor, np.ones(8)
         found: list[list[CallPosition]] = []
         comm.allreduce(x)
         plan = plan_of(comm, x)
-        writer = StepWriter()
-        look = writer.name(lambda: found.append(positions(comm)))
-        counter = writer.name(executor._counter)
-        for step in range(2):
-            writer.step(f"{counter}.step = {step}; {look}()")
-        bind(comm, plan, writer.template().function())
+
+        def row(step: int, *call: Any) -> None:
+            executor._counter.step = step
+            found.append(positions(comm))
+
+        bind(comm, plan, *(partial(row, step) for step in range(2)))
         for _ in range(2):
             executor.run(plan, x, np.empty_like(x), 1e9)
         comm.barrier()
@@ -62,25 +63,28 @@ def test_call_of_one_compiled_part_has_one_position() -> None:
     assert first != second
 
 
-def test_call_of_several_parts_has_the_position_of_the_part() -> None:
-    def rank(comm: Communicator) -> list[list[CallPosition]]:
-        x = np.ones(8)
-        found: list[list[CallPosition]] = []
-        comm.allreduce(x)
-        functions = []
-        for step in range(3):
-            writer = StepWriter()
-            look = writer.name(lambda: found.append(positions(comm)))
-            writer.step(f"{writer.name(comm._executor._counter)}.step = {step}; {look}()")
-            functions.append(writer.template().function())
-        bind(comm, plan_of(comm, x), *functions)
-        comm.allreduce(x)
-        assert positions(comm) == []
-        return found
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_a_position_can_be_asked_for_at_every_line_of_a_call(transport: str) -> None:
+    """Also where the call before had more steps."""
 
-    with world_of("local", 2) as world:
-        found, _ = world.run(rank)
-    assert [[(place.number, place.step) for place in asked] for asked in found] == [[(2, 0)], [(2, 1)], [(2, 2)]]
+    def rank(comm: Communicator) -> int:
+        asked: list[CallPosition | None] = []
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            asked.append(comm._executor.position())
+            return trace
+
+        for _ in range(3):
+            comm.allreduce(np.ones(500), algorithm="ring")
+            sys.settrace(trace)
+            try:
+                comm.allreduce(np.ones(1))
+            finally:
+                sys.settrace(None)
+        return sum(one is not None for one in asked)
+
+    with world_of(transport, 4, compiled=["off"]) as world:
+        assert min(world.run(rank)) > 20
 
 
 def test_failed_call_keeps_its_position_until_the_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,16 +103,15 @@ def test_failed_call_keeps_its_position_until_the_error_is_raised(monkeypatch: p
         comm.allreduce(x)
         plan = plan_of(comm, x)
         last = len(plan.program.instructions) - 1
-        writer = StepWriter()
-        writer.step(f"{writer.name(comm._executor._counter)}.step = {last}; {writer.name(fail)}()")
-        bind(comm, plan, writer.template().function())
+        bind(comm, plan, lambda *call: fail(comm, last))
         with pytest.raises(RondeError):
             comm.allreduce(x)
         if comm.rank == 0:
             assert found == [(2, last)]
         assert positions(comm) == []
 
-    def fail() -> None:
+    def fail(comm: Communicator, step: int) -> None:
+        comm._executor._counter.step = step
         raise DeadlineExceeded("too late")
 
     monkeypatch.setattr(Executor, "_fail", look)

@@ -1,9 +1,7 @@
-"""Parts of programs: their text, where they are, and what they do."""
+"""Rows as functions of Python, and as tables: the same results; the hook between them."""
 
 from __future__ import annotations
 
-import linecache
-import traceback
 from typing import Any
 
 import numpy as np
@@ -11,78 +9,43 @@ import pytest
 
 from collectives import Communicator
 from collectives.algorithms import algorithms
-from collectives.execution import step_functions
-from collectives.execution.step_functions import StepFunction, StepHook, StepWriter
+from collectives.execution.rows import BoundPlan
 from tests.worlds import world_of
 
-NOTHING = np.empty(0)
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_a_hook_is_called_before_the_first_row_and_after_every_row(transport: str) -> None:
+    def body(comm: Communicator) -> int:
+        x, executor, called = np.ones(5), comm._executor, []
+        comm.allreduce(x)
+        executor.overlap = lambda plan, source, target: lambda: called.append(0)
+        comm.allreduce(x)
+        executor.overlap = None
+        plan = executor._recent_plan(executor.calls)
+        assert plan is not None
+        return len(called) - len(plan.program.instructions)
+
+    with world_of(transport, 2, compiled=["off"]) as world:
+        assert world.run(body) == [1, 1]
 
 
-def run(
-    function: StepFunction, source: Any = NOTHING, target: Any = NOTHING, epoch: int = 0, hook: StepHook | None = None
-) -> None:
-    function(source, target, epoch, 0, 0.0, [], hook)
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_rows_that_stand_alone_do_the_same(transport: str, size: int) -> None:
+    def body(comm: Communicator) -> None:
+        executor = comm._executor
+        for collective, count in (("allreduce", 40 * size), ("allgather", 40), ("alltoall", 40 * size)):
+            x = np.arange(count) + comm.rank
+            result = getattr(comm, collective)(x)
+            plan = executor._recent_plan(executor.calls)
+            assert plan is not None
+            bound = plan.bound[BoundPlan]
+            assert len(bound.single_rows) == len(bound.rows) == len(plan.program.instructions)
+            bound.rows = bound.single_rows
+            assert (getattr(comm, collective)(x) == result).all()
 
-
-def test_a_piece_is_cut_once_and_a_value_has_one_name() -> None:
-    writer = StepWriter()
-    stage = np.zeros(2)
-    half = writer.piece("target", 2, 4)
-    writer.step(f"{half}[...] = {writer.name(stage)}")
-    assert writer.piece("target", 2, 4) == half
-    assert writer.name(stage) == writer.name(stage)
-    writer.step(f"{half}[...] += {writer.name(stage)} + epoch")
-    x = np.zeros(4)
-    stage[:] = 3
-    run(writer.template().function(), target=x, epoch=10)
-    assert x.tolist() == [0, 0, 16, 16]
-
-
-def test_the_same_steps_are_compiled_once() -> None:
-    made = []
-    for size in (3, 5):
-        writer = StepWriter()
-        writer.step(f"{writer.name(np.zeros(size))}[...] = source")
-        made.append(writer.template().function())
-    assert made[0] is not made[1]
-    assert made[0].__code__ is made[1].__code__  # type: ignore[attr-defined]
-
-
-def test_a_template_moves_to_other_places_of_the_stage() -> None:
-    writer = StepWriter()
-    here, there, fixed = np.zeros(1), np.zeros(1), np.zeros(1)
-    writer.step(f"{writer.name(here, 'own')}[...] = source", f"{writer.name(fixed)}[...] = source")
-    run(writer.template().moved({"own": there}.__getitem__), source=np.ones(1))
-    assert (here[0], there[0], fixed[0]) == (0, 1, 1)
-
-
-def test_a_traceback_shows_the_text_of_a_step() -> None:
-    writer = StepWriter()
-    for index in range(4):
-        writer.step(f"{writer.name([1, 2, 0, 3])}[{index}] / {writer.name([1, 2, 0, 3])}[{index}]")
-    with pytest.raises(ZeroDivisionError) as caught:
-        run(writer.template().function())
-    frame = traceback.extract_tb(caught.value.__traceback__)[-1]
-    assert frame.line is not None
-    assert frame.line.endswith("[2]")
-
-
-def test_the_text_of_steps_is_forgotten_with_them() -> None:
-    before = set(linecache.cache)
-    for number in range(2 * step_functions._REMEMBERED):
-        writer = StepWriter()
-        writer.step(f"{writer.name(NOTHING)}, {number}")
-        writer.template()
-    assert len(set(linecache.cache) - before) <= step_functions._REMEMBERED
-
-
-def test_marks_are_behind_the_steps() -> None:
-    done: list[int] = []
-    writer = StepWriter()
-    for number in range(3):
-        writer.step(f"{writer.name(done.append)}({writer.name(number)})")
-    run(writer.template().function(), hook=lambda: done.append(-len(done)))
-    assert done == [0, -1, 1, -3, 2, -5]
+    with world_of(transport, size, compiled=["off"]) as world:
+        world.run(body)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -121,7 +84,7 @@ def test_every_algorithm_gives_the_same_timed_or_not_and_in_every_turn(
             if executor.table(plan) is not None:
                 tables.add((collective, name))
             else:
-                assert len(plan.bound[0].functions) == 1 or len(plan.program.instructions) > 32
+                assert len(plan.bound[BoundPlan].rows) == len(plan.program.instructions)
             plan.tally.next = 1 << 60 if number % 2 else 0
             x += 1
         return 1
