@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +21,7 @@ from tests.transports.tcp_ranks import link_one, tcp_link
 from transports import registry, shm
 from transports.auto import AutoTransport, Options, usable
 from transports.base import Group, Transport
-from transports.engine import Link
+from transports.engine import Engine, Link
 from transports.errors import (
     AbortedError,
     ClosedError,
@@ -52,6 +54,11 @@ def offer(monkeypatch: pytest.MonkeyPatch, name: str, reason: Callable[[], str |
     module = types.ModuleType(f"backend_{name}")
     module.Options, module.create, module.link = shm.Options, shm.create, shm.link  # type: ignore[attr-defined]
     module.usable = reason  # type: ignore[attr-defined]
+    offer_module(monkeypatch, name, module)
+
+
+def offer_module(monkeypatch: pytest.MonkeyPatch, name: str, module: types.ModuleType) -> None:
+    """Have a transport `name` of a third party."""
     monkeypatch.setitem(sys.modules, module.__name__, module)
     points = [EntryPoint(name, module.__name__, registry.ENTRY_POINTS)]
     monkeypatch.setattr(registry, "entry_points", lambda *, group, name=None: points)
@@ -89,6 +96,47 @@ def test_conformance_on_two_hosts(intra: str) -> None:
 
     report = check_transport(make, sizes=(3, 5), deadline=60.0)
     assert report.transport == "auto"
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """The example of CONTRIBUTING.md, as a package of a third party."""
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    (text,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "CountingLink" in block]
+    assert len([line for line in text.splitlines() if line.strip()]) <= 30
+    module = types.ModuleType("counting_package")
+    exec(text, module.__dict__)
+    offer_module(monkeypatch, "counting", module)
+    return module
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_link_of_a_third_party(counting: types.ModuleType, alone: bool) -> None:
+    def body(transport: Transport) -> list[int]:
+        for peer in range(transport.size):
+            sending = transport.isend(peer, 1, memoryview(bytes([transport.rank])))
+            assert recv(transport, peer, 1, 1) == bytes([peer])
+            sending.wait(soon())
+        assert isinstance(transport, Engine)
+        return [link.frames for link in transport.links if isinstance(link, counting.CountingLink)]
+
+    def make(group: Group) -> Transport:
+        backend = registry.backend("counting")
+        return backend.create(group, backend.Options()) if alone else auto(inter="counting")(group)
+
+    assert on_ranks(make, body, hosts="aab") == ([[2]] * 3 if alone else [[1], [1], [2]])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("alone", [True, False])
+def test_conformance_of_a_link_of_a_third_party(counting: types.ModuleType, alone: bool) -> None:
+    def make(group: Group) -> Transport:
+        if alone:
+            return registry.backend("counting").create(group, counting.Options())
+        members = tuple(dataclasses.replace(member, host=f"h{rank % 2}") for rank, member in enumerate(group.members))
+        return auto(inter="counting")(dataclasses.replace(group, members=members))
+
+    check_transport(make, sizes=(3,), deadline=60.0)
 
 
 def test_a_host_that_cannot_use_its_link_says_so_once(

@@ -18,7 +18,7 @@ from transports.shm.options import Options
 from transports.shm.segments import default_directory
 from transports.shm.transport import ShmTransport
 
-__all__ = ["Options", "ShmTransport", "create", "link", "usable"]
+__all__ = ["Options", "ShmLink", "ShmTransport", "create", "link", "usable"]
 
 
 def create(group: Group, options: Options) -> ShmTransport:

@@ -15,7 +15,7 @@ from transports.tcp.link import TcpLink
 from transports.tcp.options import Options
 from transports.tcp.transport import TcpTransport
 
-__all__ = ["Options", "TcpTransport", "create", "link", "usable"]
+__all__ = ["Options", "TcpLink", "TcpTransport", "create", "link", "usable"]
 
 
 def create(group: Group, options: Options) -> TcpTransport:
