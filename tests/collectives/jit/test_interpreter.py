@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import Any
@@ -22,6 +23,7 @@ from collectives.jit import (
     ArrayKind,
     CFunction,
     Extents,
+    JobRing,
     Location,
     MachineCode,
     Operand,
@@ -151,6 +153,27 @@ def test_what_it_leaves_to_python(spins: int, yields: int) -> None:
     assert run(x, target) == 0  # a rank sleeps: it is published, and to be woken
     assert rig.controls[0, EPOCH] == 4 * EPOCHS + 1
     assert run(x, target, 1, 3) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the ring sleeps by futex(2)")
+@pytest.mark.parametrize("sleeps", [0, 1, 2])
+def test_a_job_wakes_ranks_that_sleep_and_leaves_those_on_descriptors_to_python(sleeps: int) -> None:
+    rig, bell = Rig(), np.array([sleeps, 0], np.uint32)
+    words = tuple(address(row) for row in rig.controls)
+    notes = address(rig.notes)
+    rig.state.use(Controls(words, notes, notes + 8, 10, 0, lambda: None, (), (address(bell),)), 0, 4096)
+    rig.controls[0, ASKED] = sleeps > 0
+    rig.writer.signal(1)
+    ring, x = JobRing(rig.code), np.zeros(4, np.float32)
+    table = rig.table()
+    ring.submit(table, x, x)
+    ring.call(1)
+    answer = ring.serve()
+    assert rig.controls[0, EPOCH] == EPOCHS + 1
+    if sleeps == 2:  # nothing is done: Python wakes the rank by its descriptor
+        assert (answer, bell[0], rig.controls[0, ASKED]) == (0, 2, 1)
+    else:
+        assert (answer, bell[0], rig.controls[0, ASKED]) == (None, 0, 0)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
