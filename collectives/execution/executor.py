@@ -218,7 +218,7 @@ class Executor:
 
         After any other exception the caller of the call aborts if a call has begun: see operations.CallTurn and `left`.
         """
-        if bind_steps is None and self.overlap is None:
+        if bind_steps is None and self.overlap is None and self._state.code is not None:
             table = self.table(plan)
             answer = UNTRIED if table is None else table.run(source, target)
             if answer is None:
@@ -264,17 +264,13 @@ class Executor:
         words = self.words
         words[RECENT + number % KEPT_RECENT] = 0
         self._recent[number % KEPT_RECENT] = plan
-        self._enter(plan, number)
+        self._counter.step = 0  # before `_current`: the last call may have had more steps
+        self._current = plan, number
         words[CALLS] = number
         if plan.program.phases:
             words[STAGED] += 1
         elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
             self._window.publish(number * _EPOCHS_PER_CALL + 1, plan.check_of(number))
-
-    def _enter(self, plan: Plan, number: int) -> None:
-        """From here on `position` tells this call."""
-        self._counter.step = 0  # before that: the last call may have had more steps
-        self._current = plan, number
 
     def table(self, plan: Plan) -> Table | None:
         """The table of a plan, whose `run` begins a call; None if the plan is not run by the compiled interpreter."""
@@ -328,7 +324,8 @@ class Executor:
                     raise self._failed(plan, self._transport.failure or closed)
                 case Answer.OBSERVED:
                     hook, times = self._hook(plan, source, target)
-        self._enter(plan, self.calls)
+        self._counter.step = 0
+        self._current = plan, self.calls
         given, taken = table.flat(source, target)
         bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
         rows = bound.single_rows if table.single else bound.rows
