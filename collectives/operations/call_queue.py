@@ -41,7 +41,8 @@ class _Queued(Promise[T]):
 
     def run(self, calls: Calls) -> None:
         job, self._job = self._job, None  # so that a finished operation keeps no arrays alive but its result
-        assert job is not None
+        if job is None:  # it was refused
+            return
         try:
             result = job.finish(run_whole(calls, job, time.monotonic() + job.timeout))
         except BaseException as error:  # noqa: BLE001 - the waiting caller gets every error
@@ -50,8 +51,10 @@ class _Queued(Promise[T]):
             self.set_result(result)
 
     def refuse(self, error: BaseException) -> None:
+        """End it with an error, unless it has ended."""
         self._job = None
-        self.set_exception(error)
+        if not self.test():
+            self.set_exception(error)
 
 
 class CallQueue:
@@ -73,6 +76,8 @@ class CallQueue:
         self._clear = self._turn.clear
         self._waiting = self._turn.waiting
         self._queue: deque[_Queued[Any]] = deque()
+        self._running: _Queued[Any] | None = None
+        """The job of the worker."""
         self._closed = False
         self._worker: threading.Thread | None = None
         self._progress: Progress | None = None
@@ -294,16 +299,43 @@ class CallQueue:
     # ---- the worker
 
     def _serve(self) -> None:
+        try:
+            while self._serve_next():
+                pass
+        except BaseException as error:  # noqa: BLE001 - no memory, or an interrupt: all jobs would wait for ever
+            self._recover(error)
+            self._serve()
+
+    def _recover(self, error: BaseException) -> None:
+        """Abort, and give back what this thread has. The jobs that wait then end with the cause, one by one."""
+        self._calls.left(error)
+        let_go(self._turn.lock)
+        self._calls.interrupted()
+        if self._progress is not None:
+            self._progress.interrupted()
+        if self._turn.is_mine:
+            self._turn.release()
+        running, self._running = self._running, None
+        if running is not None:
+            running.refuse(error)
+
+    def _serve_next(self) -> bool:
+        """Run the first job of the queue. False if there will be none."""
         me, turn = get_ident(), self._turn
-        while self._await_job():
-            with turn.lock:
-                if turn.take(HOLDER, me) is not me:
-                    turn.await_turn(me, None)
-                work = self._queue.popleft() if self._queue else None  # close may have refused it
-                turn.changed.notify_all()
-            if work is not None:
-                work.run(self._calls)
-            turn.release()
+        if not self._await_job():
+            return False
+        with turn.lock:
+            if turn.take(HOLDER, me) is not me:
+                turn.await_turn(me, None)
+            if self._queue:  # close may have refused it
+                self._running = self._queue[0]
+                self._queue.popleft()
+            turn.changed.notify_all()
+        if self._running is not None:
+            self._running.run(self._calls)
+            self._running = None
+        turn.release()
+        return True
 
     def _await_job(self) -> bool:
         """Wait until the first job is one of the queue, and run those of the ring meanwhile. False if there will be no

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from collectives import AbortedError, Communicator, RondeError, Work
+from collectives import AbortedError, Communicator, DeadlineExceeded, RondeError, Work
 from collectives.execution import Table
 from collectives.execution.executor import Executor
 from collectives.jit import layout
@@ -348,6 +348,60 @@ def test_c1_interrupt_before_publish(transport: str, error: type[BaseException],
         first, second = world.run(body)
         assert first == [error, AbortedError, AbortedError]
         assert second == [AbortedError, AbortedError]
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize(("transport", "compiled"), [("local", "off"), ("tcp", "off"), ("shm", "off"), ("shm", "on")])
+@pytest.mark.parametrize("line", range(0, 60, 3))
+def test_an_interrupt_in_the_thread_of_asynchronous_calls(transport: str, compiled: str, line: int) -> None:
+    """Also a thread without signal handlers may run out of memory: every Work ends, and all ranks hear of it."""
+    if transport == "shm" and shm.usable() is not None:
+        pytest.skip(str(shm.usable()))
+    if compiled == "on":
+        pytest.importorskip("numba", reason="needs the compiled interpreter")
+
+    class Failing:
+        left = line
+
+        def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+            code = frame.f_code
+            here = code.co_filename.endswith("call_queue.py") and code.co_name not in ("_serve", "_recover")
+            if event == "line" and here and threading.current_thread().name.endswith("rank 0"):
+                self.left -= 1
+                if self.left == -1:
+                    raise MemoryError
+            return self
+
+    def body(comm: Communicator) -> list[Any]:
+        x = np.ones(4)
+        comm.barrier()
+        if comm.rank == 0:
+            threading.settrace(Failing())
+        try:
+            works = [comm.allreduce_async(x)]  # starts the thread
+        finally:
+            threading.settrace(None)  # type: ignore[arg-type]
+        found: list[Any] = []
+        for _ in range(8):
+            try:
+                works += [comm.allreduce_async(x, op) for op in ("sum", "prod")]
+            except RondeError as error:
+                found.append(error)
+        for work in works:
+            try:
+                found.append(float(work.wait(PATIENCE)[0]))
+            except (RondeError, MemoryError) as error:
+                found.append(error)
+        assert not any(isinstance(value, DeadlineExceeded) for value in found), found
+        return found
+
+    world = World(transport, 2, compiled=(compiled,), timeout=10.0)
+    try:
+        for found in world.run(body):
+            values = [value for value in found if isinstance(value, float)]
+            assert set(values) <= {1.0, 2.0}
+        assert all(comm.failure is not None for comm in world.communicators) or len(values) == 17
     finally:
         world.close()
 
