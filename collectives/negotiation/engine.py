@@ -245,6 +245,8 @@ class Engine:
         except RondeError as error:
             self._fail_all(self._refusal or self._abort_signal.resolve(error))
         except BaseException as error:
+            let_go(self._lock)
+            self._transport.interrupted()
             rank = self._transport.rank
             cause = AbortedError(
                 f"internal error in the engine of named operations of rank {rank}: {error!r}", rank=rank

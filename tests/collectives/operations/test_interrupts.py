@@ -353,8 +353,12 @@ def test_c1_interrupt_before_publish(transport: str, error: type[BaseException],
 
 
 @pytest.mark.parametrize(("transport", "compiled"), [("local", "off"), ("tcp", "off"), ("shm", "off"), ("shm", "on")])
-@pytest.mark.parametrize("line", range(0, 60, 3))
-def test_an_interrupt_in_the_thread_of_asynchronous_calls(transport: str, compiled: str, line: int) -> None:
+@pytest.mark.parametrize("line", range(0, 60, 1 if LONG else 15))
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the engine raises it again
+def test_an_interrupt_in_the_thread_of_asynchronous_calls(
+    transport: str, compiled: str, line: int, named: bool
+) -> None:
     """Also a thread without signal handlers may run out of memory: every Work ends, and all ranks hear of it."""
     if transport == "shm" and shm.usable() is not None:
         pytest.skip(str(shm.usable()))
@@ -366,7 +370,8 @@ def test_an_interrupt_in_the_thread_of_asynchronous_calls(transport: str, compil
 
         def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
             code = frame.f_code
-            here = code.co_filename.endswith("call_queue.py") and code.co_name not in ("_serve", "_recover")
+            file = "engine.py" if named else "call_queue.py"
+            here = code.co_filename.endswith(file) and code.co_name not in ("_serve", "_recover", "_fail_all")
             if event == "line" and here and threading.current_thread().name.endswith("rank 0"):
                 self.left -= 1
                 if self.left == -1:
@@ -374,20 +379,19 @@ def test_an_interrupt_in_the_thread_of_asynchronous_calls(transport: str, compil
             return self
 
     def body(comm: Communicator) -> list[Any]:
-        x = np.ones(4)
+        x, works = np.ones(4), []
         comm.barrier()
+        ready.wait(PATIENCE)  # an abort may overtake a message
         if comm.rank == 0:
-            threading.settrace(Failing())
-        try:
-            works = [comm.allreduce_async(x)]  # starts the thread
-        finally:
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(Failing())  # for the thread that the first call starts
         found: list[Any] = []
-        for _ in range(8):
+        for number in range(17):
             try:
-                works += [comm.allreduce_async(x, op) for op in ("sum", "prod")]
+                works.append(comm.allreduce_async(x, ("sum", "prod")[number % 2], name=str(number) if named else None))
             except RondeError as error:
                 found.append(error)
+            finally:
+                threading.settrace(None)  # type: ignore[arg-type]
         for work in works:
             try:
                 found.append(float(work.wait(PATIENCE)[0]))
@@ -396,6 +400,7 @@ def test_an_interrupt_in_the_thread_of_asynchronous_calls(transport: str, compil
         assert not any(isinstance(value, DeadlineExceeded) for value in found), found
         return found
 
+    ready = threading.Barrier(2)
     world = World(transport, 2, compiled=(compiled,), timeout=10.0)
     try:
         for found in world.run(body):
