@@ -5,7 +5,7 @@
 
 Each argument is a folder that holds the packages, or a git revision of this repository. The result is a table in
 Markdown with a column for each tree, then the functions of one `world.allreduce(x)` of 4 bytes on 2 ranks. All imports
-count, also those inside functions and those for type checkers only.
+count, also those inside functions, those for type checkers only, and `import_module` of a name that is written out.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class Tree:
                 for alias in node.names if base in self.modules else ():
                     module = f"{base}.{alias.name}"
                     yield (module, "") if module in self.modules else (base, alias.name)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                yield from ((name, "") for name in texts(node) if name in self.modules)
 
     def imports(self) -> dict[str, set[str]]:
         """The modules of the tree that each module's import statements name."""
@@ -110,6 +112,11 @@ class Tree:
     def rooms(self) -> list[str]:
         """The sub-packages directly in one of the packages."""
         return sorted(name for name in self.packages if name.count(".") == 1)
+
+
+def texts(node: ast.AST) -> Iterator[str]:
+    """The constant texts in a part of a program."""
+    return (part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str))
 
 
 def inside(module: str, package: str) -> bool:

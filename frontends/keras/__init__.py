@@ -2,8 +2,8 @@
 ranks.
 
 Names, signatures, defaults and semantics are those of `horovod.keras` and `horovod.tensorflow.keras` 0.28;
-docs/migrating-from-horovod.md lists the differences. This room is built on the frontends of the three backends, which
-must not import it. Code that depends on the backend belongs in `backends/`, one module each; nothing else here may
+docs/migrating-from-horovod.md lists the differences. This room is built on frontends.jax, frontends.tensorflow_ops and
+frontends.torch. Code that depends on the backend belongs in `backends/`, one module each; nothing else here may
 import a backend.
 """
 

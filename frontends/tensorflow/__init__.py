@@ -1,12 +1,8 @@
 """Horovod's API for TensorFlow: `import ronde.tensorflow as hvd`, and a Horovod script runs unchanged.
 
-    ops, functions, tape, optimizer   Horovod's functions on tensors: eager, in tf.function, in graphs of tf.compat.v1
-      nodes                           one collective as a node of a graph, and its gradient
-        calls                         the node's description, and how its execution starts in the runtime
-          kernel, done                the TensorFlow operations, through TensorFlow's C interface
-
 Names, signatures, defaults and semantics are those of `horovod.tensorflow` 0.28; docs/migrating-from-horovod.md lists
-the differences. frontends.keras is built on this room, which reaches it through keras_bridge.py only.
+the differences. The collectives on tensors are those of frontends.tensorflow_ops; optimizers and callbacks for Keras's
+models are those of frontends.keras, which is imported at its first use.
 """
 
 from __future__ import annotations
@@ -55,8 +51,6 @@ from frontends.horovod import (
     stop_timeline,
 )
 from frontends.tensorflow import elastic
-from frontends.tensorflow.aggregation import Aggregation as Aggregation
-from frontends.tensorflow.compression import Compression
 from frontends.tensorflow.functions import (
     allgather_object,
     broadcast_global_variables,
@@ -65,9 +59,10 @@ from frontends.tensorflow.functions import (
     broadcast_variables,
 )
 from frontends.tensorflow.hooks import BroadcastGlobalVariablesHook
-from frontends.tensorflow.keras_bridge import keras_frontend
-from frontends.tensorflow.ops import agreement as agreement
-from frontends.tensorflow.ops import (
+from frontends.tensorflow.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from frontends.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from frontends.tensorflow_ops import (
+    Compression,
     allgather,
     allreduce,
     alltoall,
@@ -85,8 +80,6 @@ from frontends.tensorflow.ops import (
     reducescatter,
     size_op,
 )
-from frontends.tensorflow.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from frontends.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 if TYPE_CHECKING:
     from frontends.tensorflow.sync_batch_norm import SyncBatchNormalization
@@ -160,7 +153,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import SyncBatchNormalization and `callbacks` at their first use: Keras loads its backend with them."""
     if name == "callbacks":
-        return keras_frontend().callbacks
+        from frontends import keras
+
+        return keras.callbacks
     if name == "SyncBatchNormalization":
         from frontends.tensorflow.sync_batch_norm import SyncBatchNormalization
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 from collectives import ProcessSet, global_process_set
 from frontends import horovod
 from frontends.horovod import in_order
-from frontends.tensorflow.ops import agreement, broadcast_, no_autograph
 from frontends.tensorflow.reducing import source_names, told_apart
+from frontends.tensorflow_ops import agreement, broadcast_, no_autograph
 
 
 @no_autograph

@@ -12,9 +12,20 @@ from typing import Any
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet
-from frontends.horovod import BUCKET, DENSE, MISSING, SPARSE, Fact, alone_in, buckets, divided, is_lossy, predivided
-from frontends.tensorflow import ops
-from frontends.tensorflow.compression import AnyCompression
+from frontends import tensorflow_ops as ops
+from frontends.horovod import (
+    BUCKET,
+    DENSE,
+    MISSING,
+    SPARSE,
+    AnyCompression,
+    Fact,
+    alone_in,
+    buckets,
+    divided,
+    is_lossy,
+    predivided,
+)
 
 Groups = int | Sequence[Sequence[Any]] | None
 

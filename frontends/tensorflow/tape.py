@@ -8,10 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average
-from frontends.tensorflow.compression import AnyCompression, Compression
-from frontends.tensorflow.ops import no_autograph
+from frontends.horovod import AnyCompression, Average
 from frontends.tensorflow.reducing import Groups, Reducer
+from frontends.tensorflow_ops import Compression, no_autograph
 
 
 class _DistributedTape:

@@ -11,7 +11,7 @@ import keras
 
 from frontends.horovod import init
 from frontends.jax import Compression, allreduce_gradients
-from frontends.keras.backends import ReductionOptions
+from frontends.keras.backends.interface import ReductionOptions
 
 __all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "step_if", "sync_variables"]
 

@@ -1,4 +1,4 @@
-"""Keras on TensorFlow: train steps are tf.functions that contain operations of frontends.tensorflow."""
+"""Keras on TensorFlow: train steps are tf.functions that contain operations of frontends.tensorflow_ops."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from frontends.keras.backends import ReductionOptions
-from frontends.tensorflow import Aggregation, Compression, agreement, grouped_allreduce, init
+from frontends.horovod import init
+from frontends.keras.backends.interface import ReductionOptions
+from frontends.tensorflow_ops import Compression, agreement, grouped_allreduce
 
 __all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "step_if", "sync_variables"]
 
@@ -35,11 +36,6 @@ def combine(tensors: list[Any], options: ReductionOptions) -> list[Any]:
             process_set=options.process_set,
             name=options.name,
         )
-
-
-def passes_of(passes: int, average: bool) -> Aggregation:
-    """Return sums of gradients over several passes, for tf-keras."""
-    return Aggregation(passes, average)
 
 
 def dense(gradient: Any) -> Any:

@@ -9,7 +9,7 @@ import keras
 import torch
 
 from frontends.horovod import agree, as_horovod
-from frontends.keras.backends import ReductionOptions
+from frontends.keras.backends.interface import ReductionOptions
 from frontends.torch import grouped_allreduce, grouped_allreduce_async_, init
 
 __all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "step_if", "sync_variables"]

@@ -28,7 +28,7 @@ from frontends.horovod import (
     rows_for,
     scale_options,
 )
-from frontends.tensorflow.kernel import Begin, Execution, register
+from frontends.tensorflow_ops.kernel import Begin, Execution, register
 
 UNKNOWN_SET: Final = -3
 """Horovod's HOROVOD_PROCESS_SET_ERROR_UNKNOWN_SET, the answer for a process_set_id that no process set has."""

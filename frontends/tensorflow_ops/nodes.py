@@ -18,8 +18,8 @@ from typing import Any, Final
 import tensorflow as tf
 
 from frontends.horovod import Average, Sum, root_in
-from frontends.tensorflow import kernel
-from frontends.tensorflow.calls import Call
+from frontends.tensorflow_ops import kernel
+from frontends.tensorflow_ops.calls import Call
 
 _STATEFUL: Final = {"agree", "barrier", "join", "rank", "size", "local_rank", "local_size", "included"}
 

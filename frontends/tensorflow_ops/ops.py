@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import Average, Fact, Sum, check_linear, choose_op, is_lossy, number_of
-from frontends.tensorflow.calls import Call, ranks_of
-from frontends.tensorflow.compression import AnyCompression, Compression
-from frontends.tensorflow.nodes import run
+from frontends.tensorflow_ops.calls import Call, ranks_of
+from frontends.tensorflow_ops.compression import AnyCompression, Compression
+from frontends.tensorflow_ops.nodes import run
 
 F = TypeVar("F", bound=Callable[..., Any])
 
