@@ -46,13 +46,13 @@ from frontends.horovod.basics import (
     start_timeline,
     stop_timeline,
 )
-from frontends.horovod.compression import Cast, Compressor, NoneCompressor
+from frontends.horovod.compression import Compressor, casts
 from frontends.horovod.elastic import HostsUpdatedInterrupt, ObjectState, VariablesState, recovering
 from frontends.horovod.errors import HorovodInternalError, UnsupportedOpError, as_horovod
 from frontends.horovod.feedback import (
     AnyCompression,
+    Compressions,
     ErrorFeedback,
-    LossyCompressions,
     is_lossy,
     names_of,
     number_of,
@@ -84,7 +84,7 @@ __all__ = [
     "Adasum",
     "AnyCompression",
     "Average",
-    "Cast",
+    "Compressions",
     "Compressor",
     "ErrorFeedback",
     "Fact",
@@ -92,11 +92,9 @@ __all__ = [
     "Handles",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
-    "LossyCompressions",
     "Max",
     "Members",
     "Min",
-    "NoneCompressor",
     "ObjectState",
     "Product",
     "Sum",
@@ -112,6 +110,7 @@ __all__ = [
     "begin_digests",
     "broadcast_object",
     "buckets",
+    "casts",
     "ccl_built",
     "check_linear",
     "choose_op",

@@ -21,6 +21,7 @@ from frontends.horovod import (
     MISSING,
     SPARSE,
     Average,
+    ErrorFeedback,
     Fact,
     Sum,
     alone_in,
@@ -29,7 +30,7 @@ from frontends.horovod import (
     predivided,
 )
 from frontends.keras.backends import Backend, ReductionOptions, chosen
-from frontends.keras.compression import AnyCompression, Compression, ErrorFeedback
+from frontends.keras.compression import AnyCompression, Compression
 from frontends.keras.library import LEGACY, OPTIMIZERS, library
 
 Groups: TypeAlias = int | Sequence[Sequence[Any]] | None

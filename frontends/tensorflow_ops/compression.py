@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
-from frontends.horovod import AnyCompression, Cast, Compressor, ErrorFeedback, LossyCompressions, NoneCompressor
+from frontends.horovod import AnyCompression, Compressions, casts
 
-__all__ = ["AnyCompression", "Compression", "Compressor", "ErrorFeedback"]
-
-
-class _Cast(Cast):
-    @classmethod
-    def shrinks(cls, tensor: tf.Tensor) -> bool:
-        return bool(tensor.dtype.is_floating and tensor.dtype.size > cls.dtype.size)
-
-    @staticmethod
-    def cast(tensor: tf.Tensor, dtype: Any) -> tf.Tensor:
-        return tf.cast(tensor, dtype)
+__all__ = ["AnyCompression", "Compression"]
 
 
-class FP16Compressor(_Cast):
-    """Sends floats as float16. Values beyond 65504 become infinite."""
-
-    dtype = tf.float16
+def _is_wide(tensor: tf.Tensor) -> bool:
+    return bool(tensor.dtype.is_floating and tensor.dtype.size > 2)
 
 
-class BF16Compressor(_Cast):
-    """Sends floats as bfloat16: the range of float32 with 8 bits of precision. Horovod does not have it."""
-
-    dtype = tf.bfloat16
-
-
-class Compression(LossyCompressions):
+class Compression(Compressions):
     """Values for the argument `compression`."""
 
-    none = NoneCompressor
-    fp16 = FP16Compressor
-    bf16 = BF16Compressor
+    fp16, bf16 = casts(__name__, _is_wide, tf.cast, tf.float16, tf.bfloat16)

@@ -9,9 +9,9 @@ from typing import Any, Final
 import torch
 
 from collectives import Communicator, OpName, ProcessSet
-from frontends.horovod import DENSE, MISSING, SPARSE, ErrorFeedback, alone_in, as_horovod, communicator_of
+from frontends.horovod import DENSE, MISSING, SPARSE, Compressor, ErrorFeedback, alone_in, as_horovod, communicator_of
 from frontends.torch import ops
-from frontends.torch.compression import AnyCompression, Compression, Compressor
+from frontends.torch.compression import AnyCompression, Compression
 from frontends.torch.gradients import (
     COPIED_BYTES,
     GROUP_BYTES,
