@@ -171,13 +171,21 @@ def room_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def exported(tree: ast.Module) -> list[str] | None:
-    """The names in `__all__`; None if the module has none."""
-    for node in tree.body:
+def exported(tree: Tree, module: str) -> list[str] | None:
+    """The names in `__all__`, those of `*other.__all__` as well; None if the module has none."""
+    for node in tree.modules[module].body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-                return list(ast.literal_eval(node.value))
+                assert isinstance(node.value, ast.List | ast.Tuple)
+                package = module.partition(".")[0]
+                lists = [
+                    exported(tree, f"{package}.{ast.unparse(item.value).partition('.')[0]}") or []
+                    if isinstance(item, ast.Starred)
+                    else [ast.literal_eval(item)]
+                    for item in node.value.elts
+                ]
+                return [name for names in lists for name in names]
     return None
 
 
@@ -230,7 +238,7 @@ def public_names(tree: Tree) -> dict[str, str]:
     """A row for each room: the number of names in its `__all__`, or without `__all__`, of names that others import."""
     rows = {}
     for room in tree.rooms():
-        names = exported(tree.modules[room])
+        names = exported(tree, room)
         rows[f"public names of {room}"] = str(len(tree.used_from(room) if names is None else names))
     return rows
 

@@ -2,5 +2,7 @@
 
 from __future__ import annotations
 
+from frontends.builds import *  # noqa: F403
+from frontends.common import *  # noqa: F403
 from frontends.mxnet import *  # noqa: F403
 from frontends.mxnet import __all__ as __all__

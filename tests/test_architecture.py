@@ -73,7 +73,7 @@ def imports_by_name(tree: ast.Module) -> Iterator[str]:
 
 
 def public_names(tree: ast.Module) -> list[str]:
-    """The names in `__all__`, if there is one; otherwise all names without an underscore that the module binds."""
+    """The items of `__all__`, if there is one; otherwise all names without an underscore that the module binds."""
     names: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -85,7 +85,8 @@ def public_names(tree: ast.Module) -> list[str]:
             bound = [target.id for target in targets if isinstance(target, ast.Name)]
             if "__all__" in bound:
                 assert node.value is not None
-                return list(ast.literal_eval(node.value))
+                assert isinstance(node.value, ast.List)
+                return [ast.unparse(item).strip("'") for item in node.value.elts]
             names += bound
     return [name for name in names if not name.startswith("_") and name != "annotations"]
 

@@ -1,4 +1,4 @@
-"""Start and end of a job, ranks and sizes, barrier, join, timeline and build information."""
+"""Start of a job, barrier, join, timeline."""
 
 from __future__ import annotations
 
@@ -9,23 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import collectives
-from collectives import (
-    ProcessSet,
-    cross_rank,
-    cross_size,
-    global_process_set,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
+from collectives import ProcessSet, global_process_set, is_initialized
 from frontends.horovod.errors import as_horovod
 from frontends.horovod.names import communicator_of, full_name, reset_numbers
-from transports import registry
-
-__all__ = ["cross_rank", "cross_size", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size"]
 
 
 def start(
@@ -123,53 +109,3 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 def stop_timeline() -> None:
     """End the trace and close its file."""
     collectives.stop_timeline()
-
-
-def mpi_threads_supported() -> bool:
-    """False: MPI is not used. Operations may be called from any thread."""
-    return False
-
-
-def mpi_enabled() -> bool:
-    """False: MPI is not used."""
-    return False
-
-
-def mpi_built() -> bool:
-    """False: MPI is not used."""
-    return False
-
-
-def gloo_enabled() -> bool:
-    """False: Ronde has its own transports over TCP and shared memory."""
-    return False
-
-
-def gloo_built() -> bool:
-    """False: Ronde has its own transports over TCP and shared memory."""
-    return False
-
-
-def nccl_built() -> int:
-    """1 if NCCL is usable in this process, else 0."""
-    return 0 if registry.backend("nccl").usable() else 1
-
-
-def cuda_built() -> bool:
-    """True if CUDA tensors can travel over NCCL in this process."""
-    return bool(nccl_built())
-
-
-def ddl_built() -> bool:
-    """False: DDL is not used."""
-    return False
-
-
-def ccl_built() -> bool:
-    """False: oneCCL is not used."""
-    return False
-
-
-def rocm_built() -> bool:
-    """False: ROCm is not used."""
-    return False

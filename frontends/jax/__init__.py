@@ -22,29 +22,9 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError("ronde.jax needs jax: pip install 'ronde[jax]'", name="jax") from None
 
-from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
-from frontends.horovod import (
-    Adasum,
-    Average,
-    HorovodInternalError,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allgather_object,
-    broadcast_object,
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from frontends import common
+from frontends.common import *  # noqa: F403
+from frontends.horovod import allgather_object, broadcast_object, init
 from frontends.jax.basics import shutdown
 from frontends.jax.compression import Compression
 from frontends.jax.handler import path
@@ -55,16 +35,8 @@ from frontends.jax.programs import jit
 from frontends.jax.training import broadcast_parameters, distributed
 
 __all__ = [
-    "Adasum",
-    "Average",
+    *common.__all__,
     "Compression",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -73,24 +45,12 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "broadcast_parameters",
-    "cross_rank",
-    "cross_size",
     "distributed",
-    "global_process_set",
     "grouped_allreduce",
     "init",
-    "is_homogeneous",
-    "is_initialized",
     "jit",
-    "local_rank",
-    "local_size",
     "path",
-    "rank",
     "reduce_scatter",
-    "remove_process_set",
     "settle",
     "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]

@@ -25,40 +25,11 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(text, name=_absent) from None
 
-from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
-from frontends.horovod import (
-    Adasum,
-    Average,
-    HorovodInternalError,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allgather_object,
-    barrier,
-    broadcast_object,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from collectives import shutdown
+from frontends import builds, common
+from frontends.builds import *  # noqa: F403
+from frontends.common import *  # noqa: F403
+from frontends.horovod import allgather_object, barrier, broadcast_object
 from frontends.keras import callbacks, elastic
 from frontends.keras.basics import init
 from frontends.keras.compression import Compression
@@ -74,18 +45,11 @@ from frontends.keras.values import (
 )
 
 __all__ = [
-    "Adasum",
-    "Average",
+    *builds.__all__,
+    *common.__all__,
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
     "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -95,31 +59,9 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "init",
-    "is_homogeneous",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
     "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]

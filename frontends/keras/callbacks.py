@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from collectives import ProcessSet, global_process_set
-from frontends.horovod import Min, as_horovod, full_name, rank, size
+from collectives import ProcessSet, global_process_set, rank, size
+from frontends.horovod import Min, as_horovod, full_name
 from frontends.keras.backends import chosen
 from frontends.keras.library import Callback, ModelCheckpoint, library, optimizer_variables
 from frontends.keras.values import allreduce, broadcast_variables

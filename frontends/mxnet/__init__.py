@@ -24,42 +24,11 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(text, name=_absent) from None
 
-from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
-from frontends.horovod import (
-    Adasum,
-    Average,
-    HorovodInternalError,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allgather_object,
-    barrier,
-    broadcast_object,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    join,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from collectives import shutdown
+from frontends import builds, common
+from frontends.builds import *  # noqa: F403
+from frontends.common import *  # noqa: F403
+from frontends.horovod import allgather_object, barrier, broadcast_object, init, join
 from frontends.mxnet.compression import Compression
 from frontends.mxnet.functions import broadcast_parameters
 from frontends.mxnet.kvstore import Ronde
@@ -80,19 +49,12 @@ from frontends.mxnet.optimizer import DistributedOptimizer
 from frontends.mxnet.trainer import DistributedTrainer
 
 __all__ = [
-    "Adasum",
-    "Average",
+    *builds.__all__,
+    *common.__all__,
     "Compression",
     "DistributedOptimizer",
     "DistributedTrainer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
     "Ronde",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -103,34 +65,12 @@ __all__ = [
     "broadcast_",
     "broadcast_object",
     "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_reducescatter",
     "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
     "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collectives import global_process_set
-from frontends.horovod import Sum, allgather_object, init, is_lossy, rank, size
+from collectives import global_process_set, rank, size
+from frontends.horovod import Sum, allgather_object, init, is_lossy
 from frontends.mxnet import ops
 from frontends.mxnet.compression import AnyCompression, Compression
 from frontends.mxnet.library import mx

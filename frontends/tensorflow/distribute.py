@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import AnyCompression, Average, Sum, init, is_initialized, local_rank, rank, size
+from collectives import OpName, ProcessSet, global_process_set, is_initialized, local_rank, rank, size
+from frontends.horovod import AnyCompression, Average, Sum, init
 from frontends.tensorflow_ops import Compression, allgather, allreduce, broadcast, grouped_allreduce, no_autograph
 
 

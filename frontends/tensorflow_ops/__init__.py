@@ -5,15 +5,16 @@
         calls              the node's description, and how its execution starts in the runtime
           kernel, done     the TensorFlow operations, through TensorFlow's C interface
 
-frontends.tensorflow and the TensorFlow backend of frontends.keras stand on this room. It imports nothing of Keras.
+frontends.tensorflow and the TensorFlow backend of frontends.keras stand on this room, which imports nothing of Keras.
+`__all__` has the names for users; frontends.tensorflow exports them.
 """
 
 from __future__ import annotations
 
-from frontends.tensorflow_ops.aggregation import Aggregation
+from frontends.tensorflow_ops.aggregation import Aggregation as Aggregation
 from frontends.tensorflow_ops.compression import Compression
+from frontends.tensorflow_ops.ops import agreement as agreement
 from frontends.tensorflow_ops.ops import (
-    agreement,
     allgather,
     allreduce,
     alltoall,
@@ -26,17 +27,15 @@ from frontends.tensorflow_ops.ops import (
     join,
     local_rank_op,
     local_size_op,
-    no_autograph,
     process_set_included_op,
     rank_op,
     reducescatter,
     size_op,
 )
+from frontends.tensorflow_ops.ops import no_autograph as no_autograph
 
 __all__ = [
-    "Aggregation",
     "Compression",
-    "agreement",
     "allgather",
     "allreduce",
     "alltoall",
@@ -49,7 +48,6 @@ __all__ = [
     "join",
     "local_rank_op",
     "local_size_op",
-    "no_autograph",
     "process_set_included_op",
     "rank_op",
     "reducescatter",

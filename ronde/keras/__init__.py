@@ -2,5 +2,7 @@
 
 from __future__ import annotations
 
+from frontends.builds import *  # noqa: F403
+from frontends.common import *  # noqa: F403
 from frontends.keras import *  # noqa: F403
 from frontends.keras import __all__ as __all__
