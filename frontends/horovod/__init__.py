@@ -41,6 +41,7 @@ from frontends.horovod.feedback import (
     numbered,
 )
 from frontends.horovod.handles import Handle, Handles, poll, synchronize
+from frontends.horovod.library import ARRAYS, Library
 from frontends.horovod.names import alone_in, communicator_of, full_name, reset_numbers, root_in
 from frontends.horovod.objects import allgather_object, broadcast_object
 from frontends.horovod.ops import (
@@ -59,6 +60,7 @@ from frontends.horovod.run import run
 from frontends.horovod.splits import BUCKET, buckets, divided, rows_for
 
 __all__ = [
+    "ARRAYS",
     "BUCKET",
     "DENSE",
     "MISSING",
@@ -74,6 +76,7 @@ __all__ = [
     "Handles",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
+    "Library",
     "Max",
     "Members",
     "Min",

@@ -22,9 +22,8 @@ from frontends.horovod import (
     numberless,
     predivided,
 )
-from frontends.mxnet import ops
 from frontends.mxnet.compression import AnyCompression
-from frontends.mxnet.tensors import dtype_of
+from frontends.mxnet.tensors import LIBRARY, dtype_of
 
 
 class GradientReduction:
@@ -84,12 +83,11 @@ class GradientReduction:
         label = names[0] if len(names) == 1 else f"{names[0]}:{names[-1]}"
         compression = self._compression
         if is_lossy(compression):
-            handle = ops.begin_compressed(tensors, Average, label, names, compression, self._process_set)
+            handle = LIBRARY.compressed(tensors, tensors, Average, label, names, compression, self._process_set)
             return lambda: handle.synchronize() and None
         packed = [compression.compress(tensor) for tensor in tensors]
         sent = [tensor for tensor, _ in packed]
-        begin = ops.begin_allreduce if len(sent) == 1 else ops.begin_grouped
-        handle = begin(sent, sent, Average, label, *self._factors, self._process_set)
+        handle = LIBRARY.grouped_allreduce(sent, sent, Average, label, *self._factors, self._process_set)
 
         def finish() -> None:
             handle.synchronize()

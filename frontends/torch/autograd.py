@@ -20,6 +20,7 @@ from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import Average, ErrorFeedback, Sum, choose_op, is_lossy, names_of, root_in, rows_for
 from frontends.torch import ops
 from frontends.torch.compression import AnyCompression, Compression
+from frontends.torch.tensors import LIBRARY
 
 
 class _Allreduce(torch.autograd.Function):  # type: ignore[misc]
@@ -53,10 +54,8 @@ class _CompressedAllreduce(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, name: str | None, feedback: ErrorFeedback, op: OpName, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.how = op, 1.0, 1.0, process_set
-        outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
         names = names_of(name, len(tensors))
-        ops.compressed_async(tensors, outputs, op, name, names, feedback, process_set).synchronize()
-        return tuple(outputs)
+        return tuple(LIBRARY.compressed(tensors, None, op, name, names, feedback, process_set).synchronize())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

@@ -9,7 +9,17 @@ from typing import Any, Final
 import torch
 
 from collectives import Communicator, OpName, ProcessSet
-from frontends.horovod import DENSE, MISSING, SPARSE, Compressor, ErrorFeedback, alone_in, as_horovod, communicator_of
+from frontends.horovod import (
+    ARRAYS,
+    DENSE,
+    MISSING,
+    SPARSE,
+    Compressor,
+    ErrorFeedback,
+    alone_in,
+    as_horovod,
+    communicator_of,
+)
 from frontends.torch import ops
 from frontends.torch.compression import AnyCompression, Compression
 from frontends.torch.gradients import (
@@ -26,6 +36,7 @@ from frontends.torch.gradients import (
 )
 from frontends.torch.parameters import Hooks, Parameter, Roster
 from frontends.torch.passes import PassCounter
+from frontends.torch.tensors import LIBRARY
 
 _KNOWN: Final = 4
 """Bit beside the kinds of gradients: a rank has had a dense gradient in an earlier step."""
@@ -344,7 +355,7 @@ class GradientReduction:
         """Reduce dense gradients with a lossy compression."""
         assert self._feedback is not None
         names = [self._of[id(parameter)].name for parameter in parameters]
-        handle = ops.compressed_async(gradients, gradients, self._op, label, names, self._feedback, self._process_set)
+        handle = LIBRARY.compressed(gradients, gradients, self._op, label, names, self._feedback, self._process_set)
 
         def finish() -> None:
             for parameter, reduced in zip(parameters, handle.synchronize(), strict=True):
@@ -365,7 +376,8 @@ class GradientReduction:
 
     def _reduce_group(self, group: Group) -> None:
         if group.slots:
-            handle = ops.combine_arrays_async(group.arrays, group.name, self._op, *self._factors, self._process_set)
+            how = self._op, group.name, *self._factors, self._process_set
+            handle = ARRAYS.grouped_allreduce(group.arrays, group.arrays, *how)
 
             def finish() -> None:
                 handle.synchronize()
