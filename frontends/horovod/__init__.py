@@ -28,6 +28,7 @@ from frontends.horovod.basics import (
     start_timeline,
     stop_timeline,
 )
+from frontends.horovod.calls import Call, set_ranks
 from frontends.horovod.compression import Compressor, casts
 from frontends.horovod.elastic import HostsUpdatedInterrupt, ObjectState, VariablesState, recovering
 from frontends.horovod.errors import HorovodInternalError, UnsupportedOpError, as_horovod
@@ -68,6 +69,7 @@ __all__ = [
     "Adasum",
     "AnyCompression",
     "Average",
+    "Call",
     "Compressions",
     "Compressor",
     "ErrorFeedback",
@@ -119,6 +121,7 @@ __all__ = [
     "rows_for",
     "run",
     "scale_options",
+    "set_ranks",
     "start",
     "start_timeline",
     "stop_timeline",
