@@ -96,6 +96,8 @@ class Tree:
             for node in self.modules[module].body:
                 if isinstance(node, ast.ImportFrom) and not node.level and node.module in self.modules:
                     for alias in node.names:
+                        if alias.name == "*" and name in (exported(self, node.module) or ()):
+                            return self._defining_module(node.module, name)
                         if (alias.asname or alias.name) == name and f"{node.module}.{alias.name}" not in self.modules:
                             return self._defining_module(node.module, alias.name)
         return module

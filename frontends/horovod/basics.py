@@ -13,6 +13,8 @@ from collectives import ProcessSet, global_process_set, is_initialized
 from frontends.horovod.errors import as_horovod
 from frontends.horovod.names import communicator_of, full_name, reset_numbers
 
+__all__ = ["barrier", "init", "is_homogeneous", "join", "start", "start_timeline", "stop_timeline"]
+
 
 def start(
     comm: Sequence[int] | None,

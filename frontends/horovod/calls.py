@@ -16,6 +16,8 @@ from frontends.horovod.feedback import names_of, numbered
 from frontends.horovod.names import root_in
 from frontends.horovod.ops import Average, scale_options
 
+__all__ = ["Call", "set_ranks"]
+
 
 @dataclass(frozen=True)
 class Call:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+__all__ = ["Compressor", "casts"]
+
 
 class Compressor:
     """Interface of the argument `compression`: any object with these two functions. They may run inside a compiled

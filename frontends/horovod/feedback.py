@@ -11,6 +11,8 @@ from collectives.compression import Int8, PowerSGD, State, TopK
 from frontends.horovod.compression import Compressor, NoneCompressor
 from frontends.horovod.ops import Average, Sum
 
+__all__ = ["AnyCompression", "Compressions", "ErrorFeedback", "is_lossy", "names_of", "number_of", "numbered"]
+
 
 class ErrorFeedback:
     """One of Ronde's compressors, with the memory of what it has not sent yet, for one optimizer.

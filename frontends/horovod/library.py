@@ -20,6 +20,8 @@ from frontends.horovod.names import communicator_of, full_name, root_in
 from frontends.horovod.ops import check_linear, scale_options
 from frontends.horovod.splits import rows_for
 
+__all__ = ["ARRAYS", "Library"]
+
 
 @dataclass(frozen=True)
 class Library:

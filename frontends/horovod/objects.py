@@ -8,6 +8,8 @@ from collectives import ProcessSet, global_process_set
 from frontends.horovod.errors import as_horovod
 from frontends.horovod.names import full_name, root_in
 
+__all__ = ["allgather_object", "broadcast_object"]
+
 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set

@@ -15,12 +15,10 @@ primitive.py, programs.py and call_frames.py only:
 
 from __future__ import annotations
 
-try:
+from frontends.needs import needs
+
+with needs(jax="ronde.jax needs jax: pip install 'ronde[jax]'"):
     import jax as _jax  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "jax":
-        raise
-    raise ModuleNotFoundError("ronde.jax needs jax: pip install 'ronde[jax]'", name="jax") from None
 
 from frontends import common
 from frontends.common import *  # noqa: F403

@@ -9,21 +9,19 @@ import a backend.
 
 from __future__ import annotations
 
-try:
+from frontends.needs import needs
+
+with needs(
+    keras="ronde.keras needs keras: pip install 'ronde[keras]'",
+    tf_keras="TF_USE_LEGACY_KERAS is set, and tf-keras is not installed: pip install 'ronde[tf-keras]'",
+    **{
+        name: f"Keras is to run on {name}, which is not installed: pip install 'ronde[{name}]'"
+        for name in ("tensorflow", "torch", "jax")
+    },
+):
     import keras as _keras  # noqa: F401
 
     from frontends.keras import library as _library  # noqa: F401
-except ModuleNotFoundError as error:
-    _absent = (error.name or "").partition(".")[0]
-    if _absent == "keras":
-        text = "ronde.keras needs keras: pip install 'ronde[keras]'"
-    elif _absent == "tf_keras":
-        text = "TF_USE_LEGACY_KERAS is set, and tf-keras is not installed: pip install 'ronde[tf-keras]'"
-    elif _absent in ("tensorflow", "torch", "jax"):
-        text = f"Keras is to run on {_absent}, which is not installed: pip install 'ronde[{_absent}]'"
-    else:
-        raise
-    raise ModuleNotFoundError(text, name=_absent) from None
 
 from collectives import shutdown
 from frontends import builds, common

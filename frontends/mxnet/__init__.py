@@ -11,18 +11,15 @@ tensors.py is the only place that converts between MXNet's arrays and NumPy's.
 
 from __future__ import annotations
 
-try:
+from frontends.needs import needs
+
+with needs(
+    # MXNet requires NumPy 1, so it can be no part of an extra
+    mxnet="ronde.mxnet needs mxnet: pip install 'ronde[mxnet]' and pip install --no-deps mxnet==1.9.1",
+    requests="mxnet needs requests: pip install 'ronde[mxnet]'",
+    distutils="mxnet needs distutils: pip install 'ronde[mxnet]'",
+):
     from frontends.mxnet import library as _library  # noqa: F401
-except ModuleNotFoundError as error:
-    _absent = (error.name or "").partition(".")[0]
-    if _absent == "mxnet":
-        # MXNet requires NumPy 1, so it can be no part of an extra
-        text = "ronde.mxnet needs mxnet: pip install 'ronde[mxnet]' and pip install --no-deps mxnet==1.9.1"
-    elif _absent in ("requests", "distutils"):
-        text = f"mxnet needs {_absent}: pip install 'ronde[mxnet]'"
-    else:
-        raise
-    raise ModuleNotFoundError(text, name=_absent) from None
 
 from collectives import shutdown
 from frontends import builds, common

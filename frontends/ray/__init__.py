@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-try:
+from frontends.needs import needs
+
+with needs(ray="ronde.ray needs ray: pip install 'ronde[ray]'"):
     import ray as _ray  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "ray":
-        raise
-    raise ModuleNotFoundError("ronde.ray needs ray: pip install 'ronde[ray]'", name="ray") from None
 
 from collectives.launch import WorkerLost
 from frontends.ray.elastic import ElasticRayExecutor

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-try:
+from frontends.needs import needs
+
+with needs(tensorflow="ronde.tensorflow needs tensorflow: pip install 'ronde[tensorflow]'"):
     import tensorflow as _tensorflow  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "tensorflow":
-        raise
-    raise ModuleNotFoundError(
-        "ronde.tensorflow needs tensorflow: pip install 'ronde[tensorflow]'", name="tensorflow"
-    ) from None
 
 from collectives import shutdown
 from frontends import builds, common, tensorflow_ops

@@ -8,12 +8,10 @@ that converts between tensors and arrays.
 
 from __future__ import annotations
 
-try:
+from frontends.needs import needs
+
+with needs(torch="ronde.torch needs torch: pip install 'ronde[torch]'"):
     import torch as _torch  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ModuleNotFoundError("ronde.torch needs torch: pip install 'ronde[torch]'", name="torch") from None
 
 from collectives import shutdown
 from frontends import builds, common
