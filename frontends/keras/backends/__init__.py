@@ -1,11 +1,10 @@
-"""Adapters between the Keras frontend and the backend that Keras runs on; `Backend` is their interface.
+"""Adapters between the Keras frontend and the backend that Keras runs on; `Backend` is their base.
 
     keras/optimizer, callbacks, elastic  ->  backends.chosen()  ->  backends/jax         ->  frontends.jax
                                                                     backends/tensorflow  ->  frontends.tensorflow_ops
                                                                     backends/torch       ->  frontends.torch
 
-Only the module of the current backend is ever imported. A new backend is one module here with the names of `Backend`,
-and a case of `chosen`.
+Only the module of the current backend is ever imported. A new backend is one module here, and a case of `chosen`.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ __all__ = ["Backend", "ReductionOptions", "chosen"]
 
 
 def chosen() -> Backend:
-    """Import and return the module of Keras's current backend. Raises ValueError for an unknown backend."""
+    """Return Keras's current backend, which cannot change in a process. Raises ValueError for an unknown one."""
     match keras.backend.backend():
         case "tensorflow":
-            from frontends.keras.backends import tensorflow
+            from frontends.keras.backends.tensorflow import TensorFlowBackend
 
-            return tensorflow
+            return TensorFlowBackend()
         case "jax":
-            from frontends.keras.backends import jax
+            from frontends.keras.backends.jax import JaxBackend
 
-            return jax
+            return JaxBackend()
         case "torch":
-            from frontends.keras.backends import torch
+            from frontends.keras.backends.torch import TorchBackend
 
-            return torch
+            return TorchBackend()
         case name:
             raise ValueError(f"KERAS_BACKEND={name!r}: must be one of tensorflow, jax, torch")

@@ -1,14 +1,15 @@
-"""The interface of a backend's module, and the options of its reduction."""
+"""The base of the backends, and the options of a reduction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 
 from collectives import OpName, ProcessSet
+from frontends import horovod
 from frontends.horovod import ErrorFeedback, Fact
 
 
@@ -32,18 +33,19 @@ class ReductionOptions:
     lossy: ErrorFeedback | None = None
 
 
-class Backend(Protocol):
-    """Interface of a backend's module.
+class Backend:
+    """The library that Keras runs on. The methods here are right for one that runs steps eagerly.
 
     SPARSE     types of sparse gradients that the backend reduces without making them dense
     FAILURES   exceptions that a compiled step raises when a collective fails in it
     """
 
-    SPARSE: tuple[type, ...]
-    FAILURES: tuple[type[Exception], ...]
+    SPARSE: tuple[type, ...] = ()
+    FAILURES: tuple[type[Exception], ...] = ()
 
     def init(self, comm: Any, process_sets: Any) -> None:
         """Horovod's `init` for the backend."""
+        horovod.init(comm, process_sets)
 
     def combine(self, tensors: list[Any], options: ReductionOptions) -> list[Any]:
         """Allreduce all tensors with one wait, inside the backend's compiled steps or outside. May change them in
@@ -52,9 +54,11 @@ class Backend(Protocol):
         Raises HorovodInternalError; ValueError on every rank, or an exception of the compiled step, if the facts
         differ.
         """
+        raise NotImplementedError
 
     def dense(self, gradient: Any) -> Any:
         """Return the gradient as a dense tensor."""
+        return gradient
 
     def prepare(self, model: keras.Model) -> None:
         """Change how `model` compiles its steps, if `combine` needs that."""
@@ -75,3 +79,5 @@ class Backend(Protocol):
     ) -> None:
         """Run step(combine(totals)) if the tensor `due` is true. `variables` are all variables that `step` may assign
         to."""
+        if due:
+            step(combine(totals))
