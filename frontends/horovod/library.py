@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,22 @@ from frontends.horovod.names import communicator_of, full_name, root_in
 from frontends.horovod.ops import check_linear, scale_options
 from frontends.horovod.splits import rows_for
 
-__all__ = ["ARRAYS", "Library"]
+__all__ = ["ARRAYS", "Library", "Reduction"]
+
+
+class Reduction(NamedTuple):
+    """The arguments of a reduction, under Horovod's names."""
+
+    op: OpName
+    name: str | None
+    prescale_factor: float
+    postscale_factor: float
+    process_set: ProcessSet
+
+    @property
+    def scales(self) -> dict[str, Any]:
+        """The scale factors as keyword arguments of a Communicator method."""
+        return scale_options(self.prescale_factor, self.postscale_factor)
 
 
 @dataclass(frozen=True)
@@ -41,58 +56,41 @@ class Library:
     as_tensor: Callable[[Any, Any], Any]
     empty_like: Callable[[Any, str], Any]
 
-    def allreduce(
-        self,
-        tensor: Any,
-        output: Any,
-        op: OpName,
-        name: str | None,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-    ) -> Handle:
+    def allreduce(self, tensor: Any, output: Any, how: Reduction) -> Handle:
         """Begin to reduce a tensor."""
-        comm = communicator_of(process_set)
+        comm = communicator_of(how.process_set)
         output, source, target = self._arrays(tensor, output)
-        scales, label = scale_options(prescale, postscale), full_name(comm, "allreduce", name)
-        return _begun(lambda: comm.allreduce_async(source, op, out=target, name=label, **scales), lambda _: output)
-
-    def grouped_allreduce(
-        self,
-        tensors: Sequence[Any],
-        outputs: Sequence[Any] | None,
-        op: OpName,
-        name: str | None,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-    ) -> Handle:
-        """Begin to reduce several tensors as one operation; its result is a list."""
-        comm = communicator_of(process_set)
-        results, sources, targets = self._lists(tensors, outputs)
-        scales, label = scale_options(prescale, postscale), full_name(comm, "grouped_allreduce", name)
+        label = full_name(comm, "allreduce", how.name)
         return _begun(
-            lambda: comm.grouped_allreduce_async(sources, op, out=targets, name=label, **scales), lambda _: results
+            lambda: comm.allreduce_async(source, how.op, out=target, name=label, **how.scales), lambda _: output
+        )
+
+    def grouped_allreduce(self, tensors: Sequence[Any], outputs: Sequence[Any] | None, how: Reduction) -> Handle:
+        """Begin to reduce several tensors as one operation; its result is a list."""
+        comm = communicator_of(how.process_set)
+        results, sources, targets = self._lists(tensors, outputs)
+        label = full_name(comm, "grouped_allreduce", how.name)
+        return _begun(
+            lambda: comm.grouped_allreduce_async(sources, how.op, out=targets, name=label, **how.scales),
+            lambda _: results,
         )
 
     def compressed(
         self,
         tensors: Sequence[Any],
         outputs: Sequence[Any] | None,
-        op: OpName,
-        name: str | None,
+        how: Reduction,
         memory: Sequence[str],
         feedback: ErrorFeedback,
-        process_set: ProcessSet,
     ) -> Handle:
-        """`grouped_allreduce` with a lossy compression, for tensors in the host's memory.
+        """`grouped_allreduce` with a lossy compression, for tensors in the host's memory, without scale factors.
 
         memory  names of the tensors in the memory of the compression
         """
-        comm = communicator_of(process_set)
+        comm = communicator_of(how.process_set)
         results, sources, targets = self._lists(tensors, outputs)
-        label = full_name(comm, "compressed", name)
-        return _begun(lambda: feedback.begin(comm, sources, targets, op, label, memory), lambda _: results)
+        label = full_name(comm, "compressed", how.name)
+        return _begun(lambda: feedback.begin(comm, sources, targets, how.op, label, memory), lambda _: results)
 
     def allgather(self, tensor: Any, name: str | None, process_set: ProcessSet) -> Handle:
         """Begin to concatenate the tensors of all ranks along the first dimension, which may differ."""
@@ -138,40 +136,23 @@ class Library:
             lambda both: finish(self.as_tensor(both[0], tensor), np.asarray(both[1])),
         )
 
-    def reducescatter(
-        self,
-        tensor: Any,
-        op: OpName,
-        name: str | None,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-        argument: str = "tensor",
-    ) -> Handle:
+    def reducescatter(self, tensor: Any, how: Reduction, argument: str = "tensor") -> Handle:
         """Begin to reduce a tensor and give each rank its rows of the result. Average and Sum only."""
-        comm = communicator_of(process_set)
+        comm = communicator_of(how.process_set)
         source = self.as_array(tensor, argument)
-        check_linear(op, "reducescatter")
-        scales, label = scale_options(prescale, postscale), full_name(comm, "reducescatter", name)
+        check_linear(how.op, "reducescatter")
+        label = full_name(comm, "reducescatter", how.name)
         return _begun(
-            lambda: comm.reduce_scatter_async(source, op, name=label, **scales),
+            lambda: comm.reduce_scatter_async(source, how.op, name=label, **how.scales),
             lambda array: self.as_tensor(array, tensor),
         )
 
-    def grouped_reducescatter(
-        self,
-        tensors: Sequence[Any],
-        op: OpName,
-        name: str | None,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-    ) -> Handles:
+    def grouped_reducescatter(self, tensors: Sequence[Any], how: Reduction) -> Handles:
         """`reducescatter` of several tensors; the result is a list."""
-        label, how = full_name(communicator_of(process_set), "grouped_reducescatter", name), (prescale, postscale)
+        label = full_name(communicator_of(how.process_set), "grouped_reducescatter", how.name)
         return Handles(
             [
-                self.reducescatter(tensor, op, f"{label}.{index}", *how, process_set, f"tensors[{index}]")
+                self.reducescatter(tensor, how._replace(name=f"{label}.{index}"), f"tensors[{index}]")
                 for index, tensor in enumerate(tensors)
             ]
         )

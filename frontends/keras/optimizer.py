@@ -133,22 +133,9 @@ def PartialDistributedOptimizer(
 
     Raises as DistributedOptimizer; ValueError for a layer without variables.
     """
-    distributed = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        num_groups,
-        groups,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        process_set,
-        scale_local_gradients,
-    )
+    options = dict(locals())
+    del options["local_layers"]
+    distributed = DistributedOptimizer(**options)
     layers = [local_layers] if isinstance(local_layers, library.layers.Layer) else list(local_layers or ())
     for layer in layers:
         if not layer.built:

@@ -12,6 +12,7 @@ from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import (
     ARRAYS,
     Average,
+    Reduction,
     agree,
     as_horovod,
     choose_op,
@@ -51,16 +52,13 @@ def allreduce(
 
     Raises ValueError for a bad argument, HorovodInternalError if the ranks disagree or a rank is lost.
     """
-    chosen = choose_op(op, average)
+    how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
     tensor = keras.ops.convert_to_tensor(value)
     if is_lossy(compression):
-        compression.check(chosen, prescale_factor, postscale_factor)
-        how = chosen, name, names_of(name, 1), compression, process_set
-        return _tensor(ARRAYS.compressed([_array(tensor)], None, *how).synchronize()[0])
+        compression.check(how.op, prescale_factor, postscale_factor)
+        return _tensor(ARRAYS.compressed([_array(tensor)], None, how, names_of(name, 1), compression).synchronize()[0])
     small, ctx = compression.compress(tensor)
-    scales = prescale_factor, postscale_factor
-    handle = ARRAYS.allreduce(_array(small), None, chosen, name, *scales, process_set)
-    return compression.decompress(_tensor(handle.synchronize()), ctx)
+    return compression.decompress(_tensor(ARRAYS.allreduce(_array(small), None, how).synchronize()), ctx)
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -79,7 +77,7 @@ def reducescatter(
 ) -> Any:
     """Reduce a value over the ranks and return this rank's rows of the result. Average and Sum only. Raises as
     `allreduce`."""
-    return _tensor(ARRAYS.reducescatter(_array(value), op, name, 1.0, 1.0, process_set).synchronize())
+    return _tensor(ARRAYS.reducescatter(_array(value), Reduction(op, name, 1.0, 1.0, process_set)).synchronize())
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:

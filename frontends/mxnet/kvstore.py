@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collectives import global_process_set, rank, size
-from frontends.horovod import Sum, allgather_object, init, is_lossy
+from frontends.horovod import Reduction, Sum, allgather_object, init, is_lossy
 from frontends.mxnet.compression import AnyCompression, Compression
 from frontends.mxnet.library import mx
 from frontends.mxnet.tensors import LIBRARY, as_array
@@ -113,12 +113,12 @@ class Ronde(mx.kv.KVStoreBase):  # type: ignore[misc]
 
     def _sum(self, name: str, tensor: Any) -> None:
         """Replace an array by the sum over the ranks."""
-        compression, everyone, label = self._compression, global_process_set, f"kvstore.{name}"
+        compression, how = self._compression, Reduction(Sum, f"kvstore.{name}", 1.0, 1.0, global_process_set)
         if is_lossy(compression):
-            LIBRARY.compressed([tensor], [tensor], Sum, label, [name], compression, everyone).synchronize()
+            LIBRARY.compressed([tensor], [tensor], how, [name], compression).synchronize()
             return
         sent, context = compression.compress(tensor)
-        LIBRARY.allreduce(sent, sent, Sum, label, 1.0, 1.0, everyone).synchronize()
+        LIBRARY.allreduce(sent, sent, how).synchronize()
         result = compression.decompress(sent, context)
         if result is not tensor:
             tensor[:] = result

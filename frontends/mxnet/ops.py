@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average, choose_op
+from frontends.horovod import Average, Reduction, choose_op
 from frontends.mxnet.library import mx
 from frontends.mxnet.tensors import LIBRARY, as_array, as_tensor
 
@@ -44,8 +44,8 @@ def allreduce(
     Raises ValueError or TypeError for a bad argument or a name that is in flight; HorovodInternalError if the ranks
     disagree or a rank is lost.
     """
-    how = choose_op(op, average), name, prescale_factor, postscale_factor, process_set
-    return LIBRARY.allreduce(tensor, None, *how).synchronize()
+    how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return LIBRARY.allreduce(tensor, None, how).synchronize()
 
 
 def allreduce_(
@@ -59,8 +59,8 @@ def allreduce_(
     op: OpName | None = None,
 ) -> Any:
     """`allreduce` in place; returns `tensor`."""
-    how = choose_op(op, average), name, prescale_factor, postscale_factor, process_set
-    return LIBRARY.allreduce(tensor, tensor, *how).synchronize()
+    how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return LIBRARY.allreduce(tensor, tensor, how).synchronize()
 
 
 def grouped_allreduce(
@@ -74,8 +74,8 @@ def grouped_allreduce(
     op: OpName | None = None,
 ) -> list[Any]:
     """`allreduce` of several tensors as one operation; returns a list."""
-    how = choose_op(op, average), name, prescale_factor, postscale_factor, process_set
-    found: list[Any] = LIBRARY.grouped_allreduce(tensors, None, *how).synchronize()
+    how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    found: list[Any] = LIBRARY.grouped_allreduce(tensors, None, how).synchronize()
     return found
 
 
@@ -90,8 +90,9 @@ def grouped_allreduce_(
     op: OpName | None = None,
 ) -> list[Any]:
     """`grouped_allreduce` in place; returns a list of the tensors."""
-    given, how = list(tensors), (choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    found: list[Any] = LIBRARY.grouped_allreduce(given, given, *how).synchronize()
+    given = list(tensors)
+    how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    found: list[Any] = LIBRARY.grouped_allreduce(given, given, how).synchronize()
     return found
 
 
@@ -186,7 +187,8 @@ def reducescatter(
 ) -> Any:
     """Reduce `tensor` over the ranks and return this rank's rows of the result; lower ranks get the larger parts.
     Average and Sum only, otherwise as `allreduce`."""
-    return LIBRARY.reducescatter(tensor, op, name, prescale_factor, postscale_factor, process_set).synchronize()
+    how = Reduction(op, name, prescale_factor, postscale_factor, process_set)
+    return LIBRARY.reducescatter(tensor, how).synchronize()
 
 
 def grouped_reducescatter(
@@ -199,5 +201,5 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Any]:
     """`reducescatter` of several tensors; returns a list."""
-    how = op, name, prescale_factor, postscale_factor, process_set
-    return LIBRARY.grouped_reducescatter(tensors, *how).synchronize()
+    how = Reduction(op, name, prescale_factor, postscale_factor, process_set)
+    return LIBRARY.grouped_reducescatter(tensors, how).synchronize()

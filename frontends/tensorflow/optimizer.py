@@ -99,35 +99,15 @@ def DistributedOptimizer(
 
     Raises ValueError for bad arguments, TypeError for an object that is not an optimizer.
     """
+    options = dict(locals())
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be 1 or more")
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return _keras_for(optimizer).DistributedOptimizer(
-            optimizer,
-            name=name,
-            compression=compression,
-            sparse_as_dense=sparse_as_dense,
-            backward_passes_per_step=backward_passes_per_step,
-            op=op,
-            gradient_predivide_factor=gradient_predivide_factor,
-            average_aggregated_gradients=average_aggregated_gradients,
-            num_groups=num_groups,
-            groups=groups,
-            process_set=process_set,
-            scale_local_gradients=scale_local_gradients,
-        )
+        del options["use_locking"]
+        return _keras_for(optimizer).DistributedOptimizer(**options)
     label = name or f"Distributed{type(optimizer).__name__}"
-    reducer = Reducer(
-        f"{label}_Allreduce",
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    scaling = gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients
+    reducer = Reducer(f"{label}_Allreduce", compression, sparse_as_dense, op, *scaling)
     several = backward_passes_per_step > 1
     aggregation = Aggregation(backward_passes_per_step, average_aggregated_gradients) if several else None
     return _DistributedOptimizer(optimizer, label, use_locking, reducer, aggregation)

@@ -71,19 +71,9 @@ def DistributedGradientTape(
     kind = type(type(gradtape).__name__, (_DistributedTape, type(gradtape)), {})
     distributed: Any = object.__new__(kind)
     distributed.__dict__.update(gradtape.__dict__)
-    distributed._attach(
-        Reducer(
-            "DistributedGradientTape_Allreduce",
-            compression,
-            sparse_as_dense,
-            op,
-            gradient_predivide_factor,
-            num_groups,
-            groups,
-            process_set,
-            scale_local_gradients,
-        )
-    )
+    scaling = gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients
+    name = "DistributedGradientTape_Allreduce"
+    distributed._attach(Reducer(name, compression, sparse_as_dense, op, *scaling))
     return distributed
 
 
@@ -105,19 +95,9 @@ def PartialDistributedGradientTape(
 
     local_layers   a Keras layer, or several
     """
-    tape: Any = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    options = dict(locals())
+    del options["local_layers"]
+    tape: Any = DistributedGradientTape(**options)
     for variable in variables_of(local_layers):
         tape.register_local_source(variable)
     return tape

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average, ErrorFeedback, Sum, choose_op, is_lossy, names_of, root_in, rows_for
+from frontends.horovod import Average, ErrorFeedback, Reduction, Sum, choose_op, is_lossy, names_of, root_in, rows_for
 from frontends.torch import ops
 from frontends.torch.compression import AnyCompression, Compression
 from frontends.torch.tensors import LIBRARY
@@ -54,8 +54,8 @@ class _CompressedAllreduce(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, name: str | None, feedback: ErrorFeedback, op: OpName, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.how = op, 1.0, 1.0, process_set
-        names = names_of(name, len(tensors))
-        return tuple(LIBRARY.compressed(tensors, None, op, name, names, feedback, process_set).synchronize())
+        how, names = Reduction(op, name, 1.0, 1.0, process_set), names_of(name, len(tensors))
+        return tuple(LIBRARY.compressed(tensors, None, how, names, feedback).synchronize())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average, Handle, Handles, check_linear, choose_op, communicator_of, full_name
+from frontends.horovod import Average, Handle, Handles, Reduction, check_linear, choose_op, communicator_of, full_name
 from frontends.torch.tensors import LIBRARY
 
 # allreduce
@@ -35,8 +35,8 @@ def allreduce_async(
 
     Raises ValueError or TypeError for a bad argument or a name that is in flight; HorovodInternalError after a failure.
     """
-    how = choose_op(op, average), name, prescale_factor, postscale_factor, process_set
-    return LIBRARY.allreduce(tensor, None, *how)
+    how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return LIBRARY.allreduce(tensor, None, how)
 
 
 def allreduce_async_(
@@ -49,8 +49,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """`allreduce_async` in place."""
-    how = choose_op(op, average), name, prescale_factor, postscale_factor, process_set
-    return LIBRARY.allreduce(tensor, tensor, *how)
+    how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return LIBRARY.allreduce(tensor, tensor, how)
 
 
 def allreduce_(
@@ -78,8 +78,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """allreduce_async of several tensors as one operation; its result is a list."""
-    how = choose_op(op, average), name, prescale_factor, postscale_factor, process_set
-    return LIBRARY.grouped_allreduce(tensors, None, *how)
+    how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return LIBRARY.grouped_allreduce(tensors, None, how)
 
 
 def grouped_allreduce_async_(
@@ -92,8 +92,9 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """`grouped_allreduce_async` in place."""
-    given, how = list(tensors), (choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    return LIBRARY.grouped_allreduce(given, given, *how)
+    given = list(tensors)
+    how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return LIBRARY.grouped_allreduce(given, given, how)
 
 
 def grouped_allreduce_(
@@ -213,7 +214,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Begin to reduce `tensor` over the ranks and give each its rows of the result. Average and Sum only."""
-    return LIBRARY.reducescatter(tensor, op, name, prescale_factor, postscale_factor, process_set)
+    return LIBRARY.reducescatter(tensor, Reduction(op, name, prescale_factor, postscale_factor, process_set))
 
 
 def grouped_reducescatter_async(
@@ -225,4 +226,4 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handles:
     """reducescatter_async of several tensors; the handle's result is a list."""
-    return LIBRARY.grouped_reducescatter(tensors, op, name, prescale_factor, postscale_factor, process_set)
+    return LIBRARY.grouped_reducescatter(tensors, Reduction(op, name, prescale_factor, postscale_factor, process_set))
