@@ -180,9 +180,9 @@ def exported(tree: Tree, module: str) -> list[str] | None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
                 assert isinstance(node.value, ast.List | ast.Tuple)
-                package = module.partition(".")[0]
+                modules = {name.rpartition(".")[2]: name for name, part in tree.imported_names[module] if not part}
                 lists = [
-                    exported(tree, f"{package}.{ast.unparse(item.value).partition('.')[0]}") or []
+                    exported(tree, modules[ast.unparse(item.value).partition(".")[0]]) or []
                     if isinstance(item, ast.Starred)
                     else [ast.literal_eval(item)]
                     for item in node.value.elts

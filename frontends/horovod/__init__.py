@@ -15,7 +15,6 @@ from frontends.horovod.feedback import *  # noqa: F403
 from frontends.horovod.handles import *  # noqa: F403
 from frontends.horovod.library import *  # noqa: F403
 from frontends.horovod.names import *  # noqa: F403
-from frontends.horovod.objects import *  # noqa: F403
 from frontends.horovod.ops import *  # noqa: F403
 from frontends.horovod.run import *  # noqa: F403
 from frontends.horovod.splits import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Start of a job, barrier, join, timeline."""
+"""Start of a job, barrier, join, timeline, and collectives on pickled Python objects."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ from typing import Any
 import collectives
 from collectives import ProcessSet, global_process_set, is_initialized
 from frontends.horovod.errors import as_horovod
-from frontends.horovod.names import communicator_of, full_name, reset_numbers
+from frontends.horovod.names import communicator_of, full_name, reset_numbers, root_in
 
-__all__ = ["barrier", "init", "is_homogeneous", "join", "start", "start_timeline", "stop_timeline"]
+__all__ = [
+    "allgather_object",
+    "barrier",
+    "broadcast_object",
+    "init",
+    "is_homogeneous",
+    "join",
+    "start",
+    "start_timeline",
+    "stop_timeline",
+]
 
 
 def start(
@@ -111,3 +121,24 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 def stop_timeline() -> None:
     """End the trace and close its file."""
     collectives.stop_timeline()
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return the object of `root_rank`, a rank of the world, on all ranks; on that rank, `obj` itself.
+
+    Raises ValueError if `root_rank` is not in the process set, HorovodInternalError if a rank is lost.
+    """
+    comm, root = process_set.communicator, root_in(process_set, root_rank)
+    full = full_name(comm, "broadcast_object", name)
+    with as_horovod():
+        found = comm.broadcast_object_async(obj, root, name=full).wait()
+    return obj if comm.rank == root else found
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Return the objects of all ranks, in rank order. Raises HorovodInternalError if a rank is lost."""
+    comm = process_set.communicator
+    with as_horovod():
+        return list(comm.allgather_object_async(obj, name=full_name(comm, "allgather_object", name)).wait())

@@ -23,32 +23,25 @@ with needs(jax="ronde.jax needs jax: pip install 'ronde[jax]'"):
 from frontends import common
 from frontends.common import *  # noqa: F403
 from frontends.horovod import allgather_object, broadcast_object, init
-from frontends.jax.basics import shutdown
+from frontends.jax import ops
 from frontends.jax.compression import Compression
 from frontends.jax.handler import path
-from frontends.jax.ops import allgather, allreduce, alltoall, barrier, broadcast, grouped_allreduce, reduce_scatter
+from frontends.jax.ops import *  # noqa: F403
 from frontends.jax.ops import allreduce_gradients as allreduce_gradients
 from frontends.jax.primitive import settle
 from frontends.jax.programs import jit
 from frontends.jax.training import broadcast_parameters, distributed
 
 __all__ = [
+    *ops.__all__,
     *common.__all__,
     "Compression",
-    "allgather",
     "allgather_object",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
     "broadcast_object",
     "broadcast_parameters",
     "distributed",
-    "grouped_allreduce",
     "init",
     "jit",
     "path",
-    "reduce_scatter",
     "settle",
-    "shutdown",
 ]

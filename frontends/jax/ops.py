@@ -7,6 +7,7 @@ jax.errors.JaxRuntimeError with the text of Ronde's error; call `settle` to cont
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -16,12 +17,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import sparse
 
+import collectives
 from collectives import OpName, ProcessSet, global_process_set
 from collectives.arrays import check_op
 from frontends.horovod import Fact, check_linear, choose_op, communicator_of, is_lossy, number_of, root_in, set_ranks
 from frontends.jax.compression import AnyCompression, Compression
 from frontends.jax.primitive import bind, settle
 from frontends.jax.requests import Request
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "grouped_allreduce",
+    "reduce_scatter",
+    "shutdown",
+]
 
 _LEAF: Final = jax.tree_util.tree_structure(0)
 _PARTS: Final = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
@@ -192,6 +205,18 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """
     bind(_request("barrier", process_set, None))
     settle()
+
+
+def shutdown() -> None:
+    """Wait for this thread's calls and leave the world.
+
+    `init` may follow. Then call jax.clear_caches() if there are functions compiled for another rank or size. Errors of
+    calls are raised where their results are used, not here.
+    """
+    if collectives.is_initialized():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            settle()
+    collectives.shutdown()
 
 
 def _request(kind: str, process_set: ProcessSet, name: str | None, **details: Any) -> Request:

@@ -28,38 +28,26 @@ from frontends import builds, common
 from frontends.builds import *  # noqa: F403
 from frontends.common import *  # noqa: F403
 from frontends.horovod import allgather_object, barrier, broadcast_object
-from frontends.keras import callbacks, elastic
-from frontends.keras.basics import init
+from frontends.keras import callbacks, elastic, values
+from frontends.keras.backends import init
 from frontends.keras.compression import Compression
 from frontends.keras.models import load_model
 from frontends.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from frontends.keras.values import (
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_global_variables,
-    broadcast_variables,
-    reducescatter,
-)
+from frontends.keras.values import *  # noqa: F403
 
 __all__ = [
+    *values.__all__,
     *builds.__all__,
     *common.__all__,
     "Compression",
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
-    "allgather",
     "allgather_object",
-    "allreduce",
     "barrier",
-    "broadcast",
-    "broadcast_global_variables",
     "broadcast_object",
-    "broadcast_variables",
     "callbacks",
     "elastic",
     "init",
     "load_model",
-    "reducescatter",
     "shutdown",
 ]

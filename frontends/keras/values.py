@@ -25,6 +25,8 @@ from frontends.horovod import (
 )
 from frontends.keras.compression import AnyCompression, Compression
 
+__all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "broadcast_variables", "reducescatter"]
+
 
 def _array(value: Any) -> Any:
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))

@@ -26,48 +26,27 @@ from frontends import builds, common
 from frontends.builds import *  # noqa: F403
 from frontends.common import *  # noqa: F403
 from frontends.horovod import allgather_object, barrier, broadcast_object, init, join
+from frontends.mxnet import ops
 from frontends.mxnet.compression import Compression
 from frontends.mxnet.functions import broadcast_parameters
 from frontends.mxnet.kvstore import Ronde
-from frontends.mxnet.ops import (
-    allgather,
-    allreduce,
-    allreduce_,
-    alltoall,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_reducescatter,
-    reducescatter,
-)
+from frontends.mxnet.ops import *  # noqa: F403
 from frontends.mxnet.optimizer import DistributedOptimizer
 from frontends.mxnet.trainer import DistributedTrainer
 
 __all__ = [
+    *ops.__all__,
     *builds.__all__,
     *common.__all__,
     "Compression",
     "DistributedOptimizer",
     "DistributedTrainer",
     "Ronde",
-    "allgather",
     "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "alltoall",
     "barrier",
-    "broadcast",
-    "broadcast_",
     "broadcast_object",
     "broadcast_parameters",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_reducescatter",
     "init",
     "join",
-    "reducescatter",
     "shutdown",
 ]

@@ -21,6 +21,20 @@ from frontends.horovod import Average, Reduction, choose_op
 from frontends.mxnet.library import mx
 from frontends.mxnet.tensors import LIBRARY, as_array, as_tensor
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "allreduce_",
+    "alltoall",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_reducescatter",
+    "reducescatter",
+]
+
 # allreduce
 
 

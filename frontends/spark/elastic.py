@@ -6,21 +6,19 @@ are left go on, and the new task joins them.
 
 from __future__ import annotations
 
-import math
-import queue
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 from pyspark import SparkContext
 
 from collectives.launch import ElasticOutcomes, Failure, GuestJob, Seat, WorkerLost, load, own_settings
-from frontends.spark.desk import Arrival, Desk, Gone, JobEnded, Joined, Line, Message, Result
+from frontends.spark.desk import Arrival, Desk, Gone, Joined, Line, Result
 from frontends.spark.job import (
     check,
     collect_arrivals,
+    events_of,
     open_desk,
     show,
     submitted,
@@ -81,60 +79,36 @@ def run_elastic(
     ):
         arrivals = collect_arrivals(desk, count, minimum, until)
         seats = take_seats(job, desk, arrivals, bounds=(minimum, maximum))
-        ranks = _Ranks(job, desk, arrivals, seats, ElasticOutcomes(seats, reset_limit))
-        ranks.wait()
-        values = ranks.outcomes.values()
+        outcomes = ElasticOutcomes(seats, reset_limit)
+        numbers = _serve(job, desk, arrivals, seats, outcomes)
+        values = outcomes.values()
         if len(values) < maximum:  # some tasks got no slot, or were not admitted
             cancel()
-    return [values[task] for task in sorted(values, key=ranks.numbers.__getitem__)]
+    return [values[task] for task in sorted(values, key=numbers.__getitem__)]
 
 
-@dataclass
-class _Ranks:
-    """The ranks of an elastic job, as the driver knows them, by the numbers of their tasks.
-
-    arrivals  the tasks that have come
-    numbers   the ranks of those that have ended
-    """
-
-    job: GuestJob
-    desk: Desk
-    arrivals: dict[int, Arrival]
-    seats: dict[int, Seat]
-    outcomes: ElasticOutcomes
-    numbers: dict[Hashable, int] = field(default_factory=dict)
-
-    def wait(self) -> None:
-        """Serve the tasks until the outcome is known. Raises RuntimeError if Spark has ended the job."""
-        outcomes = self.outcomes
-        while not outcomes.decided:
-            try:
-                left = None if outcomes.until == math.inf else max(0.0, outcomes.until - time.monotonic())
-                event = self.desk.events.get(timeout=left)
-            except queue.Empty:
-                break
-            if isinstance(event, JobEnded):
-                if not outcomes.failed:
-                    raise RuntimeError("run_elastic: Spark ended the job; was it cancelled?") from event.error
-                break
-            self._handle(*event)
-
-    def _handle(self, task: int, message: Message) -> None:
-        member = task in self.outcomes.members
+def _serve(
+    job: GuestJob, desk: Desk, arrivals: dict[int, Arrival], seats: dict[int, Seat], outcomes: ElasticOutcomes
+) -> dict[Hashable, int]:
+    """Serve the tasks until the outcome is known. Returns the ranks of those that have ended."""
+    numbers: dict[Hashable, int] = {}
+    for task, message in events_of(desk, outcomes):
+        member = task in outcomes.members
         match message:
             case Arrival():
-                self.arrivals[task] = message
-                self.seats[task] = self.job.newcomer(message.place)
-                self.desk.send(task, self.seats[task])
+                arrivals[task] = message
+                seats[task] = job.newcomer(message.place)
+                desk.send(task, seats[task])
             case Joined():
-                self.outcomes.members.add(task)
+                outcomes.members.add(task)
             case Line():
-                show(self.seats[task].rank, message)
+                show(seats[task].rank, message)
             case Result():
-                self.desk.hang_up(task)
-                self.numbers[task] = message.rank
+                desk.hang_up(task)
+                numbers[task] = message.rank
                 if member:
-                    self.outcomes.add(task, load(self.seats[task].rank, message.outcome), time.monotonic())
+                    outcomes.add(task, load(seats[task].rank, message.outcome), time.monotonic())
             case Gone() if member:
-                rank = self.seats[task].rank
-                self.outcomes.lose(task, Failure(rank, WorkerLost(f"rank {rank} ({self.arrivals[task]}) was lost")))
+                rank = seats[task].rank
+                outcomes.lose(task, Failure(rank, WorkerLost(f"rank {rank} ({arrivals[task]}) was lost")))
+    return numbers

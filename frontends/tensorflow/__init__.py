@@ -21,13 +21,13 @@ from frontends.common import *  # noqa: F403
 from frontends.horovod import init
 from frontends.tensorflow import elastic
 from frontends.tensorflow.functions import (
+    BroadcastGlobalVariablesHook,
     allgather_object,
     broadcast_global_variables,
     broadcast_object,
     broadcast_object_fn,
     broadcast_variables,
 )
-from frontends.tensorflow.hooks import BroadcastGlobalVariablesHook
 from frontends.tensorflow.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from frontends.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from frontends.tensorflow_ops import *  # noqa: F403

@@ -1,13 +1,4 @@
-"""Collectives on tensors, executed at once or as nodes of a graph, and their gradients.
-
-| forward       | gradient, as Horovod defines it                                          |
-| ------------- | ------------------------------------------------------------------------ |
-| allreduce     | allreduce of the gradient                                                |
-| allgather     | this rank's rows of the average of all ranks' gradients                  |
-| broadcast     | the average of all ranks' gradients on the root, zeros elsewhere         |
-| alltoall      | alltoall back                                                            |
-| reducescatter | allgather of the gradients, times the number of ranks for Sum            |
-"""
+"""Collectives on tensors, executed at once or as nodes of a graph, with Horovod's gradients: see docs/jax.md."""
 
 from __future__ import annotations
 
@@ -25,13 +16,20 @@ from frontends.tensorflow_ops.calls import Call
 _STATEFUL: Final = {"agree", "barrier", "join", "rank", "size", "local_rank", "local_size", "included"}
 
 
-def run(call: Call, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType] | None = None) -> list[Any]:
+def run(
+    call: Call, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType] | None = None, ignore_scope: bool = False
+) -> list[Any]:
     """Return the results of a call, of the types `kinds`, by default the types of the tensors.
+
+    ignore_scope   use the call's exact name in a graph, not its name in the current name scope
 
     In a graph, a name that the graph has already is numbered. A call without a name is called after its node: by kind,
     first tensor, and the functions and loops around it. Raises TypeError for a tensor that cannot travel, otherwise as
     kernel.apply.
     """
+    if ignore_scope and _in_graph():
+        with tf.name_scope("/"):
+            return run(call, tensors, kinds)
     for tensor in tensors:
         if tensor.dtype.as_datatype_enum not in kernel.DTYPES:
             raise TypeError(f"tensor: is of type {tensor.dtype.name}; must be of numbers or bool")

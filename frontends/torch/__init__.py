@@ -18,78 +18,32 @@ from frontends import builds, common
 from frontends.builds import *  # noqa: F403
 from frontends.common import *  # noqa: F403
 from frontends.horovod import allgather_object, barrier, broadcast_object, join, poll, synchronize
-from frontends.torch import elastic
-from frontends.torch.autograd import (
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
+from frontends.torch import autograd, elastic, ops
+from frontends.torch.autograd import *  # noqa: F403
 from frontends.torch.basics import init
 from frontends.torch.compression import Compression
 from frontends.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from frontends.torch.ops import (
-    allgather_async,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather_async,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    reducescatter_async,
-    sparse_allreduce_async,
-)
+from frontends.torch.ops import *  # noqa: F403
 from frontends.torch.optimizer import DistributedOptimizer
 from frontends.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
+    *ops.__all__,
+    *autograd.__all__,
     *builds.__all__,
     *common.__all__,
     "Compression",
     "DistributedOptimizer",
     "SyncBatchNorm",
-    "allgather",
-    "allgather_async",
     "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
     "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "elastic",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
     "init",
     "join",
     "poll",
-    "reducescatter",
-    "reducescatter_async",
     "shutdown",
-    "sparse_allreduce_async",
     "synchronize",
 ]

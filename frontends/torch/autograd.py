@@ -22,13 +22,23 @@ from frontends.torch import ops
 from frontends.torch.compression import AnyCompression, Compression
 from frontends.torch.tensors import LIBRARY
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
+]
+
 
 class _Allreduce(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *how: Any) -> torch.Tensor:
         ctx.how = how
-        result: torch.Tensor = ops.allreduce_async(tensor, None, name, *how).synchronize()
-        return result
+        return ops.allreduce_async(tensor, None, name, *how).synchronize()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -88,8 +98,7 @@ class _Broadcast(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         ctx.process_set, ctx.root = process_set, root_in(process_set, root_rank)
-        result: torch.Tensor = ops.broadcast_async(tensor, root_rank, name, process_set).synchronize()
-        return result
+        return ops.broadcast_async(tensor, root_rank, name, process_set).synchronize()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -194,8 +203,7 @@ def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Return the tensor of `root_rank`, a rank of the world, as a new tensor."""
-    result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
-    return result
+    return _Broadcast.apply(tensor, root_rank, name, process_set)
 
 
 def alltoall(

@@ -15,6 +15,24 @@ from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import Average, Handle, Handles, Reduction, check_linear, choose_op, communicator_of, full_name
 from frontends.torch.tensors import LIBRARY
 
+__all__ = [
+    "allgather_async",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall_async",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather_async",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter_async",
+    "reducescatter_async",
+    "sparse_allreduce_async",
+]
+
 # allreduce
 
 
@@ -64,8 +82,7 @@ def allreduce_(
 ) -> torch.Tensor:
     """allreduce in place; returns `tensor`."""
     handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    result: torch.Tensor = handle.synchronize()
-    return result
+    return handle.synchronize()
 
 
 def grouped_allreduce_async(
@@ -173,8 +190,7 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """broadcast in place; returns `tensor`."""
-    result: torch.Tensor = broadcast_async_(tensor, root_rank, name, process_set).synchronize()
-    return result
+    return broadcast_async_(tensor, root_rank, name, process_set).synchronize()
 
 
 # alltoall

@@ -6,3 +6,4 @@ from frontends.builds import *  # noqa: F403
 from frontends.common import *  # noqa: F403
 from frontends.keras import *  # noqa: F403
 from frontends.keras import __all__ as __all__
+from frontends.keras.values import *  # noqa: F403

@@ -6,3 +6,5 @@ from frontends.builds import *  # noqa: F403
 from frontends.common import *  # noqa: F403
 from frontends.torch import *  # noqa: F403
 from frontends.torch import __all__ as __all__
+from frontends.torch.autograd import *  # noqa: F403
+from frontends.torch.ops import *  # noqa: F403

@@ -9,11 +9,14 @@ Only the module of the current backend is ever imported. A new backend is one mo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import keras
 
+from collectives import ProcessSet
 from frontends.keras.backends.interface import Backend, ReductionOptions
 
-__all__ = ["Backend", "ReductionOptions", "chosen"]
+__all__ = ["Backend", "ReductionOptions", "chosen", "init"]
 
 
 def chosen() -> Backend:
@@ -33,3 +36,17 @@ def chosen() -> Backend:
             return TorchBackend()
         case name:
             raise ValueError(f"KERAS_BACKEND={name!r}: must be one of tensorflow, jax, torch")
+
+
+def init(
+    comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
+) -> None:
+    """Connect to the other ranks of the launcher (docs/launchers.md); without one, make a world of one rank. Further
+    calls do nothing.
+
+    comm          must be None; Horovod's lists of MPI ranks are not supported: use process sets
+    process_sets  sets to create at once, the same on all ranks. "dynamic" means None: sets can always be added
+
+    Raises HorovodInternalError if the ranks do not connect in time, ValueError for a bad argument.
+    """
+    chosen().init(comm, process_sets)
