@@ -23,6 +23,7 @@ from frontends.horovod import (
     Average,
     ErrorFeedback,
     Fact,
+    Reduction,
     Sum,
     alone_in,
     is_lossy,
@@ -191,8 +192,8 @@ class _Settings:
             chosen.append(index)
             contexts.append(context)
             tensors.append(tensor)
-        how = self.op, self.prescale, self.postscale, self.process_set, lossy
-        options = ReductionOptions(self._label(variables), self.name, facts, *how)
+        how = Reduction(self.op, self._label(variables), self.prescale, self.postscale, self.process_set)
+        options = ReductionOptions(how, self.name, facts, lossy)
         for index, context, tensor in zip(chosen, contexts, backend.combine(tensors, options), strict=True):
             whole = lossy is not None or isinstance(tensor, backend.SPARSE)
             result[index] = tensor if whole else self.compression.decompress(tensor, context)

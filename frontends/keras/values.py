@@ -93,14 +93,14 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     label = full_name(comm, "broadcast_variables", None)
     with as_horovod():
         agree(comm, "variables", in_order(str(getattr(one, "path", one.name)) for one in variables))
-        begun = [
-            (variable, comm.broadcast_async(_array(variable), root, name=f"{label}.{index}"))
-            for index, variable in enumerate(variables)
-        ]
-        for variable, work in begun:
-            value = work.wait()
-            if comm.rank != root:
-                variable.assign(value)
+    begun = [
+        ARRAYS.broadcast(_array(variable), None, root_rank, f"{label}.{index}", process_set)
+        for index, variable in enumerate(variables)
+    ]
+    for variable, handle in zip(variables, begun, strict=True):
+        value = handle.synchronize()
+        if comm.rank != root:
+            variable.assign(value)
 
 
 def broadcast_global_variables(root_rank: int) -> NoReturn:

@@ -20,6 +20,7 @@ from frontends.horovod import (
     SPARSE,
     AnyCompression,
     Fact,
+    Reduction,
     alone_in,
     buckets,
     divided,
@@ -105,24 +106,12 @@ class Reducer:
         with ops.agreement(self._name, facts, self._process_set):
             return self._reduced(results, combined, names, sources)
 
-    def _reduced(
-        self,
-        results: list[Any],
-        combined: list[int],
-        names: list[str],
-        sources: Sequence[Any],
-    ) -> list[Any]:
+    def _reduced(self, results: list[Any], combined: list[int], names: list[str], sources: Sequence[Any]) -> list[Any]:
         """Return the gradients with those of the numbers `combined` replaced by their combinations."""
         for group in self._divide(combined, sources, results):
-            reduced = ops.grouped_allreduce(
-                [results[index] for index in group],
-                compression=self._compression,
-                op=self._op,
-                prescale_factor=self._factors[0],
-                postscale_factor=self._factors[1],
-                process_set=self._process_set,
-                name=f"{self._name}/{names[group[0]]}",
-            )
+            how = Reduction(self._op, f"{self._name}/{names[group[0]]}", *self._factors, self._process_set)
+            given = [results[index] for index in group]
+            reduced = ops.grouped_allreduce(given, compression=self._compression, **how._asdict())
             for index, gradient in zip(group, reduced, strict=True):
                 results[index] = gradient
         return results

@@ -8,28 +8,22 @@ from typing import Any
 
 import keras
 
-from collectives import OpName, ProcessSet
 from frontends import horovod
-from frontends.horovod import ErrorFeedback, Fact
+from frontends.horovod import ErrorFeedback, Fact, Reduction
 
 
 @dataclass(frozen=True)
 class ReductionOptions:
     """Arguments of the allreduce of a step's gradients.
 
-    name    of the operation
     label   by which the ranks match the agreement on `facts` before it
     facts   about all gradients, those that are missing as well
     lossy   compresses dense ones; None leaves them as they are
     """
 
-    name: str
+    how: Reduction
     label: str
     facts: Sequence[Fact]
-    op: OpName
-    prescale: float
-    postscale: float
-    process_set: ProcessSet
     lossy: ErrorFeedback | None = None
 
 

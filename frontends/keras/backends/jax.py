@@ -19,10 +19,8 @@ class JaxBackend(Backend):
 
     def combine(self, tensors: list[Any], options: ReductionOptions) -> list[Any]:
         """Allreduce all tensors by one call out of the compiled step."""
-        scales = options.prescale, options.postscale
-        how = options.lossy or Compression.none
-        known = options.facts, options.label
-        return allreduce_gradients(tensors, *known, options.op, options.name, *scales, options.process_set, how)
+        compression = options.lossy or Compression.none
+        return allreduce_gradients(tensors, options.facts, options.label, *options.how, compression)
 
     def forget(self) -> None:
         """Clear JAX's caches: rank and size are constants of compiled programs."""

@@ -26,16 +26,9 @@ class TensorFlowBackend(Backend):
                 "jit_compile=False to model.compile, or give fit callbacks.BroadcastGlobalVariablesCallback, which "
                 "sets it"
             )
-        with agreement(options.label, options.facts, options.process_set):
-            return grouped_allreduce(
-                tensors,
-                compression=options.lossy or Compression.none,
-                op=options.op,
-                prescale_factor=options.prescale,
-                postscale_factor=options.postscale,
-                process_set=options.process_set,
-                name=options.name,
-            )
+        compression, how = options.lossy or Compression.none, options.how
+        with agreement(options.label, options.facts, how.process_set):
+            return grouped_allreduce(tensors, compression=compression, **how._asdict())
 
     def dense(self, gradient: Any) -> Any:
         """Return the gradient as a dense tensor."""

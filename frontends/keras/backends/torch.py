@@ -8,7 +8,7 @@ import torch
 
 from frontends.horovod import agree, as_horovod
 from frontends.keras.backends.interface import Backend, ReductionOptions
-from frontends.torch import grouped_allreduce, grouped_allreduce_async_, init
+from frontends.torch import grouped_allreduce, grouped_allreduce_, init
 
 
 class TorchBackend(Backend):
@@ -23,17 +23,12 @@ class TorchBackend(Backend):
         """Allreduce all tensors in place."""
         with torch.no_grad():
             with as_horovod():
-                agree(options.process_set.communicator, options.label, options.facts)
+                agree(options.how.process_set.communicator, options.label, options.facts)
             if not tensors:
                 return []
             if options.lossy is not None:
-                how = options.lossy, options.op, 1.0, 1.0, options.process_set
-                return grouped_allreduce(tensors, None, options.name, *how)
-            handle = grouped_allreduce_async_(
-                tensors, None, options.name, options.op, options.prescale, options.postscale, options.process_set
-            )
-            combined: list[Any] = handle.synchronize()
-            return combined
+                return grouped_allreduce(tensors, compression=options.lossy, **options.how._asdict())
+            return grouped_allreduce_(tensors, **options.how._asdict())
 
     def dense(self, gradient: Any) -> Any:
         """Return the gradient as a dense tensor."""
