@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 
 @contextlib.contextmanager
 def needs(**texts: str) -> Iterator[None]:
-    """Around imports: raise ModuleNotFoundError with a text of ours for an absent module.
+    """Around imports: raise ModuleNotFoundError with a text of ours if a package is not installed.
 
-    texts   by the name of the module
+    texts   by the name of the package
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name not in texts:
+        absent = (error.name or "").partition(".")[0]
+        if absent not in texts or find_spec(absent) is not None:  # a part of it is missing
             raise
-        raise ModuleNotFoundError(texts[error.name], name=error.name) from None
+        raise ModuleNotFoundError(texts[absent], name=absent) from None

@@ -89,8 +89,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """`allreduce` of several tensors as one operation; returns a list."""
     how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    found: list[Any] = LIBRARY.grouped_allreduce(tensors, None, how).synchronize()
-    return found
+    return list(LIBRARY.grouped_allreduce(tensors, None, how).synchronize())
 
 
 def grouped_allreduce_(
@@ -106,8 +105,7 @@ def grouped_allreduce_(
     """`grouped_allreduce` in place; returns a list of the tensors."""
     given = list(tensors)
     how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    found: list[Any] = LIBRARY.grouped_allreduce(given, given, how).synchronize()
-    return found
+    return list(LIBRARY.grouped_allreduce(given, given, how).synchronize())
 
 
 # allgather
@@ -125,8 +123,7 @@ def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """`allgather` of several tensors as one operation; returns a list."""
-    found: list[Any] = LIBRARY.grouped_allgather(tensors, name, process_set).synchronize()
-    return found
+    return list(LIBRARY.grouped_allgather(tensors, name, process_set).synchronize())
 
 
 # broadcast

@@ -125,8 +125,7 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """allreduce_ of several tensors as one operation."""
     handle = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
-    result: list[torch.Tensor] = handle.synchronize()
-    return result
+    return list(handle.synchronize())
 
 
 def sparse_allreduce_async(
