@@ -56,10 +56,8 @@ class Call:
 
     def text(self) -> str:
         """Return the description as text; `read` is the inverse."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return json.dumps(
-            {field.name: given[field.name] for field in fields(self) if given[field.name] != field.default}
-        )
+        given = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        return json.dumps(given)
 
     @classmethod
     def read(cls, text: str | bytes) -> Self:
@@ -89,6 +87,10 @@ class Call:
                         yield comm.broadcast_async(source, root_in(self.process_set, self.root), out=target, name=label)
                     case "reducescatter":
                         yield comm.reduce_scatter_async(source, self.op, out=target, name=label, **scales)
+                    case _:
+                        raise ValueError(
+                            f"kind={self.kind!r}: must be allreduce, compressed, broadcast or reducescatter"
+                        )
 
 
 def set_ranks(process_set: ProcessSet) -> tuple[int, ...] | None:
