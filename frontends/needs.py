@@ -17,6 +17,6 @@ def needs(**texts: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         absent = (error.name or "").partition(".")[0]
-        if absent not in texts or find_spec(absent) is not None:  # a part of it is missing
+        if absent not in texts or (error.name != absent and find_spec(absent) is not None):  # a part of it is missing
             raise
         raise ModuleNotFoundError(texts[absent], name=absent) from None
