@@ -5,7 +5,7 @@
 
 Each argument is a folder that holds the packages, or a git revision of this repository. The result is a table in
 Markdown with a column for each tree, then the functions of one `world.allreduce(x)` of 4 bytes on 2 ranks. All imports
-count, also those inside functions and those for type checkers only.
+count, also those inside functions, those for type checkers only, and `import_module` of a name that is written out.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class Tree:
                 for alias in node.names if base in self.modules else ():
                     module = f"{base}.{alias.name}"
                     yield (module, "") if module in self.modules else (base, alias.name)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                yield from ((name, "") for name in texts(node) if name in self.modules)
 
     def imports(self) -> dict[str, set[str]]:
         """The modules of the tree that each module's import statements name."""
@@ -94,6 +96,8 @@ class Tree:
             for node in self.modules[module].body:
                 if isinstance(node, ast.ImportFrom) and not node.level and node.module in self.modules:
                     for alias in node.names:
+                        if alias.name == "*" and name in (exported(self, node.module) or ()):
+                            return self._defining_module(node.module, name)
                         if (alias.asname or alias.name) == name and f"{node.module}.{alias.name}" not in self.modules:
                             return self._defining_module(node.module, alias.name)
         return module
@@ -110,6 +114,11 @@ class Tree:
     def rooms(self) -> list[str]:
         """The sub-packages directly in one of the packages."""
         return sorted(name for name in self.packages if name.count(".") == 1)
+
+
+def texts(node: ast.AST) -> Iterator[str]:
+    """The constant texts in a part of a program."""
+    return (part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str))
 
 
 def inside(module: str, package: str) -> bool:
@@ -164,13 +173,21 @@ def room_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def exported(tree: ast.Module) -> list[str] | None:
-    """The names in `__all__`; None if the module has none."""
-    for node in tree.body:
+def exported(tree: Tree, module: str) -> list[str] | None:
+    """The names in `__all__`, those of `*other.__all__` as well; None if the module has none."""
+    for node in tree.modules[module].body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-                return list(ast.literal_eval(node.value))
+                assert isinstance(node.value, ast.List | ast.Tuple)
+                modules = {name.rpartition(".")[2]: name for name, part in tree.imported_names[module] if not part}
+                lists = [
+                    exported(tree, modules[ast.unparse(item.value).partition(".")[0]]) or []
+                    if isinstance(item, ast.Starred)
+                    else [ast.literal_eval(item)]
+                    for item in node.value.elts
+                ]
+                return [name for names in lists for name in names]
     return None
 
 
@@ -223,7 +240,7 @@ def public_names(tree: Tree) -> dict[str, str]:
     """A row for each room: the number of names in its `__all__`, or without `__all__`, of names that others import."""
     rows = {}
     for room in tree.rooms():
-        names = exported(tree.modules[room])
+        names = exported(tree, room)
         rows[f"public names of {room}"] = str(len(tree.used_from(room) if names is None else names))
     return rows
 

@@ -6,7 +6,6 @@ is imported with the first process group.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from frontends.torch_backend import announce
@@ -18,4 +17,6 @@ def register() -> None:
 
 
 def _create(*arguments: Any) -> Any:
-    return import_module("frontends.torch.distributed").create(*arguments)
+    from frontends.torch.distributed import create
+
+    return create(*arguments)

@@ -2,5 +2,6 @@
 
 from __future__ import annotations
 
+from frontends.common import *  # noqa: F403
 from frontends.numpy import *  # noqa: F403
 from frontends.numpy import __all__ as __all__

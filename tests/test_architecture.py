@@ -63,8 +63,17 @@ def backends_named(tree: ast.Module) -> Iterator[str]:
                 yield text
 
 
+def imports_by_name(tree: ast.Module) -> Iterator[str]:
+    """Texts in calls of `import_module` that begin like the names of the project's modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant) and str(part.value).split(".")[0] in PACKAGES:
+                    yield str(part.value)
+
+
 def public_names(tree: ast.Module) -> list[str]:
-    """The names in `__all__`, if there is one; otherwise all names without an underscore that the module binds."""
+    """The items of `__all__`, if there is one; otherwise all names without an underscore that the module binds."""
     names: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -76,7 +85,8 @@ def public_names(tree: ast.Module) -> list[str]:
             bound = [target.id for target in targets if isinstance(target, ast.Name)]
             if "__all__" in bound:
                 assert node.value is not None
-                return list(ast.literal_eval(node.value))
+                assert isinstance(node.value, ast.List)
+                return [ast.unparse(item).strip("'") for item in node.value.elts]
             names += bound
     return [name for name in names if not name.startswith("_") and name != "annotations"]
 
@@ -125,6 +135,11 @@ def test_collectives_name_no_backend_to_import_later() -> None:
     assert not offenders
 
 
+def test_frontends_import_by_statements_which_the_contracts_see() -> None:
+    offenders = [f"{shown(path)}: {text}" for path in sources("frontends") for text in imports_by_name(parsed(path))]
+    assert not offenders
+
+
 def test_rooms_have_a_docstring_and_few_public_names() -> None:
     offenders = []
     for door in (path for path in sources(*ROOMS) if path.name == "__init__.py"):
@@ -154,6 +169,11 @@ def test_a_backend_in_a_text_is_seen() -> None:
         "transports.tcp",
         "transports.shm.ring",
     ]
+
+
+def test_an_import_by_name_is_seen() -> None:
+    source = "import_module('mxnet')\nimportlib.import_module(f'frontends.keras.backends.{name}')\n"
+    assert list(imports_by_name(ast.parse(source))) == ["frontends.keras.backends."]
 
 
 def test_public_names_are_found() -> None:

@@ -57,6 +57,22 @@ def test_public_names_are_those_of_the_door_or_those_that_others_import(folder: 
     }
 
 
+def test_an_import_by_its_name_closes_a_circle(folder: Path) -> None:
+    later = "from importlib import import_module\ndef later():\n    return import_module('collectives.upper').Upper\n"
+    (folder / "collectives/room/deep.py").write_text(later)
+    rows = house.measured(house.Tree.read(folder))
+    assert rows["circles of modules"] == "2"
+    assert rows["modules in circles"] == "5"  # upper, room and deep, beside the two of frontends.numpy
+
+
+def test_public_names_count_those_of_other_lists(folder: Path) -> None:
+    (folder / "frontends/common.py").write_text("__all__ = ['rank', 'size']\n")
+    (folder / "frontends/numpy/__init__.py").write_text(
+        "from frontends import common\n__all__ = [*common.__all__, 'leaf']\n"
+    )
+    assert house.public_names(house.Tree.read(folder))["public names of frontends.numpy"] == "3"
+
+
 def test_components_and_depth() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"a"}}
     assert house.components(graph) == [{"d"}, {"b", "c"}, {"a"}, {"e"}]

@@ -21,18 +21,19 @@ from collectives.launch.guests import (
 )
 from collectives.launch.outcome import (
     REPORT_SECONDS,
+    ElasticOutcomes,
     Failure,
     Outcomes,
     Success,
     dump,
     failure,
     load,
-    root_cause,
     unreadable,
 )
 
 __all__ = [
     "REPORT_SECONDS",
+    "ElasticOutcomes",
     "Failure",
     "GuestJob",
     "Occupant",
@@ -48,7 +49,6 @@ __all__ = [
     "in_rank_order",
     "load",
     "own_settings",
-    "root_cause",
     "run",
     "unreadable",
 ]

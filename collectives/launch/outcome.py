@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import pickle
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, NoReturn, Protocol
 
@@ -196,3 +196,59 @@ class Outcomes:
         if self._failures:
             root_cause(self._failures).reraise()
         return [self._values[rank] for rank in sorted(self._values)]
+
+
+class ElasticOutcomes:
+    """The outcomes of ranks that are replaced when they are lost: tells when enough are known, and what they come to.
+
+    members   the ranks in the world, by any names that stay; a newcomer is added when it has joined
+    losses    number of ranks that may be lost; None for no limit
+    patience  as in Outcomes
+
+    until     as in Outcomes
+    lost      the failures of the ranks that were lost
+    """
+
+    def __init__(self, members: Iterable[Hashable], losses: int | None, patience: float = REPORT_SECONDS) -> None:
+        self.members = set(members)
+        self.until = math.inf
+        self.lost: list[Failure] = []
+        self._losses = losses
+        self._patience = patience
+        self._failures: list[Failure] = []
+        self._values: dict[Hashable, Any] = {}
+
+    def add(self, member: Hashable, outcome: Outcome, now: float) -> None:
+        """The function of a member has ended."""
+        self.members.discard(member)
+        if isinstance(outcome, Success):
+            self._values[member] = outcome.value
+        else:
+            self._failures.append(outcome)
+            self.until = min(self.until, now + self._patience)
+
+    def lose(self, member: Hashable, failure: Failure) -> None:
+        """A member was lost; the others go on."""
+        self.members.discard(member)
+        self.lost.append(failure)
+
+    @property
+    def failed(self) -> bool:
+        """True if a rank has failed or was lost."""
+        return bool(self._failures or self.lost)
+
+    @property
+    def decided(self) -> bool:
+        """True if all members have ended, a failure is a root cause, or too many ranks were lost."""
+        return not self.members or self._too_many or any(not failure.consequence for failure in self._failures)
+
+    @property
+    def _too_many(self) -> bool:
+        return self._losses is not None and len(self.lost) > self._losses
+
+    def values(self) -> dict[Hashable, Any]:
+        """The results of the ranks that there are in the end. Raises the root cause if one has failed, if too many were
+        lost, or if the others did not go on."""
+        if self._failures or self.members or self._too_many or not self._values:
+            root_cause([*self._failures, *self.lost]).reraise()
+        return self._values

@@ -193,10 +193,21 @@ def exported(module: str) -> list[str]:
     tree = ast.parse(path.read_text("utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-            return list(ast.literal_eval(node.value))
+            assert isinstance(node.value, ast.List)
+            return [name for item in node.value.elts for name in _listed(item, tree)]
         if isinstance(node, ast.ImportFrom) and any(alias.name == "__all__" for alias in node.names):
             return exported(str(node.module))
     return []
+
+
+def _listed(item: ast.expr, tree: ast.Module) -> list[str]:
+    """The names that an item of `__all__` stands for: itself, or `*common.__all__` of another module."""
+    if not isinstance(item, ast.Starred):
+        return [ast.literal_eval(item)]
+    name = ast.unparse(item.value).partition(".")[0]
+    imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
+    package = next(node.module for node in imports if any(alias.name == name for alias in node.names))
+    return exported(f"{package}.{name}")
 
 
 def module_file(module: str) -> Path:

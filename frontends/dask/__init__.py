@@ -6,12 +6,10 @@ scheduler; `job` is the side of the client, `task` that of the workers. The rank
 
 from __future__ import annotations
 
-try:
+from frontends.needs import needs
+
+with needs(**dict.fromkeys(("dask", "distributed"), "ronde.dask needs Dask: pip install 'ronde[dask]'")):
     import distributed as _distributed  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name not in ("distributed", "dask"):
-        raise
-    raise ModuleNotFoundError("ronde.dask needs Dask: pip install 'ronde[dask]'", name=error.name) from None
 
 from collectives.launch import WorkerLost
 from frontends.dask.job import run

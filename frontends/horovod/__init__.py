@@ -1,160 +1,20 @@
 """The part of Horovod's API that is the same for every framework; it imports no framework.
 
-The frontends import it from here, and export its public names as their own: `rank`, `Average`, `barrier`,
-`broadcast_object` and so on. Code that two frontends need belongs here if it does not depend on a tensor's type;
-names, defaults and errors must stay those of Horovod 0.28.
+The frontends import it from here, and export its public names as their own: `Average`, `barrier`, `broadcast_object`
+and so on. Code that two frontends need belongs here if it does not depend on a tensor's type; names, defaults and
+errors must stay those of Horovod 0.28. Each module lists its names for the frontends in `__all__`.
 """
 
-from frontends.horovod.agreement import (
-    DENSE,
-    MISSING,
-    SPARSE,
-    Fact,
-    Members,
-    Union,
-    agree,
-    begin_agreement,
-    begin_digests,
-    explain,
-    in_order,
-    numberless,
-)
-from frontends.horovod.basics import (
-    barrier,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    join,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start,
-    start_timeline,
-    stop_timeline,
-)
-from frontends.horovod.compression import Cast, Compressor, NoneCompressor
-from frontends.horovod.elastic import HostsUpdatedInterrupt, ObjectState, VariablesState, recovering
-from frontends.horovod.errors import HorovodInternalError, UnsupportedOpError, as_horovod
-from frontends.horovod.feedback import (
-    AnyCompression,
-    ErrorFeedback,
-    LossyCompressions,
-    is_lossy,
-    names_of,
-    number_of,
-    numbered,
-)
-from frontends.horovod.handles import Handle, Handles, poll, synchronize
-from frontends.horovod.names import alone_in, communicator_of, full_name, reset_numbers, root_in
-from frontends.horovod.objects import allgather_object, broadcast_object
-from frontends.horovod.ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    check_linear,
-    choose_op,
-    predivided,
-    scale_options,
-)
-from frontends.horovod.run import run
-from frontends.horovod.splits import BUCKET, buckets, divided, rows_for
-
-__all__ = [
-    "BUCKET",
-    "DENSE",
-    "MISSING",
-    "SPARSE",
-    "Adasum",
-    "AnyCompression",
-    "Average",
-    "Cast",
-    "Compressor",
-    "ErrorFeedback",
-    "Fact",
-    "Handle",
-    "Handles",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "LossyCompressions",
-    "Max",
-    "Members",
-    "Min",
-    "NoneCompressor",
-    "ObjectState",
-    "Product",
-    "Sum",
-    "Union",
-    "UnsupportedOpError",
-    "VariablesState",
-    "agree",
-    "allgather_object",
-    "alone_in",
-    "as_horovod",
-    "barrier",
-    "begin_agreement",
-    "begin_digests",
-    "broadcast_object",
-    "buckets",
-    "ccl_built",
-    "check_linear",
-    "choose_op",
-    "communicator_of",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "divided",
-    "explain",
-    "full_name",
-    "gloo_built",
-    "gloo_enabled",
-    "in_order",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "is_lossy",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "names_of",
-    "nccl_built",
-    "number_of",
-    "numbered",
-    "numberless",
-    "poll",
-    "predivided",
-    "rank",
-    "recovering",
-    "reset_numbers",
-    "rocm_built",
-    "root_in",
-    "rows_for",
-    "run",
-    "scale_options",
-    "shutdown",
-    "size",
-    "start",
-    "start_timeline",
-    "stop_timeline",
-    "synchronize",
-]
+from frontends.horovod.agreement import *  # noqa: F403
+from frontends.horovod.basics import *  # noqa: F403
+from frontends.horovod.calls import *  # noqa: F403
+from frontends.horovod.compression import *  # noqa: F403
+from frontends.horovod.elastic import *  # noqa: F403
+from frontends.horovod.errors import *  # noqa: F403
+from frontends.horovod.feedback import *  # noqa: F403
+from frontends.horovod.handles import *  # noqa: F403
+from frontends.horovod.library import *  # noqa: F403
+from frontends.horovod.names import *  # noqa: F403
+from frontends.horovod.ops import *  # noqa: F403
+from frontends.horovod.run import *  # noqa: F403
+from frontends.horovod.splits import *  # noqa: F403

@@ -20,6 +20,21 @@ from collectives import Communicator, Work
 from frontends.horovod.errors import as_horovod
 from frontends.horovod.names import full_name
 
+__all__ = [
+    "DENSE",
+    "MISSING",
+    "SPARSE",
+    "Fact",
+    "Members",
+    "Union",
+    "agree",
+    "begin_agreement",
+    "begin_digests",
+    "explain",
+    "in_order",
+    "numberless",
+]
+
 MISSING: Final = 0
 DENSE: Final = 1
 SPARSE: Final = 2

@@ -1,4 +1,4 @@
-"""Start and end of a job, ranks and sizes, barrier, join, timeline and build information."""
+"""Start of a job, barrier, join, timeline, and collectives on pickled Python objects."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import collectives
-from collectives import (
-    ProcessSet,
-    cross_rank,
-    cross_size,
-    global_process_set,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
+from collectives import ProcessSet, global_process_set, is_initialized
 from frontends.horovod.errors import as_horovod
-from frontends.horovod.names import communicator_of, full_name, reset_numbers
-from transports import registry
+from frontends.horovod.names import communicator_of, full_name, reset_numbers, root_in
 
-__all__ = ["cross_rank", "cross_size", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size"]
+__all__ = [
+    "allgather_object",
+    "barrier",
+    "broadcast_object",
+    "init",
+    "is_homogeneous",
+    "join",
+    "start",
+    "start_timeline",
+    "stop_timeline",
+]
 
 
 def start(
@@ -125,51 +123,22 @@ def stop_timeline() -> None:
     collectives.stop_timeline()
 
 
-def mpi_threads_supported() -> bool:
-    """False: MPI is not used. Operations may be called from any thread."""
-    return False
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return the object of `root_rank`, a rank of the world, on all ranks; on that rank, `obj` itself.
+
+    Raises ValueError if `root_rank` is not in the process set, HorovodInternalError if a rank is lost.
+    """
+    comm, root = process_set.communicator, root_in(process_set, root_rank)
+    full = full_name(comm, "broadcast_object", name)
+    with as_horovod():
+        found = comm.broadcast_object_async(obj, root, name=full).wait()
+    return obj if comm.rank == root else found
 
 
-def mpi_enabled() -> bool:
-    """False: MPI is not used."""
-    return False
-
-
-def mpi_built() -> bool:
-    """False: MPI is not used."""
-    return False
-
-
-def gloo_enabled() -> bool:
-    """False: Ronde has its own transports over TCP and shared memory."""
-    return False
-
-
-def gloo_built() -> bool:
-    """False: Ronde has its own transports over TCP and shared memory."""
-    return False
-
-
-def nccl_built() -> int:
-    """1 if NCCL is usable in this process, else 0."""
-    return 0 if registry.backend("nccl").usable() else 1
-
-
-def cuda_built() -> bool:
-    """True if CUDA tensors can travel over NCCL in this process."""
-    return bool(nccl_built())
-
-
-def ddl_built() -> bool:
-    """False: DDL is not used."""
-    return False
-
-
-def ccl_built() -> bool:
-    """False: oneCCL is not used."""
-    return False
-
-
-def rocm_built() -> bool:
-    """False: ROCm is not used."""
-    return False
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Return the objects of all ranks, in rank order. Raises HorovodInternalError if a rank is lost."""
+    comm = process_set.communicator
+    with as_horovod():
+        return list(comm.allgather_object_async(obj, name=full_name(comm, "allgather_object", name)).wait())

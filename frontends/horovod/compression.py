@@ -1,11 +1,11 @@
-"""Horovod's compression of gradients: floats are cast to a smaller type before the reduction and back after it.
-
-Each frontend gives the two functions that depend on its tensor type; see Cast.
-"""
+"""Horovod's compression of gradients: floats are cast to a smaller type before the reduction and back after it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+__all__ = ["Compressor", "casts"]
 
 
 class Compressor:
@@ -35,25 +35,27 @@ class NoneCompressor(Compressor):
         return tensor
 
 
-class Cast(Compressor):
-    """Sends floats that are larger than `dtype` as `dtype`. A frontend's subclass implements `shrinks` and `cast`."""
+def casts(
+    module: str, is_wide: Callable[[Any], bool], cast: Callable[[Any, Any], Any], half: Any, brain: Any
+) -> tuple[type[Compressor], type[Compressor]]:
+    """Return `fp16` and `bf16` for `Compression` of a frontend's module: floats travel as float16 or bfloat16.
 
-    dtype: Any = None
+    is_wide      tells whether a tensor's elements are floats of more than 16 bits; others are sent unchanged
+    cast         converts a tensor to a dtype
+    half, brain  the framework's dtypes
+    """
 
-    @classmethod
-    def shrinks(cls, tensor: Any) -> bool:
-        """True if the tensor's elements are floats larger than `dtype`."""
-        raise NotImplementedError
+    def to(name: str, dtype: Any) -> type[Compressor]:
+        class Cast(Compressor):
+            @staticmethod
+            def compress(tensor: Any) -> tuple[Any, Any]:
+                return (cast(tensor, dtype), tensor.dtype) if is_wide(tensor) else (tensor, None)
 
-    @staticmethod
-    def cast(tensor: Any, dtype: Any) -> Any:
-        """Return the tensor converted to `dtype`."""
-        raise NotImplementedError
+            @staticmethod
+            def decompress(tensor: Any, ctx: Any) -> Any:
+                return tensor if ctx is None else cast(tensor, ctx)
 
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        return (cls.cast(tensor, cls.dtype), tensor.dtype) if cls.shrinks(tensor) else (tensor, None)
+        Cast.__module__, Cast.__qualname__ = module, f"Compression.{name}"  # by which pickle finds it
+        return Cast
 
-    @classmethod
-    def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else cls.cast(tensor, ctx)
+    return to("fp16", half), to("bf16", brain)

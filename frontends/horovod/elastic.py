@@ -16,6 +16,8 @@ import collectives
 from collectives import elastic, is_initialized
 from frontends.horovod.errors import HorovodInternalError, as_horovod
 
+__all__ = ["HostsUpdatedInterrupt", "ObjectState", "VariablesState", "recovering"]
+
 T = TypeVar("T")
 
 

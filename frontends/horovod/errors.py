@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from transports.errors import RondeError
 
+__all__ = ["HorovodInternalError", "UnsupportedOpError", "as_horovod"]
+
 
 class HorovodInternalError(RuntimeError):
     """An operation failed, because the ranks disagreed or a rank was lost. Its cause is the runtime's own error."""

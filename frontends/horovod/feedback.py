@@ -8,8 +8,10 @@ from typing import Any, Final, TypeAlias, TypeGuard
 from collectives import Communicator, OpName, Work
 from collectives.compression import Compressor as Lossy
 from collectives.compression import Int8, PowerSGD, State, TopK
-from frontends.horovod.compression import Compressor
+from frontends.horovod.compression import Compressor, NoneCompressor
 from frontends.horovod.ops import Average, Sum
+
+__all__ = ["AnyCompression", "Compressions", "ErrorFeedback", "is_lossy", "names_of", "number_of", "numbered"]
 
 
 class ErrorFeedback:
@@ -110,9 +112,17 @@ def names_of(name: str | None, count: int) -> list[str]:
     return [f"{name or 'tensors'}.{index}" for index in range(count)]
 
 
-class LossyCompressions:
-    """Values for the argument `compression` that Horovod does not have. Make one for each optimizer, and keep it: it
-    remembers what was not sent, and adds it to the next gradients. docs/compression.md describes the compressors."""
+class Compressions:
+    """Values for the argument `compression`. A frontend's `Compression` adds the casts of its tensors:
+
+    fp16   floats travel as float16; values beyond 65504 become infinite
+    bf16   floats travel as bfloat16: the range of float32 with 8 bits of precision
+
+    Horovod has `none` and `fp16` alone. Of those that are functions, make one for each optimizer, and keep it: it
+    remembers what was not sent, and adds it to the next gradients. docs/compression.md describes the compressors.
+    """
+
+    none = NoneCompressor
 
     @staticmethod
     def int8(**options: Any) -> ErrorFeedback:

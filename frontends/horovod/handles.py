@@ -8,6 +8,8 @@ from typing import Any
 from collectives import Work
 from frontends.horovod.errors import as_horovod
 
+__all__ = ["Handle", "Handles", "poll", "synchronize"]
+
 
 class Handle:
     """An operation in flight. It keeps the operation's tensors alive."""

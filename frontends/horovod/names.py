@@ -9,6 +9,8 @@ from weakref import WeakKeyDictionary
 
 from collectives import Communicator, ProcessSet, rank
 
+__all__ = ["alone_in", "communicator_of", "full_name", "reset_numbers", "root_in"]
+
 
 class _CallCounters:
     """Numbers for operations without a name: one count, from 1, for each communicator and kind of operation."""

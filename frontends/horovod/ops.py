@@ -8,6 +8,19 @@ from collectives import OpName
 from collectives.arrays import ALIASES
 from frontends.horovod.errors import UnsupportedOpError
 
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "check_linear",
+    "choose_op",
+    "predivided",
+    "scale_options",
+]
+
 Average: Final = "average"
 Sum: Final = "sum"
 Adasum: Final = "adasum"

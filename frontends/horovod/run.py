@@ -11,6 +11,8 @@ from typing import Any, Final
 import collectives
 from transports.interfaces import is_this_host
 
+__all__ = ["run"]
+
 _IGNORED: Final = (
     *("min_num_proc", "max_num_proc", "min_np", "max_np", "slots", "reset_limit", "cooldown_range", "start_timeout"),
     *("ssh_port", "ssh_identity_file", "disable_cache", "output_filename", "verbose", "use_gloo", "use_mpi"),

@@ -8,6 +8,8 @@ from typing import Final, TypeVar
 
 from collectives.schedule import split_evenly
 
+__all__ = ["BUCKET", "buckets", "divided", "rows_for"]
+
 T = TypeVar("T")
 
 BUCKET: Final = 25_000_000

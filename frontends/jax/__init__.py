@@ -15,82 +15,33 @@ primitive.py, programs.py and call_frames.py only:
 
 from __future__ import annotations
 
-try:
-    import jax as _jax  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "jax":
-        raise
-    raise ModuleNotFoundError("ronde.jax needs jax: pip install 'ronde[jax]'", name="jax") from None
+from frontends.needs import needs
 
-from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
-from frontends.horovod import (
-    Adasum,
-    Average,
-    HorovodInternalError,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allgather_object,
-    broadcast_object,
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from frontends.jax.basics import shutdown
+with needs(jax="ronde.jax needs jax: pip install 'ronde[jax]'"):
+    import jax as _jax  # noqa: F401
+
+from frontends import common
+from frontends.common import *  # noqa: F403
+from frontends.horovod import allgather_object, broadcast_object, init
+from frontends.jax import ops
 from frontends.jax.compression import Compression
 from frontends.jax.handler import path
-from frontends.jax.ops import allgather, allreduce, alltoall, barrier, broadcast, grouped_allreduce, reduce_scatter
+from frontends.jax.ops import *  # noqa: F403
 from frontends.jax.ops import allreduce_gradients as allreduce_gradients
 from frontends.jax.primitive import settle
 from frontends.jax.programs import jit
 from frontends.jax.training import broadcast_parameters, distributed
 
 __all__ = [
-    "Adasum",
-    "Average",
+    *ops.__all__,
+    *common.__all__,
     "Compression",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
-    "allgather",
     "allgather_object",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
     "broadcast_object",
     "broadcast_parameters",
-    "cross_rank",
-    "cross_size",
     "distributed",
-    "global_process_set",
-    "grouped_allreduce",
     "init",
-    "is_homogeneous",
-    "is_initialized",
     "jit",
-    "local_rank",
-    "local_size",
     "path",
-    "rank",
-    "reduce_scatter",
-    "remove_process_set",
     "settle",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]

@@ -6,9 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Sequence
-from dataclasses import astuple
 from functools import lru_cache
-from typing import Any
 
 import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by its name then
 import numpy as np
@@ -32,7 +30,7 @@ class CallSite:
 
     def encode(self) -> str:
         """Return the call site as text; `decode` is the inverse."""
-        return json.dumps([astuple(self.request), *self._kinds])
+        return json.dumps([self.request.text(), *self._kinds])
 
     def arrays(self, operands: Sequence[int], results: Sequence[int]) -> tuple[list[Array], list[Array]]:
         """Return the arrays at these addresses. A result that shares its operand's memory is the same array."""
@@ -64,8 +62,5 @@ class _Memory:
 def decode(text: bytes) -> CallSite:
     """Return the call site of a text."""
 
-    def frozen(value: Any) -> Any:
-        return tuple(map(frozen, value)) if isinstance(value, list) else value
-
-    request, operands, results = map(frozen, json.loads(text))
-    return CallSite(Request(*request), operands, results)
+    request, operands, results = json.loads(text)
+    return CallSite(Request.read(request), operands, results)

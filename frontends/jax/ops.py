@@ -7,6 +7,7 @@ jax.errors.JaxRuntimeError with the text of Ronde's error; call `settle` to cont
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -16,12 +17,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import sparse
 
+import collectives
 from collectives import OpName, ProcessSet, global_process_set
 from collectives.arrays import check_op
-from frontends.horovod import Fact, check_linear, choose_op, communicator_of, is_lossy, number_of, root_in
+from frontends.horovod import Fact, check_linear, choose_op, communicator_of, is_lossy, number_of, root_in, set_ranks
 from frontends.jax.compression import AnyCompression, Compression
 from frontends.jax.primitive import bind, settle
 from frontends.jax.requests import Request
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "grouped_allreduce",
+    "reduce_scatter",
+    "shutdown",
+]
 
 _LEAF: Final = jax.tree_util.tree_structure(0)
 _PARTS: Final = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
@@ -123,13 +136,13 @@ def broadcast(x: Any, root_rank: int, name: str | None = None, process_set: Proc
     The gradient is the average of all ranks' gradients on the root, zeros elsewhere.
     """
     arrays, tree = _arrays(x)
-    request = _request("broadcast", process_set, name, root=root_in(process_set, root_rank))
+    request = _broadcast(process_set, root_rank, name)
     return jax.tree_util.tree_unflatten(tree, bind(request, *arrays) if arrays else [])
 
 
 def broadcast_parts(arrays: Sequence[Any], facts: Sequence[Fact], root_rank: int, process_set: ProcessSet) -> list[Any]:
     """`broadcast` of a list, before which all ranks agree that they have the same facts about its arrays."""
-    request = _request("broadcast", process_set, None, root=root_in(process_set, root_rank))
+    request = _broadcast(process_set, root_rank, None)
     given, _ = _arrays(list(arrays))
     return bind(replace(request, label="parameters", facts=tuple(facts)), *given)
 
@@ -149,7 +162,7 @@ def reduce_scatter(
     """
     op = choose_op(op)
     check_linear(op, "reduce_scatter")
-    request = _request("reduce_scatter", process_set, name, op=op, prescale=prescale_factor, postscale=postscale_factor)
+    request = _request("reducescatter", process_set, name, op=op, prescale=prescale_factor, postscale=postscale_factor)
     arrays, tree = _arrays(x, "has no axis to split; it must have at least one dimension")
     return jax.tree_util.tree_unflatten(tree, _reduced(request, arrays, compression))
 
@@ -194,10 +207,26 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     settle()
 
 
+def shutdown() -> None:
+    """Wait for this thread's calls and leave the world.
+
+    `init` may follow. Then call jax.clear_caches() if there are functions compiled for another rank or size. Errors of
+    calls are raised where their results are used, not here.
+    """
+    if collectives.is_initialized():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            settle()
+    collectives.shutdown()
+
+
 def _request(kind: str, process_set: ProcessSet, name: str | None, **details: Any) -> Request:
     comm = communicator_of(process_set)
-    ranks = None if process_set == global_process_set else tuple(process_set.ranks or ())
-    return Request(kind, comm.size, comm.rank, ranks, name, **details)
+    return Request(kind, name, set_ranks(process_set), size=comm.size, rank=comm.rank, **details)
+
+
+def _broadcast(process_set: ProcessSet, root_rank: int, name: str | None) -> Request:
+    root_in(process_set, root_rank)  # an error of the function, not of the program
+    return _request("broadcast", process_set, name, root=int(root_rank))
 
 
 def _reduced(request: Request, arrays: list[jax.Array], compression: AnyCompression) -> list[jax.Array]:
@@ -205,7 +234,8 @@ def _reduced(request: Request, arrays: list[jax.Array], compression: AnyCompress
         compression.check(request.op, request.prescale, request.postscale)
         for array in arrays:
             check_op(request.op, np.dtype(array.dtype))
-        return bind(replace(request, feedback=number_of(compression)), *arrays) if arrays or request.facts else []
+        compressed = replace(request, kind="compressed", number=number_of(compression), memory=request.name or "")
+        return bind(compressed, *arrays) if arrays or request.facts else []
     packed = [compression.compress(array) for array in arrays]
     for array, _ in packed:
         check_op(request.op, np.dtype(array.dtype))

@@ -18,6 +18,7 @@ from jax._src import core, dispatch, effects  # an ordered effect of one's own c
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from frontends.horovod import root_in
 from frontends.jax.call_sites import CallSite
 from frontends.jax.handler import TARGET, path
 from frontends.jax.requests import Request, perform
@@ -42,7 +43,7 @@ for _kind in (
 ):
     _kind.add_type(_RondeEffect)
 
-_IN_PLACE: Final = ("allreduce", "broadcast")
+_IN_PLACE: Final = ("allreduce", "broadcast", "compressed")
 """The operations that work in the operands' memory within a program, where XLA knows if these are needed later."""
 
 COLLECTIVE: Final = Primitive("ronde")
@@ -175,14 +176,15 @@ def _back(request: Request, given: Sequence[Any], shapes: Sequence[tuple[int, ..
             return bind(request, *given)
         case "broadcast":
             reduced = bind(_average(request), *given)
-            return reduced if request.rank == request.root else [jnp.zeros_like(one) for one in reduced]
+            root = root_in(request.process_set, request.root)
+            return reduced if request.rank == root else [jnp.zeros_like(one) for one in reduced]
         case "allgather":
             reduced = bind(_average(request), *given)
             return [
                 jax.lax.dynamic_slice_in_dim(whole, _first_row(request, shape), (shape or (1,))[0]).reshape(shape)
                 for whole, shape in zip(reduced, shapes, strict=True)
             ]
-        case "reduce_scatter":
+        case "reducescatter":
             return _gather(request, given, shapes)
     assert request.kind == "alltoall"
     table = request.table
@@ -197,7 +199,7 @@ def _gather(request: Request, given: Sequence[Any], shapes: Sequence[tuple[int, 
     for one, shape in zip(given, shapes, strict=True):
         least, more = divmod(shape[0], request.size)
         rows = tuple(least + (rank < more) for rank in range(request.size))
-        how = Request("allgather", request.size, request.rank, request.ranks, rows=rows)
+        how = Request("allgather", None, request.ranks, size=request.size, rank=request.rank, rows=rows)
         results.append(bind(how, one)[0] * jnp.asarray(factor, one.dtype))
     return results
 
@@ -208,12 +210,12 @@ def _first_row(request: Request, shape: tuple[int, ...]) -> int:
 
 
 def _average(request: Request) -> Request:
-    return Request("allreduce", request.size, request.rank, request.ranks, op="average")
+    return Request("allreduce", None, request.ranks, "average", size=request.size, rank=request.rank)
 
 
 def _unnamed(request: Request) -> Request:
     """Return the request of a derivative: without name and compression, which belong to the operation itself."""
-    return replace(request, name=None, feedback=None)
+    return replace(request, name=None, kind="allreduce" if request.kind == "compressed" else request.kind)
 
 
 ad.primitive_jvps[COLLECTIVE] = _differentiate
@@ -228,10 +230,10 @@ def _batch(
 ) -> tuple[list[jax.Array], list[int | None]]:
     """One operation on the arrays of all members of the batch. Rows are of the first axis, so the batch is the second
     one where rows are counted."""
-    if request.op == "adasum" or request.feedback is not None:
+    if request.op == "adasum" or request.kind == "compressed":
         what = "Adasum" if request.op == "adasum" else "a compression with loss"
         raise NotImplementedError(
-            f"{request.kind}: {what} takes an array as a whole, not its members within vmap; call it on the batched "
+            f"allreduce: {what} takes an array as a whole, not its members within vmap; call it on the batched "
             "array, outside of vmap"
         )
     if request.kind in ("allreduce", "broadcast"):

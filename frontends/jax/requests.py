@@ -10,45 +10,30 @@ from typing import Any
 
 import numpy as np
 
-from collectives import Communicator, OpName, ProcessSet, Work, world
-from frontends.horovod import Fact, agree, full_name, names_of, numbered, scale_options
+from collectives import Communicator, Work
+from frontends.horovod import Call, agree, full_name
 from transports.errors import MismatchError
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A collective on some arrays: everything that is known when a function is traced.
+@dataclass(frozen=True)
+class Request(Call):
+    """A collective on some arrays, as it is known when a function is traced.
 
-    kind      allreduce, allgather, broadcast, reduce_scatter, alltoall or barrier
-    size      size of the process set when traced; the results' shapes depend on it
-    rank      rank in the process set
-    ranks     members of the process set; None for the world
-    name      None: numbered when it runs
-    op, prescale, postscale   of reductions
-    root      of broadcasts, as a rank of the process set
-    rows      allgather: number of rows of each rank; None if all have as many as this rank
-    feedback  allreduce: number of a lossy compression; None without one
-    table     alltoall: table[i][j] rows go from i to j; None for equal parts
-    label     by which the ranks agree on `facts` before; None without an agreement
-    facts     this rank's facts: see frontends.horovod.agreement
+    kind   also allgather, alltoall or barrier
+    size   size of the process set when traced; the results' shapes depend on it
+    rank   rank in the process set
+    rows   allgather: number of rows of each rank; None if all have as many as this rank
+    table  alltoall: table[i][j] rows go from i to j; None for equal parts
+    label  by which the ranks agree on `facts` before; None without an agreement
     """
 
-    kind: str
-    size: int
-    rank: int
-    ranks: tuple[int, ...] | None = None
-    name: str | None = None
-    op: OpName = "sum"
-    prescale: float = 1.0
-    postscale: float = 1.0
-    root: int = 0
+    size: int = 1
+    rank: int = 0
     rows: tuple[int, ...] | None = None
-    feedback: int | None = None
     table: tuple[tuple[int, ...], ...] | None = None
     label: str | None = None
-    facts: tuple[Fact, ...] = ()
 
     def result(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the result for an array of this shape."""
@@ -56,7 +41,7 @@ class Request:
             case "allgather":
                 own, *rest = shape or (1,)
                 return (own * self.size if self.rows is None else sum(self.rows), *rest)
-            case "reduce_scatter":
+            case "reducescatter":
                 return (shape[0] // self.size + (self.rank < shape[0] % self.size), *shape[1:])
             case "alltoall" if self.table is not None:
                 return (sum(row[self.rank] for row in self.table), *shape[1:])
@@ -70,7 +55,7 @@ def perform(request: Request, sources: Sequence[Array], targets: Sequence[Array]
     another world, and on every rank if the ranks do not agree on the facts; MismatchError on every rank if the ranks
     state different numbers of rows.
     """
-    comm = world() if request.ranks is None else ProcessSet(request.ranks).communicator
+    comm = request.communicator
     if (comm.size, comm.rank) != (request.size, request.rank):
         raise ValueError(
             f"{request.kind}: was compiled for rank {request.rank} of {request.size}, and this is rank {comm.rank} of "
@@ -78,7 +63,7 @@ def perform(request: Request, sources: Sequence[Array], targets: Sequence[Array]
         )
     name = full_name(comm, "jax", None if request.name is None else f"{request.kind}.{request.name}")
     if request.label is not None:
-        agree(comm, request.label, [Fact(*fact) for fact in request.facts])
+        agree(comm, request.label, request.facts)
     name = _compared_sizes(comm, request, name)
     begun: list[Work[Any]] = []
     try:
@@ -110,33 +95,20 @@ def _begin(
     comm: Communicator, request: Request, name: str, sources: Sequence[Array], targets: Sequence[Array]
 ) -> Iterator[Work[Any]]:
     """Begin all operations of the request."""
-    factors = scale_options(request.prescale, request.postscale)
+    if request.kind not in ("allgather", "alltoall", "barrier"):
+        yield from request.begin(name, sources, targets)
+        return
     if request.kind == "barrier":
         yield comm.barrier_async(name=name)
-    elif request.feedback is not None:
-        names = names_of(request.name, len(sources))
-        if sources:
-            yield numbered(request.feedback).begin(comm, sources, targets, request.op, name, names)
-        return
-    elif request.kind == "allreduce" and len(sources) > 1:
-        yield comm.grouped_allreduce_async(sources, request.op, out=targets, name=name, **factors)
     for index, (x, out) in enumerate(zip(sources, targets, strict=True)):
         label = f"{name}.{index}" if index else name
-        match request.kind:
-            case "allreduce" if len(sources) == 1:
-                yield comm.allreduce_async(x, request.op, out=out, name=label, **factors)
-            case "broadcast":
-                yield comm.broadcast_async(x, request.root, out=out, name=label)
-            case "allgather" if request.rows is None:  # in one piece, so that the number of rows must be the same
-                whole = out.reshape(comm.size, *x.shape)
-                yield comm.allgather_async(x[None], out=whole, name=label)
-            case "allgather":
-                yield comm.allgather_async(x, out=out, name=label)
-            case "reduce_scatter":
-                yield comm.reduce_scatter_async(x, request.op, out=out, name=label, **factors)
-            case "alltoall":
-                splits = None if request.table is None else request.table[request.rank]
-                yield comm.alltoall_async(x, splits, out=out, name=label)
+        if request.kind == "alltoall":
+            splits = None if request.table is None else request.table[request.rank]
+            yield comm.alltoall_async(x, splits, out=out, name=label)
+        elif request.rows is None:  # in one piece, so that the number of rows must be the same
+            yield comm.allgather_async(x[None], out=out.reshape(comm.size, *x.shape), name=label)
+        else:
+            yield comm.allgather_async(x, out=out, name=label)
 
 
 def _wait(comm: Communicator, begun: Sequence[Work[Any]]) -> None:

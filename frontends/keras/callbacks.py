@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from collectives import ProcessSet, global_process_set
-from frontends.horovod import Min, as_horovod, full_name, rank, size
+from collectives import ProcessSet, global_process_set, rank, size
+from frontends.horovod import ARRAYS, Average, Min, Reduction, full_name
 from frontends.keras.backends import chosen
 from frontends.keras.library import Callback, ModelCheckpoint, library, optimizer_variables
 from frontends.keras.values import allreduce, broadcast_variables
@@ -83,9 +83,8 @@ class MetricAverageCallback(Callback):  # type: ignore[misc]
             return
         names = sorted(logs)
         own = np.array([float(logs[name]) for name in names], np.float64)
-        comm = self._process_set.communicator
-        with as_horovod():
-            mean = comm.allreduce_async(own, "average", name=full_name(comm, "metrics", None)).wait()
+        name = full_name(self._process_set.communicator, "metrics", None)
+        mean = ARRAYS.allreduce(own, None, Reduction(Average, name, 1.0, 1.0, self._process_set)).synchronize()
         logs.update(zip(names, mean.tolist(), strict=True))
 
 

@@ -21,7 +21,9 @@ from frontends.horovod import (
     MISSING,
     SPARSE,
     Average,
+    ErrorFeedback,
     Fact,
+    Reduction,
     Sum,
     alone_in,
     is_lossy,
@@ -29,7 +31,7 @@ from frontends.horovod import (
     predivided,
 )
 from frontends.keras.backends import Backend, ReductionOptions, chosen
-from frontends.keras.compression import AnyCompression, Compression, ErrorFeedback
+from frontends.keras.compression import AnyCompression, Compression
 from frontends.keras.library import LEGACY, OPTIMIZERS, library
 
 Groups: TypeAlias = int | Sequence[Sequence[Any]] | None
@@ -132,22 +134,9 @@ def PartialDistributedOptimizer(
 
     Raises as DistributedOptimizer; ValueError for a layer without variables.
     """
-    distributed = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        num_groups,
-        groups,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        process_set,
-        scale_local_gradients,
-    )
+    options = dict(locals())
+    del options["local_layers"]
+    distributed = DistributedOptimizer(**options)
     layers = [local_layers] if isinstance(local_layers, library.layers.Layer) else list(local_layers or ())
     for layer in layers:
         if not layer.built:
@@ -203,8 +192,8 @@ class _Settings:
             chosen.append(index)
             contexts.append(context)
             tensors.append(tensor)
-        how = self.op, self.prescale, self.postscale, self.process_set, lossy
-        options = ReductionOptions(self._label(variables), self.name, facts, *how)
+        how = Reduction(self.op, self._label(variables), self.prescale, self.postscale, self.process_set)
+        options = ReductionOptions(how, self.name, facts, lossy)
         for index, context, tensor in zip(chosen, contexts, backend.combine(tensors, options), strict=True):
             whole = lossy is not None or isinstance(tensor, backend.SPARSE)
             result[index] = tensor if whole else self.compression.decompress(tensor, context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from frontends.keras.backends.tensorflow import passes_of
+from frontends.tensorflow_ops import Aggregation
 
 Combine = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
@@ -24,7 +24,7 @@ def distribute(optimizer: Any, combine: Combine, local: set[int], passes: int, a
     distributed: Any = object.__new__(type(kind.__name__, (_Combining, kind), {"__module__": kind.__module__}))
     distributed.__dict__.update(vars(optimizer))
     vars(distributed).update(
-        _ronde_combine=combine, _ronde_local=local, _ronde_passes=passes_of(passes, average) if passes > 1 else None
+        _ronde_combine=combine, _ronde_local=local, _ronde_passes=Aggregation(passes, average) if passes > 1 else None
     )
     return distributed
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import (
+    ARRAYS,
     Average,
+    Reduction,
     agree,
     as_horovod,
-    check_linear,
     choose_op,
     communicator_of,
     full_name,
@@ -21,13 +22,18 @@ from frontends.horovod import (
     is_lossy,
     names_of,
     root_in,
-    scale_options,
 )
 from frontends.keras.compression import AnyCompression, Compression
 
+__all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "broadcast_variables", "reducescatter"]
 
-def _array(tensor: Any) -> Any:
-    return np.asarray(keras.ops.convert_to_numpy(tensor))
+
+def _array(value: Any) -> Any:
+    return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
+
+
+def _tensor(array: Any) -> Any:
+    return keras.ops.convert_to_tensor(array)
 
 
 def allreduce(
@@ -48,40 +54,24 @@ def allreduce(
 
     Raises ValueError for a bad argument, HorovodInternalError if the ranks disagree or a rank is lost.
     """
-    chosen = choose_op(op, average)
-    comm = communicator_of(process_set)
+    how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    tensor = keras.ops.convert_to_tensor(value)
     if is_lossy(compression):
-        compression.check(chosen, prescale_factor, postscale_factor)
-        source = _array(keras.ops.convert_to_tensor(value))
-        target = np.empty_like(source)
-        with as_horovod():
-            label = full_name(comm, "compressed", name)
-            compression.begin(comm, [source], [target], chosen, label, names_of(name, 1)).wait()
-        return keras.ops.convert_to_tensor(target)
-    small, ctx = compression.compress(keras.ops.convert_to_tensor(value))
-    with as_horovod():
-        scales = scale_options(prescale_factor, postscale_factor)
-        work = comm.allreduce_async(_array(small), chosen, name=full_name(comm, "allreduce", name), **scales)
-        return compression.decompress(keras.ops.convert_to_tensor(work.wait()), ctx)
+        compression.check(how.op, prescale_factor, postscale_factor)
+        return _tensor(ARRAYS.compressed([_array(tensor)], None, how, names_of(name, 1), compression).synchronize()[0])
+    small, ctx = compression.compress(tensor)
+    return compression.decompress(_tensor(ARRAYS.allreduce(_array(small), None, how).synchronize()), ctx)
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Concatenate the values of all ranks along the first dimension, which may differ. Raises as `allreduce`."""
-    comm = communicator_of(process_set)
-    array = _array(keras.ops.convert_to_tensor(value))
-    with as_horovod():
-        work = comm.allgather_async(array, name=full_name(comm, "allgather", name))
-        return keras.ops.convert_to_tensor(work.wait())
+    return _tensor(ARRAYS.allgather(_array(value), name, process_set).synchronize())
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Return the value of `root_rank`, a rank of the world; all ranks pass the same shape and type. Raises as
     `allreduce`."""
-    comm, root = communicator_of(process_set), root_in(process_set, root_rank)
-    array = _array(keras.ops.convert_to_tensor(value))
-    with as_horovod():
-        work = comm.broadcast_async(array, root, name=full_name(comm, "broadcast", name))
-        return keras.ops.convert_to_tensor(work.wait())
+    return _tensor(ARRAYS.broadcast(_array(value), None, root_rank, name, process_set).synchronize())
 
 
 def reducescatter(
@@ -89,12 +79,7 @@ def reducescatter(
 ) -> Any:
     """Reduce a value over the ranks and return this rank's rows of the result. Average and Sum only. Raises as
     `allreduce`."""
-    check_linear(op, "reducescatter")
-    comm = communicator_of(process_set)
-    array = _array(keras.ops.convert_to_tensor(value))
-    with as_horovod():
-        work = comm.reduce_scatter_async(array, op, name=full_name(comm, "reducescatter", name))
-        return keras.ops.convert_to_tensor(work.wait())
+    return _tensor(ARRAYS.reducescatter(_array(value), Reduction(op, name, 1.0, 1.0, process_set)).synchronize())
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
@@ -108,14 +93,14 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     label = full_name(comm, "broadcast_variables", None)
     with as_horovod():
         agree(comm, "variables", in_order(str(getattr(one, "path", one.name)) for one in variables))
-        begun = [
-            (variable, comm.broadcast_async(_array(variable), root, name=f"{label}.{index}"))
-            for index, variable in enumerate(variables)
-        ]
-        for variable, work in begun:
-            value = work.wait()
-            if comm.rank != root:
-                variable.assign(value)
+    begun = [
+        ARRAYS.broadcast(_array(variable), None, root_rank, f"{label}.{index}", process_set)
+        for index, variable in enumerate(variables)
+    ]
+    for variable, handle in zip(variables, begun, strict=True):
+        value = handle.synchronize()
+        if comm.rank != root:
+            variable.assign(value)
 
 
 def broadcast_global_variables(root_rank: int) -> NoReturn:

@@ -11,126 +11,42 @@ tensors.py is the only place that converts between MXNet's arrays and NumPy's.
 
 from __future__ import annotations
 
-try:
-    from frontends.mxnet import library as _library  # noqa: F401
-except ModuleNotFoundError as error:
-    _absent = (error.name or "").partition(".")[0]
-    if _absent == "mxnet":
-        # MXNet requires NumPy 1, so it can be no part of an extra
-        text = "ronde.mxnet needs mxnet: pip install 'ronde[mxnet]' and pip install --no-deps mxnet==1.9.1"
-    elif _absent in ("requests", "distutils"):
-        text = f"mxnet needs {_absent}: pip install 'ronde[mxnet]'"
-    else:
-        raise
-    raise ModuleNotFoundError(text, name=_absent) from None
+from frontends.needs import needs
 
-from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
-from frontends.horovod import (
-    Adasum,
-    Average,
-    HorovodInternalError,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allgather_object,
-    barrier,
-    broadcast_object,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    join,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+with needs(
+    # MXNet requires NumPy 1, so it can be no part of an extra
+    mxnet="ronde.mxnet needs mxnet: pip install 'ronde[mxnet]' and pip install --no-deps mxnet==1.9.1",
+    requests="mxnet needs requests: pip install 'ronde[mxnet]'",
+    distutils="mxnet needs distutils: pip install 'ronde[mxnet]'",
+):
+    from frontends.mxnet import library as _library  # noqa: F401
+
+from collectives import shutdown
+from frontends import builds, common
+from frontends.builds import *  # noqa: F403
+from frontends.common import *  # noqa: F403
+from frontends.horovod import allgather_object, barrier, broadcast_object, init, join
+from frontends.mxnet import ops
 from frontends.mxnet.compression import Compression
 from frontends.mxnet.functions import broadcast_parameters
 from frontends.mxnet.kvstore import Ronde
-from frontends.mxnet.ops import (
-    allgather,
-    allreduce,
-    allreduce_,
-    alltoall,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_reducescatter,
-    reducescatter,
-)
+from frontends.mxnet.ops import *  # noqa: F403
 from frontends.mxnet.optimizer import DistributedOptimizer
 from frontends.mxnet.trainer import DistributedTrainer
 
 __all__ = [
-    "Adasum",
-    "Average",
+    *ops.__all__,
+    *builds.__all__,
+    *common.__all__,
     "Compression",
     "DistributedOptimizer",
     "DistributedTrainer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
     "Ronde",
-    "Sum",
-    "add_process_set",
-    "allgather",
     "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "alltoall",
     "barrier",
-    "broadcast",
-    "broadcast_",
     "broadcast_object",
     "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_reducescatter",
     "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
     "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]

@@ -7,8 +7,8 @@ from typing import Any
 
 from collectives import ProcessSet, global_process_set
 from frontends.horovod import agree, as_horovod, communicator_of, in_order, root_in
-from frontends.mxnet import ops
 from frontends.mxnet.library import mx
+from frontends.mxnet.tensors import LIBRARY
 
 
 def broadcast_parameters(
@@ -49,7 +49,7 @@ def broadcast_parameters(
                 continue
         else:
             arrays = [value]
-        waiting.append((arrays, ops.begin_broadcast(arrays[0], arrays[0], root_rank, name, process_set)))
+        waiting.append((arrays, LIBRARY.broadcast(arrays[0], arrays[0], root_rank, name, process_set)))
     for arrays, handle in waiting:
         handle.synchronize()
         _copy_to_others(arrays)
@@ -63,7 +63,7 @@ def _broadcast_when_initialized(parameter: Any, root_rank: int, name: str, proce
         del parameter._init_impl  # the method of the class again
         initialize(*args, **kwargs)
         arrays = parameter.list_data()
-        ops.broadcast_(arrays[0], root_rank, name, process_set=process_set)
+        LIBRARY.broadcast(arrays[0], arrays[0], root_rank, name, process_set).synchronize()
         _copy_to_others(arrays)
 
     parameter._init_impl = initialize_and_broadcast

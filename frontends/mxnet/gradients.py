@@ -12,6 +12,7 @@ from frontends.horovod import (
     SPARSE,
     Average,
     Fact,
+    Reduction,
     agree,
     alone_in,
     as_horovod,
@@ -22,9 +23,8 @@ from frontends.horovod import (
     numberless,
     predivided,
 )
-from frontends.mxnet import ops
 from frontends.mxnet.compression import AnyCompression
-from frontends.mxnet.tensors import dtype_of
+from frontends.mxnet.tensors import LIBRARY, dtype_of
 
 
 class GradientReduction:
@@ -82,14 +82,13 @@ class GradientReduction:
         """Begin the operation of a group; the returned function ends it."""
         names, tensors = [name for name, _ in group], [tensor for _, tensor in group]
         label = names[0] if len(names) == 1 else f"{names[0]}:{names[-1]}"
-        compression = self._compression
+        compression, how = self._compression, Reduction(Average, label, *self._factors, self._process_set)
         if is_lossy(compression):
-            handle = ops.begin_compressed(tensors, Average, label, names, compression, self._process_set)
+            handle = LIBRARY.compressed(tensors, tensors, how, names, compression)
             return lambda: handle.synchronize() and None
         packed = [compression.compress(tensor) for tensor in tensors]
         sent = [tensor for tensor, _ in packed]
-        begin = ops.begin_allreduce if len(sent) == 1 else ops.begin_grouped
-        handle = begin(sent, sent, Average, label, *self._factors, self._process_set)
+        handle = LIBRARY.grouped_allreduce(sent, sent, how)
 
         def finish() -> None:
             handle.synchronize()

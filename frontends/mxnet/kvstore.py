@@ -6,12 +6,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collectives import global_process_set
-from frontends.horovod import Sum, allgather_object, init, is_lossy, rank, size
-from frontends.mxnet import ops
+from collectives import global_process_set, rank, size
+from frontends.horovod import Reduction, Sum, allgather_object, init, is_lossy
 from frontends.mxnet.compression import AnyCompression, Compression
 from frontends.mxnet.library import mx
-from frontends.mxnet.tensors import as_array
+from frontends.mxnet.tensors import LIBRARY, as_array
 
 
 class Ronde(mx.kv.KVStoreBase):  # type: ignore[misc]
@@ -74,7 +73,7 @@ class Ronde(mx.kv.KVStoreBase):  # type: ignore[misc]
         Raises HorovodInternalError if the ranks disagree or a rank is lost.
         """
         for (name, values), (_, outs) in zip(_items(key, value), _items(key, out), strict=True):
-            ops.begin_broadcast(values[0], outs[0], 0, f"kvstore.{name}", global_process_set).synchronize()
+            LIBRARY.broadcast(values[0], outs[0], 0, f"kvstore.{name}", global_process_set).synchronize()
             _copy(outs[0], outs[1:])
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -114,12 +113,12 @@ class Ronde(mx.kv.KVStoreBase):  # type: ignore[misc]
 
     def _sum(self, name: str, tensor: Any) -> None:
         """Replace an array by the sum over the ranks."""
-        compression, everyone, label = self._compression, global_process_set, f"kvstore.{name}"
+        compression, how = self._compression, Reduction(Sum, f"kvstore.{name}", 1.0, 1.0, global_process_set)
         if is_lossy(compression):
-            ops.begin_compressed([tensor], Sum, label, [name], compression, everyone).synchronize()
+            LIBRARY.compressed([tensor], [tensor], how, [name], compression).synchronize()
             return
         sent, context = compression.compress(tensor)
-        ops.begin_allreduce([sent], [sent], Sum, label, 1.0, 1.0, everyone).synchronize()
+        LIBRARY.allreduce(sent, sent, how).synchronize()
         result = compression.decompress(sent, context)
         if result is not tensor:
             tensor[:] = result

@@ -8,12 +8,14 @@ result has the kind of its tensor.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 
+from frontends.horovod import Library
 from frontends.mxnet.library import mx
 
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
@@ -73,8 +75,7 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any], like: Any) -> Any:
     return made.as_np_ndarray() if isinstance(like, mx.np.ndarray) else made
 
 
-def empty_like(tensor: Any, name: str = "tensor") -> Any:
-    """Return an array for a result of the tensor's shape and dtype. Raises TypeError for another object."""
+def _empty_like(tensor: Any, name: str) -> Any:
     if not isinstance(tensor, mx.nd.NDArray):
         raise TypeError(f"{name}: must be an NDArray of MXNet, not {type(tensor).__name__}")
     return empty(tensor.shape, dtype_of(tensor), tensor)
@@ -85,3 +86,7 @@ def as_tensor(array: Any, like: Any) -> Any:
     made = empty(array.shape, array.dtype, like)
     np.copyto(as_array(made, write=True), array)
     return made
+
+
+LIBRARY: Final = Library(as_array, functools.partial(as_array, write=True), as_tensor, _empty_like)
+"""Horovod's operations on MXNet's arrays. Each begins when the engine has computed its tensors."""

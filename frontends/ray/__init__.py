@@ -7,15 +7,12 @@ used. The ranks meet as guests of collectives.launch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-try:
+from frontends.needs import needs
+
+with needs(ray="ronde.ray needs ray: pip install 'ronde[ray]'"):
     import ray as _ray  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "ray":
-        raise
-    raise ModuleNotFoundError("ronde.ray needs ray: pip install 'ronde[ray]'", name="ray") from None
 
 from collectives.launch import WorkerLost
 from frontends.ray.elastic import ElasticRayExecutor
@@ -25,9 +22,6 @@ from frontends.ray.ranks import RaySettings
 if TYPE_CHECKING:
     from frontends.ray.groups import register
     from frontends.ray.train import RondeConfig
-
-_LATER: Final = {"register": "frontends.ray.groups", "RondeConfig": "frontends.ray.train"}
-"""Names whose modules load more of Ray, and torch with it."""
 
 __all__ = [
     "ElasticRayExecutor",
@@ -40,6 +34,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+    """Import `register` and RondeConfig at their first use: their modules load more of Ray, and torch with it."""
+    if name == "register":
+        from frontends.ray.groups import register
+
+        return register
+    if name == "RondeConfig":
+        from frontends.ray.train import RondeConfig
+
+        return RondeConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

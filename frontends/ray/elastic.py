@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from collectives.launch import WorkerLost
-from frontends.ray.executor import refuse_ray_client, resources_of
+from frontends.ray.executor import Executor, refuse_ray_client, resources_of
 from frontends.ray.placement import Demand, capacity
 from frontends.ray.ranks import Executable, Ranks, RaySettings
 
 log: Final = logging.getLogger("ronde.ray")
 
 
-class ElasticRayExecutor:
+class ElasticRayExecutor(Executor):
     """A RayExecutor with as many ranks as the cluster has room for, which may be lost.
 
     settings         limits of time, see RayExecutor
@@ -61,7 +61,6 @@ class ElasticRayExecutor:
         self._min, self._max, self._losses_left = min_workers, max_workers, reset_limit
         self._variables = dict(env_vars or {})
         self._executable = Executable(None, None, None)
-        self._ranks: Ranks | None = None
 
     @property
     def num_workers(self) -> int:
@@ -82,48 +81,7 @@ class ElasticRayExecutor:
         self._executable = Executable(executable_cls, executable_args, executable_kwargs)
         self._start()
 
-    def run(
-        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
-    ) -> list[Any]:
-        """Call `fn(*args, **kwargs)` on every rank; the results of the ranks that there are in the end, in rank order.
-
-        Raises the error that the function raised; WorkerLost beyond reset_limit. All ranks are ended then.
-        """
-        call = (fn, list(args or ()), dict(kwargs or {}))
-        return self._repeat(lambda actor: actor.attempt.remote("call", *call))
-
-    def run_remote(
-        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
-    ) -> list[Any]:
-        """Call as RayExecutor.run_remote: Ray's references. The call is not repeated, and no lost rank is replaced."""
-        call = (fn, list(args or ()), dict(kwargs or {}))
-        return [actor.call_for_user.remote(*call) for actor in self._started().actors]
-
-    def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Call `fn(executable)` on every rank; as `run`."""
-        return self._repeat(lambda actor: actor.attempt.remote("call_executable", fn))
-
-    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """Call `fn(executable)` on rank 0 alone. It is not repeated. Raises as `run`."""
-        ranks = self._started()
-        try:
-            return ranks.collect([ranks.actors[0].attempt.remote("call_executable", fn)])[0]
-        except BaseException:
-            self._end(wait=False)
-            raise
-
-    def shutdown(self) -> None:
-        """End the ranks and give the resources back. Idempotent."""
-        self._end(wait=True)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-
-    def _repeat(self, submit: Callable[[Any], Any]) -> list[Any]:
+    def _on_all(self, submit: Callable[[Any], Any]) -> list[Any]:
         while True:
             ranks = self._started()
             if not ranks:
@@ -140,16 +98,6 @@ class ElasticRayExecutor:
             except BaseException:
                 self._end(wait=False)
                 raise
-
-    def _started(self) -> Ranks:
-        if self._ranks is None:
-            raise RuntimeError("the executor has no ranks: call start first")
-        return self._ranks
-
-    def _end(self, *, wait: bool) -> None:
-        ranks, self._ranks = self._ranks, None
-        if ranks is not None:
-            ranks.end(wait=wait)
 
     def _start(self) -> None:
         """Start ranks, in place of those that there are."""

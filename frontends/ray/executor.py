@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -11,7 +12,78 @@ from frontends.ray.placement import Demand
 from frontends.ray.ranks import Executable, Ranks, RaySettings
 
 
-class RayExecutor:
+class Executor(ABC):
+    """The calls of an executor. `start`, then any of them, and `shutdown` in the end."""
+
+    _ranks: Ranks | None = None
+
+    @abstractmethod
+    def start(self, *args: Any, **options: Any) -> None:
+        """Start the ranks."""
+
+    @abstractmethod
+    def _on_all(self, submit: Callable[[Any], Any]) -> list[Any]:
+        """Make a call by `submit` on every actor; the results in rank order. Ends all ranks if it raises."""
+
+    def _started(self) -> Ranks:
+        if self._ranks is None:
+            raise RuntimeError("the executor has no ranks: call start first")
+        return self._ranks
+
+    def _end(self, *, wait: bool) -> None:
+        """End all ranks. `wait`: let them leave the world by themselves. Idempotent."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.end(wait=wait)
+
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Call `fn(*args, **kwargs)` on every rank; the results in rank order.
+
+        Raises the error of the rank that failed first, with a note of its rank and traceback; WorkerLost with rank,
+        node and process if a worker died, or more than may be lost; RuntimeError before `start`. All ranks are ended
+        first.
+        """
+        call = (fn, list(args or ()), dict(kwargs or {}))
+        return self._on_all(lambda actor: actor.attempt.remote("call", *call))
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Start a run, and return Ray's object references of the results at once. `ray.get` of them raises the errors.
+
+        After an error `shutdown` and `start` are needed. No lost rank is replaced.
+        """
+        call = (fn, list(args or ()), dict(kwargs or {}))
+        return [actor.call_for_user.remote(*call) for actor in self._started().actors]
+
+    def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """Call `fn(executable)` on every rank, with the object of `executable_cls`; as `run`."""
+        return self._on_all(lambda actor: actor.attempt.remote("call_executable", fn))
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Run `execute` on rank 0 alone. It is not repeated."""
+        ranks = self._started()
+        try:
+            return ranks.collect([ranks.actors[0].attempt.remote("call_executable", fn)])[0]
+        except BaseException:
+            self._end(wait=False)
+            raise
+
+    def shutdown(self) -> None:
+        """End the ranks and give the resources back. Also cancels a call in another thread. Idempotent."""
+        self._end(wait=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._end(wait=kind is None)
+
+
+class RayExecutor(Executor):
     """Ranks on the nodes of a Ray cluster, which call functions until `shutdown`.
 
     settings                     limits of time, see `create_settings`
@@ -53,8 +125,8 @@ class RayExecutor:
             else per_node * _at_least_one("num_hosts", num_hosts)
         )
         demand = Demand(count, resources_of(cpus_per_worker, use_gpu, gpus_per_worker), per_node)
-        self._count = count
-        self._ranks = Ranks(demand, settings or RaySettings(), use_current=use_current_placement_group)
+        self._demand, self._settings = demand, settings or RaySettings()
+        self._use_current = use_current_placement_group
 
     @classmethod
     def create_settings(cls, timeout_s: float = 300, placement_group_timeout_s: float = 100) -> RaySettings:
@@ -64,12 +136,12 @@ class RayExecutor:
     @property
     def num_workers(self) -> int:
         """The number of ranks."""
-        return self._count
+        return self._demand.count
 
     @property
     def pids(self) -> list[int]:
         """The processes of the ranks, each on its node. Raises RuntimeError before `start`."""
-        return list(ray.get([actor.pid.remote() for actor in self._ranks.actors]))
+        return list(ray.get([actor.pid.remote() for actor in self._started().actors]))
 
     def start(
         self,
@@ -92,56 +164,15 @@ class RayExecutor:
             raise RuntimeError("start: the executor was started before; call shutdown first")
         refuse_ray_client()
         variables = {name: str(value) for name, value in (extra_env_vars or {}).items()}
+        self._ranks = Ranks(self._demand, self._settings, use_current=self._use_current)
         self._ranks.start(Executable(executable_cls, executable_args, executable_kwargs), variables)
 
-    def run(
-        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
-    ) -> list[Any]:
-        """Call `fn(*args, **kwargs)` on every rank; the results in rank order.
-
-        Raises the error of the rank that failed first, with a note of its rank and traceback; WorkerLost with rank,
-        node and process if a worker died; RuntimeError before `start`. All ranks are ended first.
-        """
-        call = (fn, list(args or ()), dict(kwargs or {}))
-        return self._all([actor.attempt.remote("call", *call) for actor in self._ranks.actors])
-
-    def run_remote(
-        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
-    ) -> list[Any]:
-        """Start a run, and return Ray's object references of the results at once. `ray.get` of them raises the errors.
-
-        After an error `shutdown` and `start` are needed.
-        """
-        call = (fn, list(args or ()), dict(kwargs or {}))
-        return [actor.call_for_user.remote(*call) for actor in self._ranks.actors]
-
-    def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Call `fn(executable)` on every rank, with the object of `executable_cls`; the results in rank order.
-
-        Raises as `run`.
-        """
-        return self._all([actor.attempt.remote("call_executable", fn) for actor in self._ranks.actors])
-
-    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """Run `execute` on rank 0 alone."""
-        return self._all([self._ranks.actors[0].attempt.remote("call_executable", fn)])[0]
-
-    def shutdown(self) -> None:
-        """End the ranks and give the resources back. Also cancels a call in another thread. Idempotent."""
-        self._ranks.end(wait=True)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._ranks.end(wait=kind is None)
-
-    def _all(self, references: Sequence[Any]) -> list[Any]:
+    def _on_all(self, submit: Callable[[Any], Any]) -> list[Any]:
+        ranks = self._started()
         try:
-            return self._ranks.collect(references)
+            return ranks.collect([submit(actor) for actor in ranks.actors])
         except BaseException:
-            self._ranks.end(wait=False)
+            self._end(wait=False)
             raise
 
 

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from collectives.launch import (
     REPORT_SECONDS,
+    ElasticOutcomes,
     Failure,
     GuestJob,
     Outcomes,
@@ -23,7 +24,6 @@ from collectives.launch import (
     WorkerLost,
     load,
     own_settings,
-    root_cause,
     unreadable,
 )
 from frontends.ray.placement import Demand, Placement
@@ -201,53 +201,40 @@ class Ranks:
         running = {submit(rank.actor): rank for rank in self._ranks}
         starting: dict[Any, _Rank] = {}
         joining: dict[Any, _Rank] = {}
-        values: dict[_Rank, Any] = {}
-        failures: list[Failure] = []
-        lost: list[Failure] = []
-        until: float | None = None
-        while running:
-            left = None if until is None else max(0.0, until - time.monotonic())
+        outcomes = ElasticOutcomes(self._ranks, None if losses is None else losses - self.lost)
+        while not outcomes.decided:
+            left = None if outcomes.until == math.inf else max(0.0, outcomes.until - time.monotonic())
             done, _ = ray.wait([*running, *starting, *joining], num_returns=1, timeout=left)
             if not done:
                 break
             reference = done[0]
             rank = (running | starting | joining)[reference]
             outcome = _outcome(rank, reference)
-            if reference in starting:
-                del starting[reference]
+            if starting.pop(reference, None):
                 if isinstance(outcome, Success):
                     place, pid = outcome.value
                     rank.name = f"node {place.address}, pid {pid}"
                     seat = crew.job.newcomer(place)
                     joining[rank.actor.attempt.remote("connect", seat, *crew.executable.words())] = rank
-            elif reference in joining:
-                del joining[reference]
+            elif joining.pop(reference, None):
                 if isinstance(outcome, Success):
                     running[submit(rank.actor)] = rank
                     self._ranks.append(rank)
+                    outcomes.members.add(rank)
             else:
                 del running[reference]
-                if isinstance(outcome, Success):
-                    values[rank] = outcome.value
-                elif isinstance(outcome.error, WorkerLost):
-                    lost.append(outcome)
-                    self.lost += 1
-                    self._ranks.remove(rank)
-                    actor = self._actor(crew.group, crew.made, rank.bundle)
-                    starting[actor.attempt.remote("place")] = _Rank(crew.made, rank.bundle, actor, rank.name)
-                    crew.made += 1
-                else:
-                    failures.append(outcome)
-            if failures and not root_cause(failures).consequence:
-                break
-            if losses is not None and self.lost > losses:
-                break
-            if failures and until is None:
-                until = time.monotonic() + REPORT_SECONDS
+                if isinstance(outcome, Success) or not isinstance(outcome.error, WorkerLost):
+                    outcomes.add(rank, outcome, time.monotonic())
+                    continue
+                outcomes.lose(rank, outcome)
+                self.lost += 1
+                self._ranks.remove(rank)
+                actor = self._actor(crew.group, crew.made, rank.bundle)
+                starting[actor.attempt.remote("place")] = _Rank(crew.made, rank.bundle, actor, rank.name)
+                crew.made += 1
         for rank in [*starting.values(), *joining.values()]:
             ray.kill(rank.actor)
-        if failures or running or not values:
-            root_cause([*failures, *lost]).reraise()
+        values = outcomes.values()
         numbers = ray.get([actor.rank_now.remote() for actor in self.actors])
         ranks = self._ranks
         if None not in numbers:

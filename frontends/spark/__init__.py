@@ -10,12 +10,10 @@ checkpoints. The public modules `torch` and `keras` add the frameworks. The door
 
 from __future__ import annotations
 
-try:
+from frontends.needs import needs
+
+with needs(pyspark="ronde.spark needs PySpark: pip install 'ronde[spark]'"):
     import pyspark as _pyspark  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "pyspark":
-        raise
-    raise ModuleNotFoundError("ronde.spark needs PySpark: pip install 'ronde[spark]'", name=error.name) from None
 
 from collectives.launch import WorkerLost
 from frontends.spark.elastic import run_elastic

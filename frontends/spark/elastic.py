@@ -6,20 +6,19 @@ are left go on, and the new task joins them.
 
 from __future__ import annotations
 
-import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 from pyspark import SparkContext
 
-from collectives.launch import REPORT_SECONDS, Failure, GuestJob, Seat, WorkerLost, load, own_settings, root_cause
-from frontends.spark.desk import Arrival, Desk, Gone, JobEnded, Joined, Line, Message, Result
+from collectives.launch import ElasticOutcomes, Failure, GuestJob, Seat, WorkerLost, load, own_settings
+from frontends.spark.desk import Arrival, Desk, Gone, Joined, Line, Result
 from frontends.spark.job import (
     check,
     collect_arrivals,
+    events_of,
     open_desk,
     show,
     submitted,
@@ -79,87 +78,37 @@ def run_elastic(
         ) as cancel,
     ):
         arrivals = collect_arrivals(desk, count, minimum, until)
-        ranks = _Ranks(job, desk, arrivals, reset_limit)
-        ranks.begin(minimum, maximum)
-        ranks.wait()
-        if len(ranks.values) < maximum:  # some tasks got no slot, or were not admitted
+        seats = take_seats(job, desk, arrivals, bounds=(minimum, maximum))
+        outcomes = ElasticOutcomes(seats, reset_limit)
+        numbers = _serve(job, desk, arrivals, seats, outcomes)
+        values = outcomes.values()
+        if len(values) < maximum:  # some tasks got no slot, or were not admitted
             cancel()
-    return [value for _, value in sorted(ranks.values, key=lambda item: item[0])]
+    return [values[task] for task in sorted(values, key=numbers.__getitem__)]
 
 
-@dataclass
-class _Ranks:
-    """The ranks of an elastic job, as the driver knows them.
-
-    arrivals  the tasks that have come, by their numbers
-    members   those in the world that have neither ended nor been lost
-    values    rank and result of those that have ended
-    """
-
-    job: GuestJob
-    desk: Desk
-    arrivals: dict[int, Arrival]
-    reset_limit: int | None
-    seats: dict[int, Seat] = field(default_factory=dict)
-    members: set[int] = field(default_factory=set)
-    values: list[tuple[int, Any]] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    lost: list[Failure] = field(default_factory=list)
-
-    def begin(self, minimum: int, maximum: int) -> None:
-        """Give the first ranks their seats."""
-        self.seats = take_seats(self.job, self.desk, self.arrivals, bounds=(minimum, maximum))
-        self.members = set(self.seats)
-
-    def wait(self) -> None:
-        """Serve the tasks until all ranks have ended. Raises as `run_elastic`."""
-        until = float("inf")
-        while self.members:
-            try:
-                left = None if until == float("inf") else max(0.0, until - time.monotonic())
-                event = self.desk.events.get(timeout=left)
-            except queue.Empty:
-                break
-            if isinstance(event, JobEnded):
-                if not self.failures and not self.lost:
-                    raise RuntimeError("run_elastic: Spark ended the job; was it cancelled?") from event.error
-                break
-            self._handle(*event)
-            if self.failures and not root_cause(self.failures).consequence:
-                break
-            if self.reset_limit is not None and len(self.lost) > self.reset_limit:
-                root_cause(self.lost).reraise()
-            if self.failures and until == float("inf"):
-                until = time.monotonic() + REPORT_SECONDS
-        if self.failures:
-            root_cause([*self.failures, *self.lost]).reraise()
-        if self.members or not self.values:
-            self.lost[-1].reraise()
-
-    def _handle(self, task: int, message: Message) -> None:
+def _serve(
+    job: GuestJob, desk: Desk, arrivals: dict[int, Arrival], seats: dict[int, Seat], outcomes: ElasticOutcomes
+) -> dict[Hashable, int]:
+    """Serve the tasks until the outcome is known. Returns the ranks of those that have ended."""
+    numbers: dict[Hashable, int] = {}
+    for task, message in events_of(desk, outcomes):
+        member = task in outcomes.members
         match message:
             case Arrival():
-                self.arrivals[task] = message
-                self.seats[task] = self.job.newcomer(message.place)
-                self.desk.send(task, self.seats[task])
+                arrivals[task] = message
+                seats[task] = job.newcomer(message.place)
+                desk.send(task, seats[task])
             case Joined():
-                self.members.add(task)
+                outcomes.members.add(task)
             case Line():
-                show(self.seats[task].rank, message)
+                show(seats[task].rank, message)
             case Result():
-                self._end(task, message)
-            case Gone() if task in self.members:
-                self.members.discard(task)
-                rank = self.seats[task].rank
-                self.lost.append(Failure(rank, WorkerLost(f"rank {rank} ({self.arrivals[task]}) was lost")))
-
-    def _end(self, task: int, result: Result) -> None:
-        joined = task in self.members
-        self.members.discard(task)
-        self.desk.hang_up(task)
-        outcome = load(self.seats[task].rank, result.outcome)
-        if isinstance(outcome, Failure):
-            if joined:
-                self.failures.append(outcome)
-        else:
-            self.values.append((result.rank, outcome.value))
+                desk.hang_up(task)
+                numbers[task] = message.rank
+                if member:
+                    outcomes.add(task, load(seats[task].rank, message.outcome), time.monotonic())
+            case Gone() if member:
+                rank = seats[task].rank
+                outcomes.lose(task, Failure(rank, WorkerLost(f"rank {rank} ({arrivals[task]}) was lost")))
+    return numbers

@@ -17,6 +17,7 @@ from pyspark import InheritableThread, SparkContext
 
 from collectives.launch import (
     REPORT_SECONDS,
+    ElasticOutcomes,
     Failure,
     GuestJob,
     Outcomes,
@@ -26,7 +27,7 @@ from collectives.launch import (
     load,
     own_settings,
 )
-from frontends.spark.desk import Arrival, Desk, Gone, JobEnded, Line, Result
+from frontends.spark.desk import Arrival, Desk, Gone, JobEnded, Line, Message, Result
 from frontends.spark.task import call
 from transports.errors import DeadlineExceeded
 
@@ -182,17 +183,7 @@ def take_seats(
 def _collect(desk: Desk, arrivals: Mapping[int, Arrival], seats: Mapping[int, Seat]) -> Outcomes:
     """The outcomes of the ranks, as far as they are needed."""
     outcomes = Outcomes(seat.rank for seat in seats.values())
-    while not outcomes.decided:
-        try:
-            left = None if outcomes.until == math.inf else max(0.0, outcomes.until - time.monotonic())
-            event = desk.events.get(timeout=left)
-        except queue.Empty:
-            break
-        if isinstance(event, JobEnded):
-            if outcomes.failed:
-                break
-            raise RuntimeError("run: Spark ended the job; was it cancelled?") from event.error
-        task, message = event
+    for task, message in events_of(desk, outcomes):
         if task not in seats:
             continue  # Spark starts the stage again, whose loss the other messages tell
         rank = seats[task].rank
@@ -205,6 +196,22 @@ def _collect(desk: Desk, arrivals: Mapping[int, Arrival], seats: Mapping[int, Se
             lost = WorkerLost(f"rank {rank} ({arrivals[task]}) was lost")
             outcomes.add(Failure(rank, lost), time.monotonic())
     return outcomes
+
+
+def events_of(desk: Desk, outcomes: Outcomes | ElasticOutcomes) -> Iterator[tuple[int, Message]]:
+    """The messages of the tasks, by their numbers, until the outcome is known. Raises RuntimeError if Spark has ended
+    the job for no known reason."""
+    while not outcomes.decided:
+        try:
+            left = None if outcomes.until == math.inf else max(0.0, outcomes.until - time.monotonic())
+            event = desk.events.get(timeout=left)
+        except queue.Empty:
+            return
+        if isinstance(event, JobEnded):
+            if outcomes.failed:
+                return
+            raise RuntimeError("run: Spark ended the job; was it cancelled?") from event.error
+        yield event
 
 
 def show(rank: int, line: Line) -> None:

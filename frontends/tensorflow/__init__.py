@@ -1,166 +1,67 @@
 """Horovod's API for TensorFlow: `import ronde.tensorflow as hvd`, and a Horovod script runs unchanged.
 
-    ops, functions, tape, optimizer   Horovod's functions on tensors: eager, in tf.function, in graphs of tf.compat.v1
-      nodes                           one collective as a node of a graph, and its gradient
-        calls                         the node's description, and how its execution starts in the runtime
-          kernel, done                the TensorFlow operations, through TensorFlow's C interface
-
 Names, signatures, defaults and semantics are those of `horovod.tensorflow` 0.28; docs/migrating-from-horovod.md lists
-the differences. frontends.keras is built on this room, which reaches it through keras_bridge.py only.
+the differences. The collectives on tensors are those of frontends.tensorflow_ops; optimizers and callbacks for Keras's
+models are those of frontends.keras, which is imported at its first use.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-try:
-    import tensorflow as _tensorflow  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "tensorflow":
-        raise
-    raise ModuleNotFoundError(
-        "ronde.tensorflow needs tensorflow: pip install 'ronde[tensorflow]'", name="tensorflow"
-    ) from None
+from frontends.needs import needs
 
-from collectives import ProcessSet, add_process_set, global_process_set, remove_process_set
-from frontends.horovod import (
-    Adasum,
-    Average,
-    HorovodInternalError,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+with needs(tensorflow="ronde.tensorflow needs tensorflow: pip install 'ronde[tensorflow]'"):
+    import tensorflow as _tensorflow  # noqa: F401
+
+from collectives import shutdown
+from frontends import builds, common, tensorflow_ops
+from frontends.builds import *  # noqa: F403
+from frontends.common import *  # noqa: F403
+from frontends.horovod import init
 from frontends.tensorflow import elastic
-from frontends.tensorflow.aggregation import Aggregation as Aggregation
-from frontends.tensorflow.compression import Compression
 from frontends.tensorflow.functions import (
+    BroadcastGlobalVariablesHook,
     allgather_object,
     broadcast_global_variables,
     broadcast_object,
     broadcast_object_fn,
     broadcast_variables,
 )
-from frontends.tensorflow.hooks import BroadcastGlobalVariablesHook
-from frontends.tensorflow.keras_bridge import keras_frontend
-from frontends.tensorflow.ops import agreement as agreement
-from frontends.tensorflow.ops import (
-    allgather,
-    allreduce,
-    alltoall,
-    barrier,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    reducescatter,
-    size_op,
-)
 from frontends.tensorflow.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from frontends.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from frontends.tensorflow_ops import *  # noqa: F403
 
 if TYPE_CHECKING:
     from frontends.tensorflow.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
-    "Adasum",
-    "Average",
+    *builds.__all__,
+    *common.__all__,
+    *tensorflow_ops.__all__,
     "BroadcastGlobalVariablesHook",
-    "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
     "PartialDistributedGradientTape",
     "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Product",
-    "Sum",
     "SyncBatchNormalization",
-    "add_process_set",
-    "allgather",
     "allgather_object",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
     "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
     "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_rank_op",
-    "local_size",
-    "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "process_set_included_op",
-    "rank",
-    "rank_op",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
     "shutdown",
-    "size",
-    "size_op",
-    "start_timeline",
-    "stop_timeline",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import SyncBatchNormalization and `callbacks` at their first use: Keras loads its backend with them."""
     if name == "callbacks":
-        return keras_frontend().callbacks
+        from frontends import keras
+
+        return keras.callbacks
     if name == "SyncBatchNormalization":
         from frontends.tensorflow.sync_batch_norm import SyncBatchNormalization
 

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average, Sum, init, is_initialized, local_rank, rank, size
-from frontends.tensorflow.compression import AnyCompression, Compression
-from frontends.tensorflow.ops import allgather, allreduce, broadcast, grouped_allreduce, no_autograph
+from collectives import OpName, ProcessSet, global_process_set, is_initialized, local_rank, rank, size
+from frontends.horovod import AnyCompression, Average, Sum, init
+from frontends.tensorflow_ops import Compression, allgather, allreduce, broadcast, grouped_allreduce, no_autograph
 
 
 class RondeCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]

@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from frontends.horovod import HostsUpdatedInterrupt, ObjectState, VariablesState, recovering
-from frontends.tensorflow.keras_bridge import keras_frontend
 
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "TensorFlowState", "run"]
 
@@ -48,5 +47,7 @@ class TensorFlowState(VariablesState):
 def __getattr__(name: str) -> Any:
     """Import TensorFlowKerasState, which is frontends.keras.elastic.KerasState, at its first use."""
     if name == "TensorFlowKerasState":
-        return keras_frontend().elastic.KerasState
+        from frontends import keras
+
+        return keras.elastic.KerasState
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

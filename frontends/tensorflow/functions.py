@@ -1,4 +1,4 @@
-"""Broadcast of variables and collectives on objects."""
+"""Broadcast of variables, also when a MonitoredSession begins, and collectives on objects."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import tensorflow as tf
 from collectives import ProcessSet, global_process_set
 from frontends import horovod
 from frontends.horovod import in_order
-from frontends.tensorflow.ops import agreement, broadcast_, no_autograph
 from frontends.tensorflow.reducing import source_names, told_apart
+from frontends.tensorflow_ops import agreement, broadcast_, no_autograph
 
 
 @no_autograph
@@ -70,3 +70,24 @@ def allgather_object(
 ) -> list[Any]:
     """Return the objects of all ranks, in rank order. `session` is ignored."""
     return horovod.allgather_object(obj, name, process_set)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Broadcasts the global variables of `root_rank` when a session begins, after their initialisation or
+    restoration."""
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        """`device` is accepted for Horovod's sake and ignored."""
+        super().__init__()
+        self.root_rank = root_rank
+        self.bcast_op: Any = None
+
+    def begin(self) -> None:
+        """Add the operation to the graph, once."""
+        graph = tf.compat.v1.get_default_graph()
+        if self.bcast_op is None or self.bcast_op.graph is not graph:
+            self.bcast_op = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Run the broadcast. Collective: all ranks begin their sessions."""
+        session.run(self.bcast_op)

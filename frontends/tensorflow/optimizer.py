@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average
-from frontends.tensorflow.aggregation import Aggregation
-from frontends.tensorflow.compression import AnyCompression, Compression
-from frontends.tensorflow.keras_bridge import distributed_optimizer
-from frontends.tensorflow.ops import no_autograph
+from frontends.horovod import AnyCompression, Average
 from frontends.tensorflow.reducing import Groups, Reducer
 from frontends.tensorflow.tape import variables_of
+from frontends.tensorflow_ops import Aggregation, Compression, no_autograph
 
 
 class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
@@ -101,36 +99,15 @@ def DistributedOptimizer(
 
     Raises ValueError for bad arguments, TypeError for an object that is not an optimizer.
     """
+    options = dict(locals())
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be 1 or more")
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return distributed_optimizer(
-            "DistributedOptimizer",
-            optimizer,
-            name=name,
-            compression=compression,
-            sparse_as_dense=sparse_as_dense,
-            backward_passes_per_step=backward_passes_per_step,
-            op=op,
-            gradient_predivide_factor=gradient_predivide_factor,
-            average_aggregated_gradients=average_aggregated_gradients,
-            num_groups=num_groups,
-            groups=groups,
-            process_set=process_set,
-            scale_local_gradients=scale_local_gradients,
-        )
+        del options["use_locking"]
+        return _keras_for(optimizer).DistributedOptimizer(**options)
     label = name or f"Distributed{type(optimizer).__name__}"
-    reducer = Reducer(
-        f"{label}_Allreduce",
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    scaling = gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients
+    reducer = Reducer(f"{label}_Allreduce", compression, sparse_as_dense, op, *scaling)
     several = backward_passes_per_step > 1
     aggregation = Aggregation(backward_passes_per_step, average_aggregated_gradients) if several else None
     return _DistributedOptimizer(optimizer, label, use_locking, reducer, aggregation)
@@ -142,8 +119,17 @@ def PartialDistributedOptimizer(optimizer: Any, *, local_layers: Any = None, **o
     local_layers   a Keras layer, or several
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return distributed_optimizer("PartialDistributedOptimizer", optimizer, local_layers=local_layers, **options)
+        return _keras_for(optimizer).PartialDistributedOptimizer(optimizer, local_layers=local_layers, **options)
     distributed = DistributedOptimizer(optimizer, **options)
     for variable in variables_of(local_layers):
         distributed.register_local_var(variable)
     return distributed
+
+
+def _keras_for(optimizer: Any) -> ModuleType:
+    """Import and return frontends.keras for an optimizer of Keras. Raises TypeError for another object."""
+    if not hasattr(optimizer, "apply_gradients"):
+        raise TypeError(f"optimizer: must be of tf.compat.v1.train or of Keras, not {type(optimizer).__name__}")
+    from frontends import keras  # many programs of TensorFlow have no Keras model
+
+    return keras

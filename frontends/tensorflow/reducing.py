@@ -12,9 +12,21 @@ from typing import Any
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet
-from frontends.horovod import BUCKET, DENSE, MISSING, SPARSE, Fact, alone_in, buckets, divided, is_lossy, predivided
-from frontends.tensorflow import ops
-from frontends.tensorflow.compression import AnyCompression
+from frontends import tensorflow_ops as ops
+from frontends.horovod import (
+    BUCKET,
+    DENSE,
+    MISSING,
+    SPARSE,
+    AnyCompression,
+    Fact,
+    Reduction,
+    alone_in,
+    buckets,
+    divided,
+    is_lossy,
+    predivided,
+)
 
 Groups = int | Sequence[Sequence[Any]] | None
 
@@ -94,24 +106,12 @@ class Reducer:
         with ops.agreement(self._name, facts, self._process_set):
             return self._reduced(results, combined, names, sources)
 
-    def _reduced(
-        self,
-        results: list[Any],
-        combined: list[int],
-        names: list[str],
-        sources: Sequence[Any],
-    ) -> list[Any]:
+    def _reduced(self, results: list[Any], combined: list[int], names: list[str], sources: Sequence[Any]) -> list[Any]:
         """Return the gradients with those of the numbers `combined` replaced by their combinations."""
         for group in self._divide(combined, sources, results):
-            reduced = ops.grouped_allreduce(
-                [results[index] for index in group],
-                compression=self._compression,
-                op=self._op,
-                prescale_factor=self._factors[0],
-                postscale_factor=self._factors[1],
-                process_set=self._process_set,
-                name=f"{self._name}/{names[group[0]]}",
-            )
+            how = Reduction(self._op, f"{self._name}/{names[group[0]]}", *self._factors, self._process_set)
+            given = [results[index] for index in group]
+            reduced = ops.grouped_allreduce(given, compression=self._compression, **how._asdict())
             for index, gradient in zip(group, reduced, strict=True):
                 results[index] = gradient
         return results

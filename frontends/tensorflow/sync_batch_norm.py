@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from collectives import ProcessSet, global_process_set
 from frontends.horovod import Sum
-from frontends.tensorflow.ops import allreduce
+from frontends.tensorflow_ops import allreduce
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(f"SyncBatchNormalization: needs Keras on tensorflow, and it runs on {keras.backend.backend()}")

@@ -8,10 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average
-from frontends.tensorflow.compression import AnyCompression, Compression
-from frontends.tensorflow.ops import no_autograph
+from frontends.horovod import AnyCompression, Average
 from frontends.tensorflow.reducing import Groups, Reducer
+from frontends.tensorflow_ops import Compression, no_autograph
 
 
 class _DistributedTape:
@@ -72,19 +71,9 @@ def DistributedGradientTape(
     kind = type(type(gradtape).__name__, (_DistributedTape, type(gradtape)), {})
     distributed: Any = object.__new__(kind)
     distributed.__dict__.update(gradtape.__dict__)
-    distributed._attach(
-        Reducer(
-            "DistributedGradientTape_Allreduce",
-            compression,
-            sparse_as_dense,
-            op,
-            gradient_predivide_factor,
-            num_groups,
-            groups,
-            process_set,
-            scale_local_gradients,
-        )
-    )
+    scaling = gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients
+    name = "DistributedGradientTape_Allreduce"
+    distributed._attach(Reducer(name, compression, sparse_as_dense, op, *scaling))
     return distributed
 
 
@@ -106,19 +95,9 @@ def PartialDistributedGradientTape(
 
     local_layers   a Keras layer, or several
     """
-    tape: Any = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    options = dict(locals())
+    del options["local_layers"]
+    tape: Any = DistributedGradientTape(**options)
     for variable in variables_of(local_layers):
         tape.register_local_source(variable)
     return tape

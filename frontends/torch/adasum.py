@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from collectives import ProcessSet
-from frontends.horovod import DENSE, MISSING, Adasum, alone_in
+from frontends.horovod import DENSE, MISSING, Adasum, Compressor, alone_in
 from frontends.torch import ops
-from frontends.torch.compression import Compressor
 from frontends.torch.parameters import Hooks, Parameter, Roster
 from frontends.torch.passes import PassCounter
 

@@ -17,17 +17,28 @@ from typing import Any
 import torch
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average, ErrorFeedback, Sum, choose_op, is_lossy, names_of, root_in, rows_for
+from frontends.horovod import Average, ErrorFeedback, Reduction, Sum, choose_op, is_lossy, names_of, root_in, rows_for
 from frontends.torch import ops
 from frontends.torch.compression import AnyCompression, Compression
+from frontends.torch.tensors import LIBRARY
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
+]
 
 
 class _Allreduce(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *how: Any) -> torch.Tensor:
         ctx.how = how
-        result: torch.Tensor = ops.allreduce_async(tensor, None, name, *how).synchronize()
-        return result
+        return ops.allreduce_async(tensor, None, name, *how).synchronize()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -53,10 +64,8 @@ class _CompressedAllreduce(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, name: str | None, feedback: ErrorFeedback, op: OpName, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.how = op, 1.0, 1.0, process_set
-        outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
-        names = names_of(name, len(tensors))
-        ops.compressed_async(tensors, outputs, op, name, names, feedback, process_set).synchronize()
-        return tuple(outputs)
+        how, names = Reduction(op, name, 1.0, 1.0, process_set), names_of(name, len(tensors))
+        return tuple(LIBRARY.compressed(tensors, None, how, names, feedback).synchronize())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -89,8 +98,7 @@ class _Broadcast(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         ctx.process_set, ctx.root = process_set, root_in(process_set, root_rank)
-        result: torch.Tensor = ops.broadcast_async(tensor, root_rank, name, process_set).synchronize()
-        return result
+        return ops.broadcast_async(tensor, root_rank, name, process_set).synchronize()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -195,8 +203,7 @@ def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Return the tensor of `root_rank`, a rank of the world, as a new tensor."""
-    result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
-    return result
+    return _Broadcast.apply(tensor, root_rank, name, process_set)
 
 
 def alltoall(

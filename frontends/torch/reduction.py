@@ -9,9 +9,20 @@ from typing import Any, Final
 import torch
 
 from collectives import Communicator, OpName, ProcessSet
-from frontends.horovod import DENSE, MISSING, SPARSE, ErrorFeedback, alone_in, as_horovod, communicator_of
+from frontends.horovod import (
+    ARRAYS,
+    DENSE,
+    MISSING,
+    SPARSE,
+    Compressor,
+    ErrorFeedback,
+    Reduction,
+    alone_in,
+    as_horovod,
+    communicator_of,
+)
 from frontends.torch import ops
-from frontends.torch.compression import AnyCompression, Compression, Compressor
+from frontends.torch.compression import AnyCompression, Compression
 from frontends.torch.gradients import (
     COPIED_BYTES,
     GROUP_BYTES,
@@ -26,6 +37,7 @@ from frontends.torch.gradients import (
 )
 from frontends.torch.parameters import Hooks, Parameter, Roster
 from frontends.torch.passes import PassCounter
+from frontends.torch.tensors import LIBRARY
 
 _KNOWN: Final = 4
 """Bit beside the kinds of gradients: a rank has had a dense gradient in an earlier step."""
@@ -316,6 +328,9 @@ class GradientReduction:
         elif own is not reduced:
             own.detach().copy_(reduced)
 
+    def _how(self, name: str) -> Reduction:
+        return Reduction(self._op, name, *self._factors, self._process_set)
+
     def _reduce_one(self, one: Gradient) -> None:
         parameter, name = one.parameter, one.name
         if one.kind == SPARSE:
@@ -332,7 +347,7 @@ class GradientReduction:
             self._compress([parameter], [gradient], name)
             return
         small, ctx = self._compression.compress(gradient)
-        handle = ops.allreduce_async_(small, None, name, self._op, *self._factors, self._process_set)
+        handle = LIBRARY.allreduce(small, small, self._how(name))
 
         def finish() -> None:
             handle.synchronize()
@@ -344,7 +359,7 @@ class GradientReduction:
         """Reduce dense gradients with a lossy compression."""
         assert self._feedback is not None
         names = [self._of[id(parameter)].name for parameter in parameters]
-        handle = ops.compressed_async(gradients, gradients, self._op, label, names, self._feedback, self._process_set)
+        handle = LIBRARY.compressed(gradients, gradients, self._how(label), names, self._feedback)
 
         def finish() -> None:
             for parameter, reduced in zip(parameters, handle.synchronize(), strict=True):
@@ -365,7 +380,7 @@ class GradientReduction:
 
     def _reduce_group(self, group: Group) -> None:
         if group.slots:
-            handle = ops.combine_arrays_async(group.arrays, group.name, self._op, *self._factors, self._process_set)
+            handle = ARRAYS.grouped_allreduce(group.arrays, group.arrays, self._how(group.name))
 
             def finish() -> None:
                 handle.synchronize()
@@ -383,7 +398,7 @@ class GradientReduction:
             return
         compressed = [self._compression.compress(gradient) for gradient in gradients]
         smalls = [small for small, _ in compressed]
-        handle = ops.grouped_allreduce_async_(smalls, None, group.name, self._op, *self._factors, self._process_set)
+        handle = LIBRARY.grouped_allreduce(smalls, smalls, self._how(group.name))
 
         def finish() -> None:
             handle.synchronize()

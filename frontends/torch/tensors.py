@@ -13,6 +13,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from frontends.horovod import Library
+
 _BY_BITS: Final[dict[torch.dtype, tuple[torch.dtype, np.dtype[Any]]]] = {
     getattr(torch, name): (torch.int16 if name == "bfloat16" else torch.uint8, np.dtype(getattr(ml_dtypes, name)))
     for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
@@ -113,3 +115,12 @@ def plain_array(array: Any) -> tuple[Any, torch.dtype | None]:
 
 def _numpy_of(bits: torch.dtype) -> np.dtype[Any]:
     return np.dtype(np.int16 if bits is torch.int16 else np.uint8)
+
+
+def _empty_like(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    as_array(tensor, name)
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+LIBRARY: Final = Library(as_array, writable_array, lambda array, _: as_tensor(array), _empty_like)
+"""Horovod's operations on torch tensors."""

@@ -2,5 +2,8 @@
 
 from __future__ import annotations
 
+from frontends.builds import *  # noqa: F403
+from frontends.common import *  # noqa: F403
 from frontends.keras import *  # noqa: F403
 from frontends.keras import __all__ as __all__
+from frontends.keras.values import *  # noqa: F403

@@ -8,8 +8,11 @@ from frontends import tensorflow as _frontend
 from frontends.tensorflow import __all__ as __all__
 
 if TYPE_CHECKING:
+    from frontends.builds import *  # noqa: F403
+    from frontends.common import *  # noqa: F403
     from frontends.tensorflow import *  # noqa: F403
     from frontends.tensorflow import SyncBatchNormalization as SyncBatchNormalization
+    from frontends.tensorflow_ops import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:

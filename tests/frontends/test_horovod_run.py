@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 import ronde
+import ronde.numpy as hvd
 from frontends import horovod
 
 
 def ranked(first: int, *, second: int) -> tuple[int, int, int]:
     """A function for ranks, as Horovod's users write it."""
-    horovod.init()
-    return horovod.rank(), horovod.size(), first + second
+    hvd.init()
+    return hvd.rank(), hvd.size(), first + second
 
 
 def test_ranks_of_this_machine_with_horovods_arguments() -> None:

@@ -20,7 +20,7 @@ from transports.errors import MismatchError
 tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed: pip install 'ronde[tensorflow]'")
 
 import frontends.tensorflow as hvd  # noqa: E402
-from frontends.tensorflow.done import Done  # noqa: E402
+from frontends.tensorflow_ops.done import Done  # noqa: E402
 
 Pools = Callable[[int], Pool]
 DTYPES = ("float32", "bfloat16", "int64", "float64", "float16", "int32", "int16", "int8", "uint8", "uint16")

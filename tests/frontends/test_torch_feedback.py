@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,11 @@ def test_values() -> None:
     assert hvd.Compression.of(Int8()).compressor == Int8()
     with pytest.raises(TypeError, match=r"must be one of ronde\.compression"):
         hvd.Compression.of("int8")
+
+
+@pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16])
+def test_casts_travel_to_other_processes_as_arguments_do(compression: Any) -> None:
+    assert pickle.loads(pickle.dumps(compression)) is compression
 
 
 class Net(torch.nn.Module):

@@ -19,5 +19,8 @@ def names(sampler: ElasticSampler) -> None:
     assert_type(ronde.keras.size(), int)
     assert_type(ronde.jax.size(), int)
     assert_type(ronde.mxnet.rank(), int)
+    assert_type(ronde.torch.nccl_built(), int)
+    assert_type(ronde.tensorflow.is_homogeneous(), bool)
+    assert_type(ronde.keras.mpi_built(), bool)
     assert_type(State(), ronde.compression.State)
     sampler.set_epoch(1)

@@ -1,95 +1,52 @@
-"""Adapters between the Keras frontend and the backend that Keras runs on; `Backend` is their interface.
+"""Adapters between the Keras frontend and the backend that Keras runs on; `Backend` is their base.
 
     keras/optimizer, callbacks, elastic  ->  backends.chosen()  ->  backends/jax         ->  frontends.jax
-                                                                    backends/tensorflow  ->  frontends.tensorflow
+                                                                    backends/tensorflow  ->  frontends.tensorflow_ops
                                                                     backends/torch       ->  frontends.torch
 
-Only the module of the current backend is ever imported. A new backend is one module here with the names of `Backend`.
+Only the module of the current backend is ever imported. A new backend is one module here, and a case of `chosen`.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
 
 import keras
 
-from collectives import OpName, ProcessSet
-from frontends.horovod import ErrorFeedback, Fact
+from collectives import ProcessSet
+from frontends.keras.backends.interface import Backend, ReductionOptions
 
-NAMES = ("tensorflow", "jax", "torch")
-
-
-@dataclass(frozen=True)
-class ReductionOptions:
-    """Arguments of the allreduce of a step's gradients.
-
-    name    of the operation
-    label   by which the ranks match the agreement on `facts` before it
-    facts   about all gradients, those that are missing as well
-    lossy   compresses dense ones; None leaves them as they are
-    """
-
-    name: str
-    label: str
-    facts: Sequence[Fact]
-    op: OpName
-    prescale: float
-    postscale: float
-    process_set: ProcessSet
-    lossy: ErrorFeedback | None = None
-
-
-class Backend(Protocol):
-    """Interface of a backend's module.
-
-    SPARSE     types of sparse gradients that the backend reduces without making them dense
-    FAILURES   exceptions that a compiled step raises when a collective fails in it
-    """
-
-    SPARSE: tuple[type, ...]
-    FAILURES: tuple[type[Exception], ...]
-
-    def init(self, comm: Any, process_sets: Any) -> None:
-        """Horovod's `init` for the backend."""
-
-    def combine(self, tensors: list[Any], options: ReductionOptions) -> list[Any]:
-        """Allreduce all tensors with one wait, inside the backend's compiled steps or outside. May change them in
-        place. The ranks agree on their facts before, also if there are no tensors.
-
-        Raises HorovodInternalError; ValueError on every rank, or an exception of the compiled step, if the facts
-        differ.
-        """
-
-    def dense(self, gradient: Any) -> Any:
-        """Return the gradient as a dense tensor."""
-
-    def prepare(self, model: keras.Model) -> None:
-        """Change how `model` compiles its steps, if `combine` needs that."""
-
-    def forget(self) -> None:
-        """Discard compiled steps, after the set of ranks has changed."""
-
-    def sync_variables(self, model: keras.Model) -> None:
-        """Give the model's variables the values of the last step of a running `fit`."""
-
-    def step_if(
-        self,
-        due: Any,
-        totals: list[Any],
-        combine: Callable[[list[Any]], list[Any]],
-        step: Callable[[list[Any]], None],
-        variables: Sequence[Any],
-    ) -> None:
-        """Run step(combine(totals)) if the tensor `due` is true. `variables` are all variables that `step` may assign
-        to."""
+__all__ = ["Backend", "ReductionOptions", "chosen", "init"]
 
 
 def chosen() -> Backend:
-    """Import and return the module of Keras's current backend. Raises ValueError for an unknown backend."""
-    name = keras.backend.backend()
-    if name not in NAMES:
-        raise ValueError(f"KERAS_BACKEND={name!r}: must be one of {', '.join(NAMES)}")
-    return cast(Backend, importlib.import_module(f"frontends.keras.backends.{name}"))
+    """Return Keras's current backend, which cannot change in a process. Raises ValueError for an unknown one."""
+    match keras.backend.backend():
+        case "tensorflow":
+            from frontends.keras.backends.tensorflow import TensorFlowBackend
+
+            return TensorFlowBackend()
+        case "jax":
+            from frontends.keras.backends.jax import JaxBackend
+
+            return JaxBackend()
+        case "torch":
+            from frontends.keras.backends.torch import TorchBackend
+
+            return TorchBackend()
+        case name:
+            raise ValueError(f"KERAS_BACKEND={name!r}: must be one of tensorflow, jax, torch")
+
+
+def init(
+    comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
+) -> None:
+    """Connect to the other ranks of the launcher (docs/launchers.md); without one, make a world of one rank. Further
+    calls do nothing.
+
+    comm          must be None; Horovod's lists of MPI ranks are not supported: use process sets
+    process_sets  sets to create at once, the same on all ranks. "dynamic" means None: sets can always be added
+
+    Raises HorovodInternalError if the ranks do not connect in time, ValueError for a bad argument.
+    """
+    chosen().init(comm, process_sets)

@@ -2,64 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 
-from frontends.horovod import init
 from frontends.jax import Compression, allreduce_gradients
-from frontends.keras.backends import ReductionOptions
-
-__all__ = ["FAILURES", "SPARSE", "combine", "dense", "forget", "init", "prepare", "step_if", "sync_variables"]
-
-SPARSE: tuple[type, ...] = ()
-FAILURES: tuple[type[Exception], ...] = (jax.errors.JaxRuntimeError,)
+from frontends.keras.backends.interface import Backend, ReductionOptions
 
 
-def combine(tensors: list[Any], options: ReductionOptions) -> list[Any]:
-    """Allreduce all tensors by one call out of the compiled step."""
-    scales = options.prescale, options.postscale
-    how = options.lossy or Compression.none
-    known = options.facts, options.label
-    return allreduce_gradients(tensors, *known, options.op, options.name, *scales, options.process_set, how)
+class JaxBackend(Backend):
+    """Keras on JAX, which has no sparse gradients."""
 
+    FAILURES = (jax.errors.JaxRuntimeError,)
 
-def dense(gradient: Any) -> Any:
-    """Return the gradient unchanged: JAX has no sparse gradients."""
-    return gradient
+    def combine(self, tensors: list[Any], options: ReductionOptions) -> list[Any]:
+        """Allreduce all tensors by one call out of the compiled step."""
+        compression = options.lossy or Compression.none
+        return allreduce_gradients(tensors, options.facts, options.label, *options.how, compression)
 
+    def forget(self) -> None:
+        """Clear JAX's caches: rank and size are constants of compiled programs."""
+        jax.clear_caches()
 
-def prepare(model: keras.Model) -> None:
-    """Nothing: `combine` works in compiled steps."""
+    def sync_variables(self, model: keras.Model) -> None:
+        """Copy the values into the variables; between steps, Keras keeps them elsewhere."""
+        model.jax_state_sync()
 
+    def step_if(self, due: Any, totals: list[Any], combine: Any, step: Any, variables: Any) -> None:
+        """Run step(combine(totals)) if `due` is true.
 
-def forget() -> None:
-    """Clear JAX's caches: rank and size are constants of compiled programs."""
-    jax.clear_caches()
-
-
-def sync_variables(model: keras.Model) -> None:
-    """Copy the values into the variables; between steps, Keras keeps them elsewhere."""
-    model.jax_state_sync()
-
-
-def step_if(
-    due: Any,
-    totals: list[Any],
-    combine: Callable[[list[Any]], list[Any]],
-    step: Callable[[list[Any]], None],
-    variables: Sequence[Any],
-) -> None:
-    """Run step(combine(totals)) if `due` is true.
-
-    In a stateless scope, a branch cannot assign to variables. So `step` always runs, and its assignments are reverted
-    unless the step is due.
-    """
-    combined = jax.lax.cond(due, combine, lambda same: same, totals)
-    before = [variable.value for variable in variables]
-    step(combined)
-    for variable, value in zip(variables, before, strict=True):
-        variable.assign(jnp.where(due, variable.value, value))
+        In a stateless scope, a branch cannot assign to variables. So `step` always runs, and its assignments are
+        reverted unless the step is due.
+        """
+        combined = jax.lax.cond(due, combine, lambda same: same, totals)
+        before = [variable.value for variable in variables]
+        step(combined)
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(jnp.where(due, variable.value, value))

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average, Fact, Sum, check_linear, choose_op, is_lossy, number_of
-from frontends.tensorflow.calls import Call, ranks_of
-from frontends.tensorflow.compression import AnyCompression, Compression
-from frontends.tensorflow.nodes import run
+from frontends.horovod import Average, Fact, Sum, check_linear, choose_op, is_lossy, number_of, set_ranks
+from frontends.tensorflow_ops.calls import Call
+from frontends.tensorflow_ops.compression import AnyCompression, Compression
+from frontends.tensorflow_ops.nodes import run
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -87,14 +87,14 @@ def grouped_allreduce(
     results: list[Any] = list(tensors)
     if dense and lossy is not None:
         lossy.check(chosen, prescale_factor, postscale_factor)
-        call = Call("compressed", name, ranks_of(process_set), chosen, number=number_of(lossy), memory=name or "")
-        reduced = _scoped(call, [tf.convert_to_tensor(tensors[index]) for index in dense], ignore_name_scope)
+        call = Call("compressed", name, set_ranks(process_set), chosen, number=number_of(lossy), memory=name or "")
+        reduced = run(call, [tf.convert_to_tensor(tensors[index]) for index in dense], None, ignore_name_scope)
         for index, tensor in zip(dense, reduced, strict=True):
             results[index] = tensor
     elif dense:
         compressed = [compression.compress(tf.convert_to_tensor(tensors[index])) for index in dense]
-        call = Call("allreduce", name, ranks_of(process_set), chosen, prescale_factor, postscale_factor)
-        reduced = _scoped(call, [small for small, _ in compressed], ignore_name_scope)
+        call = Call("allreduce", name, set_ranks(process_set), chosen, prescale_factor, postscale_factor)
+        reduced = run(call, [small for small, _ in compressed], None, ignore_name_scope)
         for index, small, (_, ctx) in zip(dense, reduced, compressed, strict=True):
             results[index] = compression.decompress(small, ctx)
     for index, tensor in enumerate(tensors):
@@ -153,7 +153,7 @@ def grouped_allgather(
     """allgather of several tensors as one operation."""
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     given = [tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor for tensor in given]
-    results = _scoped(Call("allgather", name, ranks_of(process_set)), given, ignore_name_scope)
+    results = run(Call("allgather", name, set_ranks(process_set)), given, None, ignore_name_scope)
     if not tf.executing_eagerly():
         for tensor, result in zip(given, results, strict=True):
             if tensor.shape.rank is not None:
@@ -170,8 +170,8 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Return the tensor of `root_rank`, a rank of the world, as a new tensor."""
-    call = Call("broadcast", name, ranks_of(process_set), root=int(root_rank))
-    return _scoped(call, [tf.convert_to_tensor(tensor)], ignore_name_scope)[0]
+    call = Call("broadcast", name, set_ranks(process_set), root=int(root_rank))
+    return run(call, [tf.convert_to_tensor(tensor)], None, ignore_name_scope)[0]
 
 
 @no_autograph
@@ -184,7 +184,7 @@ def broadcast_(
     """
     if not variables:
         return []
-    call = Call("broadcast", name, ranks_of(process_set), root=int(root_rank))
+    call = Call("broadcast", name, set_ranks(process_set), root=int(root_rank))
     values = run(call, [tf.convert_to_tensor(variable) for variable in variables])
     return [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
 
@@ -206,8 +206,8 @@ def alltoall(
     given = [tf.convert_to_tensor(tensor)]
     if splits is not None:
         given.append(tf.cast(splits, tf.int32))
-    call, kinds = Call("alltoall", name, ranks_of(process_set)), [given[0].dtype, tf.int32]
-    result, received = _scoped(call, given, ignore_name_scope, kinds)
+    call, kinds = Call("alltoall", name, set_ranks(process_set)), [given[0].dtype, tf.int32]
+    result, received = run(call, given, kinds, ignore_name_scope)
     if not tf.executing_eagerly() and given[0].shape.rank:
         result.set_shape([None, *given[0].shape[1:]])
     return result if splits is None else (result, received)
@@ -246,8 +246,8 @@ def grouped_reducescatter(
     """reducescatter of several tensors."""
     check_linear(op, "reducescatter")
     compressed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
-    call = Call("reducescatter", name, ranks_of(process_set), op, prescale_factor, postscale_factor)
-    results = _scoped(call, [small for small, _ in compressed], ignore_name_scope)
+    call = Call("reducescatter", name, set_ranks(process_set), op, prescale_factor, postscale_factor)
+    results = run(call, [small for small, _ in compressed], None, ignore_name_scope)
     if not tf.executing_eagerly():
         for result, (small, _) in zip(results, compressed, strict=True):
             if small.shape.rank:
@@ -261,14 +261,14 @@ def agreement(name: str, facts: Sequence[Fact], process_set: ProcessSet) -> Any:
 
     Raises ValueError on every rank, with the names of the parameters, if they differ: see horovod.agreement.
     """
-    done = run(Call("agree", name, ranks_of(process_set), facts=tuple(facts)), [], [])
+    done = run(Call("agree", name, set_ranks(process_set), facts=tuple(facts)), [], [])
     return tf.control_dependencies([] if tf.executing_eagerly() else done)
 
 
 @no_autograph
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
     """Wait until all ranks of the set have called `barrier`. In a graph of `tf.compat.v1`, return the operation."""
-    done = run(Call("barrier", name, ranks_of(process_set)), [], [])
+    done = run(Call("barrier", name, set_ranks(process_set)), [], [])
     return None if tf.compat.v1.executing_eagerly_outside_functions() else done[0]
 
 
@@ -310,13 +310,3 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """The local size, read when the graph runs."""
     return run(Call("local_size", name), [], [tf.int32])[0]
-
-
-def _scoped(
-    call: Call, tensors: Sequence[tf.Tensor], ignore: bool, kinds: Sequence[tf.DType] | None = None
-) -> list[Any]:
-    """Run a call with its exact name, or with its name in the current name scope."""
-    if ignore and not tf.executing_eagerly():
-        with tf.name_scope("/"):
-            return run(call, tensors, kinds)
-    return run(call, tensors, kinds)

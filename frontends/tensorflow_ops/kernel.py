@@ -28,8 +28,8 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute
 from tensorflow.python.framework import op_def_library
 
-from frontends.tensorflow.done import Done, movable
-from frontends.tensorflow.errors import eager, status_of
+from frontends.tensorflow_ops.done import Done, movable
+from frontends.tensorflow_ops.errors import eager, status_of
 
 Begin = Callable[["Execution"], None]
 

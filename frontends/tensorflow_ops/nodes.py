@@ -1,36 +1,35 @@
-"""Collectives on tensors, executed at once or as nodes of a graph, and their gradients.
-
-| forward       | gradient, as Horovod defines it                                          |
-| ------------- | ------------------------------------------------------------------------ |
-| allreduce     | allreduce of the gradient                                                |
-| allgather     | this rank's rows of the average of all ranks' gradients                  |
-| broadcast     | the average of all ranks' gradients on the root, zeros elsewhere         |
-| alltoall      | alltoall back                                                            |
-| reducescatter | allgather of the gradients, times the number of ranks for Sum            |
-"""
+"""Collectives on tensors, executed at once or as nodes of a graph, with Horovod's gradients: see docs/jax.md."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import tensorflow as tf
 
 from frontends.horovod import Average, Sum, root_in
-from frontends.tensorflow import kernel
-from frontends.tensorflow.calls import Call
+from frontends.tensorflow_ops import kernel
+from frontends.tensorflow_ops.calls import Call
 
 _STATEFUL: Final = {"agree", "barrier", "join", "rank", "size", "local_rank", "local_size", "included"}
 
 
-def run(call: Call, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType] | None = None) -> list[Any]:
+def run(
+    call: Call, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType] | None = None, ignore_scope: bool = False
+) -> list[Any]:
     """Return the results of a call, of the types `kinds`, by default the types of the tensors.
+
+    ignore_scope   use the call's exact name in a graph, not its name in the current name scope
 
     In a graph, a name that the graph has already is numbered. A call without a name is called after its node: by kind,
     first tensor, and the functions and loops around it. Raises TypeError for a tensor that cannot travel, otherwise as
     kernel.apply.
     """
+    if ignore_scope and _in_graph():
+        with tf.name_scope("/"):
+            return run(call, tensors, kinds)
     for tensor in tensors:
         if tensor.dtype.as_datatype_enum not in kernel.DTYPES:
             raise TypeError(f"tensor: is of type {tensor.dtype.name}; must be of numbers or bool")
@@ -39,7 +38,8 @@ def run(call: Call, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType] | No
     if _in_graph():
         graph = tf.compat.v1.get_default_graph()
         known = all(tensor.shape.is_fully_defined() for tensor in tensors)
-        call = call._replace(
+        call = replace(
+            call,
             name=graph.unique_name(name, mark_as_used=False) if call.name else "",
             shapes=tuple(tuple(tensor.shape.as_list()) for tensor in tensors) if known else None,
         )
@@ -82,7 +82,7 @@ def _dense(gradients: Sequence[Any], results: Sequence[tf.Tensor]) -> list[tf.Te
 @tf.RegisterGradient("RondeCall")  # type: ignore[untyped-decorator]
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def _gradient(operation: Any, *gradients: Any) -> list[Any]:
-    call = Call.read(operation.get_attr("what"))._replace(name=None, shapes=None)
+    call = replace(Call.read(operation.get_attr("what")), name=None, shapes=None)
     tensors = list(operation.inputs)[: len(operation.get_attr("T"))]
     back = _BACK[call.kind](call, tensors, list(operation.outputs), gradients)
     return [*back, *[None] * (len(operation.inputs) - len(back))]
@@ -93,11 +93,11 @@ def _through_allreduce(call: Call, _: Any, results: list[Any], gradients: Sequen
 
 
 def _through_compressed(call: Call, _: Any, results: list[Any], gradients: Sequence[Any]) -> list[Any]:
-    return run(call._replace(kind="allreduce"), _dense(gradients, results))
+    return run(replace(call, kind="allreduce"), _dense(gradients, results))
 
 
 def _through_allgather(call: Call, tensors: list[Any], results: list[Any], gradients: Sequence[Any]) -> list[Any]:
-    reduced = run(call._replace(kind="allreduce", op=Average), _dense(gradients, results))
+    reduced = run(replace(call, kind="allreduce", op=Average), _dense(gradients, results))
     rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
     (table,) = run(call, [rows[None]])
     before = tf.reduce_sum(table[: call.process_set.rank()], 0)
@@ -108,8 +108,8 @@ def _through_allgather(call: Call, tensors: list[Any], results: list[Any], gradi
 
 
 def _through_broadcast(call: Call, _: Any, results: list[Any], gradients: Sequence[Any]) -> list[Any]:
-    reduced = run(call._replace(kind="allreduce", op=Average), _dense(gradients, results))
-    (rank,) = run(call._replace(kind="rank"), [], [tf.int32])  # with a constant the allreduce could be optimised away
+    reduced = run(replace(call, kind="allreduce", op=Average), _dense(gradients, results))
+    (rank,) = run(replace(call, kind="rank"), [], [tf.int32])  # with a constant the allreduce could be optimised away
     mine = tf.equal(rank, root_in(call.process_set, call.root))
     return [tf.where(mine, one, tf.zeros_like(one)) for one in reduced]
 
@@ -122,7 +122,7 @@ def _through_alltoall(call: Call, tensors: list[Any], results: list[Any], gradie
 
 def _through_reducescatter(call: Call, tensors: list[Any], results: list[Any], gradients: Sequence[Any]) -> list[Any]:
     factor = call.prescale * call.postscale * ((call.process_set.size() or 1) if call.op == Sum else 1)
-    gathered = run(call._replace(kind="allgather"), _dense(gradients, results))
+    gathered = run(replace(call, kind="allgather"), _dense(gradients, results))
     return [
         tf.ensure_shape(whole if factor == 1 else whole * tf.cast(factor, whole.dtype), tensor.shape)
         for whole, tensor in zip(gathered, tensors, strict=True)

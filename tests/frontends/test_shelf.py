@@ -1,0 +1,116 @@
+"""frontends.horovod: what the frontends share, on NumPy's arrays and without a framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ronde
+from frontends.horovod import ARRAYS, Average, Call, Fact, Library, Max, Reduction, Sum, UnsupportedOpError
+from frontends.needs import needs
+
+WORLD = ronde.global_process_set
+
+
+def how(op: Any, name: str | None = None) -> Reduction:
+    return Reduction(op, name, 1.0, 1.0, WORLD)
+
+
+def operations() -> dict[str, Any]:
+    """The results of a rank; its numbers are its rank plus 1."""
+    rank, size = ronde.rank(), ronde.size()
+    own = np.full((2, 3), rank + 1.0)
+    into = np.zeros_like(own)
+    kept = own.copy()
+    found = {
+        "new": ARRAYS.allreduce(own, None, how(Average)).synchronize(),
+        "into": ARRAYS.allreduce(own, into, how(Sum)).synchronize() is into,
+        "in place": ARRAYS.grouped_allreduce([kept], [kept], how(Max)).synchronize()[0] is kept,
+        "allgather": ARRAYS.allgather(own[:rank], None, WORLD).synchronize().shape,
+        "grouped": [one.shape for one in ARRAYS.grouped_allgather([own, own[:1]], None, WORLD).synchronize()],
+        "broadcast": ARRAYS.broadcast(own, None, 1, "b", WORLD).synchronize(),
+        "alltoall": ARRAYS.alltoall(
+            own, None, None, WORLD, lambda came, rows: (came.tolist(), rows.tolist())
+        ).synchronize(),
+        "reducescatter": [one.tolist() for one in ARRAYS.grouped_reducescatter([own], how(Sum)).synchronize()],
+    }
+    assert (own == rank + 1.0).all()
+    found["sums"] = (float(into[0, 0]), float(kept[0, 0]))
+    with pytest.raises(UnsupportedOpError):
+        ARRAYS.reducescatter(own, how(Max))
+    with pytest.raises(ValueError, match="splits"):
+        ARRAYS.alltoall(own, [1] * (size + 1), None, WORLD, lambda came, rows: came)
+    return found
+
+
+def test_operations_on_a_librarys_tensors() -> None:
+    for rank, found in enumerate(ronde.run(operations, np=2, transport="local")):
+        assert (found["new"] == 1.5).all()
+        assert (found["into"], found["in place"], found["sums"]) == (True, True, (3.0, 2.0))
+        assert (found["allgather"], found["grouped"]) == ((1, 3), [(4, 3), (2, 3)])
+        assert (found["broadcast"] == 2.0).all()
+        assert found["alltoall"] == ([[1.0] * 3, [2.0] * 3], [1, 1])
+        assert found["reducescatter"] == [[[3.0] * 3]], rank
+
+
+def arguments() -> None:
+    """The errors of a library name the argument that is no tensor."""
+
+    def array(tensor: Any, name: str) -> Any:
+        if isinstance(tensor, str):
+            raise TypeError(f"{name}: must be a tensor")
+        return tensor
+
+    library = Library(array, array, array, array)
+    with pytest.raises(TypeError, match=r"^tensor:"):
+        library.allreduce("text", None, how(Sum))
+    with pytest.raises(TypeError, match=r"^tensors\[1\]:"):
+        library.grouped_allreduce([np.zeros(1), "text"], None, how(Sum))
+    with pytest.raises(ValueError, match="kind='gossip'"):
+        list(Call("gossip").begin("name", [np.zeros(1)], [np.zeros(1)]))
+
+
+def test_errors_name_the_argument() -> None:
+    ronde.run(arguments, np=1, transport="local")
+
+
+def calls(texts: list[str]) -> list[Any]:
+    """The results of calls that are read from texts."""
+    results = []
+    for text in texts:
+        call = Call.read(text)
+        sources = [np.full(4, ronde.rank() + 1.0), np.full(2, 10.0 * ronde.rank())]
+        targets = [
+            np.zeros(2 if call.kind == "reducescatter" else 4),
+            np.zeros(1 if call.kind == "reducescatter" else 2),
+        ]
+        for work in list(call.begin(text, sources, targets)):
+            work.wait()
+        results.append([target.tolist() for target in targets])
+    return results
+
+
+def test_calls_are_texts() -> None:
+    given = [
+        Call("allreduce", op="sum", prescale=2.0),
+        Call("broadcast", root=1),
+        Call("reducescatter", "name", op="max"),
+    ]
+    texts = [call.text() for call in given]
+    assert [Call.read(text) for text in texts] == given
+    facts = Call("agree", None, (0, 1), facts=(Fact("weight", "weight", "(3,) float32", 1),))
+    assert Call.read(facts.text()) == facts
+    for found in ronde.run(calls, np=2, args=[texts], transport="local"):
+        assert found == [[[6.0] * 4, [20.0] * 2], [[2.0] * 4, [10.0] * 2], [[2.0] * 2, [10.0]]]
+
+
+@pytest.mark.parametrize(
+    ("module", "named"), [("no_such_package", True), ("no_such_package.part", True), ("numpy.no", False)]
+)
+def test_the_command_is_named_for_a_package_that_is_absent_and_not_for_a_part(module: str, named: bool) -> None:
+    texts = {"no_such_package": "pip install it", "numpy": "pip install it"}
+    with pytest.raises(ModuleNotFoundError) as caught, needs(**texts):
+        __import__(module)
+    assert (str(caught.value) == "pip install it") is named
