@@ -67,10 +67,11 @@ def _function(method: Any) -> Any:
     longer. Its line is that of the method, so that `inspect` finds the source of the method.
     """
     code = method.__code__
-    names = code.co_varnames[1 : code.co_argcount]
-    options = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    parameters = [*names, *(["*", *options] if options else [])]
-    given = [*names, *(f"{option}={option}" for option in options)]
+    first, last = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    names, options = code.co_varnames[1:first], code.co_varnames[first:last]
+    rest = [f"**{code.co_varnames[last]}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
+    parameters = [*names, *(["*", *options] if options else []), *rest]
+    given = [*names, *(f"{option}={option}" for option in options), *rest]
     text = f" def {method.__name__}({', '.join(parameters)}): return method(world(), {', '.join(given)})"
     found: dict[str, Any] = {}
     exec(f"def make(method, world):\n{text}\n return {method.__name__}", method.__globals__, found)

@@ -29,6 +29,7 @@ from collectives import (
     functions,
 )
 from collectives.arrays import ALIASES
+from docs._tools import twins
 from tests.collectives.launch.launcher import ronde as ronde_command
 from tests.worlds import World, Worlds, world_of
 
@@ -593,7 +594,7 @@ def test_after_close_every_call_says_so() -> None:
 
 # ---- the written face
 
-METHODS = {name: method for name, method in vars(Communicator).items() if inspect.isfunction(method) and name[0] != "_"}
+METHODS = {name: method for name, method in inspect.getmembers(Communicator, inspect.isfunction) if name[0] != "_"}
 FUNCTIONS = {name: function for name, function in vars(functions).items() if name in ronde.__all__ and name in METHODS}
 
 
@@ -613,6 +614,10 @@ def test_a_function_has_the_signature_of_its_method(name: str) -> None:
         assert parameters(one) == parameters(other)
         assert inspect.signature(one).return_annotation == inspect.signature(other).return_annotation
     assert f"Communicator.{name}." in inspect.cleandoc(function.__doc__ or "").replace("\n", " ")
+
+
+def test_the_asynchronous_twins_are_up_to_date() -> None:
+    assert twins.TARGET.read_text("utf-8") == twins.twins(), "run: python -m docs._tools.twins"
 
 
 @pytest.mark.parametrize("name", METHODS)
