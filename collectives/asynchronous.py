@@ -17,7 +17,7 @@ from collectives.operations import PointToPoint, ReceiveOptions, Starter, Status
 class AsynchronousCalls:
     """The methods that begin a call and return its Work. The calls themselves are those of Communicator."""
 
-    def __init__(self, begin: Callable[[str | None], Starter]) -> None:
+    def __init__(self, begin: Callable[[str | None], Starter[Work[Any]]]) -> None:
         """`begin` gives the starter of the calls with a name; with None that of the calls without one."""
         self._begin = begin
 
@@ -62,10 +62,9 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `allreduce`
         """
-        work: Work[Any] = self._begin(name).arrays(
+        return self._begin(name).arrays(
             "allreduce", x, out, (op, prescale, postscale, algorithm, reproducible), timeout, stream, blocking
         )
-        return work
 
     @overload
     def reduce_async(
@@ -111,10 +110,9 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `reduce`
         """
-        work: Work[Any] = self._begin(name).arrays(
+        return self._begin(name).arrays(
             "reduce", x, out, (root, op, prescale, postscale, algorithm, reproducible), timeout, stream, blocking
         )
-        return work
 
     def reduce_scatter_async(
         self,
@@ -136,7 +134,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `reduce_scatter`
         """
-        work: Work[A] = self._begin(name).arrays(
+        return self._begin(name).arrays(
             "reduce_scatter",
             x,
             out,
@@ -145,7 +143,6 @@ class AsynchronousCalls:
             stream,
             blocking,
         )
-        return work
 
     @overload
     def broadcast_async(
@@ -173,8 +170,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `broadcast`
         """
-        work: Work[Any] = self._begin(name).arrays("broadcast", x, out, (root, algorithm), timeout, stream, blocking)
-        return work
+        return self._begin(name).arrays("broadcast", x, out, (root, algorithm), timeout, stream, blocking)
 
     @overload
     def allgather_async(
@@ -214,10 +210,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `allgather`
         """
-        work: Work[Any] = self._begin(name).arrays(
-            "allgather", x, out, (expected, algorithm), timeout, stream, blocking
-        )
-        return work
+        return self._begin(name).arrays("allgather", x, out, (expected, algorithm), timeout, stream, blocking)
 
     @overload
     def gather_async(
@@ -260,10 +253,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `gather`
         """
-        work: Work[Any] = self._begin(name).arrays(
-            "gather", x, out, (root, expected, algorithm), timeout, stream, blocking
-        )
-        return work
+        return self._begin(name).arrays("gather", x, out, (root, expected, algorithm), timeout, stream, blocking)
 
     @overload
     def scatter_async(
@@ -306,10 +296,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `scatter`
         """
-        work: Work[Any] = self._begin(name).arrays(
-            "scatter", x, out, (root, counts, algorithm), timeout, stream, blocking
-        )
-        return work
+        return self._begin(name).arrays("scatter", x, out, (root, counts, algorithm), timeout, stream, blocking)
 
     @overload
     def alltoall_async(
@@ -368,10 +355,9 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `alltoall`
         """
-        work: Work[Any] = self._begin(name).arrays(
+        return self._begin(name).arrays(
             "alltoall", x, out, (splits, expected, return_splits, algorithm), timeout, stream, blocking
         )
-        return work
 
     @overload
     def scan_async(
@@ -412,10 +398,9 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `scan`
         """
-        work: Work[Any] = self._begin(name).arrays(
+        return self._begin(name).arrays(
             "scan", x, out, (op, None, None, algorithm, reproducible), timeout, stream, blocking
         )
-        return work
 
     @overload
     def exscan_async(
@@ -456,10 +441,9 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `exscan`
         """
-        work: Work[Any] = self._begin(name).arrays(
+        return self._begin(name).arrays(
             "exscan", x, out, (op, None, None, algorithm, reproducible), timeout, stream, blocking
         )
-        return work
 
     def barrier_async(
         self, *, algorithm: str | None = None, timeout: float | None = None, name: str | None = None
@@ -468,8 +452,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `barrier`
         """
-        work: Work[None] = self._begin(name).host("barrier", algorithm, timeout)
-        return work
+        return self._begin(name).host("barrier", algorithm, timeout)
 
     def grouped_allreduce_async(
         self,
@@ -490,10 +473,9 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `grouped_allreduce`
         """
-        work: Work[list[A]] = self._begin(name).arrays(
+        return self._begin(name).arrays(
             "grouped_allreduce", xs, out, (op, prescale, postscale, algorithm, reproducible), timeout, stream, blocking
         )
-        return work
 
     def grouped_allgather_async(
         self,
@@ -509,10 +491,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `grouped_allgather`
         """
-        work: Work[list[A]] = self._begin(name).arrays(
-            "grouped_allgather", xs, None, (expected,), timeout, stream, blocking
-        )
-        return work
+        return self._begin(name).arrays("grouped_allgather", xs, None, (expected,), timeout, stream, blocking)
 
     def compose_async(
         self, body: Callable[[Peers], T], what: str, *, timeout: float | None = None, name: str | None = None
@@ -521,8 +500,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `compose`
         """
-        work: Work[T] = self._begin(name).host("compose", body, what, timeout)
-        return work
+        return self._begin(name).host("compose", body, what, timeout)
 
     def broadcast_object_async(
         self, obj: Any = None, root: int = 0, *, timeout: float | None = None, name: str | None = None
@@ -531,16 +509,14 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `broadcast_object`
         """
-        work: Work[Any] = self._begin(name).host("broadcast_object", obj, root, timeout)
-        return work
+        return self._begin(name).host("broadcast_object", obj, root, timeout)
 
     def allgather_object_async(self, obj: T, *, timeout: float | None = None, name: str | None = None) -> Work[list[T]]:
         """Begin `allgather_object` and return its Work.
 
         name  see Names in Communicator; other arguments as for `allgather_object`
         """
-        work: Work[list[T]] = self._begin(name).host("allgather_object", obj, timeout)
-        return work
+        return self._begin(name).host("allgather_object", obj, timeout)
 
     def gather_object_async(
         self, obj: T, root: int = 0, *, timeout: float | None = None, name: str | None = None
@@ -549,8 +525,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `gather_object`
         """
-        work: Work[list[T] | None] = self._begin(name).host("gather_object", obj, root, timeout)
-        return work
+        return self._begin(name).host("gather_object", obj, root, timeout)
 
     def scatter_object_async(
         self, objs: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None, name: str | None = None
@@ -559,15 +534,13 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `scatter_object`
         """
-        work: Work[Any] = self._begin(name).host("scatter_object", objs, root, timeout)
-        return work
+        return self._begin(name).host("scatter_object", objs, root, timeout)
 
     def send_async(
         self, x: SupportsArray | Number, dst: int, *, tag: int = 0, timeout: float | None = None
     ) -> Work[None]:
         """Begin `send`, with the same arguments, and return its Work."""
-        work: Work[None] = self._begin(None).message(PointToPoint.send, x, dst, tag, timeout)
-        return work
+        return self._begin(None).message(PointToPoint.send, x, dst, tag, timeout)
 
     @overload
     def recv_async(self, x: A, src: int | None = ..., **options: Unpack[ReceiveOptions]) -> Work[A]: ...
@@ -585,20 +558,17 @@ class AsynchronousCalls:
         status: Status | None = None,
     ) -> Work[Any]:
         """Begin `recv`, with the same arguments, and return its Work."""
-        work: Work[Any] = self._begin(None).message(PointToPoint.recv, x, src, tag, timeout, status)
-        return work
+        return self._begin(None).message(PointToPoint.recv, x, src, tag, timeout, status)
 
     def send_object_async(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work[None]:
         """Begin `send_object`, with the same arguments, and return its Work."""
-        work: Work[None] = self._begin(None).message(PointToPoint.send_object, obj, dst, tag, timeout)
-        return work
+        return self._begin(None).message(PointToPoint.send_object, obj, dst, tag, timeout)
 
     def recv_object_async(
         self, src: int | None = None, *, tag: int | None = 0, timeout: float | None = None, status: Status | None = None
     ) -> Work[Any]:
         """Begin `recv_object`, with the same arguments, and return its Work."""
-        work: Work[Any] = self._begin(None).message(PointToPoint.recv_object, src, tag, timeout, status)
-        return work
+        return self._begin(None).message(PointToPoint.recv_object, src, tag, timeout, status)
 
     @overload
     def sendrecv_async(
@@ -621,5 +591,4 @@ class AsynchronousCalls:
         self, x: Any, dst: int, src: int | None = None, *, out: Any = None, tag: int = 0, timeout: float | None = None
     ) -> Work[Any]:
         """Begin `sendrecv`, with the same arguments, and return its Work."""
-        work: Work[Any] = self._begin(None).message(PointToPoint.sendrecv, x, dst, src, out, tag, timeout)
-        return work
+        return self._begin(None).message(PointToPoint.sendrecv, x, dst, src, out, tag, timeout)

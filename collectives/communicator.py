@@ -153,36 +153,25 @@ class Communicator(AsynchronousCalls):
             ordered.close()
             raise
         named = HostOperations(transport, ranks, tag | _NAMED, *parts, ordered)
-        self._ordered, self._named, self._on_gpus = ordered, named, DeviceCalls(ordered)
+        self._ordered, self._named = DeviceCalls(ordered), DeviceCalls(named)
         self._executor, self._arguments = ordered.executor, ordered.arguments
-        self._queue = queue = CallQueue(
-            f"communicator {context} of rank {transport.rank}", transport.group, self._executor
-        )
-        self._engine = engine = Engine(transport, ranks, tag | _ENGINE, named, family.abort_signal, config)
-        self._messages = messages = PointToPoint(
+        self._queue = CallQueue(f"communicator {context} of rank {transport.rank}", transport.group, self._executor)
+        self._engine = Engine(transport, ranks, tag | _ENGINE, named, family.abort_signal, config)
+        self._messages = PointToPoint(
             transport, ranks, tag | _MESSAGES, self._arguments, self._executor, DeviceAccess()
         )
-        self._now = Starter(ordered, self._on_gpus.find, run_now(queue), messages.run)
-        soon = Starter(ordered, self._on_gpus.find, begin_by(queue.submit), messages.begin)
-        named_on_gpus = DeviceCalls(named)
-
-        def begin(name: str | None) -> Starter:
-            """The calls in their order, or by a name."""
-            if name is None:
-                return soon
-            return Starter(named, named_on_gpus.find, begin_by(functools.partial(engine.submit, name)), messages.begin)
-
-        super().__init__(begin)
+        self._now: Starter[Any] = self._ordered.starter(run_now(self._queue), self._messages.run)
+        super().__init__(_begin(self._ordered, self._named, self._queue, self._engine, self._messages))
         self.process_sets: dict[int, tuple[tuple[int, ...], Communicator | None]] = {}
         self._resources = Resources(
             context,
             self.meter,
             family.recorder,
-            queue,
-            engine,
-            messages,
+            self._queue,
+            self._engine,
+            self._messages,
             self._windows,
-            ((ordered, self._on_gpus), (named, named_on_gpus)),
+            (self._ordered, self._named),
         )
         family.communicators.append(self._resources)
         family.recorder.attach(self.meter)
@@ -296,7 +285,7 @@ class Communicator(AsynchronousCalls):
     @property
     def devices(self) -> DeviceOperations:
         """The operations on arrays of GPUs; made at the first use."""
-        return self._on_gpus.devices
+        return self._ordered.devices
 
     # ---- collectives
 
@@ -1118,7 +1107,7 @@ class Communicator(AsynchronousCalls):
         self._check_process()
         if self._windows.onesided is None:
             return self._windows.make(lengths, kind, time.monotonic() + self._arguments.timeout(timeout))
-        job = (self._ordered if name is None else self._named).empty(lengths, kind, timeout)
+        job = (self._ordered if name is None else self._named).host.empty(lengths, kind, timeout)
         return self._queue.run(job) if name is None else self._engine.submit(name, job).wait()
 
     def plan(self, collective: str, /, *arguments: Any, **options: Any) -> Persistent:
@@ -1142,11 +1131,11 @@ class Communicator(AsynchronousCalls):
         jobs = AsynchronousCalls(self._jobs)
         return Persistent(self._queue, functools.partial(getattr(jobs, f"{collective}_async"), *arguments, **options))
 
-    def _jobs(self, name: str | None) -> Starter:
+    def _jobs(self, name: str | None) -> Starter[Any]:
         """The calls that become jobs, for persistent ones, which keep the communicator."""
         if name is not None:
             raise TypeError(f"name={name!r}: is not for plan, whose calls are made in the order of calls")
-        return Starter(self._ordered, self._on_gpus.find, MAKE_JOB, self._messages.begin)
+        return self._ordered.starter(MAKE_JOB, self._messages.begin)
 
     # ---- metrics and timeline
 
@@ -1479,3 +1468,18 @@ class Communicator(AsynchronousCalls):
         if error is not None and mine.failure is None:
             mine.abort(f"{type(error).__name__}: {error}")
         mine.close()
+
+
+def _begin(
+    ordered: DeviceCalls, named: DeviceCalls, queue: CallQueue, engine: Engine, messages: PointToPoint
+) -> Callable[[str | None], Starter[Work[Any]]]:
+    """The function that gives the starter of calls with a name, or with None of those in their order. It does not refer
+    to the communicator."""
+    in_order = ordered.starter(begin_by(queue.submit), messages.begin)
+
+    def begin(name: str | None) -> Starter[Work[Any]]:
+        if name is None:
+            return in_order
+        return named.starter(begin_by(functools.partial(engine.submit, name)), messages.begin)
+
+    return begin

@@ -11,7 +11,7 @@ from collectives.execution import Windows
 from collectives.gpu import DeviceCalls
 from collectives.metrics import Meter, Recorder
 from collectives.negotiation import Engine
-from collectives.operations import CallQueue, HostOperations, PointToPoint
+from collectives.operations import CallQueue, PointToPoint
 
 
 class Resources:
@@ -30,9 +30,9 @@ class Resources:
         engine: Engine,
         messages: PointToPoint,
         windows: Windows,
-        operations: Sequence[tuple[HostOperations, DeviceCalls]],
+        operations: Sequence[DeviceCalls],
     ) -> None:
-        """`operations` are those in the order of calls and those by name, each on the host and on GPUs."""
+        """`operations` are those in the order of calls, and those by name."""
         self.context = context
         self.meter = meter
         self._recorder = recorder
@@ -66,14 +66,13 @@ class Resources:
             with contextlib.ExitStack() as rest:
                 rest.callback(self._recorder.detach, self.meter)
                 rest.callback(self._windows.close)
-                for host, devices in reversed(self._operations):
-                    rest.callback(host.close)
-                    rest.callback(devices.close, deadline)
+                for operations in reversed(self._operations):
+                    rest.callback(operations.close, deadline)
 
     def release_at_once(self) -> bool:
         """Release everything if nothing is to be waited for: no operation, and no other rank. Else return False."""
         self.leave()
-        if any(devices.used for _, devices in self._operations) or not self._engine.ended:
+        if any(operations.used for operations in self._operations) or not self._engine.ended:
             return False
         if not self._queue.idle:
             return False

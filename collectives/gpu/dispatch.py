@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,21 +31,30 @@ from collectives.operations import (
     Packable,
     PlannedCalls,
     Signature,
+    Start,
+    Starter,
 )
 from collectives.planning import Call
 
+R = TypeVar("R")
 Make = Callable[[ArrayOperations], Job[Any]]
 """Makes the job of one call by the operations for its arrays."""
 
 
 class DeviceCalls:
-    """Finds the calls on arrays of GPUs, for operations that are ordered among themselves."""
+    """Finds the calls on arrays of GPUs, for operations that are ordered among themselves.
+
+    host   the same operations on arrays of the host's memory
+    """
 
     def __init__(self, host: HostOperations) -> None:
-        """`host` are the same operations on arrays of the host's memory."""
-        self._host = host
+        self.host = host
         self._devices: DeviceOperations | None = None
         self._lock = threading.Lock()
+
+    def starter(self, start: Start[R], message: Callable[..., R]) -> Starter[R]:
+        """Starts calls on arrays of the host, and on those of GPUs."""
+        return Starter(self.host, self.find, start, message)
 
     def find(self, x: Any, out: Any, stream: Any, blocking: bool) -> Callable[[Make], Job[Any]] | None:
         """The function that makes the job of a call on an array of a GPU; None for arrays of the host.
@@ -68,7 +77,7 @@ class DeviceCalls:
         """The operations on arrays of GPUs; made when there is the first."""
         with self._lock:
             if self._devices is None:
-                self._devices = DeviceOperations(self._host)
+                self._devices = DeviceOperations(self.host)
             return self._devices
 
     @property
@@ -77,10 +86,14 @@ class DeviceCalls:
         return self._devices is not None
 
     def close(self, deadline: float) -> None:
-        """Release all resources for GPUs. Collective if arrays on GPUs were communicated. Raises DeadlineExceeded."""
+        """Release all memory, also the host's. Collective if arrays on GPUs were communicated. Raises
+        DeadlineExceeded."""
         devices, self._devices = self._devices, None
-        if devices is not None:
-            devices.close(deadline)
+        try:
+            if devices is not None:
+                devices.close(deadline)
+        finally:
+            self.host.close()
 
 
 class DeviceOperations:

@@ -27,6 +27,7 @@ from collectives.operations.space import Result, Space
 from collectives.operations.speculation import Speculation
 from transports.locks import let_go
 
+new_array: Final[Callable[..., Array]] = np.empty
 _ndarray: Final = np.ndarray
 _MOST_CALLS: Final = 4096
 """Kinds of calls that are kept. A program may scale by another factor in each step."""
@@ -158,11 +159,6 @@ class PlannedCall:
     def run(self, source: Any, target: Any, deadline: float) -> Any:
         """Run it between flat arrays; `target` is None where this rank gets no result. Raises as Executor.run."""
         return self._quietly(self._function, self.plan, source, target, deadline)
-
-    def empty(self) -> Array:
-        """A new array for the result."""
-        assert self.shape is not None
-        return np.empty(self.shape, self.dtype)
 
     @property
     def exchanges_only(self) -> bool:
@@ -343,7 +339,7 @@ class PlainJob(Job[Any]):
     def result(self) -> Array:
         """The array for the result."""
         if self.out is None:
-            self.out = self.planned.empty()
+            self.out = new_array(self.planned.shape, self.planned.dtype)
         return self.out
 
 

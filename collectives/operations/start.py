@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import methodcaller
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from collectives.operations.job import Job
 from collectives.operations.planned_call import Collective, PlainJob, PlannedCall, PlannedCalls
 from collectives.operations.space import Space
 from collectives.operations.work import Work
+
+R = TypeVar("R")
 
 _ndarray: Final = np.ndarray
 
@@ -53,28 +55,28 @@ class ArrayOperations:
         return job if self._adapt is None else self._adapt(job)
 
 
-class Start(NamedTuple):
-    """Starts calls that are checked and planned; both functions return what the method of the Communicator returns.
+class Start(NamedTuple, Generic[R]):
+    """Starts calls that are checked and planned. Both functions return what the method of the Communicator returns.
 
     plain   (planned, x, out, seconds): on NumPy arrays that are used as they are; `out` may be None
     job     any other call
     """
 
-    plain: Callable[[PlannedCall, Any, Any, float], Any]
-    job: Callable[[Job[Any]], Any]
+    plain: Callable[[PlannedCall, Any, Any, float], R]
+    job: Callable[[Job[Any]], R]
 
 
-def run_now(queue: CallQueue) -> Start:
+def run_now(queue: CallQueue) -> Start[Any]:
     """Run each call in the caller's thread, if nothing is before it in the queue; gives its result."""
     return Start(queue.run_planned, queue.run)
 
 
-def begin_by(submit: Callable[[Job[Any]], Work[Any]]) -> Start:
+def begin_by(submit: Callable[[Job[Any]], Work[Any]]) -> Start[Work[Any]]:
     """Submit each call as a job; gives its Work."""
     return Start(lambda planned, x, out, seconds: submit(PlainJob(planned, x, out, seconds)), submit)
 
 
-MAKE_JOB: Final = Start(PlainJob, lambda job: job)
+MAKE_JOB: Final[Start[Any]] = Start(PlainJob, lambda job: job)
 """Gives the job of each call."""
 
 
@@ -95,8 +97,8 @@ class HostJobs(Protocol):
     jobs: dict[str, Callable[..., Job[Any]]]
 
 
-class Starter:
-    """Starts the calls of a communicator in one way.
+class Starter(Generic[R]):
+    """Starts the calls of a communicator in one way. `R` is a Work if that only begins them, else a result.
 
     message   (method, *arguments): the same for a message; see PointToPoint
     """
@@ -114,7 +116,7 @@ class Starter:
         "message",
     )
 
-    def __init__(self, host: HostJobs, elsewhere: Elsewhere, start: Start, message: Callable[..., Any]) -> None:
+    def __init__(self, host: HostJobs, elsewhere: Elsewhere, start: Start[R], message: Callable[..., R]) -> None:
         self._arrays = host.arrays
         self._collectives = host.arrays.collectives
         self._planned = host.arrays.calls.plain
@@ -135,7 +137,7 @@ class Starter:
         timeout: float | None,
         stream: Any,
         blocking: bool,
-    ) -> Any:
+    ) -> R:
         """Start a collective on arrays.
 
         x                 the call's array, or a sequence whose first array decides; None: `out` decides
@@ -152,6 +154,6 @@ class Starter:
         make = methodcaller("job", name, x, out, arguments, timeout)
         return self._job(make(self._arrays) if place is None else place(make))
 
-    def host(self, name: str, *arguments: Any) -> Any:
+    def host(self, name: str, *arguments: Any) -> R:
         """Start an operation that concerns no array of the caller: a barrier, objects, a composed operation."""
         return self._job(self._jobs[name](*arguments))

@@ -38,7 +38,7 @@ from collectives.operations import PointToPoint, ReceiveOptions, Starter, Status
 class AsynchronousCalls:
     """The methods that begin a call and return its Work. The calls themselves are those of Communicator."""
 
-    def __init__(self, begin: Callable[[str | None], Starter]) -> None:
+    def __init__(self, begin: Callable[[str | None], Starter[Work[Any]]]) -> None:
         """`begin` gives the starter of the calls with a name; with None that of the calls without one."""
         self._begin = begin
 
@@ -79,8 +79,7 @@ def _twin(method: ast.FunctionDef, call: str) -> str:
     node, name, named = copy.deepcopy(method), method.name, ".message(" not in call
     node.name = f"{name}_async"
     assert node.returns is not None
-    returns = f"Work[{ast.unparse(node.returns)}]"
-    node.returns = ast.parse(returns, mode="eval").body
+    node.returns = ast.parse(f"Work[{ast.unparse(node.returns)}]", mode="eval").body
     if named:
         node.args.kwonlyargs.append(ast.arg("name", ast.parse("str | None", mode="eval").body))
         node.args.kw_defaults.append(ast.Constant(... if _is_overload(node) else None))
@@ -90,7 +89,7 @@ def _twin(method: ast.FunctionDef, call: str) -> str:
             others = f"name  see Names in Communicator; other arguments as for `{name}`"
             doc = f"Begin `{name}` and return its Work.\n\n    {others}\n    "
         begun = call.replace(_NOW, f"self._begin({'name' if named else None}).", 1)
-        node.body = ast.parse(f'"""{doc}"""\nwork: {returns} = {begun}\nreturn work').body
+        node.body = ast.parse(f'"""{doc}"""\nreturn {begun}').body
     return ast.unparse(node)
 
 

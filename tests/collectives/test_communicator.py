@@ -120,6 +120,36 @@ def test_a_bad_argument_is_refused_and_nothing_is_lost(
     still_usable(two)
 
 
+def test_a_bool_is_refused_also_after_an_equal_number(two: World) -> None:
+    """True == 1 and False == 0: the planned call of the number must not be found for the bool."""
+
+    def body(comm: Communicator) -> None:
+        for method, number, option in (
+            ("allreduce", 0.0, "prescale"),
+            ("reduce", 1, "root"),
+            ("broadcast", 1, "root"),
+            ("gather", 1, "root"),
+        ):
+            for _ in range(2):
+                getattr(comm, method)(X.copy(), **{option: number})
+            with pytest.raises(TypeError):
+                getattr(comm, method)(X.copy(), **{option: bool(number)})
+
+    two.run(body)
+    still_usable(two)
+
+
+def test_a_stream_is_for_arrays_on_gpus(two: World) -> None:
+    def body(comm: Communicator) -> None:
+        for call in (comm.allreduce, comm.allgather_async, comm.alltoall):
+            call(X)  # the planned call is known
+            with pytest.raises(ValueError, match="stream"):
+                call(X, stream=3)
+
+    two.run(body)
+    still_usable(two)
+
+
 def expects(comm: Communicator, receiver: int, call: Callable[[], object]) -> None:
     """Every rank is told which receiver's sizes do not fit, and can go on."""
     with pytest.raises(MismatchError) as error:

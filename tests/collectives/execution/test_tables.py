@@ -87,7 +87,7 @@ def test_scaled_results_are_the_same_bits(dtype: str) -> None:
 
 
 def planned_call(comm: Communicator, name: str, x: Any, out: Any, arguments: tuple[Any, ...]) -> Any:
-    arrays = comm._ordered.arrays
+    arrays = comm._ordered.host.arrays
     return arrays.calls.plain(arrays.collectives[name], x, out, arguments)
 
 
@@ -336,7 +336,7 @@ def test_the_kinds_of_calls_that_are_kept_are_bounded(compiled: list[str], monke
     monkeypatch.setattr("collectives.operations.planned_call._MOST_CALLS", 8)
 
     def body(comm: Communicator) -> None:
-        known = comm._ordered.calls._known
+        known = comm._ordered.host.calls._known
         for step in range(1, 40):
             assert comm.allreduce(np.ones(3), prescale=1 / step).tolist() == [comm.size * (1 / step)] * 3
             assert 1 <= len(known) <= 8

@@ -291,7 +291,7 @@ def test_named_windows_are_made_in_any_order_and_released_by_themselves() -> Non
             x[...] = comm.rank + 1
             comm.allreduce_async(x, out=x, name="sum").wait()
             np.testing.assert_array_equal(x, np.full(ord(name), 3.0))
-        calls = [plan.call for plan in comm._named.executor.planner._plans.values()]
+        calls = [plan.call for plan in comm._named.host.executor.planner._plans.values()]
         assert {call.windows[0].window for call in calls if call.windows} == {-4, -3, -2}
         del x
         made.clear()

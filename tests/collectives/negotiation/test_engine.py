@@ -688,7 +688,7 @@ def calls_for(opened: World, count: int, nbytes: int) -> int:
             peers.allreduce(np.ones(1))
             hold.wait(PATIENCE)
 
-        before = comm._named.executor.calls
+        before = comm._named.host.executor.calls
         blocker = comm.compose_async(busy, "keeping the engine busy", name="busy")
         works = [comm.allreduce_async(np.full(nbytes // 4, k, np.float32), name=f"{k}") for k in range(count)]
         comm.barrier()  # all have submitted all
@@ -696,7 +696,7 @@ def calls_for(opened: World, count: int, nbytes: int) -> int:
         blocker.wait(PATIENCE)
         for k, work in enumerate(works):
             assert (work.wait(PATIENCE) == k * comm.size).all()
-        return int(comm._named.executor.calls - before - 1)
+        return int(comm._named.host.executor.calls - before - 1)
 
     first, *others = opened.run(body)
     assert others == [first] * len(others)

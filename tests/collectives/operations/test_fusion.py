@@ -116,7 +116,7 @@ def test_the_buffer_is_private_where_there_is_no_room(
     def body(comm: Any) -> None:
         works = [comm.allreduce_async(np.full(10, number), name=f"{number}") for number in range(5)]
         assert [work.wait()[3] for work in works] == [2 * number for number in range(5)]
-        assert not any(call.windows for call in calls(comm._named.executor))
+        assert not any(call.windows for call in calls(comm._named.host.executor))
 
     with world_of("local", 2) as world:
         world.run(body)
@@ -134,13 +134,15 @@ def test_bundles_are_combined_in_windows(worlds: Worlds, transport: str, joins: 
             for found in (comm.grouped_allreduce(arrays), comm.grouped_allreduce_async(arrays, name="g").wait()):
                 assert [one[7] for one in found] == [3 * number + 3 for number in range(12)]
             assert not any(call.windows for call in calls(comm._executor))
-            assert len([call for call in calls(comm._named.executor) if call.windows]) == 2, "of 5 arrays, and of 2"
+            assert len([call for call in calls(comm._named.host.executor) if call.windows]) == 2, (
+                "of 5 arrays, and of 2"
+            )
         if comm.rank != 1 or not joins:
             works = [comm.allreduce_async(x, name=f"{number}") for number, x in enumerate(arrays)]
             wanted = [2 * number + 2 if joins else 3 * number + 3 for number in range(12)]
             assert [work.wait()[7] for work in works] == wanted
         comm.join()
-        assert any(call.windows for call in calls(comm._named.executor))
+        assert any(call.windows for call in calls(comm._named.host.executor))
 
     worlds.get(transport, 3).run(body)
 

@@ -372,7 +372,7 @@ def test_c3_planning_race() -> None:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-        executor, tables = comm._named.executor, 0
+        executor, tables = comm._named.host.executor, 0
         for plan in list(executor.planner._plans.values()):
             table = plan.bound.get(Table)
             if table is not None:
