@@ -24,10 +24,10 @@ from collectives.gpu.enqueue import Enqueuer
 from collectives.gpu.native import DeviceBuffer, DeviceSpace
 from collectives.gpu.staged import MirrorSpace, Staging
 from collectives.operations import (
-    ArrayOperations,
     DeferredResult,
     HostOperations,
     Job,
+    Make,
     Packable,
     PlannedCalls,
     Signature,
@@ -37,8 +37,6 @@ from collectives.operations import (
 from collectives.planning import Call
 
 R = TypeVar("R")
-Make = Callable[[ArrayOperations], Job[Any]]
-"""Makes the job of one call by the operations for its arrays."""
 
 
 class DeviceCalls:
@@ -54,7 +52,7 @@ class DeviceCalls:
 
     def starter(self, start: Start[R], message: Callable[..., R]) -> Starter[R]:
         """Starts calls on arrays of the host, and on those of GPUs."""
-        return Starter(self.host, self.find, start, message)
+        return Starter(self.host.arrays, self.host.jobs, self.find, start, message)
 
     def find(self, x: Any, out: Any, stream: Any, blocking: bool) -> Callable[[Make], Job[Any]] | None:
         """The function that makes the job of a call on an array of a GPU; None for arrays of the host.

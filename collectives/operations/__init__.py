@@ -20,7 +20,7 @@ from collectives.operations.planned_call import ArrayJob, PlannedCalls
 from collectives.operations.point_to_point import HostAccess, PointToPoint
 from collectives.operations.signature import Signature
 from collectives.operations.space import HostSpace, Space
-from collectives.operations.start import MAKE_JOB, ArrayOperations, Start, Starter, begin_by, run_now
+from collectives.operations.start import MAKE_JOB, ArrayOperations, Make, Start, Starter, begin_by, run_now
 from collectives.operations.work import DeferredResult, Promise, Work
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "HostOperations",
     "HostSpace",
     "Job",
+    "Make",
     "Packable",
     "Part",
     "Persistent",

@@ -32,11 +32,7 @@ from collectives.planning import Call, Selector, WindowOffsets
 
 
 class Movement:
-    """Data movement of arrays in one space.
-
-    collectives   with these arguments of the Communicator's methods: root, counts or splits, expected, return_splits,
-                  algorithm
-    """
+    """Data movement of arrays in one space."""
 
     def __init__(
         self,
@@ -52,10 +48,12 @@ class Movement:
         self._calls = calls
         self._speculation = speculation
         self._without_effect = selector.without_effect("allgather")
-        self._even_allgather = Collective(
-            "allgather", self._plan_even_allgather, self._key_of_even_allgather, job=self._allgather
-        )
-        self.collectives = (
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The movements, with these arguments of the Communicator's methods: root, counts or splits, expected,
+        return_splits, algorithm. Nothing here keeps them; see Reductions."""
+        return (
             Collective("broadcast", self._plan_broadcast, self._rooted, in_place=True),
             self._even_allgather,
             Collective("gather", job=self._gather),
@@ -63,6 +61,10 @@ class Movement:
             Collective("alltoall", self._plan_even_alltoall, _key_of_even_alltoall, job=self._alltoall),
             Collective("grouped_allgather", job=self._grouped_allgather),
         )
+
+    @property
+    def _even_allgather(self) -> Collective:
+        return Collective("allgather", self._plan_even_allgather, self._key_of_even_allgather, job=self._allgather)
 
     def _rooted(self, x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         return arguments if type(arguments[0]) is int else (self._arguments.root(arguments[0]), *arguments[1:])
@@ -275,6 +277,10 @@ class Movement:
 
     # ---- planning, once for each kind of call
 
+    def _in(self, space: Space) -> Movement:
+        """The same in another space."""
+        return Movement(space, self._arguments, self._selector, self._calls, self._speculation)
+
     def _plan_broadcast(
         self, array: Any, in_place: bool, offsets: WindowOffsets | None, key: tuple[int, str | None]
     ) -> PlannedCall:
@@ -298,14 +304,15 @@ class Movement:
         call = even_call(array.dtype, shape, algorithm)._replace(windows=offsets)
         signature = self._signature("allgather", array, shape[1:], None, algorithm)
         expected = (shape[0],) * self._arguments.size if stated else None
+        home = self if self._space is self._calls.space else self._in(self._calls.space)  # others will use the plan
 
         def agree_first(x: Array, out: Array | None, seconds: float) -> Job[Any]:
             """The same allgather, which begins with the agreement on sizes."""
-            return self._gathering("allgather", x, None, out, expected, algorithm, seconds, speculative=False)
+            return home._gathering("allgather", x, None, out, expected, algorithm, seconds, speculative=False)
 
         return PlannedCall(
             self._calls.space,
-            self._run_even,
+            home._run_even,
             self._space.plan(call),
             array.dtype,
             (shape[0] * self._arguments.size, *shape[1:]),

@@ -38,11 +38,7 @@ class Options(NamedTuple):
 
 
 class Reductions:
-    """Reductions of arrays in one space.
-
-    collectives   with the arguments of the Communicator's methods: the root or the counts, if there are any, then those
-                  of Options
-    """
+    """Reductions of arrays in one space."""
 
     def __init__(
         self,
@@ -60,18 +56,24 @@ class Reductions:
         self._selector = selector
         self._calls = calls
         self._fusion_bytes = fusion_bytes
-        rank = arguments.rank
-        self._allreduce = Collective("allreduce", self._plan_allreduce, _checked, in_place=True)
-        self.collectives = (
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The reductions, with the arguments of the Communicator's methods: the root or the counts, if there are any,
+        then those of Options. Nothing here keeps them: they keep this, and with it the arrays of a call on mirrors."""
+        rank, scan, exscan = self._arguments.rank, partial(self._planned, "scan"), partial(self._planned, "exscan")
+        return (
             self._allreduce,
             Collective("reduce", self._plan_reduce, self._rooted, True, lambda key: bool(key[0] == rank)),
             Collective("reduce_scatter", self._plan_reduce_scatter, _divided),
-            Collective("scan", partial(self._planned, "scan"), _checked, in_place=True),
-            Collective(
-                "exscan", partial(self._planned, "exscan", receives=rank > 0), _checked, receives=lambda key: rank > 0
-            ),
+            Collective("scan", scan, _checked, in_place=True),
+            Collective("exscan", partial(exscan, receives=rank > 0), _checked, receives=lambda key: rank > 0),
             Collective("grouped_allreduce", job=self._grouped_allreduce),
         )
+
+    @property
+    def _allreduce(self) -> Collective:
+        return Collective("allreduce", self._plan_allreduce, _checked, in_place=True)
 
     def _rooted(self, x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a reduce, which begin with the root."""
@@ -86,8 +88,9 @@ class Reductions:
         if len(outs) != len(arrays):
             raise ValueError(f"out: has {len(outs)} arrays, must have {len(arrays)}, as many as xs")
         pairs = [space.pair(x, array, o) for x, array, o in zip(xs, arrays, outs, strict=True)]
+        allreduce = self._allreduce
         calls = [
-            self._calls.find(self._allreduce, array, source, result.flat, key)
+            self._calls.find(allreduce, array, source, result.flat, key)
             for array, (source, result) in zip(arrays, pairs, strict=True)
         ]
         signature = _together([call.signature for call in calls])

@@ -12,9 +12,9 @@ A blocking call, an asynchronous, a named and a persistent one differ only in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import methodcaller
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -45,12 +45,12 @@ class ArrayOperations:
         self.collectives = {collective.name: collective for collective in collectives}
         self.calls = calls
         self._space = space
-        self._arguments = arguments
+        self.arguments = arguments
         self._adapt = adapt
 
     def job(self, name: str, x: Any, out: Any, arguments: tuple[Any, ...], timeout: float | None) -> Job[Any]:
         """The job of a call. Raises TypeError or ValueError for bad arguments."""
-        seconds = self._arguments.timeout(timeout)
+        seconds = self.arguments.timeout(timeout)
         job = self.calls.job(self._space, self.collectives[name], x, out, arguments, seconds)
         return job if self._adapt is None else self._adapt(job)
 
@@ -80,21 +80,11 @@ MAKE_JOB: Final[Start[Any]] = Start(PlainJob, lambda job: job)
 """Gives the job of each call."""
 
 
-class Elsewhere(Protocol):
-    """Finds the operations for arrays that are not in the host's memory."""
-
-    def __call__(
-        self, x: Any, out: Any, stream: Any, blocking: bool
-    ) -> Callable[[Callable[[ArrayOperations], Job[Any]]], Job[Any]] | None:
-        """The function that makes a job of a call by the operations on its arrays; None if they are the host's."""
-
-
-class HostJobs(Protocol):
-    """The operations on the host that Starter starts."""
-
-    arrays: ArrayOperations
-    arguments: Arguments
-    jobs: dict[str, Callable[..., Job[Any]]]
+Make = Callable[[ArrayOperations], Job[Any]]
+"""Makes the job of one call by the operations for its arrays."""
+Elsewhere = Callable[[Any, Any, Any, bool], Callable[[Make], Job[Any]] | None]
+"""(x, out, stream, blocking): the function that has the job of a call made by the operations for its arrays; None if
+they are in the host's memory."""
 
 
 class Starter(Generic[R]):
@@ -116,13 +106,24 @@ class Starter(Generic[R]):
         "message",
     )
 
-    def __init__(self, host: HostJobs, elsewhere: Elsewhere, start: Start[R], message: Callable[..., R]) -> None:
-        self._arrays = host.arrays
-        self._collectives = host.arrays.collectives
-        self._planned = host.arrays.calls.plain
-        self._timeout = host.arguments.timeout
-        self._seconds = host.arguments.seconds
-        self._jobs = host.jobs
+    def __init__(
+        self,
+        arrays: ArrayOperations,
+        jobs: Mapping[str, Callable[..., Job[Any]]],
+        elsewhere: Elsewhere,
+        start: Start[R],
+        message: Callable[..., R],
+    ) -> None:
+        """
+        arrays   the operations on arrays of the host
+        jobs     make the jobs of operations without arrays
+        """
+        self._arrays = arrays
+        self._collectives = arrays.collectives
+        self._planned = arrays.calls.plain
+        self._timeout = arrays.arguments.timeout
+        self._seconds = arrays.arguments.seconds
+        self._jobs = jobs
         self._elsewhere = elsewhere
         self._plain = start.plain
         self._job = start.job
