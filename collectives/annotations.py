@@ -55,13 +55,13 @@ class Options(TypedDict, total=False):
     blocking: bool
 
 
-class ReduceOptions(Options, total=False):
+class ReduceOptions(Options, TypedDict, total=False):
     """Those of a prefix."""
 
     reproducible: bool | None
 
 
-class ScaledOptions(ReduceOptions, total=False):
+class ScaledOptions(ReduceOptions, TypedDict, total=False):
     """Those of a reduction."""
 
     prescale: float | None

@@ -452,7 +452,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `barrier`
         """
-        return self._begin(name).host("barrier", algorithm, timeout)
+        return self._begin(name).job("barrier", algorithm, timeout)
 
     def grouped_allreduce_async(
         self,
@@ -500,7 +500,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `compose`
         """
-        return self._begin(name).host("compose", body, what, timeout)
+        return self._begin(name).job("compose", body, what, timeout)
 
     def broadcast_object_async(
         self, obj: Any = None, root: int = 0, *, timeout: float | None = None, name: str | None = None
@@ -509,14 +509,14 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `broadcast_object`
         """
-        return self._begin(name).host("broadcast_object", obj, root, timeout)
+        return self._begin(name).job("broadcast_object", obj, root, timeout)
 
     def allgather_object_async(self, obj: T, *, timeout: float | None = None, name: str | None = None) -> Work[list[T]]:
         """Begin `allgather_object` and return its Work.
 
         name  see Names in Communicator; other arguments as for `allgather_object`
         """
-        return self._begin(name).host("allgather_object", obj, timeout)
+        return self._begin(name).job("allgather_object", obj, timeout)
 
     def gather_object_async(
         self, obj: T, root: int = 0, *, timeout: float | None = None, name: str | None = None
@@ -525,7 +525,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `gather_object`
         """
-        return self._begin(name).host("gather_object", obj, root, timeout)
+        return self._begin(name).job("gather_object", obj, root, timeout)
 
     def scatter_object_async(
         self, objs: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None, name: str | None = None
@@ -534,7 +534,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `scatter_object`
         """
-        return self._begin(name).host("scatter_object", objs, root, timeout)
+        return self._begin(name).job("scatter_object", objs, root, timeout)
 
     def send_async(
         self, x: SupportsArray | Number, dst: int, *, tag: int = 0, timeout: float | None = None

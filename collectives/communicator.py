@@ -48,7 +48,7 @@ from collectives.operations import (
     Work,
     begin_by,
     compare_clocks,
-    run_now,
+    run_by,
 )
 from collectives.planning import Calibration, Selector
 from collectives.resources import Resources
@@ -160,7 +160,7 @@ class Communicator(AsynchronousCalls):
         self._messages = PointToPoint(
             transport, ranks, tag | _MESSAGES, self._arguments, self._executor, DeviceAccess()
         )
-        self._now: Starter[Any] = self._ordered.starter(run_now(self._queue), self._messages.run)
+        self._run: Starter[Any] = self._ordered.starter(run_by(self._queue), self._messages.run)
         super().__init__(_begin(self._ordered, self._named, self._queue, self._engine, self._messages))
         self.process_sets: dict[int, tuple[tuple[int, ...], Communicator | None]] = {}
         self._resources = Resources(
@@ -334,7 +334,7 @@ class Communicator(AsynchronousCalls):
 
         Source of adasum: Maleki et al. 2021, "Scaling Distributed Training with Adaptive Summation", MLSys.
         """
-        return self._now.arrays(
+        return self._run.arrays(
             "allreduce", x, out, (op, prescale, postscale, algorithm, reproducible), timeout, stream, blocking
         )
 
@@ -388,7 +388,7 @@ class Communicator(AsynchronousCalls):
         blocking             for arrays on GPUs: True returns when the GPU is done, False when the work has been
                              enqueued
         """
-        return self._now.arrays(
+        return self._run.arrays(
             "reduce", x, out, (root, op, prescale, postscale, algorithm, reproducible), timeout, stream, blocking
         )
 
@@ -427,7 +427,7 @@ class Communicator(AsynchronousCalls):
         blocking             for arrays on GPUs: True returns when the GPU is done, False when the work has been
                              enqueued
         """
-        result: A = self._now.arrays(
+        result: A = self._run.arrays(
             "reduce_scatter",
             x,
             out,
@@ -469,7 +469,7 @@ class Communicator(AsynchronousCalls):
                    by default the current stream of the arrays' library
         blocking   for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
         """
-        return self._now.arrays("broadcast", x, out, (root, algorithm), timeout, stream, blocking)
+        return self._run.arrays("broadcast", x, out, (root, algorithm), timeout, stream, blocking)
 
     @overload
     def allgather(
@@ -507,7 +507,7 @@ class Communicator(AsynchronousCalls):
         Raises MismatchError on every rank if dtypes or dimensions other than the first differ, or if a part or the
         result is not what a rank expects by `expected` or `out`. The communicator stays usable.
         """
-        return self._now.arrays("allgather", x, out, (expected, algorithm), timeout, stream, blocking)
+        return self._run.arrays("allgather", x, out, (expected, algorithm), timeout, stream, blocking)
 
     @overload
     def gather(
@@ -560,7 +560,7 @@ class Communicator(AsynchronousCalls):
         Raises MismatchError on every rank if dtypes or dimensions other than the first differ, or if a part or the
         result is not what a rank expects by `expected` or `out`. The communicator stays usable.
         """
-        return self._now.arrays("gather", x, out, (root, expected, algorithm), timeout, stream, blocking)
+        return self._run.arrays("gather", x, out, (root, expected, algorithm), timeout, stream, blocking)
 
     @overload
     def scatter(
@@ -611,7 +611,7 @@ class Communicator(AsynchronousCalls):
         Raises MismatchError on every rank if `out` of one has not shape and dtype of its part. The communicator stays
         usable.
         """
-        return self._now.arrays("scatter", x, out, (root, counts, algorithm), timeout, stream, blocking)
+        return self._run.arrays("scatter", x, out, (root, counts, algorithm), timeout, stream, blocking)
 
     @overload
     def alltoall(
@@ -681,7 +681,7 @@ class Communicator(AsynchronousCalls):
         Raises MismatchError on every rank if the rows that come to a rank are not what it expects by `expected` or
         `out`. The communicator stays usable.
         """
-        return self._now.arrays(
+        return self._run.arrays(
             "alltoall", x, out, (splits, expected, return_splits, algorithm), timeout, stream, blocking
         )
 
@@ -724,7 +724,7 @@ class Communicator(AsynchronousCalls):
 
         Source: MPI_Scan of MPI 4.1, section 6.11.
         """
-        return self._now.arrays("scan", x, out, (op, None, None, algorithm, reproducible), timeout, stream, blocking)
+        return self._run.arrays("scan", x, out, (op, None, None, algorithm, reproducible), timeout, stream, blocking)
 
     @overload
     def exscan(
@@ -766,7 +766,7 @@ class Communicator(AsynchronousCalls):
 
         Source: MPI_Exscan of MPI 4.1, section 6.11.
         """
-        return self._now.arrays("exscan", x, out, (op, None, None, algorithm, reproducible), timeout, stream, blocking)
+        return self._run.arrays("exscan", x, out, (op, None, None, algorithm, reproducible), timeout, stream, blocking)
 
     def barrier(self, *, algorithm: str | None = None, timeout: float | None = None) -> None:
         """Return when every rank has called it.
@@ -774,7 +774,7 @@ class Communicator(AsynchronousCalls):
         algorithm  name of an algorithm to use; by default the rule table and the cost model choose
         timeout    seconds that the call may take; by default the setting `timeout`
         """
-        self._now.host("barrier", algorithm, timeout)
+        self._run.job("barrier", algorithm, timeout)
 
     def grouped_allreduce(
         self,
@@ -815,7 +815,7 @@ class Communicator(AsynchronousCalls):
 
         Raises ValueError if `out` has another number of arrays than `xs`.
         """
-        result: list[A] = self._now.arrays(
+        result: list[A] = self._run.arrays(
             "grouped_allreduce", xs, out, (op, prescale, postscale, algorithm, reproducible), timeout, stream, blocking
         )
         return result
@@ -840,7 +840,7 @@ class Communicator(AsynchronousCalls):
 
         Raises as `allgather` does.
         """
-        result: list[A] = self._now.arrays("grouped_allgather", xs, None, (expected,), timeout, stream, blocking)
+        result: list[A] = self._run.arrays("grouped_allgather", xs, None, (expected,), timeout, stream, blocking)
         return result
 
     def compose(self, body: Callable[[Peers], T], what: str, *, timeout: float | None = None) -> T:
@@ -854,7 +854,7 @@ class Communicator(AsynchronousCalls):
 
         An exception of `body` aborts the communicator and is raised.
         """
-        result: T = self._now.host("compose", body, what, timeout)
+        result: T = self._run.job("compose", body, what, timeout)
         return result
 
     def broadcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
@@ -868,7 +868,7 @@ class Communicator(AsynchronousCalls):
         transport's links are not authenticated, since unpickling can run any code. The communicator stays usable after
         both.
         """
-        return self._now.host("broadcast_object", obj, root, timeout)
+        return self._run.job("broadcast_object", obj, root, timeout)
 
     def allgather_object(self, obj: T, *, timeout: float | None = None) -> list[T]:
         """Give every rank the list of all ranks' objects, in rank order.
@@ -878,7 +878,7 @@ class Communicator(AsynchronousCalls):
 
         Raises as `broadcast_object` does.
         """
-        result: list[T] = self._now.host("allgather_object", obj, timeout)
+        result: list[T] = self._run.job("allgather_object", obj, timeout)
         return result
 
     def gather_object(self, obj: T, root: int = 0, *, timeout: float | None = None) -> list[T] | None:
@@ -890,7 +890,7 @@ class Communicator(AsynchronousCalls):
 
         Raises as `broadcast_object` does.
         """
-        result: list[T] | None = self._now.host("gather_object", obj, root, timeout)
+        result: list[T] | None = self._run.job("gather_object", obj, root, timeout)
         return result
 
     def scatter_object(self, objs: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None) -> Any:
@@ -902,7 +902,7 @@ class Communicator(AsynchronousCalls):
 
         Raises ValueError on the root alone if there are not as many objects as ranks; else as `broadcast_object`.
         """
-        return self._now.host("scatter_object", objs, root, timeout)
+        return self._run.job("scatter_object", objs, root, timeout)
 
     def join(self, *, timeout: float | None = None) -> int:
         """Tell the other ranks that this one has no more data, and wait until all ranks have joined.
@@ -938,7 +938,7 @@ class Communicator(AsynchronousCalls):
         wait for each other. They are not ordered with collectives, and those of different communicators never mix. A
         message has no shape. Arrays on GPUs are copied through the host's memory.
         """
-        self._now.message(PointToPoint.send, x, dst, tag, timeout)
+        self._run.message(PointToPoint.send, x, dst, tag, timeout)
 
     @overload
     def recv(self, x: A, src: int | None = ..., **options: Unpack[ReceiveOptions]) -> A: ...
@@ -971,7 +971,7 @@ class Communicator(AsynchronousCalls):
         message is lost, the contents of `x` are undefined, and the communicator stays usable. Raises PeerLost if `src`,
         or for any rank every other rank, has closed.
         """
-        return self._now.message(PointToPoint.recv, x, src, tag, timeout, status)
+        return self._run.message(PointToPoint.recv, x, src, tag, timeout, status)
 
     def probe(self, src: int | None = None, *, tag: int | None = 0, timeout: float | None = None) -> Status:
         """Wait until a message has arrived that `recv` with the same `src` and `tag` would receive; its envelope.
@@ -1008,7 +1008,7 @@ class Communicator(AsynchronousCalls):
         Raises TypeError if the object cannot be pickled. Raises TransportError if the transport's links are not
         authenticated, since unpickling can run any code. Nothing is sent then, and the communicator stays usable.
         """
-        self._now.message(PointToPoint.send_object, obj, dst, tag, timeout)
+        self._run.message(PointToPoint.send_object, obj, dst, tag, timeout)
 
     def recv_object(
         self,
@@ -1028,7 +1028,7 @@ class Communicator(AsynchronousCalls):
         Takes the first message that matches, as `recv` does. Raises MismatchError if it holds an array: the message is
         lost, and the communicator stays usable. Raises TransportError as `send_object` does, and PeerLost as `recv`.
         """
-        return self._now.message(PointToPoint.recv_object, src, tag, timeout, status)
+        return self._run.message(PointToPoint.recv_object, src, tag, timeout, status)
 
     @overload
     def sendrecv(
@@ -1061,7 +1061,7 @@ class Communicator(AsynchronousCalls):
 
         Raises MismatchError as `recv` does.
         """
-        return self._now.message(PointToPoint.sendrecv, x, dst, src, out, tag, timeout)
+        return self._run.message(PointToPoint.sendrecv, x, dst, src, out, tag, timeout)
 
     # ---- repeated calls
 

@@ -20,7 +20,7 @@ from collectives.operations.planned_call import ArrayJob, PlannedCalls
 from collectives.operations.point_to_point import HostAccess, PointToPoint
 from collectives.operations.signature import Signature
 from collectives.operations.space import HostSpace, Space
-from collectives.operations.start import MAKE_JOB, ArrayOperations, Make, Start, Starter, begin_by, run_now
+from collectives.operations.start import MAKE_JOB, ArrayOperations, Make, Start, Starter, begin_by, run_by
 from collectives.operations.work import DeferredResult, Promise, Work
 
 __all__ = [
@@ -56,6 +56,6 @@ __all__ = [
     "compare_clocks",
     "dtype_name",
     "reduce_together",
-    "run_now",
+    "run_by",
     "run_whole",
 ]

@@ -66,7 +66,7 @@ class Start(NamedTuple, Generic[R]):
     job: Callable[[Job[Any]], R]
 
 
-def run_now(queue: CallQueue) -> Start[Any]:
+def run_by(queue: CallQueue) -> Start[Any]:
     """Run each call in the caller's thread, if nothing is before it in the queue; gives its result."""
     return Start(queue.run_planned, queue.run)
 
@@ -90,7 +90,7 @@ they are in the host's memory."""
 class Starter(Generic[R]):
     """Starts the calls of a communicator in one way. `R` is a Work if that only begins them, else a result.
 
-    message   (method, *arguments): the same for a message; see PointToPoint
+    message   (method, *arguments): starts a message; see PointToPoint
     """
 
     __slots__ = (
@@ -155,6 +155,6 @@ class Starter(Generic[R]):
         make = methodcaller("job", name, x, out, arguments, timeout)
         return self._job(make(self._arrays) if place is None else place(make))
 
-    def host(self, name: str, *arguments: Any) -> R:
-        """Start an operation that concerns no array of the caller: a barrier, objects, a composed operation."""
+    def job(self, name: str, *arguments: Any) -> R:
+        """Start an operation without arrays of the caller: a barrier, objects, a composed operation."""
         return self._job(self._jobs[name](*arguments))

@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 TARGET: Final = ROOT / "collectives" / "asynchronous.py"
 
-_NOW: Final = "self._now."
+_RUN: Final = "self._run."
 """The methods that have a twin do what they do by an attribute of this; the twin does it by `self._begin(name)`."""
 _HEAD: Final = '''\
 """The asynchronous twins of the Communicator's methods. Made by `python -m docs._tools.twins`: do not edit it."""
@@ -71,7 +71,7 @@ def _is_overload(node: ast.FunctionDef) -> bool:
 
 
 def _does_it(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func).startswith(_NOW)
+    return isinstance(node, ast.Call) and ast.unparse(node.func).startswith(_RUN)
 
 
 def _twin(method: ast.FunctionDef, call: str) -> str:
@@ -88,7 +88,7 @@ def _twin(method: ast.FunctionDef, call: str) -> str:
         if named:
             others = f"name  see Names in Communicator; other arguments as for `{name}`"
             doc = f"Begin `{name}` and return its Work.\n\n    {others}\n    "
-        begun = call.replace(_NOW, f"self._begin({'name' if named else None}).", 1)
+        begun = call.replace(_RUN, f"self._begin({'name' if named else None}).", 1)
         node.body = ast.parse(f'"""{doc}"""\nreturn {begun}').body
     return ast.unparse(node)
 
