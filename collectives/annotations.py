@@ -6,7 +6,7 @@ run time, in `operations`.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
@@ -44,3 +44,25 @@ Number: TypeAlias = bool | int | float | complex
 Scalar: TypeAlias = Number | np.generic
 A = TypeVar("A", bound=SupportsArray)
 T = TypeVar("T")
+
+
+class Options(TypedDict, total=False):
+    """The options of a collective that have the same type in all its overloads."""
+
+    algorithm: str | None
+    timeout: float | None
+    stream: Any
+    blocking: bool
+
+
+class ReduceOptions(Options, TypedDict, total=False):
+    """Those of a prefix."""
+
+    reproducible: bool | None
+
+
+class ScaledOptions(ReduceOptions, TypedDict, total=False):
+    """Those of a reduction."""
+
+    prescale: float | None
+    postscale: float | None

@@ -11,29 +11,44 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, overload
+from typing import Any, Final, Literal, NoReturn, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.annotations import A, Number, OpName, Scalar, SupportsArray, T
+from collectives.annotations import (
+    A,
+    Number,
+    OpName,
+    Options,
+    ReduceOptions,
+    Scalar,
+    ScaledOptions,
+    SupportsArray,
+    T,
+)
 from collectives.arrays import Array, Op, check_dtype
+from collectives.asynchronous import AsynchronousCalls
 from collectives.config import TIMELINE_STYLES, Config
 from collectives.execution import Peers, Windows
 from collectives.family import Family
-from collectives.gpu import DeviceAccess, DeviceOperations, Operations
+from collectives.gpu import DeviceAccess, DeviceCalls, DeviceOperations
 from collectives.membership import CONNECT_SECONDS, Standby, ask_to_leave, regroup, terms_of
 from collectives.metrics import Endpoint, Header, HorovodTimeline, Meter, Timeline, Trace, prometheus_text, rank_path
 from collectives.negotiation import Engine
 from collectives.operations import (
+    MAKE_JOB,
     CallQueue,
     HostOperations,
-    Job,
     Persistent,
     PointToPoint,
+    ReceiveOptions,
+    Starter,
     Status,
     Work,
+    begin_by,
     compare_clocks,
+    run_by,
 )
 from collectives.planning import Calibration, Selector
 from collectives.resources import Resources
@@ -54,10 +69,11 @@ _PLANNED: Final = (
 )
 
 
-class Communicator:
+class Communicator(AsynchronousCalls):
     """Ranks 0 to size - 1 of a group that compute together. Made by `init`, `run` and `split`.
 
     rank, size    this process's number in the group, and the number of ranks
+    successor     the communicator that `shrink` or `regroup` made of this one, or None
     process_sets  of the world communicator: number of a process set -> its ranks and, on these, its communicator
     meter, trace  where calls are counted, and where events for the timeline go
 
@@ -118,7 +134,7 @@ class Communicator:
         self._config = config
         self._ranks = ranks
         self._context = context
-        self._successor: Communicator | None = None
+        self.successor: Communicator | None = None
         self.rank = ranks.index(transport.rank)
         self.size = len(ranks)
         self._members = tuple(transport.group.members[rank] for rank in ranks)
@@ -136,15 +152,16 @@ class Communicator:
         except BaseException:
             ordered.close()
             raise
+        named = HostOperations(transport, ranks, tag | _NAMED, *parts, ordered)
+        self._ordered, self._named = DeviceCalls(ordered), DeviceCalls(named)
         self._executor, self._arguments = ordered.executor, ordered.arguments
         self._queue = CallQueue(f"communicator {context} of rank {transport.rank}", transport.group, self._executor)
-        named = HostOperations(transport, ranks, tag | _NAMED, *parts, ordered)
-        self._operations, self._named = Operations(ordered, self._queue), Operations(named, self._queue)
-        self._now = self._operations.now
         self._engine = Engine(transport, ranks, tag | _ENGINE, named, family.abort_signal, config)
         self._messages = PointToPoint(
             transport, ranks, tag | _MESSAGES, self._arguments, self._executor, DeviceAccess()
         )
+        self._run: Starter[Any] = self._ordered.starter(run_by(self._queue), self._messages.run)
+        super().__init__(_begin(self._ordered, self._named, self._queue, self._engine, self._messages))
         self.process_sets: dict[int, tuple[tuple[int, ...], Communicator | None]] = {}
         self._resources = Resources(
             context,
@@ -154,8 +171,7 @@ class Communicator:
             self._engine,
             self._messages,
             self._windows,
-            self._operations,
-            self._named,
+            (self._ordered, self._named),
         )
         family.communicators.append(self._resources)
         family.recorder.attach(self.meter)
@@ -269,48 +285,16 @@ class Communicator:
     @property
     def devices(self) -> DeviceOperations:
         """The operations on arrays of GPUs; made at the first use."""
-        return self._operations.devices
+        return self._ordered.devices
 
     # ---- collectives
 
-    def _operations_for(self, name: str | None) -> Operations:
-        """The operations with or without names: each have an executor of their own."""
-        return self._operations if name is None else self._named
-
-    def _begin(self, job: Job[T], name: str | None) -> Work[T]:
-        """Queue a job in the order of calls, or submit it by name."""
-        return self._queue.submit(job) if name is None else self._engine.submit(name, job)
+    @overload
+    def allreduce(self, x: A, op: OpName | Op = ..., *, out: A | None = ..., **options: Unpack[ScaledOptions]) -> A: ...
 
     @overload
     def allreduce(
-        self,
-        x: A,
-        op: OpName | Op = ...,
-        *,
-        out: A | None = ...,
-        prescale: float | None = ...,
-        postscale: float | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-    ) -> A: ...
-
-    @overload
-    def allreduce(
-        self,
-        x: Number,
-        op: OpName | Op = ...,
-        *,
-        out: Array | None = ...,
-        prescale: float | None = ...,
-        postscale: float | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        self, x: Number, op: OpName | Op = ..., *, out: Array | None = ..., **options: Unpack[ScaledOptions]
     ) -> np.number[Any]: ...
 
     def allreduce(
@@ -350,101 +334,13 @@ class Communicator:
 
         Source of adasum: Maleki et al. 2021, "Scaling Distributed Training with Adaptive Summation", MLSys.
         """
-        return self._now(x, out, stream, blocking).allreduce(
-            x,
-            op,
-            out=out,
-            prescale=prescale,
-            postscale=postscale,
-            algorithm=algorithm,
-            reproducible=reproducible,
-            timeout=timeout,
+        return self._run.arrays(
+            "allreduce", x, out, (op, prescale, postscale, algorithm, reproducible), timeout, stream, blocking
         )
-
-    @overload
-    def allreduce_async(
-        self,
-        x: A,
-        op: OpName | Op = ...,
-        *,
-        out: A | None = ...,
-        prescale: float | None = ...,
-        postscale: float | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[A]: ...
-
-    @overload
-    def allreduce_async(
-        self,
-        x: Number,
-        op: OpName | Op = ...,
-        *,
-        out: Array | None = ...,
-        prescale: float | None = ...,
-        postscale: float | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[np.number[Any]]: ...
-
-    def allreduce_async(
-        self,
-        x: Any,
-        op: OpName | Op = "sum",
-        *,
-        out: Any = None,
-        prescale: float | None = None,
-        postscale: float | None = None,
-        algorithm: str | None = None,
-        reproducible: bool | None = None,
-        timeout: float | None = None,
-        stream: Any = None,
-        blocking: bool = False,
-        name: str | None = None,
-    ) -> Work[Any]:
-        """Begin `allreduce` and return its Work.
-
-        name  see Names above; other arguments as for `allreduce`
-        """
-        job = (
-            self._operations_for(name)
-            .on(x, out, stream, blocking)
-            .allreduce(
-                x,
-                op,
-                out=out,
-                prescale=prescale,
-                postscale=postscale,
-                algorithm=algorithm,
-                reproducible=reproducible,
-                timeout=timeout,
-            )
-        )
-        return self._begin(job, name)
 
     @overload
     def reduce(
-        self,
-        x: A,
-        op: OpName | Op = ...,
-        root: int = ...,
-        *,
-        out: A | None = ...,
-        prescale: float | None = ...,
-        postscale: float | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        self, x: A, op: OpName | Op = ..., root: int = ..., *, out: A | None = ..., **options: Unpack[ScaledOptions]
     ) -> A | None: ...
 
     @overload
@@ -455,13 +351,7 @@ class Communicator:
         root: int = ...,
         *,
         out: Array | None = ...,
-        prescale: float | None = ...,
-        postscale: float | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        **options: Unpack[ScaledOptions],
     ) -> np.number[Any] | None: ...
 
     def reduce(
@@ -498,90 +388,9 @@ class Communicator:
         blocking             for arrays on GPUs: True returns when the GPU is done, False when the work has been
                              enqueued
         """
-        return self._now(x, out, stream, blocking).reduce(
-            x,
-            op,
-            root,
-            out=out,
-            prescale=prescale,
-            postscale=postscale,
-            algorithm=algorithm,
-            reproducible=reproducible,
-            timeout=timeout,
+        return self._run.arrays(
+            "reduce", x, out, (root, op, prescale, postscale, algorithm, reproducible), timeout, stream, blocking
         )
-
-    @overload
-    def reduce_async(
-        self,
-        x: A,
-        op: OpName | Op = ...,
-        root: int = ...,
-        *,
-        out: A | None = ...,
-        prescale: float | None = ...,
-        postscale: float | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[A | None]: ...
-
-    @overload
-    def reduce_async(
-        self,
-        x: Number,
-        op: OpName | Op = ...,
-        root: int = ...,
-        *,
-        out: Array | None = ...,
-        prescale: float | None = ...,
-        postscale: float | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[np.number[Any] | None]: ...
-
-    def reduce_async(
-        self,
-        x: Any,
-        op: OpName | Op = "sum",
-        root: int = 0,
-        *,
-        out: Any = None,
-        prescale: float | None = None,
-        postscale: float | None = None,
-        algorithm: str | None = None,
-        reproducible: bool | None = None,
-        timeout: float | None = None,
-        stream: Any = None,
-        blocking: bool = False,
-        name: str | None = None,
-    ) -> Work[Any]:
-        """Begin `reduce` and return its Work.
-
-        name  see Names above; other arguments as for `reduce`
-        """
-        job = (
-            self._operations_for(name)
-            .on(x, out, stream, blocking)
-            .reduce(
-                x,
-                op,
-                root,
-                out=out,
-                prescale=prescale,
-                postscale=postscale,
-                algorithm=algorithm,
-                reproducible=reproducible,
-                timeout=timeout,
-            )
-        )
-        return self._begin(job, name)
 
     def reduce_scatter(
         self,
@@ -618,80 +427,23 @@ class Communicator:
         blocking             for arrays on GPUs: True returns when the GPU is done, False when the work has been
                              enqueued
         """
-        result: A = self._now(x, out, stream, blocking).reduce_scatter(
+        result: A = self._run.arrays(
+            "reduce_scatter",
             x,
-            op,
-            counts=counts,
-            out=out,
-            prescale=prescale,
-            postscale=postscale,
-            algorithm=algorithm,
-            reproducible=reproducible,
-            timeout=timeout,
+            out,
+            (counts, op, prescale, postscale, algorithm, reproducible),
+            timeout,
+            stream,
+            blocking,
         )
         return result
 
-    def reduce_scatter_async(
-        self,
-        x: A,
-        op: OpName | Op = "sum",
-        *,
-        counts: Sequence[int] | None = None,
-        out: A | None = None,
-        prescale: float | None = None,
-        postscale: float | None = None,
-        algorithm: str | None = None,
-        reproducible: bool | None = None,
-        timeout: float | None = None,
-        stream: Any = None,
-        blocking: bool = False,
-        name: str | None = None,
-    ) -> Work[A]:
-        """Begin `reduce_scatter` and return its Work.
-
-        name  see Names above; other arguments as for `reduce_scatter`
-        """
-        job = (
-            self._operations_for(name)
-            .on(x, out, stream, blocking)
-            .reduce_scatter(
-                x,
-                op,
-                counts=counts,
-                out=out,
-                prescale=prescale,
-                postscale=postscale,
-                algorithm=algorithm,
-                reproducible=reproducible,
-                timeout=timeout,
-            )
-        )
-        return self._begin(job, name)
+    @overload
+    def broadcast(self, x: A, root: int = ..., *, out: A | None = ..., **options: Unpack[Options]) -> A: ...
 
     @overload
     def broadcast(
-        self,
-        x: A,
-        root: int = ...,
-        *,
-        out: A | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-    ) -> A: ...
-
-    @overload
-    def broadcast(
-        self,
-        x: Number,
-        root: int = ...,
-        *,
-        out: Array | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        self, x: Number, root: int = ..., *, out: Array | None = ..., **options: Unpack[Options]
     ) -> np.number[Any]: ...
 
     def broadcast(
@@ -717,83 +469,16 @@ class Communicator:
                    by default the current stream of the arrays' library
         blocking   for arrays on GPUs: True returns when the GPU is done, False when the work has been enqueued
         """
-        return self._now(x, out, stream, blocking).broadcast(x, root, out=out, algorithm=algorithm, timeout=timeout)
-
-    @overload
-    def broadcast_async(
-        self,
-        x: A,
-        root: int = ...,
-        *,
-        out: A | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[A]: ...
-
-    @overload
-    def broadcast_async(
-        self,
-        x: Number,
-        root: int = ...,
-        *,
-        out: Array | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[np.number[Any]]: ...
-
-    def broadcast_async(
-        self,
-        x: Any,
-        root: int = 0,
-        *,
-        out: Any = None,
-        algorithm: str | None = None,
-        timeout: float | None = None,
-        stream: Any = None,
-        blocking: bool = False,
-        name: str | None = None,
-    ) -> Work[Any]:
-        """Begin `broadcast` and return its Work.
-
-        name  see Names above; other arguments as for `broadcast`
-        """
-        job = (
-            self._operations_for(name)
-            .on(x, out, stream, blocking)
-            .broadcast(x, root, out=out, algorithm=algorithm, timeout=timeout)
-        )
-        return self._begin(job, name)
+        return self._run.arrays("broadcast", x, out, (root, algorithm), timeout, stream, blocking)
 
     @overload
     def allgather(
-        self,
-        x: Scalar,
-        *,
-        out: Array | None = ...,
-        expected: Sequence[int] | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        self, x: Scalar, *, out: Array | None = ..., expected: Sequence[int] | None = ..., **options: Unpack[Options]
     ) -> Array: ...
 
     @overload
     def allgather(
-        self,
-        x: A,
-        *,
-        out: A | None = ...,
-        expected: Sequence[int] | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        self, x: A, *, out: A | None = ..., expected: Sequence[int] | None = ..., **options: Unpack[Options]
     ) -> A: ...
 
     def allgather(
@@ -822,60 +507,7 @@ class Communicator:
         Raises MismatchError on every rank if dtypes or dimensions other than the first differ, or if a part or the
         result is not what a rank expects by `expected` or `out`. The communicator stays usable.
         """
-        return self._now(x, out, stream, blocking).allgather(
-            x, out=out, expected=expected, algorithm=algorithm, timeout=timeout
-        )
-
-    @overload
-    def allgather_async(
-        self,
-        x: Scalar,
-        *,
-        out: Array | None = ...,
-        expected: Sequence[int] | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[Array]: ...
-
-    @overload
-    def allgather_async(
-        self,
-        x: A,
-        *,
-        out: A | None = ...,
-        expected: Sequence[int] | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[A]: ...
-
-    def allgather_async(
-        self,
-        x: Any,
-        *,
-        out: Any = None,
-        expected: Sequence[int] | None = None,
-        algorithm: str | None = None,
-        timeout: float | None = None,
-        stream: Any = None,
-        blocking: bool = False,
-        name: str | None = None,
-    ) -> Work[Any]:
-        """Begin `allgather` and return its Work.
-
-        name  see Names above; other arguments as for `allgather`
-        """
-        job = (
-            self._operations_for(name)
-            .on(x, out, stream, blocking)
-            .allgather(x, out=out, expected=expected, algorithm=algorithm, timeout=timeout)
-        )
-        return self._begin(job, name)
+        return self._run.arrays("allgather", x, out, (expected, algorithm), timeout, stream, blocking)
 
     @overload
     def gather(
@@ -885,10 +517,7 @@ class Communicator:
         *,
         out: Array | None = ...,
         expected: Sequence[int] | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        **options: Unpack[Options],
     ) -> Array | None: ...
 
     @overload
@@ -899,10 +528,7 @@ class Communicator:
         *,
         out: A | None = ...,
         expected: Sequence[int] | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        **options: Unpack[Options],
     ) -> A | None: ...
 
     def gather(
@@ -934,63 +560,7 @@ class Communicator:
         Raises MismatchError on every rank if dtypes or dimensions other than the first differ, or if a part or the
         result is not what a rank expects by `expected` or `out`. The communicator stays usable.
         """
-        return self._now(x, out, stream, blocking).gather(
-            x, root, out=out, expected=expected, algorithm=algorithm, timeout=timeout
-        )
-
-    @overload
-    def gather_async(
-        self,
-        x: Scalar,
-        root: int = ...,
-        *,
-        out: Array | None = ...,
-        expected: Sequence[int] | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[Array | None]: ...
-
-    @overload
-    def gather_async(
-        self,
-        x: A,
-        root: int = ...,
-        *,
-        out: A | None = ...,
-        expected: Sequence[int] | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[A | None]: ...
-
-    def gather_async(
-        self,
-        x: Any,
-        root: int = 0,
-        *,
-        out: Any = None,
-        expected: Sequence[int] | None = None,
-        algorithm: str | None = None,
-        timeout: float | None = None,
-        stream: Any = None,
-        blocking: bool = False,
-        name: str | None = None,
-    ) -> Work[Any]:
-        """Begin `gather` and return its Work.
-
-        name  see Names above; other arguments as for `gather`
-        """
-        job = (
-            self._operations_for(name)
-            .on(x, out, stream, blocking)
-            .gather(x, root, out=out, expected=expected, algorithm=algorithm, timeout=timeout)
-        )
-        return self._begin(job, name)
+        return self._run.arrays("gather", x, out, (root, expected, algorithm), timeout, stream, blocking)
 
     @overload
     def scatter(
@@ -1000,10 +570,7 @@ class Communicator:
         *,
         counts: Sequence[int] | None = ...,
         out: None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        **options: Unpack[Options],
     ) -> Array: ...
 
     @overload
@@ -1014,10 +581,7 @@ class Communicator:
         *,
         counts: Sequence[int] | None = ...,
         out: A | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        **options: Unpack[Options],
     ) -> A: ...
 
     def scatter(
@@ -1047,63 +611,7 @@ class Communicator:
         Raises MismatchError on every rank if `out` of one has not shape and dtype of its part. The communicator stays
         usable.
         """
-        return self._now(x, out, stream, blocking).scatter(
-            x, root, counts=counts, out=out, algorithm=algorithm, timeout=timeout
-        )
-
-    @overload
-    def scatter_async(
-        self,
-        x: None = ...,
-        root: int = ...,
-        *,
-        counts: Sequence[int] | None = ...,
-        out: None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[Array]: ...
-
-    @overload
-    def scatter_async(
-        self,
-        x: A | None = ...,
-        root: int = ...,
-        *,
-        counts: Sequence[int] | None = ...,
-        out: A | None = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[A]: ...
-
-    def scatter_async(
-        self,
-        x: Any = None,
-        root: int = 0,
-        *,
-        counts: Sequence[int] | None = None,
-        out: Any = None,
-        algorithm: str | None = None,
-        timeout: float | None = None,
-        stream: Any = None,
-        blocking: bool = False,
-        name: str | None = None,
-    ) -> Work[Any]:
-        """Begin `scatter` and return its Work.
-
-        name  see Names above; other arguments as for `scatter`
-        """
-        job = (
-            self._operations_for(name)
-            .on(x, out, stream, blocking)
-            .scatter(x, root, counts=counts, out=out, algorithm=algorithm, timeout=timeout)
-        )
-        return self._begin(job, name)
+        return self._run.arrays("scatter", x, out, (root, counts, algorithm), timeout, stream, blocking)
 
     @overload
     def alltoall(
@@ -1114,10 +622,7 @@ class Communicator:
         out: A | None = ...,
         expected: Sequence[int] | None = ...,
         return_splits: Literal[False] = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        **options: Unpack[Options],
     ) -> A: ...
 
     @overload
@@ -1129,10 +634,7 @@ class Communicator:
         out: A | None = ...,
         expected: Sequence[int] | None = ...,
         return_splits: Literal[True],
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        **options: Unpack[Options],
     ) -> tuple[A, NDArray[np.int64]]: ...
 
     @overload
@@ -1144,10 +646,7 @@ class Communicator:
         out: A | None = ...,
         expected: Sequence[int] | None = ...,
         return_splits: bool,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        **options: Unpack[Options],
     ) -> A | tuple[A, NDArray[np.int64]]: ...
 
     def alltoall(
@@ -1182,111 +681,16 @@ class Communicator:
         Raises MismatchError on every rank if the rows that come to a rank are not what it expects by `expected` or
         `out`. The communicator stays usable.
         """
-        return self._now(x, out, stream, blocking).alltoall(
-            x, splits, out=out, expected=expected, return_splits=return_splits, algorithm=algorithm, timeout=timeout
+        return self._run.arrays(
+            "alltoall", x, out, (splits, expected, return_splits, algorithm), timeout, stream, blocking
         )
 
     @overload
-    def alltoall_async(
-        self,
-        x: A,
-        splits: Sequence[int] | None = ...,
-        *,
-        out: A | None = ...,
-        expected: Sequence[int] | None = ...,
-        return_splits: Literal[False] = ...,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[A]: ...
-
-    @overload
-    def alltoall_async(
-        self,
-        x: A,
-        splits: Sequence[int] | None = ...,
-        *,
-        out: A | None = ...,
-        expected: Sequence[int] | None = ...,
-        return_splits: Literal[True],
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[tuple[A, NDArray[np.int64]]]: ...
-
-    @overload
-    def alltoall_async(
-        self,
-        x: A,
-        splits: Sequence[int] | None = ...,
-        *,
-        out: A | None = ...,
-        expected: Sequence[int] | None = ...,
-        return_splits: bool,
-        algorithm: str | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[A | tuple[A, NDArray[np.int64]]]: ...
-
-    def alltoall_async(
-        self,
-        x: Any,
-        splits: Sequence[int] | None = None,
-        *,
-        out: Any = None,
-        expected: Sequence[int] | None = None,
-        return_splits: bool = False,
-        algorithm: str | None = None,
-        timeout: float | None = None,
-        stream: Any = None,
-        blocking: bool = False,
-        name: str | None = None,
-    ) -> Work[Any]:
-        """Begin `alltoall` and return its Work.
-
-        name  see Names above; other arguments as for `alltoall`
-        """
-        job = (
-            self._operations_for(name)
-            .on(x, out, stream, blocking)
-            .alltoall(
-                x, splits, out=out, expected=expected, return_splits=return_splits, algorithm=algorithm, timeout=timeout
-            )
-        )
-        return self._begin(job, name)
+    def scan(self, x: A, op: OpName | Op = ..., *, out: A | None = ..., **options: Unpack[ReduceOptions]) -> A: ...
 
     @overload
     def scan(
-        self,
-        x: A,
-        op: OpName | Op = ...,
-        *,
-        out: A | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-    ) -> A: ...
-
-    @overload
-    def scan(
-        self,
-        x: Number,
-        op: OpName | Op = ...,
-        *,
-        out: Array | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        self, x: Number, op: OpName | Op = ..., *, out: Array | None = ..., **options: Unpack[ReduceOptions]
     ) -> np.number[Any]: ...
 
     def scan(
@@ -1320,86 +724,16 @@ class Communicator:
 
         Source: MPI_Scan of MPI 4.1, section 6.11.
         """
-        operations = self._now(x, out, stream, blocking)
-        return operations.scan(x, op, out=out, algorithm=algorithm, reproducible=reproducible, timeout=timeout)
-
-    @overload
-    def scan_async(
-        self,
-        x: A,
-        op: OpName | Op = ...,
-        *,
-        out: A | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[A]: ...
-
-    @overload
-    def scan_async(
-        self,
-        x: Number,
-        op: OpName | Op = ...,
-        *,
-        out: Array | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[np.number[Any]]: ...
-
-    def scan_async(
-        self,
-        x: Any,
-        op: OpName | Op = "sum",
-        *,
-        out: Any = None,
-        algorithm: str | None = None,
-        reproducible: bool | None = None,
-        timeout: float | None = None,
-        stream: Any = None,
-        blocking: bool = False,
-        name: str | None = None,
-    ) -> Work[Any]:
-        """Begin `scan` and return its Work.
-
-        name  see Names above; other arguments as for `scan`
-        """
-        operations = self._operations_for(name).on(x, out, stream, blocking)
-        job = operations.scan(x, op, out=out, algorithm=algorithm, reproducible=reproducible, timeout=timeout)
-        return self._begin(job, name)
+        return self._run.arrays("scan", x, out, (op, None, None, algorithm, reproducible), timeout, stream, blocking)
 
     @overload
     def exscan(
-        self,
-        x: A,
-        op: OpName | Op = ...,
-        *,
-        out: A | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        self, x: A, op: OpName | Op = ..., *, out: A | None = ..., **options: Unpack[ReduceOptions]
     ) -> A | None: ...
 
     @overload
     def exscan(
-        self,
-        x: Number,
-        op: OpName | Op = ...,
-        *,
-        out: Array | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
+        self, x: Number, op: OpName | Op = ..., *, out: Array | None = ..., **options: Unpack[ReduceOptions]
     ) -> np.number[Any] | None: ...
 
     def exscan(
@@ -1432,59 +766,7 @@ class Communicator:
 
         Source: MPI_Exscan of MPI 4.1, section 6.11.
         """
-        operations = self._now(x, out, stream, blocking)
-        return operations.exscan(x, op, out=out, algorithm=algorithm, reproducible=reproducible, timeout=timeout)
-
-    @overload
-    def exscan_async(
-        self,
-        x: A,
-        op: OpName | Op = ...,
-        *,
-        out: A | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[A | None]: ...
-
-    @overload
-    def exscan_async(
-        self,
-        x: Number,
-        op: OpName | Op = ...,
-        *,
-        out: Array | None = ...,
-        algorithm: str | None = ...,
-        reproducible: bool | None = ...,
-        timeout: float | None = ...,
-        stream: Any = ...,
-        blocking: bool = ...,
-        name: str | None = ...,
-    ) -> Work[np.number[Any] | None]: ...
-
-    def exscan_async(
-        self,
-        x: Any,
-        op: OpName | Op = "sum",
-        *,
-        out: Any = None,
-        algorithm: str | None = None,
-        reproducible: bool | None = None,
-        timeout: float | None = None,
-        stream: Any = None,
-        blocking: bool = False,
-        name: str | None = None,
-    ) -> Work[Any]:
-        """Begin `exscan` and return its Work.
-
-        name  see Names above; other arguments as for `exscan`
-        """
-        operations = self._operations_for(name).on(x, out, stream, blocking)
-        job = operations.exscan(x, op, out=out, algorithm=algorithm, reproducible=reproducible, timeout=timeout)
-        return self._begin(job, name)
+        return self._run.arrays("exscan", x, out, (op, None, None, algorithm, reproducible), timeout, stream, blocking)
 
     def barrier(self, *, algorithm: str | None = None, timeout: float | None = None) -> None:
         """Return when every rank has called it.
@@ -1492,17 +774,7 @@ class Communicator:
         algorithm  name of an algorithm to use; by default the rule table and the cost model choose
         timeout    seconds that the call may take; by default the setting `timeout`
         """
-        self._queue.run(self._operations.host.arrays.barrier(algorithm=algorithm, timeout=timeout))
-
-    def barrier_async(
-        self, *, algorithm: str | None = None, timeout: float | None = None, name: str | None = None
-    ) -> Work[None]:
-        """Begin `barrier` and return its Work.
-
-        name  see Names above; other arguments as for `barrier`
-        """
-        job = self._operations_for(name).host.arrays.barrier(algorithm=algorithm, timeout=timeout)
-        return self._begin(job, name)
+        self._run.job("barrier", algorithm, timeout)
 
     def grouped_allreduce(
         self,
@@ -1543,52 +815,10 @@ class Communicator:
 
         Raises ValueError if `out` has another number of arrays than `xs`.
         """
-        results: list[A] = self._now(xs, out, stream, blocking).grouped_allreduce(
-            xs,
-            op,
-            out=out,
-            prescale=prescale,
-            postscale=postscale,
-            algorithm=algorithm,
-            reproducible=reproducible,
-            timeout=timeout,
+        result: list[A] = self._run.arrays(
+            "grouped_allreduce", xs, out, (op, prescale, postscale, algorithm, reproducible), timeout, stream, blocking
         )
-        return results
-
-    def grouped_allreduce_async(
-        self,
-        xs: Sequence[A],
-        op: OpName | Op = "sum",
-        *,
-        out: Sequence[A] | None = None,
-        prescale: float | None = None,
-        postscale: float | None = None,
-        algorithm: str | None = None,
-        reproducible: bool | None = None,
-        timeout: float | None = None,
-        stream: Any = None,
-        blocking: bool = False,
-        name: str | None = None,
-    ) -> Work[list[A]]:
-        """Begin `grouped_allreduce` and return its Work.
-
-        name  see Names above; other arguments as for `grouped_allreduce`
-        """
-        job = (
-            self._operations_for(name)
-            .on(xs, out, stream, blocking)
-            .grouped_allreduce(
-                xs,
-                op,
-                out=out,
-                prescale=prescale,
-                postscale=postscale,
-                algorithm=algorithm,
-                reproducible=reproducible,
-                timeout=timeout,
-            )
-        )
-        return self._begin(job, name)
+        return result
 
     def grouped_allgather(
         self,
@@ -1610,31 +840,8 @@ class Communicator:
 
         Raises as `allgather` does.
         """
-        results: list[A] = self._now(xs, None, stream, blocking).grouped_allgather(
-            xs, expected=expected, timeout=timeout
-        )
-        return results
-
-    def grouped_allgather_async(
-        self,
-        xs: Sequence[A],
-        *,
-        expected: Sequence[Sequence[int]] | None = None,
-        timeout: float | None = None,
-        stream: Any = None,
-        blocking: bool = False,
-        name: str | None = None,
-    ) -> Work[list[A]]:
-        """Begin `grouped_allgather` and return its Work.
-
-        name  see Names above; other arguments as for `grouped_allgather`
-        """
-        job = (
-            self._operations_for(name)
-            .on(xs, None, stream, blocking)
-            .grouped_allgather(xs, expected=expected, timeout=timeout)
-        )
-        return self._begin(job, name)
+        result: list[A] = self._run.arrays("grouped_allgather", xs, None, (expected,), timeout, stream, blocking)
+        return result
 
     def compose(self, body: Callable[[Peers], T], what: str, *, timeout: float | None = None) -> T:
         """Run `body(peers)` as one collective operation, and return its result. All ranks must call it.
@@ -1647,18 +854,8 @@ class Communicator:
 
         An exception of `body` aborts the communicator and is raised.
         """
-        result: T = self._queue.run(self._operations.host.compose(body, what, timeout=timeout))
+        result: T = self._run.job("compose", body, what, timeout)
         return result
-
-    def compose_async(
-        self, body: Callable[[Peers], T], what: str, *, timeout: float | None = None, name: str | None = None
-    ) -> Work[T]:
-        """Begin `compose` and return its Work.
-
-        name  see Names above; other arguments as for `compose`
-        """
-        job = self._operations_for(name).host.compose(body, what, timeout=timeout)
-        return self._begin(job, name)
 
     def broadcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
         """Give every rank the root's object.
@@ -1671,17 +868,7 @@ class Communicator:
         transport's links are not authenticated, since unpickling can run any code. The communicator stays usable after
         both.
         """
-        return self._queue.run(self._operations.host.objects.broadcast_object(obj, root, timeout=timeout))
-
-    def broadcast_object_async(
-        self, obj: Any = None, root: int = 0, *, timeout: float | None = None, name: str | None = None
-    ) -> Work[Any]:
-        """Begin `broadcast_object` and return its Work.
-
-        name  see Names above; other arguments as for `broadcast_object`
-        """
-        job = self._operations_for(name).host.objects.broadcast_object(obj, root, timeout=timeout)
-        return self._begin(job, name)
+        return self._run.job("broadcast_object", obj, root, timeout)
 
     def allgather_object(self, obj: T, *, timeout: float | None = None) -> list[T]:
         """Give every rank the list of all ranks' objects, in rank order.
@@ -1691,15 +878,8 @@ class Communicator:
 
         Raises as `broadcast_object` does.
         """
-        return self._queue.run(self._operations.host.objects.allgather_object(obj, timeout=timeout))
-
-    def allgather_object_async(self, obj: T, *, timeout: float | None = None, name: str | None = None) -> Work[list[T]]:
-        """Begin `allgather_object` and return its Work.
-
-        name  see Names above; other arguments as for `allgather_object`
-        """
-        job = self._operations_for(name).host.objects.allgather_object(obj, timeout=timeout)
-        return self._begin(job, name)
+        result: list[T] = self._run.job("allgather_object", obj, timeout)
+        return result
 
     def gather_object(self, obj: T, root: int = 0, *, timeout: float | None = None) -> list[T] | None:
         """Give the root the list of all ranks' objects, in rank order. Returns None on the other ranks.
@@ -1710,17 +890,8 @@ class Communicator:
 
         Raises as `broadcast_object` does.
         """
-        return self._queue.run(self._operations.host.objects.gather_object(obj, root, timeout=timeout))
-
-    def gather_object_async(
-        self, obj: T, root: int = 0, *, timeout: float | None = None, name: str | None = None
-    ) -> Work[list[T] | None]:
-        """Begin `gather_object` and return its Work.
-
-        name  see Names above; other arguments as for `gather_object`
-        """
-        job = self._operations_for(name).host.objects.gather_object(obj, root, timeout=timeout)
-        return self._begin(job, name)
+        result: list[T] | None = self._run.job("gather_object", obj, root, timeout)
+        return result
 
     def scatter_object(self, objs: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None) -> Any:
         """Give each rank one of the root's objects: rank i gets `objs[i]`.
@@ -1731,22 +902,7 @@ class Communicator:
 
         Raises ValueError on the root alone if there are not as many objects as ranks; else as `broadcast_object`.
         """
-        return self._queue.run(self._operations.host.objects.scatter_object(objs, root, timeout=timeout))
-
-    def scatter_object_async(
-        self,
-        objs: Sequence[Any] | None = None,
-        root: int = 0,
-        *,
-        timeout: float | None = None,
-        name: str | None = None,
-    ) -> Work[Any]:
-        """Begin `scatter_object` and return its Work.
-
-        name  see Names above; other arguments as for `scatter_object`
-        """
-        job = self._operations_for(name).host.objects.scatter_object(objs, root, timeout=timeout)
-        return self._begin(job, name)
+        return self._run.job("scatter_object", objs, root, timeout)
 
     def join(self, *, timeout: float | None = None) -> int:
         """Tell the other ranks that this one has no more data, and wait until all ranks have joined.
@@ -1782,35 +938,13 @@ class Communicator:
         wait for each other. They are not ordered with collectives, and those of different communicators never mix. A
         message has no shape. Arrays on GPUs are copied through the host's memory.
         """
-        self._messages.run(self._messages.send, x, dst, tag=tag, timeout=timeout)
-
-    def send_async(
-        self, x: SupportsArray | Number, dst: int, *, tag: int = 0, timeout: float | None = None
-    ) -> Work[None]:
-        """Begin `send`, with the same arguments, and return its Work."""
-        return self._messages.begin(self._messages.send, x, dst, tag=tag, timeout=timeout)
+        self._run.message(PointToPoint.send, x, dst, tag, timeout)
 
     @overload
-    def recv(
-        self,
-        x: A,
-        src: int | None = ...,
-        *,
-        tag: int | None = ...,
-        timeout: float | None = ...,
-        status: Status | None = ...,
-    ) -> A: ...
+    def recv(self, x: A, src: int | None = ..., **options: Unpack[ReceiveOptions]) -> A: ...
 
     @overload
-    def recv(
-        self,
-        x: None = ...,
-        src: int | None = ...,
-        *,
-        tag: int | None = ...,
-        timeout: float | None = ...,
-        status: Status | None = ...,
-    ) -> Array: ...
+    def recv(self, x: None = ..., src: int | None = ..., **options: Unpack[ReceiveOptions]) -> Array: ...
 
     def recv(
         self,
@@ -1837,41 +971,7 @@ class Communicator:
         message is lost, the contents of `x` are undefined, and the communicator stays usable. Raises PeerLost if `src`,
         or for any rank every other rank, has closed.
         """
-        return self._messages.run(self._messages.recv, x, src, tag=tag, timeout=timeout, status=status)
-
-    @overload
-    def recv_async(
-        self,
-        x: A,
-        src: int | None = ...,
-        *,
-        tag: int | None = ...,
-        timeout: float | None = ...,
-        status: Status | None = ...,
-    ) -> Work[A]: ...
-
-    @overload
-    def recv_async(
-        self,
-        x: None = ...,
-        src: int | None = ...,
-        *,
-        tag: int | None = ...,
-        timeout: float | None = ...,
-        status: Status | None = ...,
-    ) -> Work[Array]: ...
-
-    def recv_async(
-        self,
-        x: Any = None,
-        src: int | None = None,
-        *,
-        tag: int | None = 0,
-        timeout: float | None = None,
-        status: Status | None = None,
-    ) -> Work[Any]:
-        """Begin `recv`, with the same arguments, and return its Work. `status` is filled when the Work is done."""
-        return self._messages.begin(self._messages.recv, x, src, tag=tag, timeout=timeout, status=status)
+        return self._run.message(PointToPoint.recv, x, src, tag, timeout, status)
 
     def probe(self, src: int | None = None, *, tag: int | None = 0, timeout: float | None = None) -> Status:
         """Wait until a message has arrived that `recv` with the same `src` and `tag` would receive; its envelope.
@@ -1885,7 +985,7 @@ class Communicator:
 
         Raises DeadlineExceeded if there is no message in time; the communicator stays usable. Other errors as `recv`.
         """
-        return self._messages.probe(src, tag=tag, timeout=timeout)
+        return self._messages.probe(src, tag, timeout)
 
     def iprobe(self, src: int | None = None, *, tag: int | None = 0) -> Status | None:
         """The envelope of a message that `probe` would find now; None if there is none. Never waits.
@@ -1895,12 +995,12 @@ class Communicator:
 
         Raises the error that aborted the communicator, if it was aborted.
         """
-        return self._messages.iprobe(src, tag=tag)
+        return self._messages.iprobe(src, tag)
 
     def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send an object to rank `dst`, which must call `recv_object`.
 
-        obj      object that can be pickled
+        obj      object that can be pickled. It may be changed when the call, also an asynchronous one, returns
         dst      rank to send to
         tag      0 to 2**31 - 1, as for `send`
         timeout  seconds that the call may take; by default the setting `timeout`
@@ -1908,11 +1008,7 @@ class Communicator:
         Raises TypeError if the object cannot be pickled. Raises TransportError if the transport's links are not
         authenticated, since unpickling can run any code. Nothing is sent then, and the communicator stays usable.
         """
-        self._messages.run(self._messages.send_object, obj, dst, tag=tag, timeout=timeout)
-
-    def send_object_async(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work[None]:
-        """Begin `send_object`, with the same arguments, and return its Work. `obj` may be changed at once."""
-        return self._messages.begin(self._messages.send_object, obj, dst, tag=tag, timeout=timeout)
+        self._run.message(PointToPoint.send_object, obj, dst, tag, timeout)
 
     def recv_object(
         self,
@@ -1932,19 +1028,7 @@ class Communicator:
         Takes the first message that matches, as `recv` does. Raises MismatchError if it holds an array: the message is
         lost, and the communicator stays usable. Raises TransportError as `send_object` does, and PeerLost as `recv`.
         """
-        return self._messages.run(self._messages.recv_object, src, tag=tag, timeout=timeout, status=status)
-
-    def recv_object_async(
-        self,
-        src: int | None = None,
-        *,
-        tag: int | None = 0,
-        timeout: float | None = None,
-        status: Status | None = None,
-    ) -> Work[Any]:
-        """Begin `recv_object`, with the same arguments, and return its Work. `status` is filled when the Work is
-        done."""
-        return self._messages.begin(self._messages.recv_object, src, tag=tag, timeout=timeout, status=status)
+        return self._run.message(PointToPoint.recv_object, src, tag, timeout, status)
 
     @overload
     def sendrecv(
@@ -1977,30 +1061,7 @@ class Communicator:
 
         Raises MismatchError as `recv` does.
         """
-        return self._messages.run(self._messages.sendrecv, x, dst, src, out=out, tag=tag, timeout=timeout)
-
-    @overload
-    def sendrecv_async(
-        self, x: A, dst: int, src: int | None = ..., *, out: A | None = ..., tag: int = ..., timeout: float | None = ...
-    ) -> Work[A]: ...
-
-    @overload
-    def sendrecv_async(
-        self,
-        x: Number,
-        dst: int,
-        src: int | None = ...,
-        *,
-        out: Array | None = ...,
-        tag: int = ...,
-        timeout: float | None = ...,
-    ) -> Work[np.number[Any]]: ...
-
-    def sendrecv_async(
-        self, x: Any, dst: int, src: int | None = None, *, out: Any = None, tag: int = 0, timeout: float | None = None
-    ) -> Work[Any]:
-        """Begin `sendrecv`, with the same arguments, and return its Work."""
-        return self._messages.begin(self._messages.sendrecv, x, dst, src, out=out, tag=tag, timeout=timeout)
+        return self._run.message(PointToPoint.sendrecv, x, dst, src, out, tag, timeout)
 
     # ---- repeated calls
 
@@ -2046,7 +1107,7 @@ class Communicator:
         self._check_process()
         if self._windows.onesided is None:
             return self._windows.make(lengths, kind, time.monotonic() + self._arguments.timeout(timeout))
-        job = self._operations_for(name).host.empty(lengths, kind, timeout)
+        job = (self._ordered if name is None else self._named).host.empty(lengths, kind, timeout)
         return self._queue.run(job) if name is None else self._engine.submit(name, job).wait()
 
     def plan(self, collective: str, /, *arguments: Any, **options: Any) -> Persistent:
@@ -2067,11 +1128,14 @@ class Communicator:
         """
         if collective not in _PLANNED:
             raise ValueError(f"collective={collective!r}: must be one of {', '.join(_PLANNED)}")
-        return Persistent(self._queue, functools.partial(self._job, collective, *arguments, **options))
+        jobs = AsynchronousCalls(self._jobs)
+        return Persistent(self._queue, functools.partial(getattr(jobs, f"{collective}_async"), *arguments, **options))
 
-    def _job(self, collective: str, /, *arguments: Any, **options: Any) -> Job[Any]:
-        """The job of a persistent call, which keeps the communicator."""
-        return self._operations.job(collective, *arguments, **options)
+    def _jobs(self, name: str | None) -> Starter[Any]:
+        """The calls that become jobs, for persistent ones, which keep the communicator."""
+        if name is not None:
+            raise TypeError(f"name={name!r}: is not for plan, whose calls are made in the order of calls")
+        return self._ordered.starter(MAKE_JOB, self._messages.begin)
 
     # ---- metrics and timeline
 
@@ -2321,7 +1385,7 @@ class Communicator:
 
         try:
             group, failure = transport.group, transport.failure
-            self._successor = regroup(
+            self.successor = regroup(
                 group, failure, seconds, config.heartbeat, terms=terms, standby=standby, leave=leave, connect=connect
             )
         except BaseException as error:
@@ -2329,19 +1393,19 @@ class Communicator:
             leave()
             raise
         finally:
-            if self._successor is None:
+            if self.successor is None:
                 standby.close()
-        return self._successor
+        return self.successor
 
     @property
     def current(self) -> Communicator:
         """The communicator that `shrink` or `regroup` made of this one, after any number of them; itself if there was
         none."""
         latest = self
-        while latest._successor is not None:
-            latest = latest._successor
+        while latest.successor is not None:
+            latest = latest.successor
         if latest is not self:
-            self._successor = latest  # so that those between can be freed
+            self.successor = latest  # so that those between can be freed
         return latest
 
     def close(self, timeout: float | None = None, *, flush: float | None = None) -> None:
@@ -2404,3 +1468,18 @@ class Communicator:
         if error is not None and mine.failure is None:
             mine.abort(f"{type(error).__name__}: {error}")
         mine.close()
+
+
+def _begin(
+    ordered: DeviceCalls, named: DeviceCalls, queue: CallQueue, engine: Engine, messages: PointToPoint
+) -> Callable[[str | None], Starter[Work[Any]]]:
+    """The function that gives the starter of calls with a name, or with None of those in their order. It does not refer
+    to the communicator."""
+    in_order = ordered.starter(begin_by(queue.submit), messages.begin)
+
+    def begin(name: str | None) -> Starter[Work[Any]]:
+        if name is None:
+            return in_order
+        return named.starter(begin_by(functools.partial(engine.submit, name)), messages.begin)
+
+    return begin

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from collectives.execution import Windows
-from collectives.gpu import Operations
+from collectives.gpu import DeviceCalls
 from collectives.metrics import Meter, Recorder
 from collectives.negotiation import Engine
 from collectives.operations import CallQueue, PointToPoint
@@ -29,9 +30,9 @@ class Resources:
         engine: Engine,
         messages: PointToPoint,
         windows: Windows,
-        operations: Operations,
-        named: Operations,
+        operations: Sequence[DeviceCalls],
     ) -> None:
+        """`operations` are those in the order of calls, and those by name."""
         self.context = context
         self.meter = meter
         self._recorder = recorder
@@ -40,7 +41,6 @@ class Resources:
         self._messages = messages
         self._windows = windows
         self._operations = operations
-        self._named = named
 
     @property
     def entered(self) -> bool:
@@ -66,13 +66,13 @@ class Resources:
             with contextlib.ExitStack() as rest:
                 rest.callback(self._recorder.detach, self.meter)
                 rest.callback(self._windows.close)
-                rest.callback(self._named.close, deadline)
-                rest.callback(self._operations.close, deadline)
+                for operations in reversed(self._operations):
+                    rest.callback(operations.close, deadline)
 
     def release_at_once(self) -> bool:
         """Release everything if nothing is to be waited for: no operation, and no other rank. Else return False."""
         self.leave()
-        if self._operations.on_devices or self._named.on_devices or not self._engine.ended:
+        if any(operations.used for operations in self._operations) or not self._engine.ended:
             return False
         if not self._queue.idle:
             return False

@@ -76,7 +76,7 @@ def world() -> Communicator:
         if PROCESS_WORLD.forked is not None:
             raise copy.copy(PROCESS_WORLD.forked)
         raise NotInitializedError("there is no world communicator: call ronde.init() first")
-    return communicator.current
+    return communicator if communicator.successor is None else communicator.current
 
 
 @contextlib.contextmanager

@@ -92,6 +92,7 @@ def test_functions_of_an_allreduce() -> None:
     names = house.passed(ROOT, "local")
     assert names[0] == "collectives/communicator.py: Communicator.allreduce"
     assert any(name.startswith("transports/local/") for name in names)
+    assert not [name for name in names if name.startswith("collectives/gpu/")]
 
 
 def test_a_folder_without_the_packages_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

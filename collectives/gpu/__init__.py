@@ -6,7 +6,7 @@ CuPy is imported when the first GPU array is seen. Work is enqueued on streams; 
 from __future__ import annotations
 
 from collectives.gpu.devices import cuda
-from collectives.gpu.dispatch import DeviceOperations, Operations
+from collectives.gpu.dispatch import DeviceCalls, DeviceOperations
 from collectives.gpu.overlap import DeviceAccess
 
-__all__ = ["DeviceAccess", "DeviceOperations", "Operations", "cuda"]
+__all__ = ["DeviceAccess", "DeviceCalls", "DeviceOperations", "cuda"]

@@ -1,8 +1,7 @@
-"""Operations on arrays of GPUs: found among all calls, placed on a stream, done natively or through the host.
+"""Operations on arrays of GPUs: placed on a stream, done natively or through the host.
 
 The work of a call goes to the current stream of the library that its array belongs to:
 
-    x on the host        -> HostOperations, as they are
     x on a GPU, native   -> operations in DeviceSpace  (NCCL, or schedules on native messages)
     x on a GPU, else     -> operations in MirrorSpace  (page-locked memory of the host)
 
@@ -15,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,69 +24,51 @@ from collectives.gpu.enqueue import Enqueuer
 from collectives.gpu.native import DeviceBuffer, DeviceSpace
 from collectives.gpu.staged import MirrorSpace, Staging
 from collectives.operations import (
-    ArrayOperations,
-    CallQueue,
     DeferredResult,
     HostOperations,
     Job,
-    MakeJob,
+    Make,
     Packable,
     PlannedCalls,
     Signature,
+    Start,
+    Starter,
 )
 from collectives.planning import Call
 
-Make = Callable[[ArrayOperations], Job[Any]]
-"""Makes the job of one call by the operations for its arrays."""
+R = TypeVar("R")
 
 
-class Operations:
-    """All operations that are ordered among themselves, on arrays of the host and of GPUs."""
+class DeviceCalls:
+    """Finds the calls on arrays of GPUs, for operations that are ordered among themselves.
 
-    def __init__(self, host: HostOperations, queue: CallQueue) -> None:
-        """`queue` runs blocking calls."""
+    host   the same operations on arrays of the host's memory
+    """
+
+    def __init__(self, host: HostOperations) -> None:
         self.host = host
-        self._queue = queue
-        self._blocking = host.blocking(queue)
         self._devices: DeviceOperations | None = None
         self._lock = threading.Lock()
 
-    def now(self, x: Any, out: Any, stream: Any, blocking: bool) -> ArrayOperations:
-        """The operations for a blocking call, which run it and return its result. The arguments are those of `on`."""
-        if type(x) is np.ndarray and stream is None:
-            return self._blocking
-        device = self._device_call(x, out, stream, blocking, self._queue.run)
-        return self._blocking if device is None else device
+    def starter(self, start: Start[R], message: Callable[..., R]) -> Starter[R]:
+        """Starts calls on arrays of the host, and on those of GPUs."""
+        return Starter(self.host.arrays, self.host.jobs, self.find, start, message)
 
-    def on(self, x: Any, out: Any, stream: Any, blocking: bool) -> ArrayOperations:
-        """The operations for a call on `x`, which make a job of it.
+    def find(self, x: Any, out: Any, stream: Any, blocking: bool) -> Callable[[Make], Job[Any]] | None:
+        """The function that makes the job of a call on an array of a GPU; None for arrays of the host.
 
         x                  the call's array, or a sequence whose first array decides; None: `out` decides
         stream, blocking   the arguments of the call
 
         Raises ValueError for a stream with an array of the host.
         """
-        device = self._device_call(x, out, stream, blocking, lambda job: job)
-        return self.host.arrays if device is None else device
-
-    def job(self, collective: str, /, *arguments: Any, **options: Any) -> Job[Any]:
-        """The job of the collective with this name, with the arguments of the Communicator's method."""
-        stream, blocking = options.pop("stream", None), options.pop("blocking", False)
-        x = arguments[0] if arguments else options.get("x", options.get("xs"))
-        job: Job[Any] = getattr(self.on(x, options.get("out"), stream, blocking), collective)(*arguments, **options)
-        return job
-
-    def _device_call(
-        self, x: Any, out: Any, stream: Any, blocking: bool, start: Callable[[Job[Any]], Any]
-    ) -> ArrayOperations | None:
-        """The operations for a call on an array of a GPU; None for one of the host."""
         found = _device_array(x, out)
         if found is None:
             if stream is not None:
                 raise ValueError(f"stream={stream!r}: must be None, because x is not on a GPU")
             return None
         place = cuda().stream_of(found, stream)
-        return cast(ArrayOperations, _DeviceCall(self.devices, place, found, bool(blocking), start))
+        return lambda make: self.devices.job(make, place, found, bool(blocking))
 
     @property
     def devices(self) -> DeviceOperations:
@@ -98,46 +79,19 @@ class Operations:
             return self._devices
 
     @property
-    def on_devices(self) -> bool:
+    def used(self) -> bool:
         """True if arrays on GPUs were communicated: then `close` is collective."""
         return self._devices is not None
 
     def close(self, deadline: float) -> None:
-        """Release all memory. Collective if arrays on GPUs were communicated. Raises DeadlineExceeded."""
+        """Release all memory, also the host's. Collective if arrays on GPUs were communicated. Raises
+        DeadlineExceeded."""
         devices, self._devices = self._devices, None
         try:
             if devices is not None:
                 devices.close(deadline)
         finally:
             self.host.close()
-
-
-class _DeviceCall:
-    """Has the methods of ArrayOperations, for one call: the job may have to be made twice, natively and staged."""
-
-    def __init__(
-        self,
-        devices: DeviceOperations,
-        stream: DeviceStream,
-        like: Any,
-        blocking: bool,
-        start: Callable[[Job[Any]], Any],
-    ) -> None:
-        self._devices = devices
-        self._stream = stream
-        self._like = like
-        self._blocking = blocking
-        self._start = start
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            def make(operations: ArrayOperations) -> Job[Any]:
-                job: Job[Any] = getattr(operations, name)(*arguments, **options)
-                return job
-
-            return self._start(self._devices.job(make, self._stream, self._like, self._blocking))
-
-        return call
 
 
 class DeviceOperations:
@@ -148,7 +102,7 @@ class DeviceOperations:
         self._enqueuer = Enqueuer(host.executor)
         self._staging = Staging(host.executor)
         space = DeviceSpace(self._enqueuer)
-        self._native = host.operations_in(space, PlannedCalls(space), DeviceBuffer(), MakeJob())
+        self._native = host.arrays_in(space, PlannedCalls(space), DeviceBuffer())
         self._beside: dict[int, DeviceStream] = {}
 
     @property
@@ -200,7 +154,7 @@ class DeviceOperations:
     def _staged(self, make: Make) -> Job[Any]:
         """The job on mirrors of its arrays."""
         space = MirrorSpace(self._staging)
-        return make(self._host.operations_in(space, self._host.calls, self._host.buffer, MakeJob(space.job)))
+        return make(self._host.arrays_in(space, self._host.calls, self._host.buffer, space.job))
 
 
 class _DeviceJob(Job[Any]):

@@ -11,21 +11,20 @@ from collectives.operations.arguments import Arguments, dtype_name
 from collectives.operations.call_queue import CallQueue
 from collectives.operations.call_turn import Calls, run_whole
 from collectives.operations.clock_sync import compare_clocks
-from collectives.operations.envelope import Status
+from collectives.operations.envelope import ReceiveOptions, Status
 from collectives.operations.fusion import Buffer, array_sizes, bundles, reduce_together
-from collectives.operations.host import ArrayOperations, HostOperations
+from collectives.operations.host import HostOperations
 from collectives.operations.job import Job, Packable, Part
-from collectives.operations.movement import Movement
 from collectives.operations.persistent import Persistent
 from collectives.operations.planned_call import ArrayJob, PlannedCalls
 from collectives.operations.point_to_point import HostAccess, PointToPoint
-from collectives.operations.reduce import Reductions
 from collectives.operations.signature import Signature
 from collectives.operations.space import HostSpace, Space
-from collectives.operations.start import MakeJob
+from collectives.operations.start import MAKE_JOB, ArrayOperations, Make, Start, Starter, begin_by, run_by
 from collectives.operations.work import DeferredResult, Promise, Work
 
 __all__ = [
+    "MAKE_JOB",
     "Arguments",
     "ArrayJob",
     "ArrayOperations",
@@ -37,23 +36,26 @@ __all__ = [
     "HostOperations",
     "HostSpace",
     "Job",
-    "MakeJob",
-    "Movement",
+    "Make",
     "Packable",
     "Part",
     "Persistent",
     "PlannedCalls",
     "PointToPoint",
     "Promise",
-    "Reductions",
+    "ReceiveOptions",
     "Signature",
     "Space",
+    "Start",
+    "Starter",
     "Status",
     "Work",
     "array_sizes",
+    "begin_by",
     "bundles",
     "compare_clocks",
     "dtype_name",
     "reduce_together",
+    "run_by",
     "run_whole",
 ]

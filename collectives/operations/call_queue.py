@@ -18,7 +18,7 @@ from collectives.arrays import Array
 from collectives.jit import UNTRIED
 from collectives.operations.call_turn import HOLDER, Calls, CallTurn, run_whole
 from collectives.operations.job import Job
-from collectives.operations.planned_call import PlainJob, PlannedCall
+from collectives.operations.planned_call import PlainJob, PlannedCall, new_array
 from collectives.operations.progress import Progress
 from collectives.operations.work import Promise, Work
 from transports import forking
@@ -117,7 +117,7 @@ class CallQueue:
         try:
             if self._queue or self._closed or (take(HOLDER, me) is not me and not self._take_back(me)):
                 return self._run_later(PlainJob(planned, x, out, seconds))
-            result, begin = planned.empty() if out is None else out, planned.begin
+            result, begin = new_array(planned.shape, planned.dtype) if out is None else out, planned.begin
             answer = UNTRIED if begin is None else begin(x, result)
             if answer is not None:
                 finish = planned.go_on(answer, x, out, result, seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import ml_dtypes
 import numpy as np
@@ -63,3 +63,11 @@ def _dtypes() -> dict[int, np.dtype[Any]]:
 def dtype_of(check: int) -> np.dtype[Any] | None:
     """The dtype of a message with this check; None if it holds no array."""
     return _dtypes().get(check)
+
+
+class ReceiveOptions(TypedDict, total=False):
+    """The options of a receive, for overloads."""
+
+    tag: int | None
+    timeout: float | None
+    status: Status | None

@@ -17,7 +17,6 @@ from collectives.execution import CallPositions, Executor, Peers, Windows, calib
 from collectives.failure import AbortSignal
 from collectives.metrics import Meter, Trace
 from collectives.operations.arguments import Arguments, dtype_name
-from collectives.operations.call_queue import CallQueue
 from collectives.operations.composed import compose
 from collectives.operations.fusion import WINDOW, Buffer
 from collectives.operations.job import Job
@@ -28,7 +27,7 @@ from collectives.operations.reduce import Reductions
 from collectives.operations.signature import Signature
 from collectives.operations.space import HostSpace, Space
 from collectives.operations.speculation import Speculation
-from collectives.operations.start import MakeJob, RunNow, Start
+from collectives.operations.start import ArrayOperations
 from collectives.planning import Planner, Selector
 from collectives.schedule import Geometry
 from transports import copying
@@ -49,31 +48,12 @@ _MOST_CALIBRATED: Final = 64
 """Number of ranks up to which a communicator is calibrated: for more of them the plans alone take seconds."""
 
 
-class ArrayOperations:
-    """The operations on arrays in one space: the methods of Reductions and Movement."""
-
-    def __init__(self, reductions: Reductions, movement: Movement) -> None:
-        self.allreduce = reductions.allreduce
-        self.reduce = reductions.reduce
-        self.reduce_scatter = reductions.reduce_scatter
-        self.scan = reductions.scan
-        self.exscan = reductions.exscan
-        self.grouped_allreduce = reductions.grouped_allreduce
-        self.zeros = reductions.zeros
-        self.broadcast = movement.broadcast
-        self.allgather = movement.allgather
-        self.gather = movement.gather
-        self.scatter = movement.scatter
-        self.alltoall = movement.alltoall
-        self.grouped_allgather = movement.grouped_allgather
-        self.barrier = movement.barrier
-
-
 class HostOperations:
     """The operations that are ordered among themselves: the ordered ones of a communicator, or its named ones.
 
-    arrays, objects   make jobs of calls
-    executor          runs them
+    arrays    make jobs of calls on arrays
+    jobs      make jobs of other calls, by the names of the Communicator's methods
+    executor  runs them
     """
 
     def __init__(
@@ -119,28 +99,36 @@ class HostOperations:
         space, self.buffer = HostSpace(self.executor), Buffer()
         self.calls = PlannedCalls(space)
         self.speculation = Speculation(by_messages=not space.onesided)
-        self.arrays = self.operations_in(space, self.calls, self.buffer, MakeJob())
-        self._space = space
-        self.objects = Objects(self.executor, self.arguments)
-
-    def operations_in(self, space: Space, calls: PlannedCalls, buffer: Buffer, start: Start) -> ArrayOperations:
-        """Operations on arrays in one space."""
-        reductions = Reductions(space, self.arguments, self.selector, calls, buffer, self.fusion_bytes, start)
-        return ArrayOperations(
-            reductions, Movement(space, self.arguments, self.selector, calls, start, self.speculation)
+        reductions, movement = self._in_space(space, self.calls, self.buffer)
+        self._zeros = reductions.zeros
+        self.arrays = ArrayOperations(
+            (*reductions.collectives, *movement.collectives), space, self.calls, self.arguments
         )
+        objects = Objects(self.executor, self.arguments)
+        self.jobs: dict[str, Callable[..., Job[Any]]] = {
+            "barrier": movement.barrier,
+            "compose": self.compose,
+            "broadcast_object": objects.broadcast_object,
+            "allgather_object": objects.allgather_object,
+            "gather_object": objects.gather_object,
+            "scatter_object": objects.scatter_object,
+        }
 
-    def blocking(self, queue: CallQueue) -> ArrayOperations:
-        """The same operations, run at once by a queue."""
-        return self.operations_in(self._space, self.calls, self.buffer, RunNow(queue))
+    def arrays_in(
+        self, space: Space, calls: PlannedCalls, buffer: Buffer, adapt: Callable[[Job[Any]], Job[Any]] | None = None
+    ) -> ArrayOperations:
+        """The operations on arrays in another space; `adapt` is applied to their jobs."""
+        reductions, movement = self._in_space(space, calls, buffer)
+        return ArrayOperations((*reductions.collectives, *movement.collectives), space, calls, self.arguments, adapt)
+
+    def _in_space(self, space: Space, calls: PlannedCalls, buffer: Buffer) -> tuple[Reductions, Movement]:
+        reductions = Reductions(space, self.arguments, self.selector, calls, buffer, self.fusion_bytes)
+        return reductions, Movement(space, self.arguments, self.selector, calls, self.speculation)
 
     def zeros(self, signature: Signature) -> Job[Any]:
         """The job of a rank that has joined, in an operation of the others: zeros in an allreduce, or a barrier."""
-        if signature.kind == "barrier":
-            job: Job[Any] = self.arrays.barrier(algorithm=signature.algorithm)
-        else:
-            job = self.arrays.zeros(signature)
-        return job
+        barrier = signature.kind == "barrier"
+        return self.jobs["barrier"](signature.algorithm, None) if barrier else self._zeros(signature)
 
     @property
     def trace(self) -> Trace:
@@ -228,7 +216,7 @@ class HostOperations:
         except NoRoom as error:
             log.warning("small arrays are packed into private memory: %s", error.message)
 
-    def compose(self, body: Callable[[Peers], T], what: str, *, timeout: float | None = None) -> Job[T]:
+    def compose(self, body: Callable[[Peers], T], what: str, timeout: float | None) -> Job[T]:
         """See Communicator.compose."""
         return compose(self.executor, body, what, self.arguments.timeout(timeout))
 

@@ -16,7 +16,7 @@ from collectives.arrays import Array, check_dtype
 from collectives.execution import UNSCALED
 from collectives.operations.arguments import Arguments, as_tuple, dtype_name
 from collectives.operations.job import FunctionJob, Job
-from collectives.operations.planned_call import ArrayJob, PlannedCall, PlannedCalls
+from collectives.operations.planned_call import Collective, PlannedCall, PlannedCalls
 from collectives.operations.shapes import (
     NOTHING,
     Shapes,
@@ -28,13 +28,11 @@ from collectives.operations.shapes import (
 from collectives.operations.signature import Signature
 from collectives.operations.space import Result, Space
 from collectives.operations.speculation import Speculation, even_call
-from collectives.operations.start import Start
 from collectives.planning import Call, Selector, WindowOffsets
 
 
 class Movement:
-    """Data movement of arrays in one space. The arguments are those of the Communicator's methods; each method returns
-    the product of its Start: a result, or a job."""
+    """Data movement of arrays in one space."""
 
     def __init__(
         self,
@@ -42,74 +40,57 @@ class Movement:
         arguments: Arguments,
         selector: Selector,
         calls: PlannedCalls,
-        start: Start,
         speculation: Speculation,
     ) -> None:
         self._space = space
         self._arguments = arguments
         self._selector = selector
         self._calls = calls
-        self._start = start
         self._speculation = speculation
         self._without_effect = selector.without_effect("allgather")
 
-    def broadcast(
-        self, x: Any, root: int = 0, *, out: Any = None, algorithm: str | None = None, timeout: float | None = None
-    ) -> Any:
-        arguments = root if type(root) is int else self._arguments.root(root), algorithm
-        seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
-        planned = self._calls.find_plain("broadcast", x, out, arguments, self._plan_broadcast)
-        if planned is not None:
-            return self._start.plain(planned, x, out, seconds)
-        array = self._space.array(x)
-        source, result = self._space.pair(x, array, out)
-        planned = self._calls.find("broadcast", array, source, result.flat, arguments, self._plan_broadcast)
-        return self._start.job(ArrayJob(planned, source, result, seconds))
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The movements, with these arguments of the Communicator's methods: root, counts or splits, expected,
+        return_splits, algorithm. Nothing here keeps them; see Reductions."""
+        return (
+            Collective("broadcast", self._plan_broadcast, self._rooted, in_place=True),
+            self._even_allgather,
+            Collective("gather", job=self._gather),
+            Collective("scatter", job=self._scatter),
+            Collective("alltoall", self._plan_even_alltoall, _key_of_even_alltoall, job=self._alltoall),
+            Collective("grouped_allgather", job=self._grouped_allgather),
+        )
 
-    def allgather(
-        self,
-        x: Any,
-        *,
-        out: Any = None,
-        expected: Sequence[int] | None = None,
-        algorithm: str | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
-        if expected is not None:
-            expected = self._arguments.expected(expected)
-        if out is not x and self._speculates(algorithm) and (expected is None or _even(expected, x)):
-            arguments = algorithm, expected is not None
-            planned = self._calls.find_plain("allgather", x, out, arguments, self._plan_even_allgather)
-            if planned is not None and x.ndim:
-                return self._start.plain(planned, x, out, seconds)
-        return self._start.job(self._gathering("allgather", x, None, out, expected, algorithm, seconds))
+    @property
+    def _even_allgather(self) -> Collective:
+        return Collective("allgather", self._plan_even_allgather, self._key_of_even_allgather, job=self._allgather)
 
-    def gather(
-        self,
-        x: Any,
-        root: int = 0,
-        *,
-        out: Any = None,
-        expected: Sequence[int] | None = None,
-        algorithm: str | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        root, seconds = self._arguments.root(root), self._arguments.timeout(timeout)
-        rows = None if expected is None else self._arguments.expected(expected)
-        return self._start.job(self._gathering("gather", x, root, out, rows, algorithm, seconds))
+    def _rooted(self, x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return arguments if type(arguments[0]) is int else (self._arguments.root(arguments[0]), *arguments[1:])
 
-    def grouped_allgather(
-        self,
-        xs: Sequence[Any],
-        *,
-        expected: Sequence[Sequence[int]] | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        seconds = self._arguments.timeout(timeout)
+    def _key_of_even_allgather(self, x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        expected, algorithm = arguments
+        if not x.ndim or not self._speculates(algorithm):
+            return None
+        if expected is None:
+            return algorithm, False
+        rows = self._arguments.expected(expected)
+        return (algorithm, True) if rows.count(x.shape[0]) == len(rows) else None
+
+    def _allgather(self, x: Any, out: Any, arguments: tuple[Any, ...], seconds: float) -> Job[Any]:
+        expected, algorithm = arguments
+        return self._gathering("allgather", x, None, out, expected, algorithm, seconds)
+
+    def _gather(self, x: Any, out: Any, arguments: tuple[Any, ...], seconds: float) -> Job[Any]:
+        root, expected, algorithm = arguments
+        return self._gathering("gather", x, self._arguments.root(root), out, expected, algorithm, seconds)
+
+    def _grouped_allgather(self, xs: Sequence[Any], out: None, arguments: tuple[Any, ...], seconds: float) -> Job[Any]:
+        (expected,) = arguments
         if expected is not None and len(expected) != len(xs):
             raise ValueError(f"expected: has {len(expected)} entries, must have {len(xs)}, one for each array")
-        stated = [None] * len(xs) if expected is None else [self._arguments.expected(rows) for rows in expected]
+        stated = [None] * len(xs) if expected is None else expected
         jobs = [
             self._gathering("allgather", x, None, None, rows, None, seconds) for x, rows in zip(xs, stated, strict=True)
         ]
@@ -122,7 +103,7 @@ class Movement:
         def finish(products: list[Any]) -> list[Any]:
             return [job.finish(product) for job, product in zip(jobs, products, strict=True)]
 
-        return self._start.job(FunctionJob(run, seconds, signature, finish=finish))
+        return FunctionJob(run, seconds, signature, finish=finish)
 
     def _gathering(
         self,
@@ -130,7 +111,7 @@ class Movement:
         x: Any,
         root: int | None,
         out: Any,
-        expected: tuple[int, ...] | None,
+        expected: Sequence[int] | None,
         algorithm: str | None,
         seconds: float,
         *,
@@ -138,6 +119,7 @@ class Movement:
     ) -> Job[Any]:
         """The job of a gathering of parts that may differ in their first dimension."""
         space, rank, size = self._space, self._arguments.rank, self._arguments.size
+        rows = None if expected is None else self._arguments.expected(expected)
         array = space.array(x)
         self._selector.check(collective, algorithm)
         receives = root is None or root == rank
@@ -146,7 +128,7 @@ class Movement:
         stated = NOTHING
         if receives:
             source = space.apart(source, out)
-            stated = Stated(expected, self._shape_of(out, array, x))
+            stated = Stated(rows, self._shape_of(out, array, x))
         even = Shapes(array.dtype, (shape[0],) * size, shape[1:])
         speculative = speculative and root is None
 
@@ -158,8 +140,8 @@ class Movement:
                 if stated.complaint(rank, even):  # so it cannot be as if all parts were equal
                     self._refuse_even(array, source, algorithm, deadline)
                 else:
-                    arguments = algorithm, expected is not None
-                    planned = self._calls.find("allgather", array, source, None, arguments, self._plan_even_allgather)
+                    key = algorithm, rows is not None
+                    planned = self._calls.find(self._even_allgather, array, source, None, key)
                     result = space.result(out, even.whole, array.dtype, x)
                     if planned.run(source, result.flat, deadline):
                         return result
@@ -215,19 +197,11 @@ class Movement:
         speculation.failed()
         return False
 
-    def scatter(
-        self,
-        x: Any = None,
-        root: int = 0,
-        *,
-        counts: Sequence[int] | None = None,
-        out: Any = None,
-        algorithm: str | None = None,
-        timeout: float | None = None,
-    ) -> Any:
+    def _scatter(self, x: Any, out: Any, arguments: tuple[Any, ...], seconds: float) -> Job[Any]:
+        root, counts, algorithm = arguments
         root = self._arguments.root(root)
         self._selector.check("scatter", algorithm)
-        space, rank, seconds = self._space, self._arguments.rank, self._arguments.timeout(timeout)
+        space, rank = self._space, self._arguments.rank
         given, source, stated = None, None, None
         if out is not None:
             target = space.array(out, "out")
@@ -248,38 +222,12 @@ class Movement:
             return result
 
         signature = Signature("scatter", root=root, algorithm=algorithm, detail=space.detail)
-        return self._start.job(FunctionJob(run, seconds, signature, finish=lambda result: result.finish()))
+        return FunctionJob(run, seconds, signature, finish=lambda result: result.finish())
 
-    def alltoall(
-        self,
-        x: Any,
-        splits: Sequence[int] | None = None,
-        *,
-        out: Any = None,
-        expected: Sequence[int] | None = None,
-        return_splits: bool = False,
-        algorithm: str | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
-        if splits is None and expected is None and not return_splits and out is not x:
-            planned = self._calls.find_plain("alltoall", x, out, (algorithm,), self._plan_even_alltoall)
-            if planned is not None:
-                return self._start.plain(planned, x, out, seconds)
-        stated = Stated(None if expected is None else self._arguments.expected(expected))
-        return self._start.job(self._exchange_of_rows(x, splits, out, stated, return_splits, algorithm, seconds))
-
-    def _exchange_of_rows(
-        self,
-        x: Any,
-        splits: Sequence[int] | None,
-        out: Any,
-        stated: Stated,
-        return_splits: bool,
-        algorithm: str | None,
-        seconds: float,
-    ) -> Job[Any]:
+    def _alltoall(self, x: Any, out: Any, arguments: tuple[Any, ...], seconds: float) -> Job[Any]:
         """The job of an alltoall of parts that may differ in their first dimension."""
+        splits, expected, return_splits, algorithm = arguments
+        stated = Stated(None if expected is None else self._arguments.expected(expected))
         space = self._space
         array = space.array(x)
         rows = self._arguments.rows(array.shape, as_tuple(splits, "splits"), "splits", even=True)
@@ -311,16 +259,15 @@ class Movement:
         signature = signature._replace(detail=(*agreed, *signature.detail))
         return FunctionJob(run, seconds, signature, finish=finish)
 
-    def barrier(self, *, algorithm: str | None = None, timeout: float | None = None) -> Any:
+    def barrier(self, algorithm: str | None, timeout: float | None) -> Job[None]:
+        """The job of a barrier. Raises ValueError for a bad argument."""
         self._selector.check("barrier", algorithm)
         call = Call("barrier", np.dtype(np.uint8), (0,), algorithm=algorithm)
 
         def run(deadline: float) -> None:
             self._space.executor.run_call(call, None, None, deadline)
 
-        return self._start.job(
-            FunctionJob(run, self._arguments.timeout(timeout), Signature("barrier", algorithm=algorithm))
-        )
+        return FunctionJob(run, self._arguments.timeout(timeout), Signature("barrier", algorithm=algorithm))
 
     def _exchange(self, call: Call, source: Any, target: Any, deadline: float) -> None:
         """Run a call whose sizes the ranks have just agreed on."""
@@ -330,9 +277,14 @@ class Movement:
 
     # ---- planning, once for each kind of call
 
+    def _in(self, space: Space) -> Movement:
+        """The same in another space."""
+        return Movement(space, self._arguments, self._selector, self._calls, self._speculation)
+
     def _plan_broadcast(
-        self, array: Any, in_place: bool, offsets: WindowOffsets | None, root: int, algorithm: str | None
+        self, array: Any, in_place: bool, offsets: WindowOffsets | None, key: tuple[int, str | None]
     ) -> PlannedCall:
+        root, algorithm = key
         check_dtype(array.dtype, "x")
         self._arguments.root(root)
         self._selector.check("broadcast", algorithm)
@@ -342,23 +294,25 @@ class Movement:
         return self._planned(call, array, tuple(array.shape), signature)
 
     def _plan_even_allgather(
-        self, array: Any, in_place: bool, offsets: WindowOffsets | None, algorithm: str | None, stated: bool
+        self, array: Any, in_place: bool, offsets: WindowOffsets | None, key: tuple[str | None, bool]
     ) -> PlannedCall:
         """An allgather of equal parts, which the caller expects if it has `stated` sizes. It ends without effect
         if the parts are not equal."""
+        algorithm, stated = key
         check_dtype(array.dtype, "x")
         shape = tuple(array.shape) or (1,)
         call = even_call(array.dtype, shape, algorithm)._replace(windows=offsets)
         signature = self._signature("allgather", array, shape[1:], None, algorithm)
         expected = (shape[0],) * self._arguments.size if stated else None
+        home = self if self._space is self._calls.space else self._in(self._calls.space)  # others will use the plan
 
         def agree_first(x: Array, out: Array | None, seconds: float) -> Job[Any]:
             """The same allgather, which begins with the agreement on sizes."""
-            return self._gathering("allgather", x, None, out, expected, algorithm, seconds, speculative=False)
+            return home._gathering("allgather", x, None, out, expected, algorithm, seconds, speculative=False)
 
         return PlannedCall(
             self._calls.space,
-            self._run_even,
+            home._run_even,
             self._space.plan(call),
             array.dtype,
             (shape[0] * self._arguments.size, *shape[1:]),
@@ -370,8 +324,9 @@ class Movement:
         )
 
     def _plan_even_alltoall(
-        self, array: Any, in_place: bool, offsets: WindowOffsets | None, algorithm: str | None
+        self, array: Any, in_place: bool, offsets: WindowOffsets | None, key: tuple[str | None]
     ) -> PlannedCall:
+        (algorithm,) = key
         check_dtype(array.dtype, "x")
         self._selector.check("alltoall", algorithm)
         rows = self._arguments.rows(array.shape, None, "splits", even=True)
@@ -403,9 +358,9 @@ class Movement:
         return Signature(kind, names, (shape,), root=root, algorithm=algorithm, detail=self._space.detail)
 
 
-def _even(rows: Sequence[int], x: Any) -> bool:
-    """True if parts of these numbers of rows are all as the array `x`."""
-    return type(x) is np.ndarray and x.ndim > 0 and rows.count(x.shape[0]) == len(rows)
+def _key_of_even_alltoall(x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    splits, expected, return_splits, algorithm = arguments
+    return (algorithm,) if splits is None and expected is None and not return_splits else None
 
 
 def row_and_column(rank: int, given: tuple[int, ...], coming: tuple[int, ...]) -> tuple[int, ...]:

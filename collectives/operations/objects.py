@@ -28,7 +28,7 @@ class Objects:
         self._executor = executor
         self._arguments = arguments
 
-    def broadcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Job[Any]:
+    def broadcast_object(self, obj: Any, root: int, timeout: float | None) -> Job[Any]:
         root = self._arguments.root(root)
         require_authenticated(self._executor)
         here = self._arguments.rank == root
@@ -50,7 +50,7 @@ class Objects:
         signature = Signature("broadcast_object", root=root)
         return FunctionJob(run, self._arguments.timeout(timeout), signature, finish=finish)
 
-    def allgather_object(self, obj: Any, *, timeout: float | None = None) -> Job[list[Any]]:
+    def allgather_object(self, obj: Any, timeout: float | None) -> Job[list[Any]]:
         require_authenticated(self._executor)
         data = encode(obj, "obj")
 
@@ -63,7 +63,7 @@ class Objects:
         signature = Signature("allgather_object")
         return FunctionJob(run, self._arguments.timeout(timeout), signature, finish=_decode_all)
 
-    def gather_object(self, obj: Any, root: int = 0, *, timeout: float | None = None) -> Job[list[Any] | None]:
+    def gather_object(self, obj: Any, root: int, timeout: float | None) -> Job[list[Any] | None]:
         root = self._arguments.root(root)
         require_authenticated(self._executor)
         data = encode(obj, "obj")
@@ -82,9 +82,7 @@ class Objects:
         signature = Signature("gather_object", root=root)
         return FunctionJob(run, self._arguments.timeout(timeout), signature, finish=finish)
 
-    def scatter_object(
-        self, objs: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None
-    ) -> Job[Any]:
+    def scatter_object(self, objs: Sequence[Any] | None, root: int, timeout: float | None) -> Job[Any]:
         root = self._arguments.root(root)
         require_authenticated(self._executor)
         given, source = None, None

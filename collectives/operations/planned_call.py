@@ -1,11 +1,11 @@
 """PlannedCall: one kind of call, checked and planned once; every later call of the kind finds it in one look-up.
 
 allreduce(x, "sum", out=x)
-    |  key: collective, dtype, shape, in place, offsets in windows, arguments and options (not the timeout)
+    |  key: collective, dtype, shape, in place, offsets in windows, the arguments that decide (Collective.key)
     v
-PlannedCalls.find --> PlannedCall --> Job --> CallQueue.run, submit, a persistent call, or the engine by name
-                                       |
-                                       +--> Executor.run(plan, source, target, deadline)
+PlannedCalls --> PlannedCall --> Job --> CallQueue.run, submit, a persistent call, or the engine by name
+                                  |
+                                  +--> Executor.run(plan, source, target, deadline)
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collectives.arrays import Array
+from collectives.arrays import Array, Op
 from collectives.execution import Scales
 from collectives.jit import UNFIT, ArrayKind, JobRing
 from collectives.operations.job import Job, Packable, Part
@@ -27,6 +27,7 @@ from collectives.operations.space import Result, Space
 from collectives.operations.speculation import Speculation
 from transports.locks import let_go
 
+new_array: Final[Callable[..., Array]] = np.empty
 _ndarray: Final = np.ndarray
 _MOST_CALLS: Final = 4096
 """Kinds of calls that are kept. A program may scale by another factor in each step."""
@@ -45,31 +46,30 @@ def _never(x: Any, out: Any) -> bool:
 class PlannedCall:
     """One kind of call.
 
-    function   (planned, source, target, deadline): runs it between flat arrays
-    planned    the exchange, as Space.plan gives it
+    plan       the exchange, as Space.plan gives it
     shape      of this rank's result; None if this rank gets none
     flat       x and the result have one dimension
     reduction  the arithmetic around the exchange, for collectives that reduce
     signature  the description of a named call of this kind, which must be equal on all ranks
-    otherwise  (x, out, seconds) -> job: the call another way, to be run if `function` returns False
+    otherwise  (x, out, seconds) -> job: the call another way, to be run if it has ended without effect
     fits       (x, out): True if both are arrays as those that the call was planned for; False if it has to be looked up
     table      of a call that is nothing but a table; None for others
-    begin      (source, target), of any shape: begins what `function` does, in machine code, and mostly ends it; then it
+    begin      (source, target), of any shape: begins what `run` does, in machine code, and mostly ends it; then it
                returns None, and otherwise what `go_on` wants; None if there is no such code
     """
 
     __slots__ = (
         "_executor",
+        "_function",
+        "_quietly",
         "_speculation",
         "_table",
         "begin",
         "dtype",
         "fits",
         "flat",
-        "function",
         "otherwise",
-        "planned",
-        "quietly",
+        "plan",
         "reduction",
         "shape",
         "signature",
@@ -80,7 +80,7 @@ class PlannedCall:
         self,
         space: Space,
         function: Callable[..., Any],
-        planned: Any,
+        plan: Any,
         dtype: np.dtype[Any],
         shape: tuple[int, ...] | None,
         signature: Signature,
@@ -91,11 +91,14 @@ class PlannedCall:
         otherwise: Callable[..., Any] = _always_done,
         speculation: Speculation | None = None,
     ) -> None:
-        """`scales` are the factors if the call is nothing but an exchange with factors; `speculation` decides whether a
-        speculative one is tried."""
-        self.quietly = space.quietly
-        self.function = function
-        self.planned = planned
+        """
+        function     (plan, source, target, deadline): does the call between flat arrays; False: it had no effect
+        scales       the factors if the call is nothing but an exchange with factors
+        speculation  decides whether a speculative call is tried
+        """
+        self._quietly = space.quietly
+        self._function = function
+        self.plan = plan
         self.dtype = dtype
         self.shape = shape
         self.signature = signature
@@ -104,13 +107,13 @@ class PlannedCall:
         self.otherwise = otherwise
         self._executor = space.executor
         self._speculation = speculation
-        table = None if scales is None else space.table(planned)
+        table = None if scales is None else space.table(plan)
         self._table = None if table is None or scales is None else table.scaled(scales)
         self.table = None if speculation is not None else self._table
         self.begin: Callable[[Any, Any], int | None] | None = None
         if self._table is not None:
             run = self._table.run
-            self.begin = run if speculation is None else speculation.guard(run, planned.call)
+            self.begin = run if speculation is None else speculation.guard(run, plan.call)
         self.fits: Callable[[Any, Any], bool] = _never
 
     def go_on(self, answer: int, x: Any, out: Any, result: Any, seconds: float) -> Callable[[], Any] | None:
@@ -127,10 +130,10 @@ class PlannedCall:
             else:
                 target = result.reshape(-1)
                 source = target if out is x else x.reshape(-1)
-            done = self.quietly(self.function, self.planned, source, target, deadline)
+            done = self._quietly(self._function, self.plan, source, target, deadline)
         else:
             assert self._table is not None
-            done = self.quietly(self._executor.go_on, self._table, answer, x, result, deadline)
+            done = self._quietly(self._executor.go_on, self._table, answer, x, result, deadline)
             if self._speculation is not None and not done:
                 self._speculation.failed()
         return self.run_otherwise(x, out, seconds, deadline) if done is False else None
@@ -155,17 +158,38 @@ class PlannedCall:
 
     def run(self, source: Any, target: Any, deadline: float) -> Any:
         """Run it between flat arrays; `target` is None where this rank gets no result. Raises as Executor.run."""
-        return self.quietly(self.function, self.planned, source, target, deadline)
-
-    def empty(self) -> Array:
-        """A new array for the result."""
-        assert self.shape is not None
-        return np.empty(self.shape, self.dtype)
+        return self._quietly(self._function, self.plan, source, target, deadline)
 
     @property
     def exchanges_only(self) -> bool:
         """True if nothing but the exchange reads the source and writes the result."""
-        return self.reduction is None or not self.reduction.surrounds(self.planned)
+        return self.reduction is None or not self.reduction.surrounds(self.plan)
+
+
+def _as_given(x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    return arguments
+
+
+class Collective(NamedTuple):
+    """A collective on the arrays of one space: the way from the arguments of a call to its plan. The arguments are one
+    tuple, without x, out and the timeout.
+
+    name      the method of the Communicator
+    plan      (array, in_place, offsets, key): checks the rest and plans the call, once for each kind of call
+    key       (x, arguments): the arguments that decide the plan, checked; None if the call is not planned before it
+              runs, since the ranks have to agree on sizes
+    in_place  `out` may be `x`
+    receives  (key): True if this rank gets a result; None: every rank gets one
+    job       (x, out, arguments, seconds): makes the job of a call that is not planned before it runs; None: there are
+              no such calls
+    """
+
+    name: str
+    plan: Callable[..., PlannedCall] | None = None
+    key: Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None] = _as_given
+    in_place: bool = False
+    receives: Callable[[tuple[Any, ...]], bool] | None = None
+    job: Callable[..., Job[Any]] | None = None
 
 
 class PlannedCalls:
@@ -179,36 +203,33 @@ class PlannedCalls:
         self._windows = space.executor.windows
         self._known: dict[Any, PlannedCall] = space.executor.planner.cache()
         self._in_place: dict[str, dict[Any, PlannedCall]] = space.executor.planner.cache()
-        """Collective -> arguments -> the call in place that was found last. `PlannedCall.fits` tells whether it is the
-        right one, in a tenth of the time of the look-up."""
+        """Collective -> key -> the call in place that was found last. `PlannedCall.fits` tells whether it is the right
+        one, in a tenth of the time of the look-up."""
         self._apart: dict[str, dict[Any, PlannedCall]] = space.executor.planner.cache()
         """The same for calls that are not in place."""
 
-    def find_plain(
-        self, collective: str, x: Any, out: Any, arguments: tuple[Any, ...], make: Callable[..., PlannedCall]
-    ) -> PlannedCall | None:
+    def plain(self, collective: Collective, x: Array, out: Any, arguments: tuple[Any, ...]) -> PlannedCall | None:
         """The planned call on NumPy arrays that can be used as they are: contiguous, and `out` (None: a new array) is
-        `x` or fits and does not overlap it. None for other arrays. See `find`."""
+        `x` or fits and does not overlap it. None for other arrays, and for calls that are not planned before they
+        run."""
+        key = collective.key(x, arguments)
+        if key is None:
+            return None
         in_place = out is x
         latest = self._in_place if in_place else self._apart
         if latest:
             try:
-                planned = latest[collective][arguments]
+                planned = latest[collective.name][key]
             except (KeyError, TypeError):  # the first one; or an argument cannot be hashed
                 planned = None
             if planned is not None and planned.fits(x, out):
                 return planned
-        if type(x) is not _ndarray:
-            return None
         flags = x.flags
-        if not (flags.carray if in_place else flags.c_contiguous):  # carray: writeable and aligned too
+        if not (flags.carray and collective.in_place if in_place else flags.c_contiguous):  # carray: writeable, aligned
             return None
-        offsets = self.space.offsets(collective, x, out) if self._windows.pieces else None
-        key = collective, arguments, in_place, x.dtype, x.shape, offsets
-        try:
-            planned = self._known[key]
-        except (KeyError, TypeError) as error:  # TypeError: an argument that cannot be hashed
-            planned = self._make(key, x, make, isinstance(error, KeyError))
+        if collective.plan is None or (collective.receives is not None and not collective.receives(key)):
+            return None
+        planned = self.find(collective, x, x, out, key)
         if out is not None and not in_place:
             if type(out) is not _ndarray or out.dtype != planned.dtype or out.shape != planned.shape:
                 return None
@@ -218,51 +239,61 @@ class PlannedCalls:
             if not (into.owndata and flags.owndata) and np.may_share_memory(out, x):  # which is slow to ask
                 return None
         if planned.fits is not _never:
-            latest.setdefault(collective, {})[arguments] = planned
+            latest.setdefault(collective.name, {})[key] = planned
         return planned
 
-    def find(
-        self,
-        collective: str,
-        array: Any,
-        source: Any,
-        target: Any,
-        arguments: tuple[Any, ...],
-        make: Callable[..., PlannedCall],
-    ) -> PlannedCall:
-        """The planned call of `collective` on `array`, from `source` into `target` (the same object: in place).
+    def job(
+        self, space: Space, collective: Collective, x: Any, out: Any, arguments: tuple[Any, ...], seconds: float
+    ) -> Job[Any]:
+        """The job of a call on any arrays of a space: this one, or mirrors of other memory. Raises TypeError or
+        ValueError for bad arguments."""
+        if collective.job is not None:
+            return collective.job(x, out, arguments, seconds)
+        key = collective.key(x, arguments)
+        assert key is not None
+        array = space.array(x, records=any(isinstance(each, Op) for each in key))
+        result: Result | None = None
+        if collective.in_place and (collective.receives is None or collective.receives(key)):
+            source, result = space.pair(x, array, out)
+        else:
+            source = space.flat(array)
+        planned = self.find(collective, array, source, None if result is None else result.flat, key)
+        if result is None and planned.shape is not None:
+            result, source = space.result(out, planned.shape, array.dtype, x), space.apart(source, out)
+        return ArrayJob(planned, source, result, seconds)
 
-        If there is none yet, make(array, in_place, offsets, *arguments) checks dtype and arguments and plans it. Raises
-        what `make` raises.
-        """
-        offsets = self.space.offsets(collective, source, target) if self._windows.pieces else None
-        key = collective, arguments, target is source, array.dtype, array.shape, offsets
+    def find(self, collective: Collective, array: Any, source: Any, target: Any, key: tuple[Any, ...]) -> PlannedCall:
+        """The planned call of a collective on `array`, from `source` into `target` (the same object: in place). Raises
+        what `Collective.plan` raises, if there is none yet."""
+        offsets = self.space.offsets(collective.name, source, target) if self._windows.pieces else None
+        kind = collective.name, key, target is source, array.dtype, array.shape, offsets
         try:
-            return self._known[key]
+            return self._known[kind]
         except (KeyError, TypeError) as error:  # TypeError: an argument that cannot be hashed
-            return self._make(key, array, make, isinstance(error, KeyError))
+            assert collective.plan is not None
+            return self._make(kind, array, collective.plan, isinstance(error, KeyError))
 
-    def _make(self, key: tuple[Any, ...], array: Any, make: Callable[..., PlannedCall], keep: bool) -> PlannedCall:
+    def _make(self, kind: tuple[Any, ...], array: Any, plan: Callable[..., PlannedCall], keep: bool) -> PlannedCall:
         lock = self.space.executor.planning
         try:
             with lock:
-                planned = self._known.get(key) if keep else None  # another thread has made it meanwhile
-                return self._made(key, array, make, keep) if planned is None else planned
+                planned = self._known.get(kind) if keep else None  # another thread has made it meanwhile
+                return self._made(kind, array, plan, keep) if planned is None else planned
         except BaseException:
             let_go(lock)
             raise
 
-    def _made(self, key: tuple[Any, ...], array: Any, make: Callable[..., PlannedCall], keep: bool) -> PlannedCall:
-        collective, arguments, in_place, _, _, offsets = key
+    def _made(self, kind: tuple[Any, ...], array: Any, plan: Callable[..., PlannedCall], keep: bool) -> PlannedCall:
+        name, key, in_place, _, _, offsets = kind
         if len(self._known) >= _MOST_CALLS:
             self.space.executor.forget_plans()
-        planned = make(array, in_place, offsets, *arguments)
+        planned = plan(array, in_place, offsets, key)
         if keep:
             if planned.shape is not None:
-                kind = ArrayKind(planned.dtype, planned.shape)
+                fitting = ArrayKind(planned.dtype, planned.shape)
                 executor = self.space.executor
-                planned.fits = executor.fitting(collective, array, kind, offsets, in_place=in_place) or _never
-            self._known[key] = planned
+                planned.fits = executor.fitting(name, array, fitting, offsets, in_place=in_place) or _never
+            self._known[kind] = planned
         return planned
 
 
@@ -308,7 +339,7 @@ class PlainJob(Job[Any]):
     def result(self) -> Array:
         """The array for the result."""
         if self.out is None:
-            self.out = self.planned.empty()
+            self.out = new_array(self.planned.shape, self.planned.dtype)
         return self.out
 
 

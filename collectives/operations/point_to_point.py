@@ -39,8 +39,8 @@ from transports.errors import (
 MAX_USER_TAG: Final = 2**31 - 1
 
 
-class Part(NamedTuple):
-    """One request of a message.
+class Transfer(NamedTuple):
+    """One request of a message, in one direction.
 
     doing     'send to rank 3', 'receive from any rank'
     peers     the ranks of the world that can complete it
@@ -84,14 +84,14 @@ class Message(Work[Any]):
         self._error: RondeError | None = None
         self._has_thread = False
         self._deadline = time.monotonic() + timeout
-        self._parts: list[Part] = []
-        self._awaited: Part | None = None
+        self._transfers: list[Transfer] = []
+        self._awaited: Transfer | None = None
         self._finish: Callable[[], Any] | None = None
         self._tell: Callable[[], None] | None = None
 
-    def add(self, part: Part) -> None:
+    def add(self, transfer: Transfer) -> None:
         """Add a request of the message."""
-        self._parts.append(part)
+        self._transfers.append(transfer)
 
     def finish_with(self, finish: Callable[[], Any], tell: Callable[[], None] | None) -> None:
         """Once all requests have ended well, `finish` gives the result of `wait`. `tell` fills the caller's status."""
@@ -107,7 +107,7 @@ class Message(Work[Any]):
         if self._ended:
             return True
         try:
-            if not all(part.request.test() for part in self._parts):
+            if not all(transfer.request.test() for transfer in self._transfers):
                 return False
         except ReentryError:  # this thread is in the middle of another call
             return False
@@ -118,9 +118,9 @@ class Message(Work[Any]):
         return True
 
     def position(self) -> CallPosition | None:
-        """The part that `wait` waits for; None before it waits. From any thread."""
-        part = self._awaited
-        return None if part is None else part.position(self._executor)
+        """The transfer that `wait` waits for; None before it waits. From any thread."""
+        transfer = self._awaited
+        return None if transfer is None else transfer.position(self._executor)
 
     def wait(self, timeout: float | None = None) -> Any:
         self._executor.positions.add(self)
@@ -147,28 +147,28 @@ class Message(Work[Any]):
     def _wait(self, patience: float) -> None:
         if self._error is not None:
             raise self._error
-        for part in self._parts:
-            self._awaited = part
+        for transfer in self._transfers:
+            self._awaited = transfer
             try:
-                part.request.wait(patience)
+                transfer.request.wait(patience)
             except ReentryError:  # the message goes on: only this thread cannot wait for it now
                 raise
             except RondeError as error:
                 if isinstance(error, DeadlineExceeded) and time.monotonic() < self._deadline:
-                    raise error.within(part.doing) from error  # it is still in flight
-                raise self._fail(error, part) from error
+                    raise error.within(transfer.doing) from error  # it is still in flight
+                raise self._fail(error, transfer) from error
         self._settle()
 
-    def _fail(self, error: RondeError, part: Part) -> RondeError:
+    def _fail(self, error: RondeError, transfer: Transfer) -> RondeError:
         """End the message because of an error of one of its requests; returns the error to raise. The communicator is
         aborted if a rank is lost or late: then the transport still owns the memory."""
         signal = self._executor.abort_signal
         if isinstance(error, PeerLost | ConnectError | DeadlineExceeded):
-            self._error = signal.fail(error, part.doing)
+            self._error = signal.fail(error, transfer.doing)
         elif isinstance(error, MismatchError) and signal.failure is None:
-            self._error = part.misfit(error)
+            self._error = transfer.misfit(error)
         else:
-            self._error = error.within(part.doing)
+            self._error = error.within(transfer.doing)
         self._settle(error)
         return self._error
 
@@ -240,21 +240,21 @@ class PointToPoint:
         """Take no more messages; `state` is the state that the errors tell."""
         self._retired = state
 
-    def begin(self, method: Callable[..., Message], *arguments: Any, **options: Any) -> Message:
+    def begin(self, method: Callable[..., Message], *arguments: Any) -> Message:
         """Begin a message by one of the methods below. An interrupt after its first request has begun aborts the
         communicator: what comes next would go to a request that nobody waits for."""
         before = self._begun
         try:
-            return method(*arguments, **options)
+            return method(self, *arguments)
         except BaseException as error:
             self._interrupted(error, self._begun != before)
             raise
 
-    def run(self, method: Callable[..., Message], *arguments: Any, **options: Any) -> Any:
+    def run(self, method: Callable[..., Message], *arguments: Any) -> Any:
         """`begin` a message and wait for it. An interrupt before its end aborts the communicator."""
         before, message = self._begun, None
         try:
-            message = method(*arguments, **options)
+            message = method(self, *arguments)
             return message.wait()
         except BaseException as error:
             self._interrupted(error, self._begun != before if message is None else not message.ended)
@@ -266,7 +266,7 @@ class PointToPoint:
             if begun:
                 self._executor.left(error, "a message")
 
-    def send(self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Message:
+    def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> Message:
         array = flat(self._access.array(x, time.monotonic() + self._arguments.timeout(timeout)))
         self._arguments.root(dst, "dst")
         tag = check_tag(tag)
@@ -274,7 +274,7 @@ class PointToPoint:
         self._begin_send(message, dst, tag, array, check_of(array.dtype))
         return message
 
-    def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Message:
+    def send_object(self, obj: Any, dst: int, tag: int, timeout: float | None) -> Message:
         require_authenticated(self._executor)
         self._arguments.root(dst, "dst")
         tag = check_tag(tag)
@@ -282,15 +282,7 @@ class PointToPoint:
         self._begin_send(message, dst, tag, encode(obj, "obj"), OBJECT_CHECK)
         return message
 
-    def recv(
-        self,
-        x: Any = None,
-        src: int | None = None,
-        *,
-        tag: int | None = 0,
-        timeout: float | None = None,
-        status: Status | None = None,
-    ) -> Message:
+    def recv(self, x: Any, src: int | None, tag: int | None, timeout: float | None, status: Status | None) -> Message:
         if x is None:
             return self._receive_any(src, tag, timeout, status, self._array_of)
         shape, dtype = self._access.kind(x)
@@ -306,27 +298,11 @@ class PointToPoint:
         message.finish_with(target.finish, tell)
         return message
 
-    def recv_object(
-        self,
-        src: int | None = None,
-        *,
-        tag: int | None = 0,
-        timeout: float | None = None,
-        status: Status | None = None,
-    ) -> Message:
+    def recv_object(self, src: int | None, tag: int | None, timeout: float | None, status: Status | None) -> Message:
         require_authenticated(self._executor)
         return self._receive_any(src, tag, timeout, status, self._object_of)
 
-    def sendrecv(
-        self,
-        x: Any,
-        dst: int,
-        src: int | None = None,
-        *,
-        out: Any = None,
-        tag: int = 0,
-        timeout: float | None = None,
-    ) -> Message:
+    def sendrecv(self, x: Any, dst: int, src: int | None, out: Any, tag: int, timeout: float | None) -> Message:
         array = self._access.array(x, time.monotonic() + self._arguments.timeout(timeout))
         source = dst if src is None else src
         shape, dtype = (array.shape, array.dtype) if out is None else self._access.kind(out, "out")
@@ -343,7 +319,7 @@ class PointToPoint:
         message.finish_with(target.finish, None)
         return message
 
-    def probe(self, src: int | None = None, *, tag: int | None = 0, timeout: float | None = None) -> Status:
+    def probe(self, src: int | None, tag: int | None, timeout: float | None) -> Status:
         seconds = self._arguments.timeout(timeout)
         found = self._probe(src, tag, time.monotonic() + seconds, wait=True)
         if found is None:
@@ -352,7 +328,7 @@ class PointToPoint:
             raise DeadlineExceeded(late, rank=self._transport.rank)
         return found
 
-    def iprobe(self, src: int | None = None, *, tag: int | None = 0) -> Status | None:
+    def iprobe(self, src: int | None, tag: int | None) -> Status | None:
         return self._probe(src, tag, time.monotonic(), wait=False)
 
     # ---- how they run
@@ -388,7 +364,7 @@ class PointToPoint:
             request = start(peer, self._tag | int(tag), as_bytes(array), check)
         except (PeerLost, ConnectError) as error:
             raise self._executor.abort_signal.fail(error, doing) from error
-        message.add(Part(request, doing, (peer,), array))
+        message.add(Transfer(request, doing, (peer,), array))
 
     def _receive_any(
         self,
@@ -409,7 +385,7 @@ class PointToPoint:
             request = ability.irecv_any(sources, tags, view, check)
         except (PeerLost, ConnectError) as error:
             raise self._executor.abort_signal.fail(error, doing) from error
-        message.add(Part(request, doing, self._peers(src), memory))
+        message.add(Transfer(request, doing, self._peers(src), memory))
 
         def tell() -> None:
             if status is not None and request.arrival is not None:

@@ -4,30 +4,41 @@ operation."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from collectives.arrays import ADASUM, ALIASES, Array, Op, check_dtype, check_op
 from collectives.operations.arguments import Arguments, as_tuple, dtype_name, scale_factor
 from collectives.operations.fusion import Buffer, bundles, packable, reduce_together
-from collectives.operations.job import FunctionJob, Packable, Part
-from collectives.operations.planned_call import ArrayJob, PlannedCall, PlannedCalls
+from collectives.operations.job import FunctionJob, Job, Packable, Part
+from collectives.operations.planned_call import Collective, PlannedCall, PlannedCalls
 from collectives.operations.reduction import AdasumReduction, Reduction
 from collectives.operations.signature import Signature
 from collectives.operations.space import Space
-from collectives.operations.start import Start
 from collectives.planning import Selector, WindowOffset, WindowOffsets
 
-Options = tuple[str | Op, float | None, float | None, str | None, bool | None]
-"""op, prescale, postscale, algorithm, reproducible."""
+
+class Options(NamedTuple):
+    """The options of a reduction, in the order in which they travel from the Communicator's methods."""
+
+    op: str | Op
+    prescale: float | None = None
+    postscale: float | None = None
+    algorithm: str | None = None
+    reproducible: bool | None = None
+
+    @property
+    def canonical(self) -> str | Op:
+        """The op by the name that all ranks use."""
+        return ALIASES.get(self.op, self.op) if isinstance(self.op, str) else self.op
 
 
 class Reductions:
-    """Reductions of arrays in one space. The arguments are those of the Communicator's methods; each method returns the
-    product of its Start: a result, or a job."""
+    """Reductions of arrays in one space."""
 
     def __init__(
         self,
@@ -37,7 +48,6 @@ class Reductions:
         calls: PlannedCalls,
         buffer: Buffer,
         fusion_bytes: int,
-        start: Start,
     ) -> None:
         """`buffer` is for arrays that travel together, at most `fusion_bytes`."""
         self.buffer = buffer
@@ -46,161 +56,41 @@ class Reductions:
         self._selector = selector
         self._calls = calls
         self._fusion_bytes = fusion_bytes
-        self._start = start
 
-    def allreduce(
-        self,
-        x: Any,
-        op: str | Op = "sum",
-        *,
-        out: Any = None,
-        prescale: float | None = None,
-        postscale: float | None = None,
-        algorithm: str | None = None,
-        reproducible: bool | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        if prescale is not None or postscale is not None:
-            prescale, postscale = scale_factor(prescale, "prescale"), scale_factor(postscale, "postscale")
-        arguments = op, prescale, postscale, algorithm, reproducible
-        seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
-        planned = self._calls.find_plain("allreduce", x, out, arguments, self._plan_allreduce)
-        if planned is not None:
-            return self._start.plain(planned, x, out, seconds)
-        array = self._space.array(x, records=isinstance(op, Op))
-        source, result = self._space.pair(x, array, out)
-        planned = self._calls.find("allreduce", array, source, result.flat, arguments, self._plan_allreduce)
-        return self._start.job(ArrayJob(planned, source, result, seconds))
-
-    def reduce(
-        self,
-        x: Any,
-        op: str | Op = "sum",
-        root: int = 0,
-        *,
-        out: Any = None,
-        prescale: float | None = None,
-        postscale: float | None = None,
-        algorithm: str | None = None,
-        reproducible: bool | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        root = self._arguments.root(root)
-        scales = scale_factor(prescale, "prescale"), scale_factor(postscale, "postscale")
-        arguments = root, op, *scales, algorithm, reproducible
-        seconds = self._arguments.timeout(timeout)
-        receives = root == self._arguments.rank
-        plain = self._calls.find_plain("reduce", x, out, arguments, self._plan_reduce) if receives else None
-        if plain is not None:
-            return self._start.plain(plain, x, out, seconds)
-        array = self._space.array(x, records=isinstance(op, Op))
-        if receives:
-            source, result = self._space.pair(x, array, out)
-        else:
-            source, result = self._space.flat(array), None
-        target = None if result is None else result.flat
-        planned = self._calls.find("reduce", array, source, target, arguments, self._plan_reduce)
-        return self._start.job(ArrayJob(planned, source, result, seconds))
-
-    def reduce_scatter(
-        self,
-        x: Any,
-        op: str | Op = "sum",
-        *,
-        counts: Sequence[int] | None = None,
-        out: Any = None,
-        prescale: float | None = None,
-        postscale: float | None = None,
-        algorithm: str | None = None,
-        reproducible: bool | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        if prescale is not None or postscale is not None:
-            prescale, postscale = scale_factor(prescale, "prescale"), scale_factor(postscale, "postscale")
-        rows = None if counts is None else as_tuple(counts, "counts")
-        arguments = rows, op, prescale, postscale, algorithm, reproducible
-        seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
-        if out is not x:
-            plain = self._calls.find_plain("reduce_scatter", x, out, arguments, self._plan_reduce_scatter)
-            if plain is not None:
-                return self._start.plain(plain, x, out, seconds)
-        array = self._space.array(x, records=isinstance(op, Op))
-        source = self._space.flat(array)
-        planned = self._calls.find("reduce_scatter", array, source, None, arguments, self._plan_reduce_scatter)
-        assert planned.shape is not None
-        result = self._space.result(out, planned.shape, array.dtype, x)
-        return self._start.job(ArrayJob(planned, self._space.apart(source, out), result, seconds))
-
-    def scan(
-        self,
-        x: Any,
-        op: str | Op = "sum",
-        *,
-        out: Any = None,
-        algorithm: str | None = None,
-        reproducible: bool | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        arguments, seconds = (op, None, None, algorithm, reproducible), self._arguments.timeout(timeout)
-        planned = self._calls.find_plain("scan", x, out, arguments, self._plan_scan)
-        if planned is not None:
-            return self._start.plain(planned, x, out, seconds)
-        array = self._space.array(x, records=isinstance(op, Op))
-        source, result = self._space.pair(x, array, out)
-        planned = self._calls.find("scan", array, source, result.flat, arguments, self._plan_scan)
-        return self._start.job(ArrayJob(planned, source, result, seconds))
-
-    def exscan(
-        self,
-        x: Any,
-        op: str | Op = "sum",
-        *,
-        out: Any = None,
-        algorithm: str | None = None,
-        reproducible: bool | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        arguments, seconds = (op, None, None, algorithm, reproducible), self._arguments.timeout(timeout)
-        receives = self._arguments.rank > 0
-        if receives and out is not x:
-            planned = self._calls.find_plain("exscan", x, out, arguments, self._plan_exscan)
-            if planned is not None:
-                return self._start.plain(planned, x, out, seconds)
-        array = self._space.array(x, records=isinstance(op, Op))
-        source, result = self._space.flat(array), None
-        planned = self._calls.find("exscan", array, source, None, arguments, self._plan_exscan)
-        if receives:
-            result = self._space.result(out, tuple(array.shape), array.dtype, x)
-            source = self._space.apart(source, out)
-        return self._start.job(ArrayJob(planned, source, result, seconds))
-
-    def grouped_allreduce(
-        self,
-        xs: Sequence[Any],
-        op: str | Op = "sum",
-        *,
-        out: Sequence[Any] | None = None,
-        prescale: float | None = None,
-        postscale: float | None = None,
-        algorithm: str | None = None,
-        reproducible: bool | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        space, seconds = self._space, self._arguments.timeout(timeout)
-        arguments = (
-            op,
-            scale_factor(prescale, "prescale"),
-            scale_factor(postscale, "postscale"),
-            algorithm,
-            reproducible,
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The reductions, with the arguments of the Communicator's methods: the root or the counts, if there are any,
+        then those of Options. Nothing here keeps them: they keep this, and with it the arrays of a call on mirrors."""
+        rank, scan, exscan = self._arguments.rank, partial(self._planned, "scan"), partial(self._planned, "exscan")
+        return (
+            self._allreduce,
+            Collective("reduce", self._plan_reduce, self._rooted, True, lambda key: bool(key[0] == rank)),
+            Collective("reduce_scatter", self._plan_reduce_scatter, _divided),
+            Collective("scan", scan, _checked, in_place=True),
+            Collective("exscan", partial(exscan, receives=rank > 0), _checked, receives=lambda key: rank > 0),
+            Collective("grouped_allreduce", job=self._grouped_allreduce),
         )
-        arrays = [space.array(x, f"xs[{index}]", records=isinstance(op, Op)) for index, x in enumerate(xs)]
+
+    @property
+    def _allreduce(self) -> Collective:
+        return Collective("allreduce", self._plan_allreduce, _checked, in_place=True)
+
+    def _rooted(self, x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a reduce, which begin with the root."""
+        return _checked(x, (self._arguments.root(arguments[0]), *arguments[1:]))
+
+    def _grouped_allreduce(
+        self, xs: Sequence[Any], out: Sequence[Any] | None, options: tuple[Any, ...], seconds: float
+    ) -> Job[Any]:
+        space, key = self._space, _checked(xs, options)
+        arrays = [space.array(x, f"xs[{index}]", records=isinstance(key[0], Op)) for index, x in enumerate(xs)]
         outs = [None] * len(arrays) if out is None else list(out)
         if len(outs) != len(arrays):
             raise ValueError(f"out: has {len(outs)} arrays, must have {len(arrays)}, as many as xs")
         pairs = [space.pair(x, array, o) for x, array, o in zip(xs, arrays, outs, strict=True)]
+        allreduce = self._allreduce
         calls = [
-            self._calls.find("allreduce", array, source, result.flat, arguments, self._plan_allreduce)
+            self._calls.find(allreduce, array, source, result.flat, key)
             for array, (source, result) in zip(arrays, pairs, strict=True)
         ]
         signature = _together([call.signature for call in calls])
@@ -218,16 +108,17 @@ class Reductions:
                 reduce_together(group, self.buffer, deadline)
 
         together = Packable(parts, finish) if packable(signature) else None
-        return self._start.job(FunctionJob(run, seconds, signature, together, lambda _: finish()))
+        return FunctionJob(run, seconds, signature, together, lambda _: finish())
 
-    def zeros(self, signature: Signature) -> Any:
+    def zeros(self, signature: Signature) -> Job[Any]:
         """The job of a rank that has joined, in an allreduce of the others with this signature."""
+        seconds = self._arguments.timeout(None)
         if signature.op == ADASUM:
             pairs = zip(signature.dtypes, signature.shapes, strict=True)
             arrays = [np.zeros(shape, np.dtype(name)) for name, shape in pairs]
             if signature.kind == "allreduce":
-                return self.allreduce(arrays[0], ADASUM)
-            return self.grouped_allreduce(arrays, ADASUM)
+                return self._calls.job(self._space, self._allreduce, arrays[0], None, Options(ADASUM), seconds)
+            return self._grouped_allreduce(arrays, None, Options(ADASUM), seconds)
         parts = []
         for name, shape, offsets in zip_longest(signature.dtypes, signature.shapes, signature.windows):
             dtype = np.dtype(name)
@@ -245,7 +136,6 @@ class Reductions:
                 source, target = (self._window_array(WindowOffset(*offset), size, dtype) for offset in offsets)
                 source.fill(0)
             parts.append(Part(reduction, size, source, target))
-        seconds = self._arguments.timeout(None)
         return FunctionJob(lambda _: None, seconds, signature, Packable(parts, lambda: None))
 
     def _window_array(self, offset: WindowOffset, size: int, dtype: np.dtype[Any]) -> Array:
@@ -269,98 +159,89 @@ class Reductions:
     # ---- planning, once for each kind of call
 
     def _plan_allreduce(
-        self,
-        array: Any,
-        in_place: bool,
-        offsets: WindowOffsets | None,
-        *options: *Options,
+        self, array: Any, in_place: bool, offsets: WindowOffsets | None, options: tuple[Any, ...]
     ) -> PlannedCall:
-        reduction = self._reduction("allreduce", array, *options)
-        signature = self._signature("allreduce", array, *options)
-        if offsets is not None:
-            signature = signature._replace(windows=(offsets,))
-        return self._planned(reduction, array, in_place, offsets, (array.size,), 0, array.shape, signature)
+        windows = () if offsets is None else (offsets,)
+        return self._planned("allreduce", array, in_place, offsets, options, windows=windows)
 
     def _plan_reduce(
-        self,
-        array: Any,
-        in_place: bool,
-        offsets: WindowOffsets | None,
-        root: int,
-        *options: *Options,
+        self, array: Any, in_place: bool, offsets: WindowOffsets | None, key: tuple[Any, ...]
     ) -> PlannedCall:
-        reduction = self._reduction("reduce", array, *options)
-        signature = self._signature("reduce", array, *options)
-        shape = array.shape if root == self._arguments.rank else None
-        signature = signature._replace(root=root)
-        return self._planned(reduction, array, in_place, offsets, (array.size,), root, shape, signature)
+        root, *options = key
+        receives = bool(root == self._arguments.rank)
+        return self._planned("reduce", array, in_place, offsets, options, receives=receives, root=root)
 
     def _plan_reduce_scatter(
-        self,
-        array: Any,
-        in_place: bool,
-        offsets: WindowOffsets | None,
-        counts: tuple[int, ...] | None,
-        *options: *Options,
+        self, array: Any, in_place: bool, offsets: WindowOffsets | None, key: tuple[Any, ...]
     ) -> PlannedCall:
+        counts, *options = key
         rows = self._arguments.rows(array.shape, counts, "counts", even=False)
-        reduction = self._reduction("reduce_scatter", array, *options)
-        signature = self._signature("reduce_scatter", array, *options)
         width = prod(array.shape[1:])
-        blocks = tuple(count * width for count in rows)
-        shape = (rows[self._arguments.rank], *array.shape[1:])
-        signature = signature._replace(detail=(*rows, *signature.detail))
-        return self._planned(reduction, array, False, offsets, blocks, 0, shape, signature)
-
-    def _plan_scan(self, array: Any, in_place: bool, offsets: WindowOffsets | None, *options: *Options) -> PlannedCall:
-        reduction, signature = self._reduction("scan", array, *options), self._signature("scan", array, *options)
-        return self._planned(reduction, array, in_place, offsets, (array.size,), 0, array.shape, signature)
-
-    def _plan_exscan(
-        self, array: Any, in_place: bool, offsets: WindowOffsets | None, *options: *Options
-    ) -> PlannedCall:
-        reduction, signature = self._reduction("exscan", array, *options), self._signature("exscan", array, *options)
-        shape = array.shape if self._arguments.rank else None
-        return self._planned(reduction, array, False, offsets, (array.size,), 0, shape, signature)
+        return self._planned(
+            "reduce_scatter",
+            array,
+            in_place,
+            offsets,
+            options,
+            blocks=tuple(count * width for count in rows),
+            shape=(rows[self._arguments.rank], *array.shape[1:]),
+            detail=(*rows, *self._space.detail),
+        )
 
     def _planned(
         self,
-        reduction: Reduction,
+        collective: str,
         array: Any,
         in_place: bool,
         offsets: WindowOffsets | None,
-        blocks: tuple[int, ...],
-        root: int,
-        shape: tuple[int, ...] | None,
-        signature: Signature,
+        given: Sequence[Any],
+        *,
+        blocks: tuple[int, ...] | None = None,
+        shape: tuple[int, ...] | None = None,
+        receives: bool = True,
+        root: int | None = None,
+        **differs: Any,
     ) -> PlannedCall:
-        planned = reduction.planned(blocks, root, in_place=in_place, offsets=offsets, receives=shape is not None)
-        function, scales = reduction.runner(planned, receives=shape is not None)
-        flat = array.ndim == 1 and shape is not None and len(shape) == 1
+        """The planned call with the options that are `given`.
+
+        blocks, shape   those of the exchange, and that of the result; by default those of the array
+        receives        this rank gets a result
+        differs         fields of the signature
+        """
+        options = Options(*given)
+        shape = (shape or array.shape) if receives else None
+        reduction = self._reduction(collective, array.dtype, options)
+        plan = reduction.planned(
+            blocks or (array.size,), root or 0, in_place=in_place, offsets=offsets, receives=receives
+        )
+        function, scales = reduction.runner(plan, receives)
+        signature = Signature(
+            collective,
+            (dtype_name(array.dtype),),
+            (tuple(array.shape),),
+            str(options.canonical),
+            root,
+            options.prescale,
+            options.postscale,
+            options.algorithm,
+            self._fixed(options.reproducible),
+            detail=self._space.detail,
+        )
         return PlannedCall(
             self._calls.space,
             function,
-            planned,
+            plan,
             array.dtype,
             shape,
-            signature,
-            flat=flat,
+            signature._replace(**differs),
+            flat=array.ndim == 1 and shape is not None and len(shape) == 1,
             reduction=reduction,
             scales=scales,
         )
 
-    def _reduction(
-        self,
-        collective: str,
-        array: Any,
-        op: str | Op,
-        prescale: float | None,
-        postscale: float | None,
-        algorithm: str | None,
-        reproducible: bool | None,
-    ) -> Reduction:
+    def _reduction(self, collective: str, dtype: np.dtype[Any], options: Options) -> Reduction:
         """The reduction of one kind of call, with all its arguments checked."""
-        dtype, op = array.dtype, _canonical(op)
+        op = options.canonical
         if isinstance(op, Op):
             op.check(dtype)
         else:
@@ -368,10 +249,10 @@ class Reductions:
             check_op(op, dtype)
         if op == "average" and collective in ("scan", "exscan"):
             raise ValueError(f"op={op!r}: is not for {collective}, whose results combine different numbers of ranks")
-        if op == ADASUM and (collective != "allreduce" or algorithm is not None):
+        if op == ADASUM and (collective != "allreduce" or options.algorithm is not None):
             raise ValueError(f"op={op!r}: is for allreduce without algorithm=, not for {collective}")
-        self._selector.check(collective, algorithm)
-        for name, value in (("prescale", prescale), ("postscale", postscale)):
+        self._selector.check(collective, options.algorithm)
+        for name, value in (("prescale", options.prescale), ("postscale", options.postscale)):
             if value is not None and (dtype.kind == "b" or dtype.names is not None):
                 raise TypeError(f"{name}={value:g}: {'bool' if dtype.names is None else dtype} cannot be scaled")
         kind = AdasumReduction if op == ADASUM else Reduction
@@ -381,44 +262,30 @@ class Reductions:
             collective,
             dtype,
             op,
-            prescale=prescale,
-            postscale=postscale,
-            algorithm=algorithm,
-            reproducible=self._fixed(reproducible) or (isinstance(op, Op) and not op.commutative),
-        )
-
-    def _signature(
-        self,
-        kind: str,
-        array: Any,
-        op: str | Op,
-        prescale: float | None,
-        postscale: float | None,
-        algorithm: str | None,
-        reproducible: bool | None,
-    ) -> Signature:
-        shapes, fixed = (tuple(array.shape),), self._fixed(reproducible)
-        names = (dtype_name(array.dtype),)
-        return Signature(
-            kind,
-            names,
-            shapes,
-            str(_canonical(op)),
-            None,
-            prescale,
-            postscale,
-            algorithm,
-            fixed,
-            detail=self._space.detail,
+            prescale=options.prescale,
+            postscale=options.postscale,
+            algorithm=options.algorithm,
+            reproducible=self._fixed(options.reproducible) or (isinstance(op, Op) and not op.commutative),
         )
 
     def _fixed(self, reproducible: bool | None) -> bool:
         return self._arguments.reproducible if reproducible is None else bool(reproducible)
 
 
-def _canonical(op: str | Op) -> str | Op:
-    """The op by the name that all ranks use."""
-    return ALIASES.get(op, op) if isinstance(op, str) else op
+def _checked(x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a reduction, which end with Options, with factors that are None or floats."""
+    prescale, postscale = arguments[-4], arguments[-3]
+    if prescale is None and postscale is None:
+        return arguments
+    factors = scale_factor(prescale, "prescale"), scale_factor(postscale, "postscale")
+    return *arguments[:-4], *factors, *arguments[-2:]
+
+
+def _divided(x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a reduce_scatter, which begin with the counts."""
+    if arguments[0] is not None:
+        arguments = as_tuple(arguments[0], "counts"), *arguments[1:]
+    return _checked(x, arguments)
 
 
 def _together(signatures: Sequence[Signature]) -> Signature:

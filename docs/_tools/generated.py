@@ -162,7 +162,8 @@ def classes() -> str:
     shown = " ".join(SECTIONS.values()).split()
     others = [name for name in ronde.__all__ if not _is_error(getattr(ronde, name)) and name not in (*first, *shown)]
     others = [name for name in others if not inspect.isfunction(getattr(ronde, name))]
-    return "\n\n".join(reference(f"ronde.{name}", 2) for name in (*first, *others))
+    parts = [reference(f"ronde.{name}", 2, inherited=name == "Communicator") for name in (*first, *others)]
+    return "\n\n".join(parts)
 
 
 def errors() -> str:
@@ -233,9 +234,10 @@ def frontend(module: str) -> Callable[[], str]:
     return part
 
 
-def reference(path: str, level: int) -> str:
-    """The directive of mkdocstrings for one object."""
-    return f"::: {path}\n    options:\n      heading_level: {level}"
+def reference(path: str, level: int, *, inherited: bool = False) -> str:
+    """The directive of mkdocstrings for one object; `inherited` also shows the members that a class inherits."""
+    options = f"::: {path}\n    options:\n      heading_level: {level}"
+    return f"{options}\n      inherited_members: true" if inherited else options
 
 
 def examples() -> str:

@@ -29,6 +29,7 @@ from collectives import (
     functions,
 )
 from collectives.arrays import ALIASES
+from docs._tools import twins
 from tests.collectives.launch.launcher import ronde as ronde_command
 from tests.worlds import World, Worlds, world_of
 
@@ -114,6 +115,36 @@ def test_a_bad_argument_is_refused_and_nothing_is_lost(
             return  # only the root looks at these
         with pytest.raises(error, match=text):
             getattr(comm, method)(*[call.pop(name) for name in ("x", "obj", "color") if name in call], **call)
+
+    two.run(body)
+    still_usable(two)
+
+
+def test_a_bool_is_refused_also_after_an_equal_number(two: World) -> None:
+    """True == 1 and False == 0: the planned call of the number must not be found for the bool."""
+
+    def body(comm: Communicator) -> None:
+        for method, number, option in (
+            ("allreduce", 0.0, "prescale"),
+            ("reduce", 1, "root"),
+            ("broadcast", 1, "root"),
+            ("gather", 1, "root"),
+        ):
+            for _ in range(2):
+                getattr(comm, method)(X.copy(), **{option: number})
+            with pytest.raises(TypeError):
+                getattr(comm, method)(X.copy(), **{option: bool(number)})
+
+    two.run(body)
+    still_usable(two)
+
+
+def test_a_stream_is_for_arrays_on_gpus(two: World) -> None:
+    def body(comm: Communicator) -> None:
+        for call in (comm.allreduce, comm.allgather_async, comm.alltoall):
+            call(X)  # the planned call is known
+            with pytest.raises(ValueError, match="stream"):
+                call(X, stream=3)
 
     two.run(body)
     still_usable(two)
@@ -593,7 +624,7 @@ def test_after_close_every_call_says_so() -> None:
 
 # ---- the written face
 
-METHODS = {name: method for name, method in vars(Communicator).items() if inspect.isfunction(method) and name[0] != "_"}
+METHODS = {name: method for name, method in inspect.getmembers(Communicator, inspect.isfunction) if name[0] != "_"}
 FUNCTIONS = {name: function for name, function in vars(functions).items() if name in ronde.__all__ and name in METHODS}
 
 
@@ -613,6 +644,10 @@ def test_a_function_has_the_signature_of_its_method(name: str) -> None:
         assert parameters(one) == parameters(other)
         assert inspect.signature(one).return_annotation == inspect.signature(other).return_annotation
     assert f"Communicator.{name}." in inspect.cleandoc(function.__doc__ or "").replace("\n", " ")
+
+
+def test_the_asynchronous_twins_are_up_to_date() -> None:
+    assert twins.TARGET.read_text("utf-8") == twins.twins(), "run: python -m docs._tools.twins"
 
 
 @pytest.mark.parametrize("name", METHODS)

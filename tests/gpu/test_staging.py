@@ -218,3 +218,20 @@ def test_events_that_never_happen_are_not_waited_for_for_ever() -> None:
 
     with pytest.raises(DeadlineExceeded, match="the GPU did not complete in time: a copy"):
         devices.wait_until_done(Never(), time.monotonic() + 0.05, lambda: None, "a copy")
+
+
+def test_a_call_that_was_planned_for_a_mirror_serves_the_host() -> None:
+    """The plan of an allgather names another way for parts that are unequal: in the memory of the call that uses it."""
+
+    def body(comm: Communicator, cupy: Any) -> None:
+        for _ in range(3):
+            assert (
+                host(comm.allgather(cupy.asarray(np.full(3, comm.rank, np.float32)))).tolist() == [0.0] * 3 + [1.0] * 3
+            )
+        mine = np.full(3 + comm.rank, comm.rank, np.float32)
+        assert comm.allgather(mine).tolist() == [0.0] * 3 + [1.0] * 4
+
+    with gpus(2, nccl=False) as some:
+        for transport in ("local", "shm"):
+            with some.world(2, transport) as world:
+                some.run(world, body)

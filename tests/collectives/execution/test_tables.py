@@ -86,10 +86,13 @@ def test_scaled_results_are_the_same_bits(dtype: str) -> None:
     assert all(result == results[0] for result in results)
 
 
+def planned_call(comm: Communicator, name: str, x: Any, out: Any, arguments: tuple[Any, ...]) -> Any:
+    arrays = comm._ordered.host.arrays
+    return arrays.calls.plain(arrays.collectives[name], x, out, arguments)
+
+
 def test_which_scaled_calls_have_tables() -> None:
     def body(comm: Communicator) -> None:
-        operations: Any = comm._operations._blocking.allreduce
-        calls, plan = operations.__self__._calls, operations.__self__._plan_allreduce
         for dtype, op, expected in (
             ("f4", "sum", True),
             ("c8", "sum", True),
@@ -98,7 +101,7 @@ def test_which_scaled_calls_have_tables() -> None:
         ):
             x = np.ones(4, dtype)
             for scales in ((0.5, None), (None, 0.5), (0.5, 0.5)):
-                planned = calls.find_plain("allreduce", x, x, (op, *scales, None, None), plan)
+                planned = planned_call(comm, "allreduce", x, x, (op, *scales, None, None))
                 assert (planned.table is not None) == expected, (dtype, scales)
 
     with world(["on"]) as ranks:
@@ -110,8 +113,7 @@ def test_an_allgather_is_not_run_by_a_thread_without_python() -> None:
         x = np.ones(4, np.float32)
         for _ in range(2):
             comm.allgather(x)
-        operations: Any = comm._operations._blocking.allgather
-        planned = operations.__self__._calls.find_plain("allgather", x, None, (None, False), None)
+        planned = planned_call(comm, "allgather", x, None, (None, None))
         assert planned.table is None  # a thread without Python cannot decide whether to speculate
 
     with world(["on"]) as ranks:
@@ -334,7 +336,7 @@ def test_the_kinds_of_calls_that_are_kept_are_bounded(compiled: list[str], monke
     monkeypatch.setattr("collectives.operations.planned_call._MOST_CALLS", 8)
 
     def body(comm: Communicator) -> None:
-        known = comm._operations._blocking.allreduce.__self__._calls._known
+        known = comm._ordered.host.calls._known
         for step in range(1, 40):
             assert comm.allreduce(np.ones(3), prescale=1 / step).tolist() == [comm.size * (1 / step)] * 3
             assert 1 <= len(known) <= 8

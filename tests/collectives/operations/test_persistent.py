@@ -101,6 +101,8 @@ def test_bad_arguments_raise_immediately() -> None:
         with pytest.raises(TypeError):
             comm.plan("allreduce", x, bogus=1)
         with pytest.raises(TypeError):
+            comm.plan("allreduce", x, name="x")  # persistent calls are made in the order of calls
+        with pytest.raises(TypeError):
             comm.plan("allreduce")
 
     with world_of("local", 1) as world:
