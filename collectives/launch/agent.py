@@ -18,12 +18,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from collectives.launch import login
 from collectives.launch.escalation import Escalation
-from collectives.launch.host import LOST, Facts, RankListener, Start, cannot_start
+from collectives.launch.host import LOST, Facts, Host, RankListener, Start, cannot_start
 from collectives.launch.link import Link
 from collectives.launch.local_host import LocalHost
 from collectives.launch.messages import STDERR, STDOUT, WINDOW, Message, fields_of
@@ -32,7 +33,7 @@ from collectives.launch.processes import Guardian, adopt_orphans, exit_code, fil
 from collectives.launch.relay import Relay, prefix_of, rank_folder
 from collectives.launch.remote_host import FINISH_SECONDS
 from collectives.launch.standard_input import InputReceiver
-from collectives.launch.store_keeper import Question
+from collectives.launch.store_keeper import StoreKeeper
 from collectives.launch.store_pipes import StorePipes
 from transports.errors import RondeError
 
@@ -133,9 +134,6 @@ class _Sender(RankListener):
     def ended(self, rank: int, status: int, last_signal: int) -> None:
         self._agent.link.send("ended", rank, status, last_signal)
 
-    def answered(self, question: Question, value: int | bool) -> None:
-        self._agent.link.send("answer", question, value)
-
 
 class _Printer(_Sender):
     """Tells the launcher what happens, and prints the output here. The launcher gets the end of each rank's stderr."""
@@ -193,7 +191,9 @@ class Agent:
         self._printer = None if self.relay is None else _Printer(self, self.relay)
         variables = os.environ if job is None else job.variables
         listener = self._printer or _Sender(self)
-        self._host = LocalHost("", selector, guardian, listener, variables=variables, stdin=0)
+        self._keeper = StoreKeeper(variables)
+        self._own = LocalHost("", selector, guardian, listener, variables=variables)
+        self._host: Host = self._own
         self._credit = {STDOUT: WINDOW, STDERR: WINDOW}
         self._lasting = False
         self._folders: dict[int, Path] = {}  # of the ranks, for their output when the launcher is lost
@@ -267,6 +267,7 @@ class Agent:
     def close(self) -> None:
         """Kill what is left, and release everything. Idempotent."""
         self._host.close()
+        self._keeper.close()
         if self._kept is not None:
             self._kept.close()
         if self._input is not None:
@@ -326,19 +327,14 @@ class Agent:
                 self.link.limit = limit
                 self._lasting = lasting
                 self._escalation = Escalation(grace)
-                self._host.grace = grace
+                self._own.grace = grace
                 self.link.send_bytes(marker)
-                self._host.open()
                 self.link.send("hello", asdict(Facts.own(*login.free_address_here())))
             case ["serve", bytes(secret), str(interface), [*hints]]:
-                self._host.serve(secret, interface, [str(hint) for hint in hints] + login.address_of_launcher())
-                assert self._host.serving is not None
-                url, torch = self._host.serving
+                others = [str(hint) for hint in hints] + login.address_of_launcher()
+                url, torch = self._keeper.serve(secret, interface, others)
+                self._own.has_store = True
                 self.link.send("serving", url, list(torch))
-            case ["reach", str(url), bytes(secret)]:
-                if self._job is None:  # the node that was started by hand is here because it has reached the store
-                    self._host.reach(url, secret)
-                self.link.send("reached")
             case ["start", dict(values)]:
                 self._start(values)
             case ["credit", int(stream), int(count)] if stream in self._credit:
@@ -354,11 +350,11 @@ class Agent:
                 self._host.signal_rank(rank, signal.Signals(number))
             case ["heed", str(notice), float(seconds)]:
                 self._leave_seconds = seconds
-                self._host.heed(notice, seconds, lambda why: self.link.send("preempted", why))
+                self._host.heed(notice, seconds, partial(self.link.send, "preempted"))
             case ["ask", "culprit" | "left out" as question, [*ranks]]:
-                self._host.ask(question, [int(str(rank)) for rank in ranks])
+                self.link.send("answer", question, self._keeper.ask(question, [int(str(rank)) for rank in ranks]))
             case ["announce end", int(rank)]:
-                self._host.announce_end(rank)
+                self._keeper.announce_end(rank)
             case ["give up"]:
                 self._host.give_up()
             case ["finish", int(code)]:
@@ -380,7 +376,8 @@ class Agent:
         self._told_gone = self._told_drained = False
         if 0 in start.ranks:
             self._input = InputReceiver(self._selector, lambda count: self.link.send("taken", count))
-            self._host.stdin = self._input.read_end
+            self._own.stdin = self._input.read_end
+        self._host = self._host.with_room(max(start.room, len(start.ranks)))
         try:
             self._host.start(start)
         except OSError as error:

@@ -15,6 +15,7 @@ from collectives.launch.agent_commands import Srun, Ssh
 from collectives.launch.allocation import allocated
 from collectives.launch.discovery import Discovery
 from collectives.launch.host_list import Host, parse_list
+from collectives.launch.job import Elastic
 from collectives.launch.processes import usable_cores
 from collectives.scaling import Cooldown, Terms
 from transports.errors import ConfigError
@@ -113,6 +114,13 @@ def is_elastic(args: argparse.Namespace) -> bool:
             if getattr(args, name):
                 args.usage_error(f"{_option(name)}: an elastic job cannot have it")
     return elastic
+
+
+def elastic(args: argparse.Namespace, environment: Mapping[str, str]) -> Elastic:
+    """The terms of the job, and the ways to find and reach its hosts. Raises ConfigError."""
+    terms = terms_of(args, environment)
+    way, discovery = way_and_discovery(args, terms)
+    return Elastic(terms, discovery, way, notice=args.preemption_file or "")
 
 
 def terms_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Terms:

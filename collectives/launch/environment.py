@@ -63,7 +63,7 @@ def passed_on(environment: Mapping[str, str], extra: Mapping[str, str]) -> dict[
     return kept | dict(extra)
 
 
-def of_rank(job: launchers.Job, base: Mapping[str, str], torch: tuple[str, int]) -> dict[str, str]:
+def rank_environment(job: launchers.Job, base: Mapping[str, str], torch: tuple[str, int]) -> dict[str, str]:
     """The environment of a rank: `base` with the variables of Ronde, of torchrun, and for threads of numeric libraries.
 
     torch  address and port on which rank 0 of torch listens

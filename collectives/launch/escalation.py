@@ -5,20 +5,12 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
+
+from collectives.launch.host import Host, Hosts
 
 KILL_SECONDS: Final = 5.0
 """Seconds for a process to end after SIGKILL; after them it counts as hanging in the kernel."""
-
-
-class Signalled(Protocol):
-    """Processes to which signals are sent."""
-
-    def signal_groups(self, number: signal.Signals) -> None:
-        """Send a signal to all ranks and everything that they started."""
-
-    def give_up(self) -> None:
-        """Wait for no process any more, though some are left."""
 
 
 class Escalation:
@@ -47,7 +39,7 @@ class Escalation:
         """Send nothing more."""
         self._steps.clear()
 
-    def apply(self, processes: Signalled) -> None:
+    def apply(self, processes: Host | Hosts) -> None:
         """Do what is due."""
         while self._steps and time.monotonic() >= self._steps[0][0]:
             _, number = self._steps.popleft()

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from collectives.config import Config
-from collectives.launch.environment import PASSED_ON, of_rank, passed_on
+from collectives.launch.environment import PASSED_ON, passed_on, rank_environment
 from collectives.launch.lines import Lines
 from collectives.launch.outcome import Failure, Success, dump, failure
 from collectives.launch.store_keeper import StoreKeeper, free_port
@@ -176,7 +176,7 @@ class Occupant:
             raise RuntimeError(f"rank {seat.rank}: this process is a rank of another job already")
         self._before = dict(os.environ)
         self._folder = os.getcwd()
-        environment = of_rank(seat.job, {**os.environ, **seat.variables}, seat.torch)
+        environment = rank_environment(seat.job, {**os.environ, **seat.variables}, seat.torch)
         for name in os.environ.keys() - environment.keys():  # the seat decides, whatever started the engine
             del os.environ[name]
         os.environ.update(environment)

@@ -1,4 +1,5 @@
-"""The contract of a host: where ranks run, as the supervisor sees it. `local_host` and `remote_host` implement it."""
+"""The contract of a host: where ranks run, as the supervisor sees it. `local_host`, `remote_host` and `parts` implement
+it."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ import errno
 import platform
 import socket
 import sys
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from signal import Signals
 from typing import Any, Final, Protocol
 
@@ -103,6 +107,11 @@ def cannot_start(command: Sequence[str], error: OSError) -> Failure:
     return Failure(f"cannot start {command[0]!r}: {error.strerror}", error.errno or errno.ENOEXEC)
 
 
+NOTICE_SECONDS: Final = 1.0
+"""Time between two looks for the file that says that a host is about to go. No event tells that a file appears on every
+file system."""
+
+
 class RankListener(Protocol):
     """Told what happens to ranks."""
 
@@ -116,103 +125,125 @@ class RankListener(Protocol):
         """The process of a rank has ended: its status as of `os.waitstatus_to_exitcode`, and the last signal that it
         got from the launcher, 0 if none."""
 
-    def answered(self, question: Question, value: int | bool) -> None:
-        """The answer to `Host.ask`."""
-
 
 class Listener(RankListener, Protocol):
-    """Told what happens to ranks, and to hosts on which agents run them."""
+    """Told what happens to ranks, and what agents say that run them."""
 
     def said(self, host: Host, line: bytes) -> None:
         """The agent of a host, or the command that started it, has written a line to its stderr."""
 
-    def lost(self, host: Host, reason: str) -> None:
-        """A host with started ranks cannot be reached any more, or ends its ranks on its own."""
+    def answered(self, question: Question, value: int | bool) -> None:
+        """The answer to `RemoteHost.ask`."""
 
 
-class Host(Protocol):
+class Notice:
+    """A file that says that this host is about to go. `tell` is called with the reason, once."""
+
+    def __init__(self, path: str, tell: Callable[[str], None]) -> None:
+        self._path = Path(path)
+        self._tell = tell
+        self.wake_at = 0.0
+
+    def tick(self) -> None:
+        """Look whether the file is there, if it is time."""
+        if time.monotonic() >= self.wake_at:
+            found = self._path.exists()
+            self.wake_at = float("inf") if found else time.monotonic() + NOTICE_SECONDS
+            if found:
+                self._tell(f"there is a file {self._path}")
+
+
+class Host(ABC):
     """A host and its ranks. The methods return at once; what they cause shows in the attributes, or reaches the
-    listener. Call them in the order open, serve (one host), reach (the others), start, and then any.
+    listener. Call `open` first, then `start`, and then any.
 
     name      for messages
     facts     None until it is open
-    serving   URL of the store and the address for torch, None until it serves
-    reached   True once it has reached the store
     running   True once all its ranks have started
     failure   why it cannot go on; None while all is well
     """
 
-    name: str
-    facts: Facts | None
-    serving: tuple[str, tuple[str, int]] | None
-    reached: bool
-    running: bool
-    failure: Failure | None
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.facts: Facts | None = None
+        self.running = False
+        self.failure: Failure | None = None
+        self._notice: Notice | None = None
 
+    @abstractmethod
     def open(self) -> None:
         """Begin to reach the host. Raises OSError."""
 
-    def serve(self, secret: bytes, interface: str, hints: Sequence[str]) -> None:
-        """Serve the store; see StoreKeeper.serve."""
-
-    def reach(self, url: str, secret: bytes) -> None:
-        """Try whether the store can be reached."""
-
-    def start(self, start: Start) -> None:
-        """Start the ranks."""
-
-    def signal_groups(self, number: Signals) -> None:
-        """Send a signal to all ranks and everything that they started."""
-
-    def signal_ranks(self, number: Signals) -> None:
-        """Send a signal to the processes of the ranks alone."""
-
-    def signal_rank(self, rank: int, number: Signals) -> None:
-        """Send a signal to one rank and everything that it started, if it runs."""
+    def with_room(self, room: int) -> Host:
+        """The host to call from now on, which can have so many ranks; to be called before each `start`. Raises
+        ConfigError."""
+        return self
 
     def heed(self, notice: str, seconds: float, tell: Callable[[str], None]) -> None:
         """Call `tell` with the reason once the host is about to go: a file `notice` exists there ('' for none), or its
         agent gets SIGTERM. The agent then leaves its ranks `seconds` before it ends them. Call it before `start`."""
+        self._notice = Notice(notice, tell) if notice else None
 
+    @abstractmethod
+    def start(self, start: Start) -> None:
+        """Try whether the store can be reached, and start ranks; newcomers beside those that run as well."""
+
+    @abstractmethod
+    def signal_groups(self, number: Signals) -> None:
+        """Send a signal to all ranks and everything that they started."""
+
+    @abstractmethod
+    def signal_ranks(self, number: Signals) -> None:
+        """Send a signal to the processes of the ranks alone."""
+
+    @abstractmethod
+    def signal_rank(self, rank: int, number: Signals) -> None:
+        """Send a signal to one rank and everything that it started, if it runs."""
+
+    @abstractmethod
     def want_output(self, stream: int, wanted: bool) -> None:
         """Pass on the output of STDOUT or STDERR, or keep it back. At first it is wanted."""
 
-    def ask(self, question: Question, ranks: Sequence[int]) -> None:
-        """Ask the store that this host serves."""
-
-    def announce_end(self, rank: int) -> None:
-        """Tell the ranks that wait in the store, which this host serves, for a rank that its process has ended."""
-
+    @abstractmethod
     def give_up(self) -> None:
         """Wait for no process any more."""
 
+    @abstractmethod
     def on_child_exit(self) -> None:
         """A child of this process may have ended."""
 
     def tick(self) -> None:
         """Do what is due; to be called after every select."""
+        if self._notice is not None:
+            self._notice.tick()
 
     @property
     def wake_at(self) -> float:
         """Monotonic time of the next call of `tick` if no event comes first."""
+        return float("inf") if self._notice is None else self._notice.wake_at
 
     @property
+    @abstractmethod
     def gone(self) -> bool:
         """True once no process of its ranks is left, or nothing can be known of them."""
 
     @property
+    @abstractmethod
     def drained_at(self) -> float:
         """Moment at which the output counts as complete once the ranks are gone; infinite while that is not known."""
 
+    @abstractmethod
     def finish(self, code: int) -> None:
         """The job is over with this exit code: kill what is left. `closed` becomes True when that is done."""
 
     @property
     def closed(self) -> bool:
         """True once what `finish` began is done."""
+        return True
 
+    @abstractmethod
     def close(self) -> None:
-        """Release everything, the store included. Idempotent."""
+        """Kill what is left, and release everything. Idempotent."""
 
 
 class Hosts:

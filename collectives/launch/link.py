@@ -84,10 +84,10 @@ class Link:
             if not self._writing:
                 self._write()
 
-    def watch(self) -> None:
-        """From now on, silence of the other end closes the link."""
+    def watch(self, patience: float = 0.0) -> None:
+        """From now on, silence of the other end closes the link. `patience`: seconds that it may be silent first."""
         self.watched = True
-        self._heard = time.monotonic()
+        self._heard = time.monotonic() + patience
 
     def tick(self) -> None:
         """Send a sign of life if it is time; close the link if the other end has given none."""

@@ -6,9 +6,8 @@ Texts that come from the system (arguments, variables, paths) travel as bytes, s
     ["open", marker, seconds of silence allowed, grace,   marker, then ["hello", facts]
       whether the ranks outlast the launcher's silence]
     ["serve", secret, interface, hints]                   ["serving", url, host and port for torch]
-    ["reach", url, secret]                                ["reached"]
     ["start", start]                                      ["started", rank, pid] for each rank
-      each of these three may also be answered by         ["failed", text, errno or 0]
+      each of these may also be answered by               ["failed", text, errno or 0]
     ["credit", stream, bytes]                             ["output", rank, stream, data], no data at its end
     ["input", data], no data at its end                   ["taken", bytes]
     ["signal", number, whole groups]                      ["ended", rank, status, last signal of the launcher]

@@ -18,11 +18,11 @@ from typing import Final
 
 from collectives.launch import agent_commands
 from collectives.launch.connection import CommandConnection
-from collectives.launch.host import Failure, Host, Hosts, Listener, RankListener, Start
+from collectives.launch.host import Facts, Failure, Host, Hosts, Notice, RankListener, Start
 from collectives.launch.messages import STDERR, STDOUT
 from collectives.launch.processes import Guardian, signal_group
 from collectives.launch.remote_host import RemoteHost
-from collectives.launch.store_keeper import Question
+from collectives.launch.store_keeper import Question, WayToStore
 from transports.descriptors import allow_many
 from transports.errors import ConfigError
 
@@ -81,19 +81,21 @@ class _Part:
         return 0 if self.host.failure is not None else self.room - len(self.ranks)
 
 
-class Parts(Hosts, Listener):
-    """The agents of this host. What happens to ranks reaches `listener`. The methods are those of `Host`.
+class DividedHost(Host):
+    """The ranks are children of agents beside this process.
 
     rooms      number of ranks for which each agent has room. An agent is started with its first ranks
     variables  the environment of the agents, and so of the ranks
     grace      seconds that an agent gives its ranks if it must end them on its own
     stdin      descriptor that rank 0 reads if it is here
+    has_store  True if this process serves the store
 
     `running` is True once the ranks of the first `start` have started.
     """
 
     def __init__(
         self,
+        name: str,
         selector: selectors.BaseSelector,
         guardian: Guardian,
         listener: RankListener,
@@ -102,10 +104,11 @@ class Parts(Hosts, Listener):
         variables: Mapping[str, str],
         grace: float,
         stdin: int,
+        has_store: bool,
+        notice: Notice | None,
     ) -> None:
-        super().__init__(lambda: self._hosts)
-        self.failure: Failure | None = None
-        self.running = False
+        super().__init__(name)
+        self._notice = notice
         self._selector = selector
         self._guardian = guardian
         self._listener = listener
@@ -113,13 +116,23 @@ class Parts(Hosts, Listener):
         self._variables = variables
         self._grace = grace
         self._stdin = os.dup(stdin)
+        self._has_store = has_store
+        self._store: WayToStore | None = None
         self._wanted = {STDOUT: True, STDERR: True}
         self._parts: list[_Part] = []
+        self._together = Hosts(self._hosts)
         self._pids: dict[int, int] = {}
 
+    def open(self) -> None:
+        self.facts = Facts.own()
+
     def start(self, start: Start) -> None:
-        """Start ranks: the first ones divided evenly among the agents, later ones where there is most room. Raises
-        OSError."""
+        """The first ranks are divided evenly among the agents, later ones start where there is most room. Raises
+        OSError, RendezvousError."""
+        if self._store is None:
+            room, is_far = max(start.room, len(start.ranks)), not self._has_store
+            self._store = WayToStore(start.store, start.secret, self._variables, room, is_far=is_far)
+        start = replace(start, store=self._store.url, local_size=start.local_size or len(start.ranks))
         first = 0
         for part, count in self._divided(len(start.ranks)):
             ranks = start.ranks[first : first + count]
@@ -165,64 +178,97 @@ class Parts(Hosts, Listener):
             host.want_output(stream, wanted)
         return part
 
-    @property
     def _hosts(self) -> list[RemoteHost]:
         return [part.host for part in self._parts]
 
     def want_output(self, stream: int, wanted: bool) -> None:
-        """See Host."""
         self._wanted[stream] = wanted
-        super().want_output(stream, wanted)
+        self._together.want_output(stream, wanted)
+
+    def signal_groups(self, number: signal.Signals) -> None:
+        self._together.signal_groups(number)
+
+    def signal_ranks(self, number: signal.Signals) -> None:
+        self._together.signal_ranks(number)
 
     def signal_rank(self, rank: int, number: signal.Signals) -> None:
-        """See Host."""
         for part in self._parts:
             if rank in part.ranks:
                 part.host.signal_rank(rank, number)
 
+    def give_up(self) -> None:
+        self._together.give_up()
+
+    def on_child_exit(self) -> None:
+        self._together.on_child_exit()
+
     def tick(self) -> None:
-        """See Host."""
-        for host in self._hosts:
-            host.tick()
-        self.running = self.running or all(host.running for host in self._hosts)
+        super().tick()
+        for part in self._parts:
+            part.host.tick()
+            if part.host.failure is not None:
+                self._lose(part, part.host.failure)
+        self.running = self.running or (bool(self._parts) and all(part.host.running for part in self._parts))
 
     @property
     def wake_at(self) -> float:
-        return min(host.wake_at for host in self._hosts)
+        return min([super().wake_at, *(host.wake_at for host in self._hosts())])
 
     @property
     def gone(self) -> bool:
-        return all(host.gone for host in self._hosts)
+        return all(host.gone for host in self._hosts())
 
     @property
     def drained_at(self) -> float:
-        return max(host.drained_at for host in self._hosts)
+        return max((host.drained_at for host in self._hosts()), default=0.0)
 
     def finish(self, code: int) -> None:
-        for host in self._hosts:
+        for host in self._hosts():
             host.finish(code)
 
     @property
     def closed(self) -> bool:
-        return all(host.closed for host in self._hosts)
+        return all(host.closed for host in self._hosts())
 
     def close(self) -> None:
-        for host in self._hosts:
+        for host in self._hosts():
             host.close()
+        if self._store is not None:
+            self._store.close()
         if self._stdin >= 0:
             os.close(self._stdin)
             self._stdin = -1
 
+    def _lose(self, part: _Part, failure: Failure) -> None:
+        """An agent has ended, or ends its ranks on its own. Before all ranks run, the start has failed."""
+        if not self.running:
+            self.failure = self.failure or failure
+            return
+        for rank in sorted(part.ranks):
+            if part.host.closed and rank in self._pids:
+                self._bury(self._pids[rank])
+            self._listener.output(rank, STDERR, f"ronde: {failure.text}\n".encode())
+            self.ended(rank, -signal.SIGKILL, 0)
+
+    def _bury(self, pid: int) -> None:
+        """Kill a rank whose agent has ended, and collect it where this process adopts orphans (Linux)."""
+        signal_group(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
     # What the agents tell
 
     def started(self, rank: int, pid: int) -> None:
+        """See Listener."""
         self._pids[rank] = pid
         self._listener.started(rank, pid)
 
     def output(self, rank: int, stream: int, data: bytes) -> None:
+        """See Listener."""
         self._listener.output(rank, stream, data)
 
     def ended(self, rank: int, status: int, last_signal: int) -> None:
+        """See Listener."""
         for part in self._parts:
             if rank in part.ranks:  # otherwise its agent was lost, and this has been said
                 part.ranks.remove(rank)
@@ -232,23 +278,4 @@ class Parts(Hosts, Listener):
         """Agents are not asked: the store is not theirs."""
 
     def said(self, host: Host, line: bytes) -> None:
-        """Nothing: `lost` tells the last lines."""
-
-    def lost(self, host: Host, reason: str) -> None:
-        """An agent has ended, or ends its ranks on its own. Before all ranks run, the start has failed."""
-        if not self.running:
-            self.failure = self.failure or host.failure
-            return
-        for part in self._parts:
-            if part.host is host:
-                for rank in sorted(part.ranks):
-                    if host.closed and rank in self._pids:
-                        self._bury(self._pids[rank])
-                    self._listener.output(rank, STDERR, f"ronde: {reason}\n".encode())
-                    self.ended(rank, -signal.SIGKILL, 0)
-
-    def _bury(self, pid: int) -> None:
-        """Kill a rank whose agent has ended, and collect it where this process adopts orphans (Linux)."""
-        signal_group(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
+        """Nothing: the failure of the host has the last lines."""

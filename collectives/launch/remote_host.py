@@ -13,11 +13,11 @@ from functools import partial
 from typing import Final
 
 from collectives.launch.connection import Connection
-from collectives.launch.host import Facts, Failure, Listener, Start
+from collectives.launch.host import Facts, Failure, Host, Listener, Start
 from collectives.launch.link import Link
 from collectives.launch.messages import STDERR, STDOUT, WINDOW, Message
 from collectives.launch.standard_input import InputSender
-from collectives.launch.store_keeper import Question
+from collectives.launch.store_keeper import REACH_SECONDS, Question
 
 GONE_SECONDS: Final = 1.0
 """Time from the end of the messages to that of the connection, which tells why."""
@@ -26,8 +26,10 @@ FINISH_SECONDS: Final = 3.0
 """Time for an agent to end; later the connection is cut."""
 
 
-class RemoteHost:
-    """Implements `Host`. Failures show in `failure`, or reach `Listener.lost` once ranks run.
+class RemoteHost(Host):
+    """An agent runs the ranks.
+
+    serving   URL of the store and the address for torch, None until the agent serves it
 
     limit     seconds of silence after which the host counts as lost
     grace     seconds that the agent gives its ranks if it must end them on its own
@@ -47,12 +49,8 @@ class RemoteHost:
         stdin: int = 0,
         lasting: bool = False,
     ) -> None:
-        self.name = name
-        self.facts: Facts | None = None
+        super().__init__(name)
         self.serving: tuple[str, tuple[str, int]] | None = None
-        self.reached = False
-        self.running = False
-        self.failure: Failure | None = None
         self._connection = connection
         self._selector = selector
         self._listener = listener
@@ -75,30 +73,24 @@ class RemoteHost:
     # Before the ranks run
 
     def open(self) -> None:
-        """Begin to connect. Raises OSError."""
         marker = secrets.token_hex(16).encode()
         descriptors = self._connection.open()
         self._link = Link(self._selector, descriptors, self._receive, self._limit, marker)
-        self._link.watched = False  # its start takes time, and so does its way to the store: the caller has a deadline
+        self._link.watched = False  # its start takes time: the caller has a deadline
         self._link.send_bytes(self._connection.preamble)
         self._link.send("open", marker, self._limit, self._grace, self._lasting)
 
     def serve(self, secret: bytes, interface: str, hints: Sequence[str]) -> None:
-        """Let the agent serve the store."""
+        """Let the agent serve the store; see StoreKeeper.serve."""
         self._send("serve", self._shown(secret), interface, list(hints))
 
-    def reach(self, url: str, secret: bytes) -> None:
-        """Let the agent try whether it can reach the store."""
-        self._send("reach", url, self._shown(secret))
-
     def start(self, start: Start) -> None:
-        """Let the agent start ranks."""
         self._started = True
         self._gone = self._drained = False
         self._to_start |= set(start.ranks)
         self.running = False
-        if self._link is not None:
-            self._link.watch()
+        if self._link is not None and not self._link.watched:
+            self._link.watch(REACH_SECONDS)
         command = [os.fsencode(word) for word in start.command]
         secret = self._shown(start.secret)
         self._send("start", asdict(start) | {"command": command, "ranks": list(start.ranks), "secret": secret})
@@ -108,20 +100,16 @@ class RemoteHost:
     # While they run
 
     def signal_groups(self, number: signal.Signals) -> None:
-        """Send a signal to all ranks and everything that they started."""
         self._send("signal", int(number), True)
 
     def signal_rank(self, rank: int, number: signal.Signals) -> None:
-        """Send a signal to one rank and everything that it started, if it runs."""
         self._send("signal rank", rank, int(number))
 
     def heed(self, notice: str, seconds: float, tell: Callable[[str], None]) -> None:
-        """Let the agent tell when its host is about to go."""
         self._tell = tell
         self._send("heed", notice, seconds)
 
     def signal_ranks(self, number: signal.Signals) -> None:
-        """Send a signal to the processes of the ranks alone."""
         self._send("signal", int(number), False)
 
     def want_output(self, stream: int, wanted: bool) -> None:
@@ -139,12 +127,10 @@ class RemoteHost:
         self._send("announce end", rank)
 
     def give_up(self) -> None:
-        """Wait for no process any more."""
         self._send("give up")
         self._gone = self._drained = True
 
     def on_child_exit(self) -> None:
-        """The connection's command may have ended."""
         self._connection.on_child_exit()
 
     def tick(self) -> None:
@@ -164,14 +150,12 @@ class RemoteHost:
 
     @property
     def wake_at(self) -> float:
-        """Monotonic time of the next call of `tick` if no event comes first."""
         if self._link is None or (self._connection.ended and self._link.closed is not None):
             return float("inf")
         return min(self._link.wake_at, self._ends_at)
 
     @property
     def gone(self) -> bool:
-        """True once no process of its ranks is left, or nothing can be known of them."""
         return self._gone or self.failure is not None
 
     @property
@@ -195,7 +179,6 @@ class RemoteHost:
         return self._link is None or self._connection.ended
 
     def close(self) -> None:
-        """Cut the connection, and release everything. Idempotent."""
         if self._link is not None:
             self._link.close("closed")
             self._link = None
@@ -206,14 +189,13 @@ class RemoteHost:
     # What comes from the agent
 
     def _receive(self, message: Message) -> None:
+        assert self._link is not None
         match message:
             case ["hello", dict(facts), *_]:
                 self.facts = Facts.told(facts)
                 self._connection.listen(partial(self._listener.said, self))
             case ["serving", str(url), [str(host), int(port)]]:
                 self.serving = url, (host, port)
-            case ["reached"]:
-                self.reached = True
             case ["started", int(rank), int(pid)]:
                 self._to_start.discard(rank)
                 self.running = not self._to_start
@@ -225,7 +207,8 @@ class RemoteHost:
                     self._give_credit(stream)
             case ["ended", int(rank), int(status), int(last_signal)]:
                 self._to_start.discard(rank)
-                self._listener.ended(rank, status, last_signal)
+                if self.failure is None:  # otherwise its ranks are lost with it
+                    self._listener.ended(rank, status, last_signal)
             case ["taken", int(count)] if self._input is not None:
                 self._input.taken(count)
             case ["preempted", str(why)]:
@@ -241,7 +224,6 @@ class RemoteHost:
             case ["ending", str(why)]:
                 self._fail(Failure(why, lost=self._started))
             case _:
-                assert self._link is not None
                 self._link.close(f"the agent sent an unknown message ({message[0]!r:.40}): another version of Ronde?")
 
     def _shown(self, secret: bytes) -> bytes:
@@ -271,8 +253,6 @@ class RemoteHost:
             self.failure = failure
             if self._input is not None:
                 self._input.close()
-            if self._started:
-                self._listener.lost(self, failure.text)
 
 
 def _printable(data: bytes) -> str:

@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from collectives.config import PREFIX, Config, Settings
-from collectives.launch import elastic_options, elastic_supervisor, horovod_settings
+from collectives.launch import elastic_options, horovod_settings
 from collectives.launch.agent import OwnJob, attend
 from collectives.launch.agent_commands import Srun, Ssh
 from collectives.launch.allocation import allocated
 from collectives.launch.environment import check_free, exported, passed_on
 from collectives.launch.host_list import Host, parse_file, parse_list, share_out
+from collectives.launch.job import Elastic, Job, Place, StartError
 from collectives.launch.meeting import Meeting, come, given_secret, lead, parse_address
 from collectives.launch.processes import exit_code, fill_standard_descriptors, usable_cores
 from collectives.launch.store_keeper import StoreKeeper
-from collectives.launch.supervisor import Job, Place, StartError, supervise
+from collectives.launch.supervisor import supervise
 from transports import launchers, registry
 from transports.auth import new_secret
 from transports.errors import ConfigError
@@ -299,10 +300,10 @@ def main(args: argparse.Namespace) -> int:
     if args.nodes is None:  # that is started on each node
         launchers.check_started_once(os.environ, "ronde run")
     if elastic_options.is_elastic(args):
-        return run_elastic(args, command, variables, extra)
+        return run_job(args, command, variables, extra, elastic=elastic_options.elastic(args, os.environ))
     if args.nodes is not None:
         return run_node(args, command, variables, extra)
-    return run_job(args, command, variables, places_of(args), new_secret(), extra)
+    return run_job(args, command, variables, extra, places=places_of(args))
 
 
 def start_timeout(environment: Mapping[str, str]) -> float:
@@ -331,20 +332,22 @@ def run_job(
     args: argparse.Namespace,
     command: Sequence[str],
     variables: Mapping[str, str],
-    places: Sequence[Place],
-    secret: bytes,
     extra: Mapping[str, str],
+    *,
+    places: Sequence[Place] = (),
+    elastic: Elastic | None = None,
+    secret: bytes | None = None,
     keeper: StoreKeeper | None = None,
 ) -> int:
-    """Run the ranks at these places; the exit code."""
+    """Run the ranks at these places, or an elastic job; the exit code."""
     job = Job(
         command,
         places,
-        secret=secret,
+        secret=secret or new_secret(),
         variables=variables,
         passed_on=passed_on(os.environ, extra),
         name=secrets.token_hex(4),
-        interface=interface_of(variables) if len(places) > 1 else "",
+        interface=interface_of(variables) if elastic is not None or len(places) > 1 else "",
         prefix=args.prefix,
         stamped=args.stamped,
         output_folder=args.output_folder,
@@ -354,40 +357,10 @@ def run_job(
         host_timeout=args.host_timeout,
         keep_going=args.keep_going,
         keeper=keeper,
+        elastic=elastic,
     )
     try:
         return supervise(job)
-    except StartError as error:
-        sys.stderr.write(f"ronde run: {error}\n")
-        return error.code
-
-
-def run_elastic(
-    args: argparse.Namespace, command: Sequence[str], variables: Mapping[str, str], extra: Mapping[str, str]
-) -> int:
-    """Run a job whose ranks come and go; the exit code. Raises RondeError."""
-    terms = elastic_options.terms_of(args, os.environ)
-    way, discovery = elastic_options.way_and_discovery(args, terms)
-    job = elastic_supervisor.ElasticJob(
-        command,
-        terms,
-        discovery,
-        way,
-        secret=new_secret(),
-        variables=variables,
-        passed_on=passed_on(os.environ, extra),
-        name=secrets.token_hex(4),
-        interface=interface_of(variables),
-        notice=args.preemption_file or "",
-        prefix=args.prefix,
-        stamped=args.stamped,
-        output_folder=args.output_folder,
-        time_limit=args.time_limit,
-        start_timeout=args.start_timeout,
-        host_timeout=args.host_timeout,
-    )
-    try:
-        return elastic_supervisor.supervise(job)
     except StartError as error:
         sys.stderr.write(f"ronde run: {error}\n")
         return error.code
@@ -425,7 +398,7 @@ def run_node(
         places.append(Place(node.name, range(first, first + node.count), connected=node.pipes))
         first += node.count
     with contextlib.closing(keeper):
-        return run_job(args, command, variables, places, secret, extra, keeper)
+        return run_job(args, command, variables, extra, places=places, secret=secret, keeper=keeper)
 
 
 def places_of(args: argparse.Namespace) -> list[Place]:

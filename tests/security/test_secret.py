@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import collectives
-from collectives.launch import supervisor
+from collectives.launch import job as launching
 from collectives.launch.host import Start
 from tests.collectives.launch.launcher import ronde
 from tests.transports.groups import groups, soon
@@ -144,7 +144,7 @@ def test_no_repr_shows_it() -> None:
         things = [
             job,
             group,
-            supervisor.Job(["true"], [supervisor.Place("h", [0])], secret, variables, variables),
+            launching.Job(["true"], [launching.Place("h", [0])], secret, variables, variables),
             Start(["true"], [0], 1, "tcp://localhost:1", "job", ("localhost", 1), secret),
             TcpTransport(group),
             server,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.launch.supervisor import MOST_AT_ONCE
+from collectives.scaling import MOST_AT_ONCE
 from tests.collectives.launch.fake_ssh import install
 from tests.collectives.launch.launcher import BOUND, Running, Watch, ronde, running
 

@@ -71,7 +71,7 @@ def test_the_address_for_torch_may_be_given() -> None:
 def test_variables_of_a_rank() -> None:
     job = launchers.Job(5, 8, "tcp://h1:1", b"s" * 32, 1, 4, "job")
     base = {"RANK": "7", "MASTER_PORT": "1", "OMPI_COMM_WORLD_RANK": "7", "SLURM_PROCID": "7", "OMP_NUM_THREADS": "3"}
-    found = environment.of_rank(job, base, ("10.0.0.1", 29500))
+    found = environment.rank_environment(job, base, ("10.0.0.1", 29500))
     assert launchers.job_from_environment(found) == job
     assert {name: found[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")} == {
         "WORLD_SIZE": "8",
