@@ -23,18 +23,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from collectives.launch import login
+from collectives.launch.connection import STDERR, STDOUT, WINDOW, Link, Message, fields_of
 from collectives.launch.escalation import Escalation
 from collectives.launch.host import LOST, Facts, Host, RankListener, Start, cannot_start
-from collectives.launch.link import Link
 from collectives.launch.local_host import LocalHost
-from collectives.launch.messages import STDERR, STDOUT, WINDOW, Message, fields_of
+from collectives.launch.nodes import StorePipes
 from collectives.launch.output import Tail
 from collectives.launch.processes import Guardian, adopt_orphans, exit_code, fill_standard_descriptors, signals_as_bytes
 from collectives.launch.relay import Relay, prefix_of, rank_folder
 from collectives.launch.remote_host import FINISH_SECONDS
 from collectives.launch.standard_input import InputReceiver
 from collectives.launch.store_keeper import StoreKeeper
-from collectives.launch.store_pipes import StorePipes
 from transports.errors import RondeError
 
 OPEN_SECONDS: Final = 30.0

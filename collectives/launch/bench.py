@@ -34,6 +34,7 @@ COLLECTIVES: Final = (
     "gather",
     "scatter",
 )
+DESCRIPTION: Final = "Time collectives and check every result. The columns are those of nccl-tests."
 EXAMPLES: Final = """\
 examples:
   ronde bench -np 2                                  allreduce, 4 B to 16 MiB, on the configured transport
@@ -86,15 +87,8 @@ class Row:
     bare_time: float | None = None
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the subcommand to `ronde`'s parser."""
-    parser = subparsers.add_parser(
-        "bench",
-        help="time collectives and check their results",
-        description="Time collectives and check every result. The columns are those of nccl-tests.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """See `cli.Command`."""
     parser.add_argument(
         "collective", nargs="?", default="allreduce", choices=COLLECTIVES, help="the collective (default: allreduce)"
     )
@@ -111,7 +105,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--warmup", type=int, default=5, help="calls before the timed ones (default: 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     add_plot(parser)
-    parser.set_defaults(main=main)
 
 
 def parse_size(text: str) -> int:

@@ -1,14 +1,15 @@
-"""The `ronde` command. A subcommand is a module that implements `Command` and is listed in COMMANDS."""
+"""The `ronde` command. A subcommand is a module that implements `Command` and is listed in COMMANDS. It is imported
+when it runs."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
-from collectives.launch import bench, doctor, drain, draw, run_command, simulate, timeline, tune
 from collectives.launch.processes import exit_code
 from collectives.version import __version__
 from transports.errors import RondeError
@@ -16,17 +17,33 @@ from transports.settings import did_you_mean
 
 
 class Command(Protocol):
-    """The interface of a subcommand's module."""
+    """The interface of a subcommand's module: the texts around the options in its help, the options, and the command.
 
-    def add_parser(self, subparsers: Any) -> None:
-        """Add the subcommand's parser, with a default `main`: a function of the parsed arguments.
+    `main` returns the exit code. Among its arguments are `parser`, the parser of the subcommand, and `words`, those of
+    the whole command line. A RondeError that it raises is printed as one line, with exit code 1.
+    """
 
-        `main` returns the exit code. Among the arguments are the `words` of the whole command line. A RondeError that
-        it raises is printed as one line, with exit code 1.
-        """
+    DESCRIPTION: str
+    EXAMPLES: str
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options and arguments to the subcommand's parser."""
+
+    def main(self, args: argparse.Namespace) -> int:
+        """Run the subcommand; its exit code."""
 
 
-COMMANDS: Final[tuple[Command, ...]] = (run_command, drain, bench, tune, doctor, timeline, draw, simulate)
+COMMANDS: Final = {
+    "run": ("run_command", "start a program on several ranks, of this machine or of several hosts"),
+    "drain": ("drain", "let the ranks of a host leave an elastic job"),
+    "bench": ("bench", "time collectives and check their results"),
+    "tune": ("tune", "measure which algorithms are fastest here, and write a rule table"),
+    "doctor": ("doctor", "show what works here, and every setting with its source"),
+    "timeline": ("timeline", "merge the timelines of several ranks, to view them in Perfetto, or draw them"),
+    "draw": ("draw", "draw an algorithm: who sends which part to whom, and when"),
+    "simulate": ("simulate", "predict times on a network that you do not have"),
+}
+"""Each command's module, and its line in the help."""
 
 DESCRIPTION: Final = "Collective communication in pure Python."
 EXAMPLES: Final = """\
@@ -60,26 +77,29 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
-    top = Parser(
-        prog="ronde",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the command line. `only`: the command whose options are needed; None for those of all."""
+    layout: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    top = Parser(prog="ronde", description=DESCRIPTION, epilog=EXAMPLES, **layout)
     top.add_argument("--version", action="version", version=f"ronde {__version__}")
     subparsers = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(subparsers)
+    for name, (module, summary) in COMMANDS.items():
+        if only not in (None, name):
+            subparsers.add_parser(name, help=summary)
+            continue
+        command = cast(Command, importlib.import_module(f"{__package__}.{module}"))
+        made = subparsers.add_parser(
+            name, help=summary, description=command.DESCRIPTION, epilog=command.EXAMPLES, **layout
+        )
+        made.set_defaults(main=command.main, parser=made)
+        command.add_options(made)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code. For a bad command line argparse exits with 2."""
     words = list(sys.argv[1:] if argv is None else argv)
-    args = parser().parse_args(words, argparse.Namespace(words=words))
+    args = parser(words[0] if words else "").parse_args(words, argparse.Namespace(words=words))
     try:
         return int(args.main(args))
     except RondeError as error:

@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 from collectives.launch.cluster_facts import facts_here
 from collectives.launch.cluster_probe import IDLE_SECONDS, Probe
-from collectives.launch.messages import Decoder, Message, encode
+from collectives.launch.connection import Decoder, Message, encode
 from collectives.launch.output import LineSplitter, Tail
 from collectives.launch.processes import describe_status, signal_group
 from transports.errors import ConnectError, DeadlineExceeded, RondeError

@@ -15,10 +15,10 @@ from collectives.config import Config, Settings, unknown_variables
 from collectives.jit import cache_folder, obstacle
 from collectives.launch import cluster_doctor
 from collectives.launch.allocation import allocated
+from collectives.launch.arguments import add_hosts, hosts_of, positive
 from collectives.launch.function import run
 from collectives.launch.installed import first_version, frameworks, gpu_software
 from collectives.launch.processes import usable_cores
-from collectives.launch.run_command import add_hosts, hosts_of, positive
 from collectives.version import __version__
 from transports import copying, launchers, registry
 from transports.errors import ConfigError
@@ -53,16 +53,8 @@ answer costs less than 15 s."""
 SHARED_MEMORY: Final = "/dev/shm"
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the subcommand to `ronde`'s parser."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="show what works here, and every setting with its source",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """See `cli.Command`."""
     parser.add_argument("--calibrate", action="store_true", help="start ranks and show how they are calibrated")
     parser.add_argument("-np", type=int, default=2, metavar="N", help="ranks for --calibrate (default: 2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
@@ -76,7 +68,6 @@ def add_parser(subparsers: Any) -> None:
         metavar="S",
         help=f"seconds until a host must have answered (default: {START_SECONDS:g})",
     )
-    parser.set_defaults(main=main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, Final
+from typing import Final
 
 from collectives.launch import control
 from transports.errors import ConfigError
@@ -16,20 +16,13 @@ The ranks leave at their next step boundary (ronde.regroup), so no step is lost.
 discovery has stopped listing it and lists it again. The command returns when the launcher has asked the ranks to leave.
 Run it as the user who started the job, on the machine of its launcher.
 """
+EXAMPLES: Final = ""
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the parser of `ronde drain`."""
-    parser = subparsers.add_parser(
-        "drain",
-        help="let the ranks of a host leave an elastic job",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """See `cli.Command`."""
     parser.add_argument("host", help="name of the host, as the launcher prints it")
     parser.add_argument("--job", metavar="ID", help="id of the job (default: the only one of this user here)")
-    parser.set_defaults(main=main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -7,13 +7,14 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from collectives.algorithms import Algorithm, algorithms
 from collectives.drawing import MOST_RANKS, Picture, draw_animation, draw_svg, draw_text, picture_of
 from collectives.schedule import SPECS
 
 _FORMS: Final[dict[str, Callable[[Picture], str]]] = {".svg": draw_svg, ".html": draw_animation, ".txt": draw_text}
+DESCRIPTION: Final = "Draw an algorithm from the steps that run: as text, or as SVG or an animated page in a file."
 EXAMPLES: Final = """\
 examples:
   ronde draw allreduce --algorithm ring -np 8
@@ -22,16 +23,8 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """See `cli.Command`."""
-    parser = subparsers.add_parser(
-        "draw",
-        help="draw an algorithm: who sends which part to whom, and when",
-        description="Draw an algorithm from the steps that run: as text, or as SVG or an animated page in a file.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
     parser.add_argument("collective", choices=[name for name in SPECS if name != "barrier"], help="the collective")
     parser.add_argument("--algorithm", metavar="NAME", help="name of the algorithm (default: list all names)")
     parser.add_argument("-np", type=int, default=4, metavar="N", help=f"ranks, 2 to {MOST_RANKS} (default: 4)")
@@ -45,7 +38,6 @@ def add_parser(subparsers: Any) -> None:
         help="number of hosts, each with the same number of neighbouring ranks (default: 1)",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE.svg, FILE.html or FILE.txt")
-    parser.set_defaults(main=main, parser=parser)
 
 
 def main(args: argparse.Namespace) -> int:

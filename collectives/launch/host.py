@@ -15,7 +15,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any, Final, Protocol
 
-from collectives.launch.messages import fields_of
+from collectives.launch.connection import fields_of
 from collectives.launch.store_keeper import Question
 from collectives.version import __version__
 

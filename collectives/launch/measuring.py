@@ -9,9 +9,10 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from collectives.launch import run_command
+from collectives.launch.arguments import add_hosts, places_of
 from collectives.launch.function import run
 from collectives.startup import init
 from collectives.world import shutdown, world
@@ -47,7 +48,7 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
         help=f"number of ranks (default: {DEFAULT_RANKS}, or all slots of the hosts, or all ranks of the launcher)",
     )
     parser.add_argument("--transport", help="transport to use (default: as configured)")
-    run_command.add_hosts(parser.add_argument_group("several hosts"))
+    add_hosts(parser.add_argument_group("several hosts"))
 
 
 def measure_on_ranks(
@@ -88,18 +89,8 @@ def _in_this_rank(fn: Callable[[T], R], task: T, transport: str | None) -> R:
 
 
 def _on_hosts(args: argparse.Namespace) -> int:
-    """Let `ronde run` start this command on the hosts."""
-    options: dict[str, Any] = {
-        "-H": args.hosts,
-        "--hostfile": args.hostfile,
-        "-np": args.np,
-        "-p": args.ssh_port,
-        "-i": args.ssh_identity_file,
-        "--network-interface": args.network_interface,
-    }
-    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    parser = argparse.ArgumentParser(prog="ronde", allow_abbrev=False)
-    run_command.add_parser(parser.add_subparsers())
+    """Let ranks on the hosts run this command; the exit code."""
+    settings = [] if args.network_interface is None else [("tcp.interface", args.network_interface)]
     command = [sys.executable, "-m", "collectives.launch.cli", *args.words]
-    given = parser.parse_args(["run", "--no-prefix", *words, "--", *command])
-    return int(given.main(given))
+    extra, timeout = run_command.variables_of(settings), run_command.start_timeout(os.environ)
+    return run_command.run_job(command, extra, places=places_of(args), prefix=False, start_timeout=timeout)

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from collectives.launch import agent_commands
-from collectives.launch.connection import CommandConnection
+from collectives.launch.connection import STDERR, STDOUT, CommandConnection
 from collectives.launch.host import Facts, Failure, Host, Hosts, Notice, RankListener, Start
-from collectives.launch.messages import STDERR, STDOUT
 from collectives.launch.processes import Guardian, signal_group
 from collectives.launch.remote_host import RemoteHost
 from collectives.launch.store_keeper import Question, WayToStore

@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from collectives.launch.messages import STDERR, STDOUT
+from collectives.launch.connection import STDERR, STDOUT
 from collectives.launch.output import LineSplitter, Sink, Tail, same_file
 from collectives.launch.processes import exit_code
 

@@ -12,10 +12,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Final
 
-from collectives.launch.connection import Connection
+from collectives.launch.connection import STDERR, STDOUT, WINDOW, Connection, Link, Message
 from collectives.launch.host import Facts, Failure, Host, Listener, Start
-from collectives.launch.link import Link
-from collectives.launch.messages import STDERR, STDOUT, WINDOW, Message
 from collectives.launch.standard_input import InputSender
 from collectives.launch.store_keeper import REACH_SECONDS, Question
 

@@ -5,29 +5,31 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import math
 import os
-import secrets
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
 
 from collectives.config import PREFIX, Config, Settings
-from collectives.launch import elastic_options, horovod_settings
+from collectives.launch import discovery, horovod_settings
 from collectives.launch.agent import OwnJob, attend
 from collectives.launch.agent_commands import Srun, Ssh
 from collectives.launch.allocation import allocated
+from collectives.launch.arguments import add_hosts, count, places_of, positive, seconds, whole
+from collectives.launch.discovery import Discovery
 from collectives.launch.environment import check_free, exported, passed_on
-from collectives.launch.host_list import Host, parse_file, parse_list, share_out
+from collectives.launch.host_list import Host, parse_list
 from collectives.launch.job import Elastic, Job, Place, StartError
-from collectives.launch.meeting import Meeting, come, given_secret, lead, parse_address
+from collectives.launch.nodes import Meeting, come, given_secret, lead, parse_address
 from collectives.launch.processes import exit_code, fill_standard_descriptors, usable_cores
 from collectives.launch.store_keeper import StoreKeeper
 from collectives.launch.supervisor import supervise
+from collectives.scaling import Cooldown, Terms
 from transports import launchers, registry
 from transports.auth import new_secret
 from transports.errors import ConfigError
@@ -63,26 +65,23 @@ examples:
 
 Unless OMP_NUM_THREADS is set, it is set for the ranks to the number of cores divided by the number of ranks.
 """
+_SWITCHES: Final = ("min_np", "max_np", "host_discovery_script", "discover_dns")
+_MORE: Final = (
+    *("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range", "spares", "leave_timeout"),
+    "preemption_file",
+)
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the parser of `ronde run`."""
-    parser = subparsers.add_parser(
-        "run",
-        help="start a program on several ranks, of this machine or of several hosts",
-        usage="ronde run [options] command [argument ...]",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """See `cli.Command`."""
+    parser.usage = "ronde run [options] command [argument ...]"
     parser.add_argument(
         "-np",
         "-n",
         "--np",
         "--num-proc",
         dest="np",
-        type=_count,
+        type=count,
         metavar="N",
         help="number of ranks (default: one per usable core, or per slot of the hosts)",
     )
@@ -108,13 +107,13 @@ def add_parser(subparsers: Any) -> None:
         "--time-limit",
         "--timeout",
         dest="time_limit",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="end the job after S seconds, with exit code 124 (default: never)",
     )
     parser.add_argument(
         "--grace",
-        type=_seconds,
+        type=seconds,
         default=5.0,
         metavar="S",
         help="seconds between SIGTERM and SIGKILL when ranks are ended (default: 5)",
@@ -129,9 +128,8 @@ def add_parser(subparsers: Any) -> None:
     group = parser.add_argument_group("several hosts")
     add_hosts(group)
     _add_nodes(group)
-    elastic_options.add_options(parser.add_argument_group("elastic jobs, whose ranks come and go"), _count, positive)
+    _add_elastic(parser.add_argument_group("elastic jobs, whose ranks come and go"))
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
-    parser.set_defaults(main=main, usage_error=parser.error)
 
 
 def _add_output(group: Any) -> None:
@@ -156,8 +154,8 @@ def _add_horovod(group: Any) -> None:
     """Add options of horovodrun that are settings here."""
     for name, key, convert, metavar in (
         ("--timeline-filename", "timeline", str, "FILE"),
-        ("--fusion-threshold-mb", "fusion_bytes", lambda text: str(_count(text) << 20), "MB"),
-        ("--stall-check-warning-time-seconds", "stall", lambda text: f"{_seconds(text):g}", "S"),
+        ("--fusion-threshold-mb", "fusion_bytes", lambda text: str(count(text) << 20), "MB"),
+        ("--stall-check-warning-time-seconds", "stall", lambda text: f"{seconds(text):g}", "S"),
         ("--stall-check-shutdown-time-seconds", "timeout", lambda text: f"{positive(text):g}", "S"),
         ("--gloo-timeout-seconds", "connect_timeout", lambda text: f"{positive(text):g}", "S"),
     ):
@@ -187,34 +185,15 @@ def _converted(key: str, convert: Callable[[str], str]) -> Callable[[str], tuple
     return lambda text: (key, convert(text))
 
 
-def add_hosts(group: Any) -> None:
-    """Add the options that name hosts and how to reach them."""
-    hosts = group.add_mutually_exclusive_group()
-    hosts.add_argument(
-        "-H", "--hosts", metavar="LIST", help="hosts and numbers of their ranks: h1:4,user@h2:4,[fd00::1]:2"
-    )
-    hosts.add_argument(
-        "--hostfile", "-hostfile", metavar="FILE", help="file with one host per line: 'h1 slots=4', 'h1:4' or 'h1'"
-    )
-    group.add_argument("-p", "--ssh-port", type=_port, metavar="PORT", help="port of the hosts' ssh servers")
-    group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
-    group.add_argument(
-        "--network-interface",
-        "--network-interfaces",
-        metavar="NAME",
-        help="network interface that the ranks connect by, on every host (default: the one that leads to the others)",
-    )
-
-
 def _add_nodes(group: Any) -> None:
     """Add the options for nodes that are started by hand, and the limits for hosts."""
     group.add_argument(
         "--nodes",
-        type=_count,
+        type=count,
         metavar="N",
         help="number of nodes on which `ronde run` is started by hand; -np is the number of ranks on this node",
     )
-    group.add_argument("--node-rank", type=_rank, metavar="I", help="number of this node, 0 to N - 1")
+    group.add_argument("--node-rank", type=whole, metavar="I", help="number of this node, 0 to N - 1")
     group.add_argument(
         "--meet", metavar="HOST:PORT", help="address at which node 0 listens and to which the other nodes connect"
     )
@@ -233,40 +212,77 @@ def _add_nodes(group: Any) -> None:
     )
 
 
-def _rank(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer, 0 or more")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a port, 1 to 65535")
-    return int(text)
-
-
-def positive(text: str) -> float:
-    """A number of seconds above 0, for argparse."""
-    value = _seconds(text)
-    if not value:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds, more than 0")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 65536:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer, 1 or more")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds, 0 or more")
-    return value
+def _add_elastic(group: Any) -> None:
+    """Add the options for elastic jobs."""
+    group.add_argument(
+        "--min-np",
+        "--min-num-proc",
+        dest="min_np",
+        type=count,
+        metavar="N",
+        help="least number of ranks; with fewer slots the job waits (default: -np, or 1)",
+    )
+    group.add_argument(
+        "--max-np",
+        "--max-num-proc",
+        dest="max_np",
+        type=count,
+        metavar="N",
+        help="greatest number of ranks (default: the slots of the hosts)",
+    )
+    group.add_argument(
+        "--host-discovery-script",
+        metavar="PATH",
+        help="program that prints the current hosts, one per line, as NAME or NAME:SLOTS; run every second",
+    )
+    group.add_argument(
+        "--discover-dns",
+        metavar="NAME",
+        help="DNS name that resolves to the addresses of the hosts, such as a headless service of Kubernetes",
+    )
+    group.add_argument(
+        "--slots-per-host",
+        type=count,
+        metavar="N",
+        help="slots of a host for which no number is given (default: 1)",
+    )
+    group.add_argument(
+        "--elastic-timeout",
+        type=positive,
+        metavar="S",
+        help="seconds to wait for --min-np slots, at the start and later, before the job fails (default: 600)",
+    )
+    group.add_argument(
+        "--reset-limit",
+        type=whole,
+        metavar="N",
+        help="the job fails after N changes of its ranks (default: no limit)",
+    )
+    group.add_argument(
+        "--blacklist-cooldown-range",
+        type=positive,
+        nargs=2,
+        metavar=("MIN", "MAX"),
+        help="seconds that a slot rests after its first fault, and at most; each rest is twice the one before. A fault "
+        "after a rest of MAX is the slot's last (default: 1 64)",
+    )
+    group.add_argument(
+        "--spares",
+        type=whole,
+        metavar="K",
+        help="processes beyond --max-np that wait, started and connected, to replace a rank (default: 0)",
+    )
+    group.add_argument(
+        "--leave-timeout",
+        type=positive,
+        metavar="S",
+        help="seconds that ranks get to leave a host that is drained, preempted or no longer listed (default: 60)",
+    )
+    group.add_argument(
+        "--preemption-file",
+        metavar="PATH",
+        help="path of a file; the ranks of a host leave when the file appears on that host",
+    )
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -280,9 +296,7 @@ def main(args: argparse.Namespace) -> int:
     """Start the ranks and wait for them; the exit code. Raises ConfigError for a bad setting, with nothing started."""
     command = as_command(args.command)
     if not command:
-        args.usage_error("no program given; put a command after the options, for example: ronde run -np 4 train.py")
-    if not hasattr(os, "posix_spawnp"):
-        raise ConfigError("ronde run: requires a POSIX system; on this system start ranks with ronde.run(fn, np=...)")
+        args.parser.error("no program given; put a command after the options, for example: ronde run -np 4 train.py")
     settings = [*args.settings, *args.horovod]
     if any(key == "timeline" for key, _ in args.horovod):
         settings.insert(0, ("timeline_style", "horovod"))
@@ -290,36 +304,48 @@ def main(args: argparse.Namespace) -> int:
         settings.append(("transport", args.transport))
     if args.network_interface is not None:
         settings.append(("tcp.interface", args.network_interface))
-    if args.start_timeout is None:
-        args.start_timeout = start_timeout(os.environ)
-    warn_of_horovod(os.environ)
-    extra = {**horovod_settings.translated(os.environ), **exported(args.exported, os.environ), **as_variables(settings)}
-    check_free(extra)
-    variables = {**os.environ, **extra}
-    Config.load(environment=variables).load_tls()
+    extra = variables_of(settings, args.exported)
     if args.nodes is None:  # that is started on each node
         launchers.check_started_once(os.environ, "ronde run")
-    if elastic_options.is_elastic(args):
-        return run_job(args, command, variables, extra, elastic=elastic_options.elastic(args, os.environ))
+    options = {
+        "prefix": args.prefix,
+        "stamped": args.stamped,
+        "output_folder": args.output_folder,
+        "grace": args.grace,
+        "time_limit": args.time_limit,
+        "start_timeout": args.start_timeout or start_timeout(os.environ),
+        "host_timeout": args.host_timeout,
+        "keep_going": args.keep_going,
+    }
+    if is_elastic(args):
+        return run_job(command, extra, places=(), elastic=elastic(args, os.environ), **options)
     if args.nodes is not None:
-        return run_node(args, command, variables, extra)
-    return run_job(args, command, variables, extra, places=places_of(args))
+        return run_node(args, command, extra, options)
+    return run_job(command, extra, places=places_of(args), **options)
+
+
+def variables_of(settings: Sequence[tuple[str, str]], words: Sequence[str] = ()) -> dict[str, str]:
+    """The variables that ranks get beside those of this process: for settings, from options -x, and for Horovod's
+    variables. Raises ConfigError."""
+    names = horovod_settings.ignored(os.environ)
+    if names:
+        sys.stderr.write(f"ronde: warning: no setting of Ronde is like {', '.join(names)}; see docs/launch-flags.md\n")
+    extra = {**horovod_settings.translated(os.environ), **exported(words, os.environ), **as_variables(settings)}
+    check_free(extra)
+    Config.load(environment={**os.environ, **extra}).load_tls()
+    return extra
 
 
 def start_timeout(environment: Mapping[str, str]) -> float:
     """The default of --start-timeout. Raises ConfigError."""
-    text = environment.get(horovod_settings.START_TIMEOUT, "30")
+    return _seconds_in(environment, horovod_settings.START_TIMEOUT, "30")
+
+
+def _seconds_in(environment: Mapping[str, str], name: str, default: str) -> float:
     try:
-        return positive(text)
+        return positive(environment.get(name, default))
     except argparse.ArgumentTypeError as error:
-        raise ConfigError(f"{horovod_settings.START_TIMEOUT}={error}") from error
-
-
-def warn_of_horovod(environment: Mapping[str, str]) -> None:
-    """Name the variables of Horovod that are ignored, if there are any."""
-    names = horovod_settings.ignored(environment)
-    if names:
-        sys.stderr.write(f"ronde: warning: no setting of Ronde is like {', '.join(names)}; see docs/launch-flags.md\n")
+        raise ConfigError(f"{name}={error}") from error
 
 
 def interface_of(variables: Mapping[str, str]) -> str:
@@ -328,37 +354,15 @@ def interface_of(variables: Mapping[str, str]) -> str:
     return str(value)
 
 
-def run_job(
-    args: argparse.Namespace,
-    command: Sequence[str],
-    variables: Mapping[str, str],
-    extra: Mapping[str, str],
-    *,
-    places: Sequence[Place] = (),
-    elastic: Elastic | None = None,
-    secret: bytes | None = None,
-    keeper: StoreKeeper | None = None,
-) -> int:
-    """Run the ranks at these places, or an elastic job; the exit code."""
-    job = Job(
-        command,
-        places,
-        secret=secret or new_secret(),
-        variables=variables,
-        passed_on=passed_on(os.environ, extra),
-        name=secrets.token_hex(4),
-        interface=interface_of(variables) if elastic is not None or len(places) > 1 else "",
-        prefix=args.prefix,
-        stamped=args.stamped,
-        output_folder=args.output_folder,
-        grace=args.grace,
-        time_limit=args.time_limit,
-        start_timeout=args.start_timeout,
-        host_timeout=args.host_timeout,
-        keep_going=args.keep_going,
-        keeper=keeper,
-        elastic=elastic,
-    )
+def run_job(command: Sequence[str], extra: Mapping[str, str], **options: Any) -> int:
+    """Run a job; the exit code. `extra`: see `variables_of`; `options`: other fields of `Job`. Raises RondeError."""
+    if not hasattr(os, "posix_spawnp"):
+        raise ConfigError("ronde run: requires a POSIX system; on this system start ranks with ronde.run(fn, np=...)")
+    variables = {**os.environ, **extra}
+    options = {"secret": new_secret(), **options}
+    if len(options["places"]) != 1:
+        options["interface"] = interface_of(variables)
+    job = Job(command, variables=variables, passed_on=passed_on(os.environ, extra), name=token_hex(4), **options)
     try:
         return supervise(job)
     except StartError as error:
@@ -366,17 +370,15 @@ def run_job(
         return error.code
 
 
-def run_node(
-    args: argparse.Namespace, command: Sequence[str], variables: Mapping[str, str], extra: Mapping[str, str]
-) -> int:
+def run_node(args: argparse.Namespace, command: Sequence[str], extra: Mapping[str, str], options: Any) -> int:
     """Run the ranks of one of several nodes that were started by hand; the exit code of the job. Raises RondeError."""
     if args.hosts is not None or args.hostfile is not None:
-        args.usage_error("--nodes starts this node alone: give it without -H and --hostfile")
+        args.parser.error("--nodes starts this node alone: give it without -H and --hostfile")
     if args.meet is None or args.node_rank is None or not 0 <= args.node_rank < args.nodes:
-        args.usage_error(f"--nodes {args.nodes} needs --meet HOST:PORT and --node-rank, 0 to {args.nodes - 1}")
+        args.parser.error(f"--nodes {args.nodes} needs --meet HOST:PORT and --node-rank, 0 to {args.nodes - 1}")
     host, port = parse_address(args.meet)
     secret = given_secret(os.environ)
-    until = time.monotonic() + args.start_timeout
+    variables, until = {**os.environ, **extra}, time.monotonic() + options["start_timeout"]
     tls = Config.load(environment=variables).load_tls()
     meeting = Meeting(args.nodes, args.node_rank, host, port, until, secret, tls)
     count, name = args.np or usable_cores(), socket.gethostname()
@@ -398,42 +400,86 @@ def run_node(
         places.append(Place(node.name, range(first, first + node.count), connected=node.pipes))
         first += node.count
     with contextlib.closing(keeper):
-        return run_job(args, command, variables, extra, places=places, secret=secret, keeper=keeper)
+        return run_job(command, extra, places=places, secret=secret, keeper=keeper, **options)
 
 
-def places_of(args: argparse.Namespace) -> list[Place]:
-    """The hosts of the job with their ranks: those that the user names, or that Slurm has allocated, or this one.
+def is_elastic(args: argparse.Namespace) -> bool:
+    """True if the options ask for an elastic job. Ends by a usage error for options that need one."""
+    given = [name for name in _MORE if getattr(args, name) is not None]
+    elastic = any(getattr(args, name) is not None for name in _SWITCHES)
+    if given and not elastic:
+        args.parser.error(
+            f"{_option(given[0])}: is for elastic jobs; give --min-np, --max-np, --host-discovery-script or "
+            "--discover-dns as well"
+        )
+    if elastic:
+        for name in ("nodes", "keep_going"):
+            if getattr(args, name):
+                args.parser.error(f"{_option(name)}: an elastic job cannot have it")
+    return elastic
 
-    Raises ConfigError.
-    """
-    hosts = hosts_of(args)
-    if hosts is not None:
-        return as_places(hosts, args.np, Ssh(args.ssh_port, args.ssh_identity_file))
-    hosts = allocated(os.environ)
-    if hosts is not None:
-        return as_places(hosts, args.np, Srun())
-    return [Place(socket.gethostname(), range(args.np or usable_cores()))]
+
+def elastic(args: argparse.Namespace, environment: Mapping[str, str]) -> Elastic:
+    """The terms of the job, and the ways to find and reach its hosts. Raises ConfigError."""
+    terms = terms_of(args, environment)
+    way, discovery = way_and_discovery(args, terms)
+    return Elastic(terms, discovery, way, notice=args.preemption_file or "")
 
 
-def hosts_of(args: argparse.Namespace) -> list[Host] | None:
-    """The hosts of `-H` or `--hostfile`; None if neither was given. Raises ConfigError."""
-    if args.hosts is not None:
-        return parse_list(args.hosts)
+def terms_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Terms:
+    """The terms of the job. Raises ConfigError that names the option."""
+    minimum = args.min_np or args.np or 1
+    if args.np is not None and args.np < minimum:
+        raise ConfigError(f"-np {args.np}: must be at least --min-np {minimum}")
+    if args.max_np is not None and args.max_np < max(minimum, args.np or 1):
+        smaller = f"-np {args.np}" if args.np is not None and args.np > minimum else f"--min-np {minimum}"
+        raise ConfigError(f"--max-np {args.max_np}: must be at least {smaller}")
+    if args.spares and args.max_np is None:
+        raise ConfigError(f"--spares {args.spares}: needs --max-np; without it there is a rank in every slot")
+    shortest, longest = args.blacklist_cooldown_range or (Cooldown().shortest, Cooldown().longest)
+    if shortest > longest:
+        raise ConfigError(
+            f"--blacklist-cooldown-range {shortest:g} {longest:g}: the first number must not exceed the second"
+        )
+    return Terms(
+        minimum,
+        args.max_np,
+        args.np,
+        args.spares or 0,
+        args.elastic_timeout or _seconds_in(environment, horovod_settings.ELASTIC_TIMEOUT, "600"),
+        args.reset_limit,
+        Cooldown(shortest, longest),
+        args.leave_timeout or Terms(1).leave_timeout,
+        args.grace,
+    )
+
+
+def way_and_discovery(args: argparse.Namespace, terms: Terms) -> tuple[Ssh | Srun, Discovery]:
+    """The ways to reach the hosts and to find them. Raises ConfigError."""
+    slots = args.slots_per_host or 1
+    ssh = Ssh(args.ssh_port, args.ssh_identity_file)
+    named = [name for name in ("hosts", "hostfile", "host_discovery_script", "discover_dns") if getattr(args, name)]
+    if len(named) > 1:
+        args.parser.error(f"{_option(named[1])}: not allowed with {_option(named[0])}")
+    if args.host_discovery_script is not None:
+        discovery.check_script(args.host_discovery_script)
+        return ssh, discovery.Script(args.host_discovery_script, slots)
+    if args.discover_dns is not None:
+        return ssh, discovery.Dns(args.discover_dns, slots)
     if args.hostfile is not None:
-        try:
-            text = Path(args.hostfile).read_text("utf-8")
-        except (OSError, UnicodeError) as error:
-            raise ConfigError(f"--hostfile {args.hostfile}: cannot be read: {error}") from error
-        return parse_file(text, args.hostfile)
-    return None
+        return ssh, discovery.HostFile(Path(args.hostfile), slots)
+    if args.hosts is not None:
+        return ssh, discovery.Fixed(parse_list(args.hosts, slots))
+    nodes = allocated(os.environ)
+    if nodes is not None:
+        return Srun(), discovery.slurm_job(os.environ, nodes, args.slots_per_host)
+    own = socket.gethostname()
+    most = terms.maximum or terms.first or max(usable_cores(), terms.minimum)
+    return ssh, discovery.Fixed([Host(own, own, args.slots_per_host or most + terms.spares)])
 
 
-def as_places(hosts: Sequence[Host], np: int | None, way: Ssh | Srun) -> list[Place]:
-    """The hosts with their ranks, and the commands that start agents."""
-    return [
-        Place(share.host.name, share.ranks, None if share.host.is_here else way.command(share.host.address))
-        for share in share_out(hosts, np)
-    ]
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def as_command(words: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ from collectives.schedule import SPECS
 from collectives.simulation import Prediction, choices, predict_call, predict_step
 from transports.errors import ConfigError
 
+DESCRIPTION: Final = "Simulate collectives on a network of hosts, from the steps that run."
 EXAMPLES: Final = """\
 examples:
   ronde simulate allreduce --ranks 16..1024 --size 1M          hosts of one rank with 25 Gbit/s, without a file
@@ -45,16 +46,8 @@ MOST_IN_TIMELINE: Final = 64
 """Ranks of a timeline at most."""
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """See `cli.Command`."""
-    parser = subparsers.add_parser(
-        "simulate",
-        help="predict times on a network that you do not have",
-        description="Simulate collectives on a network of hosts, from the steps that run.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
     parser.add_argument(
         "collective", nargs="?", default="allreduce", choices=[name for name in SPECS if name != "barrier"]
     )
@@ -101,7 +94,6 @@ def add_parser(subparsers: Any) -> None:
         help="with --trace and --layers: largest group of fused gradients, like the setting fusion_bytes; 0: no fusion",
     )
     add_plot(parser)
-    parser.set_defaults(main=main, parser=parser)
 
 
 def _ranks(text: str) -> int:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-from collectives.launch.messages import WINDOW
+from collectives.launch.connection import WINDOW
 
 _READ: Final = 1 << 16
 

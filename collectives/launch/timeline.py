@@ -37,35 +37,23 @@ _LANES: Final = ("collectives", "steps")
 """The tracks that are drawn, of all communicators together."""
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the parser of `ronde timeline`."""
-    parser = subparsers.add_parser(
-        "timeline",
-        help="merge the timelines of several ranks, to view them in Perfetto, or draw them",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """See `cli.Command`."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    more: dict[str, Any] = {"epilog": EXAMPLES, "formatter_class": parser.formatter_class, "allow_abbrev": False}
     merging = actions.add_parser(
         "merge",
         help="merge the files of several ranks into one",
         description="Merge the timelines of several ranks into one file, on the clock of rank 0.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        **more,
     )
     merging.add_argument("out", metavar="OUT", type=Path, help="the file to write")
     merging.add_argument("files", metavar="FILE", type=Path, nargs="+", help="the files of the ranks")
-    merging.set_defaults(main=main)
     drawing = actions.add_parser(
         "draw",
         help="draw the files of several ranks as one picture (ronde[plot])",
         description="Draw the collectives and their steps by time, two lanes for each rank, on the clock of rank 0.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        **more,
     )
     drawing.add_argument("out", metavar="OUT", type=Path, help="the picture to write: .png, .svg or .pdf")
     drawing.add_argument("files", metavar="FILE", type=Path, nargs="+", help="the files of the ranks")

@@ -26,6 +26,7 @@ from collectives.planning import NO_LIMIT, CopyKernel, Costs, Rule, Rules, Singl
 from transports import copying
 
 COLLECTIVES: Final = ("allreduce", "allgather", "broadcast", "reduce", "reduce_scatter", "alltoall")
+DESCRIPTION: Final = "Measure which algorithms are fastest on this machine, and write a rule table that chooses them."
 EXAMPLES: Final = """\
 examples:
   ronde tune -np 4                                    all collectives, into ronde-rules.toml (some minutes)
@@ -75,15 +76,8 @@ class Found:
         return self.algorithm if self.seconds <= WORTH * self.default else ""
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the subcommand to `ronde`'s parser."""
-    parser = subparsers.add_parser(
-        "tune",
-        help="measure which algorithms are fastest here, and write a rule table",
-        description="Measure which algorithms are fastest on this machine, and write a rule table that chooses them.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """See `cli.Command`."""
     parser.add_argument(
         "collectives",
         nargs="*",
@@ -106,7 +100,6 @@ def add_parser(subparsers: Any) -> None:
         help="file of the rule table (default: %(default)s)",
     )
     add_plot(parser)
-    parser.set_defaults(main=main)
 
 
 def main(arguments: argparse.Namespace) -> int:

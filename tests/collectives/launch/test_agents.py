@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from collectives.launch.connection import CommandConnection
+from collectives.launch.connection import CommandConnection, Decoder, encode, fields_of
 from collectives.launch.host import Facts, Failure, Listener, Start
-from collectives.launch.messages import Decoder, encode, fields_of
 from collectives.launch.remote_host import RemoteHost
 from tests.collectives.launch.fake_ssh import install
 from tests.collectives.launch.launcher import BOUND, RONDE, environment, ronde

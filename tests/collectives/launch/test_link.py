@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.launch.link import Link
-from collectives.launch.messages import MAX_FRAME, Decoder, Message, encode
+from collectives.launch.connection import MAX_FRAME, Decoder, Link, Message, encode
 
 MESSAGES: list[Message] = [["hello", {"a": "b"}], ["output", 3, 1, b"\xff\x00"], ["beat"], ["start", [1.5, None, True]]]
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.launch.meeting import Meeting, parse_address
-from collectives.launch.store_pipes import StorePipes
+from collectives.launch.nodes import Meeting, StorePipes, parse_address
 from tests.collectives.launch.launcher import BOUND, Running, Watch, ronde, running
 from tests.security.certificates import Authority
 from transports.errors import ConfigError
