@@ -47,8 +47,8 @@ import numpy as np
 from collectives.config import Config
 from collectives.execution import machine_code
 from collectives.launch.bench import machine, parse_size
+from collectives.launch.measuring import progress
 from collectives.launch.plots import Curves, plot_sizes
-from collectives.launch.progress import progress
 
 HERE = Path(__file__).resolve().parent
 WORKER = HERE / "contender.py"

@@ -23,14 +23,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from collectives.launch import login
-from collectives.launch.connection import STDERR, STDOUT, WINDOW, Link, Message, fields_of
-from collectives.launch.escalation import Escalation
-from collectives.launch.host import LOST, Facts, Host, RankListener, Start, cannot_start
+from collectives.launch.connection import WINDOW, Link, Message, fields_of
+from collectives.launch.host import LOST, Escalation, Facts, Host, RankListener, Start, cannot_start
 from collectives.launch.local_host import LocalHost
 from collectives.launch.nodes import StorePipes
-from collectives.launch.output import Tail
+from collectives.launch.output import STDERR, STDOUT, Relay, Tail, prefix_of, rank_folder
 from collectives.launch.processes import Guardian, adopt_orphans, exit_code, fill_standard_descriptors, signals_as_bytes
-from collectives.launch.relay import Relay, prefix_of, rank_folder
 from collectives.launch.remote_host import FINISH_SECONDS
 from collectives.launch.standard_input import InputReceiver
 from collectives.launch.store_keeper import StoreKeeper
@@ -114,53 +112,9 @@ class OwnJob:
     output_folder: Path | None
 
 
-class _Sender(RankListener):
-    """Tells the launcher what happens, and keeps back output for which there is no credit."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-
-    def started(self, rank: int, pid: int) -> None:
-        self._agent.link.send("started", rank, pid)
-
-    def output(self, rank: int, stream: int, data: bytes) -> None:
-        if self._agent.alone:
-            self._agent.keep(rank, stream, data)
-        else:
-            self._agent.link.send("output", rank, stream, data)
-            self._agent.spend(stream, len(data))
-
-    def ended(self, rank: int, status: int, last_signal: int) -> None:
-        self._agent.link.send("ended", rank, status, last_signal)
-
-
-class _Printer(_Sender):
-    """Tells the launcher what happens, and prints the output here. The launcher gets the end of each rank's stderr."""
-
-    def __init__(self, agent: Agent, relay: Relay) -> None:
-        super().__init__(agent)
-        self._relay = relay
-        self._tails: dict[int, Tail] = {}
-
-    def expect(self, ranks: Sequence[int], size: int, job: OwnJob) -> None:
-        """Expect output of these ranks. Raises OSError."""
-        for rank in ranks:
-            tail = self._tails[rank] = Tail()
-            prefix = prefix_of(rank, size, job.name) if job.prefix else b""
-            folder = None if job.output_folder is None else job.output_folder / rank_folder(rank, size)
-            self._relay.add(rank, prefix, tail, folder)
-
-    def output(self, rank: int, stream: int, data: bytes) -> None:
-        self._relay.feed(rank, stream, data)
-
-    def send_tails(self) -> None:
-        """Send the end of each rank's stderr."""
-        for rank, tail in self._tails.items():
-            self._agent.link.send("output", rank, STDERR, "\n".join([*tail.lines(), ""]).encode())
-
-
-class Agent:
-    """Obeys a launcher.
+class Agent(RankListener):
+    """Obeys a launcher, and sends it the output of the ranks for which there is credit. A node that was started by hand
+    prints the output, and sends the end of each rank's stderr.
 
     descriptors  messages from the launcher, and those to it
     job          for a node that was started by hand; None: the launcher tells the job, and gets the output
@@ -187,11 +141,10 @@ class Agent:
         self.link = Link(selector, descriptors, self._obey, OPEN_SECONDS)
         self._input: InputReceiver | None = None
         self.relay = None if job is None else Relay(selector, self._want_output, stamped=job.stamped)
-        self._printer = None if self.relay is None else _Printer(self, self.relay)
+        self._tails: dict[int, Tail] = {}
         variables = os.environ if job is None else job.variables
-        listener = self._printer or _Sender(self)
         self._keeper = StoreKeeper(variables)
-        self._own = LocalHost("", selector, guardian, listener, variables=variables)
+        self._own = LocalHost("", selector, guardian, self, variables=variables)
         self._host: Host = self._own
         self._credit = {STDOUT: WINDOW, STDERR: WINDOW}
         self._lasting = False
@@ -252,16 +205,21 @@ class Agent:
             else:
                 self._escalation.begin(time.monotonic(), signal.SIGKILL)
 
-    def spend(self, stream: int, count: int) -> None:
-        """Count output that was sent."""
-        self._credit[stream] -= count
-        if self._credit[stream] <= 0:
-            self._host.want_output(stream, False)
+    def started(self, rank: int, pid: int) -> None:
+        self.link.send("started", rank, pid)
 
-    def keep(self, rank: int, stream: int, data: bytes) -> None:
-        """Keep output of a rank for which there is no launcher."""
-        if self._kept is not None:
-            self._kept.feed(rank, stream, data)
+    def output(self, rank: int, stream: int, data: bytes) -> None:
+        relay = self.relay or self._kept
+        if relay is not None:
+            relay.feed(rank, stream, data)
+        elif not self.alone:
+            self.link.send("output", rank, stream, data)
+            self._credit[stream] -= len(data)
+            if self._credit[stream] <= 0:
+                self._host.want_output(stream, False)
+
+    def ended(self, rank: int, status: int, last_signal: int) -> None:
+        self.link.send("ended", rank, status, last_signal)
 
     def close(self) -> None:
         """Kill what is left, and release everything. Idempotent."""
@@ -286,7 +244,7 @@ class Agent:
         """Keep the ranks. Their output goes to files in the working directory, as with --output-filename; where there
         can be no files it is lost."""
         self.alone = reason
-        if self._printer is None:
+        if self.relay is None:
             with contextlib.suppress(OSError), contextlib.ExitStack() as made:
                 kept = made.enter_context(contextlib.closing(Relay(self._selector, self._want_output)))
                 kept.open()
@@ -307,8 +265,8 @@ class Agent:
             self.link.send("gone")
         if self._told_gone and not self._told_drained and time.monotonic() >= self._host.drained_at:
             self._told_drained = True
-            if self._printer is not None:
-                self._printer.send_tails()
+            for rank, tail in self._tails.items():
+                self.link.send("output", rank, STDERR, "\n".join([*tail.lines(), ""]).encode())
             self.link.send("drained")
 
     # Messages of the launcher
@@ -366,9 +324,9 @@ class Agent:
         command = [os.fsdecode(word) for word in start.command]
         host, port = start.torch
         start = replace(start, command=command, torch=(host, port))
-        if self._job is not None and self._printer is not None:
+        if self._job is not None:
             start = replace(start, command=self._job.command, store=self._job.url, secret=self._job.secret)
-            self._printer.expect(start.ranks, start.size, self._job)
+            self._expect_output(start, self._job)
         self._started = True
         for rank in start.ranks:
             self._folders[rank] = Path(f"ronde-{start.name}") / rank_folder(rank, max(start.size, rank + 1))
@@ -384,6 +342,15 @@ class Agent:
             self.link.send("failed", failure.text, failure.errno)
         if self._input is not None:
             self._input.release_read_end()
+
+    def _expect_output(self, start: Start, job: OwnJob) -> None:
+        """Expect output to print here. Raises OSError."""
+        for rank in start.ranks:
+            tail = self._tails[rank] = Tail()
+            prefix = prefix_of(rank, start.size, job.name) if job.prefix else b""
+            folder = None if job.output_folder is None else job.output_folder / rank_folder(rank, start.size)
+            if self.relay is not None:
+                self.relay.add(rank, prefix, tail, folder)
 
 
 if __name__ == "__main__":

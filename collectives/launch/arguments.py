@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from collectives.launch.agent_commands import Srun, Ssh
-from collectives.launch.allocation import allocated
-from collectives.launch.host_list import Host, parse_file, parse_list, share_out
+from collectives.launch.host_list import Host, allocated, parse_file, parse_list, share_out
 from collectives.launch.job import Place
 from collectives.launch.processes import usable_cores
 from transports.errors import ConfigError

@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ from collectives.arrays import UFUNCS, Array, check_op
 from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.gpu import cuda
-from collectives.launch.bench_devices import Device, device
 from collectives.launch.measuring import add_ranks, measure_on_ranks
 from collectives.launch.plots import add_plot, plot_sizes
 from transports.errors import RondeError
@@ -50,6 +50,10 @@ gather, scatter, reduce_scatter and alltoall, 1 for the others. #wrong: wrong el
 there are any. On GPUs, events around several calls in a row measure the time. "bare" is the time of the transport's own
 allreduce (NCCL) alone.
 """
+
+
+_IN_A_ROW: Final = 10
+"""Calls that are timed together on a GPU, since the GPU runs them asynchronously."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,3 +340,76 @@ def _line(row: Row) -> str:
         + half((row.inplace_time, row.inplace_algbw, row.inplace_busbw), row.inplace_wrong)
         + ("" if row.bare_time is None else f"{row.bare_time:>10.1f}")
     )
+
+
+class Device(ABC):
+    """Memory for arrays, and a clock for calls on them."""
+
+    @abstractmethod
+    def put(self, array: Array) -> Any:
+        """Copy an array to the device."""
+
+    @abstractmethod
+    def get(self, array: Any) -> Array:
+        """Copy an array from the device."""
+
+    @abstractmethod
+    def times(self, call: Callable[[], object], repeats: int) -> Array:
+        """Measure a call `repeats` times; returns the seconds of each."""
+
+    @abstractmethod
+    def bare(self, comm: Communicator, op: str, x: Any, out: Any) -> Callable[[], object] | None:
+        """Return a call of the transport's own allreduce alone; None if it has none."""
+
+
+class HostMemory(Device):
+    """Host memory."""
+
+    def put(self, array: Array) -> Any:
+        return array
+
+    def get(self, array: Any) -> Array:
+        found: Array = array
+        return found
+
+    def times(self, call: Callable[[], object], repeats: int) -> Array:
+        seconds = np.empty(repeats)
+        for index in range(repeats):
+            began = time.perf_counter()
+            call()
+            seconds[index] = time.perf_counter() - began
+        return seconds
+
+    def bare(self, comm: Communicator, op: str, x: Any, out: Any) -> None:
+        return None
+
+
+class Gpu(Device):
+    """The GPU with this rank's local rank; ranks share GPUs if there are fewer. Calls are timed by GPU events, several
+    in a row."""
+
+    def __init__(self, local_rank: int, timeout: float) -> None:
+        self._timeout = timeout
+        cuda().use(local_rank % cuda().count)
+
+    def put(self, array: Array) -> Any:
+        place = cuda().here()
+        made = place.cuda.empty(array.shape, array.dtype)
+        place.cuda.fill(made, array)
+        return made
+
+    def get(self, array: Any) -> Array:
+        found: Array = array.get()
+        return found
+
+    def times(self, call: Callable[[], object], repeats: int) -> Array:
+        rounds = max(3, repeats // _IN_A_ROW)
+        return np.array([cuda().time(call, _IN_A_ROW, time.monotonic() + self._timeout) for _ in range(rounds)])
+
+    def bare(self, comm: Communicator, op: str, x: Any, out: Any) -> Callable[[], object] | None:
+        return comm.devices.bare_allreduce(x, out, op)
+
+
+def device(name: str, comm: Communicator) -> Device:
+    """Return the device called `name`: cpu or cuda. Raises ConfigError if CuPy is missing."""
+    return Gpu(comm.local_rank, comm.config.timeout) if name == "cuda" else HostMemory()

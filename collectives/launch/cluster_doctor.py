@@ -18,7 +18,6 @@ from typing import Any, Final
 from collectives.config import Config
 from collectives.launch import agent_commands, cluster_report
 from collectives.launch.agent_commands import Srun, Ssh
-from collectives.launch.allocation import allocated
 from collectives.launch.cluster_check import Findings, HostFinding, HostProbe, check
 from collectives.launch.cluster_probes import (
     MODULE,
@@ -29,8 +28,8 @@ from collectives.launch.cluster_probes import (
     probe_of_rank,
 )
 from collectives.launch.environment import passed_on
-from collectives.launch.host_list import Host
-from collectives.launch.processes import exit_code
+from collectives.launch.host_list import Host, allocated
+from collectives.launch.processes import Guardian, exit_code
 from transports import launchers
 from transports.errors import ConfigError, RondeError
 from transports.store import Store
@@ -57,13 +56,15 @@ def check_hosts(hosts: Sequence[Host], way: Ssh | Srun, *, interface: str, start
     probes: list[HostProbe] = []
     commands: list[ProbeByCommand] = []
     with contextlib.ExitStack() as stack:
+        guardian = stack.enter_context(contextlib.closing(Guardian()))
+        guardian.start()
         for host in hosts:
             if host.is_here:
                 probe: ProbeHere | ProbeByCommand = ProbeHere(host.name)
             else:
                 command = way.command(host.address)
                 try:
-                    probe = ProbeByCommand(host.name, command, header)
+                    probe = ProbeByCommand(host.name, command, header, guardian)
                 except OSError as error:
                     raise ConfigError(f"{command[0]}: cannot be started: {error.strerror}") from error
                 commands.append(probe)

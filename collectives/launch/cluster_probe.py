@@ -25,8 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from collectives.launch import login
-from collectives.launch.cluster_facts import facts_here
 from collectives.launch.connection import Decoder, Message, encode
+from collectives.launch.facts import facts_here
 from collectives.launch.store_keeper import serving_address
 from transports import names
 from transports.auth import CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES, Client, Server

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import itertools
-import json
+import math
+import os
 import secrets
-import select
+import selectors
 import signal
-import subprocess
 import time
-from collections.abc import Sequence
-from typing import IO, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
-from collectives.launch.cluster_facts import facts_here
 from collectives.launch.cluster_probe import IDLE_SECONDS, Probe
-from collectives.launch.connection import Decoder, Message, encode
-from collectives.launch.output import LineSplitter, Tail
-from collectives.launch.processes import describe_status, signal_group
+from collectives.launch.connection import CommandConnection, Link, Message
+from collectives.launch.facts import facts_here
+from collectives.launch.processes import Guardian, signal_group
 from transports.errors import ConnectError, DeadlineExceeded, RondeError
 from transports.packed import pack, unpack
 from transports.store import Store
@@ -27,8 +26,6 @@ MODULE: Final = "collectives.launch.cluster_probe"
 
 END_SECONDS: Final = 1.0
 """Time for a command to end after the end of its output, or of its input; later it is killed."""
-
-_READ: Final = 1 << 16
 
 
 class ProbeHere:
@@ -53,104 +50,70 @@ class ProbeByCommand:
     Raises OSError if the command cannot be started. What the command says on its stderr tells why there is no answer.
     """
 
-    def __init__(self, name: str, command: Sequence[str], header: Sequence[Any]) -> None:
+    def __init__(self, name: str, command: Sequence[str], header: Sequence[Any], guardian: Guardian) -> None:
         self.name = name
-        marker = secrets.token_hex(16).encode()
         self._command = command[0]
-        self._decoder = Decoder(marker)
-        self._splitter, self._tail = LineSplitter(), Tail()
+        self._answers: list[Message] = []
         self._begun = False
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            bufsize=0,
-        )
-        self._write(json.dumps(header).encode() + b"\n" + encode(["open", marker]))
+        self._selector = selectors.DefaultSelector()
+        self._connection = CommandConnection(command, header, self._selector, guardian)
+        marker = secrets.token_hex(16).encode()
+        self._link = Link(self._selector, self._connection.open(), self._answers.append, math.inf, marker)
+        self._link.send_bytes(self._connection.preamble)
+        self._link.send("open", marker)
+        self._pidfd = -1  # a thread gets no SIGCHLD
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):  # a sandbox forbids it: its end is not noticed in time then
+                self._pidfd = os.pidfd_open(self._connection.pid)
+                self._selector.register(self._pidfd, selectors.EVENT_READ, self._connection.on_child_exit)
 
     def ask(self, *question: object, seconds: float) -> Any:
         """The answer."""
-        until = time.monotonic() + seconds
-        self._write(encode(list(question)))
-        while True:
-            for answer in self._read(until, seconds):
-                self._begun = True
-                return _checked(answer)
+        self._link.send(*question)
+        if not self._turn_until(lambda: bool(self._answers) or self._link.closed is not None, seconds):
+            why = "" if self._begun else f": {self._command} does not connect, or Python does not start there"
+            raise ConnectError(self._with_words(f"no answer within {seconds:g} s{why}"))
+        if not self._answers:
+            self._turn_until(lambda: self._connection.ended, END_SECONDS)
+            if not self._begun and self._connection.words:
+                raise ConnectError(self._connection.words)
+            ending = self._connection.end or f"{self._command} has closed its output"
+            raise ConnectError(self._with_words(f"its probe has ended ({ending})"))
+        self._begun = True
+        return _checked(self._answers.pop(0))
 
     def end(self) -> None:
         """Let the probe end. Nothing more can be asked. Idempotent."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._link.close("nothing more is asked")
 
     def kill(self) -> None:
         """Kill the command, which also ends an `ask` in another thread."""
-        signal_group(self._process.pid, signal.SIGKILL)
+        signal_group(self._connection.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Wait for the end of the command for a moment, kill it, and release everything. Idempotent."""
         self.end()
-        try:
-            self._process.wait(END_SECONDS if self._begun else 0.0)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self._process.wait()
-        for stream in (self._process.stdout, self._process.stderr):
-            assert stream is not None
-            stream.close()
+        if self._begun:
+            self._turn_until(lambda: self._connection.ended, END_SECONDS)
+        self._connection.close()
+        self._selector.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
 
-    def _write(self, data: bytes) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its output tells why
-            self._process.stdin.write(data)
-
-    def _read(self, until: float, seconds: float) -> list[Message]:
-        """Wait for output: the messages that it completes. Raises ConnectError at the end, or when it is late."""
-        out, words = self._process.stdout, self._process.stderr
-        assert out is not None
-        assert words is not None
-        ready = select.select([out, words], [], [], max(0.0, until - time.monotonic()))[0]
-        if not ready:
-            why = "" if self._begun else f": {self._command} does not connect, or Python does not start there"
-            raise ConnectError(self._with_words(f"no answer within {seconds:g} s{why}"))
-        if words in ready:
-            self._note(words)
-        if out not in ready:
-            return []
-        data = out.read(_READ)
-        if not data:
-            raise ConnectError(self._why())
-        try:
-            return self._decoder.feed(data)
-        except ValueError as error:
-            raise ConnectError(f"the probe sent {error}: another version of Ronde?") from error
-
-    def _note(self, words: IO[bytes]) -> bool:
-        """Keep the end of what the command says; False at its end."""
-        data = words.read(_READ)
-        for line in self._splitter.feed(data) if data else self._splitter.finish():
-            self._tail.add(line)
-        return bool(data)
-
-    def _why(self) -> str:
-        """The reason for the end of the output."""
-        assert self._process.stderr is not None
-        until = time.monotonic() + END_SECONDS
-        while select.select([self._process.stderr], [], [], max(0.0, until - time.monotonic()))[0]:
-            if not self._note(self._process.stderr):
-                break
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, until - time.monotonic()))
-        status = self._process.returncode
-        ending = "has closed its output" if status is None else describe_status(status)
-        if not self._begun and self._tail.lines():
-            return "; ".join(self._tail.lines()[-3:])
-        return self._with_words(f"its probe has ended ({self._command} {ending})")
+    def _turn_until(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Handle events until `done` returns True; False if that takes longer."""
+        until = time.monotonic() + seconds
+        while not done():
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            for key, _ in self._selector.select(left):
+                key.data()
+        return True
 
     def _with_words(self, text: str) -> str:
-        words = "; ".join(self._tail.lines()[-3:])
-        return f"{text}: {words}" if words else text
+        return f"{text}: {self._connection.words}" if self._connection.words else text
 
 
 class ProbeByStore:

@@ -48,8 +48,6 @@ from transports.packed import pack, unpack
 MAX_FRAME: Final = 1 << 25
 """Bytes. A command line with its environment takes a few MiB at most."""
 
-STDOUT: Final = 0
-STDERR: Final = 1
 WINDOW: Final = 1 << 18
 """Bytes of one stream that may be on their way without a credit for them."""
 
@@ -338,7 +336,7 @@ class CommandConnection(Connection):
         self._selector = selector
         self._guardian = guardian
         self._environment = environment
-        self._pid = 0
+        self.pid = 0
         self._status: int | None = None
         self._stderr = -1
         self._splitter = LineSplitter()
@@ -355,10 +353,15 @@ class CommandConnection(Connection):
                 after.callback(os.close, end)
             for end in (to_agent, from_agent, stderr):
                 failed.callback(os.close, end)
-            self._pid = spawn(self._command, self._environment, stdin, stdout, their_stderr)
+            self.pid = spawn(self._command, self._environment, stdin, stdout, their_stderr)
             failed.pop_all()
-        self._guardian.add(self._pid)
+        self._guardian.add(self.pid)
         self._stderr = stderr
+        with contextlib.suppress(
+            AttributeError, OSError
+        ):  # it is for owners that do not get SIGCHLD, where there is one
+            self._pidfd = os.pidfd_open(self.pid)
+            self._selector.register(self._pidfd, selectors.EVENT_READ, self.on_child_exit)
         self._selector.register(stderr, selectors.EVENT_READ, self._read_words)
         return from_agent, to_agent
 
@@ -383,15 +386,15 @@ class CommandConnection(Connection):
         self._said = said
 
     def on_child_exit(self) -> None:
-        if self._pid and self._status is None:
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if self.pid and self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self._collected(status)
 
     def kill(self) -> None:
-        if self._pid and self._status is None:
-            signal_group(self._pid, signal.SIGKILL)
-            _, status = os.waitpid(self._pid, 0)
+        if self.pid and self._status is None:
+            signal_group(self.pid, signal.SIGKILL)
+            _, status = os.waitpid(self.pid, 0)
             self._collected(status)
 
     def close(self) -> None:
@@ -403,7 +406,7 @@ class CommandConnection(Connection):
 
     def _collected(self, status: int) -> None:
         self._status = os.waitstatus_to_exitcode(status)
-        self._guardian.remove(self._pid)
+        self._guardian.remove(self.pid)
 
     def _read_words(self) -> None:
         data = os.read(self._stderr, _READ)

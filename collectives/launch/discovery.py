@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from collectives.launch.allocation import tasks_per_node
-from collectives.launch.host_list import Host, one_here, parse_file, parse_list
+from collectives.launch.host_list import Host, one_here, parse_file, parse_list, tasks_per_node
 from collectives.launch.processes import describe_status, signal_group
 from transports import launchers, names
 from transports.errors import ConfigError

@@ -14,10 +14,10 @@ from typing import Any, Final
 from collectives.config import Config, Settings, unknown_variables
 from collectives.jit import cache_folder, obstacle
 from collectives.launch import cluster_doctor
-from collectives.launch.allocation import allocated
 from collectives.launch.arguments import add_hosts, hosts_of, positive
+from collectives.launch.facts import first_version, frameworks, gpu_software
 from collectives.launch.function import run
-from collectives.launch.installed import first_version, frameworks, gpu_software
+from collectives.launch.host_list import allocated
 from collectives.launch.processes import usable_cores
 from collectives.version import __version__
 from transports import copying, launchers, registry

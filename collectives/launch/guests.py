@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import pickle
 import sys
@@ -22,7 +23,6 @@ from typing import Any, Final, Self
 
 from collectives.config import Config
 from collectives.launch.environment import PASSED_ON, passed_on, rank_environment
-from collectives.launch.lines import Lines
 from collectives.launch.outcome import Failure, Success, dump, failure
 from collectives.launch.store_keeper import StoreKeeper, free_port
 from collectives.membership import set_bounds
@@ -216,6 +216,41 @@ class Occupant:
             with contextlib.suppress(OSError):  # the function may have removed it
                 os.chdir(self._folder)
             gc.collect()  # objects of the closed world refer to each other, and to its shared memory
+
+
+class Lines(io.TextIOBase):
+    """The output of a rank in an engine's worker: whole lines are passed on, and everything goes to the worker's own
+    stream as well.
+
+    own   the worker's stream
+    send  called with each line, without its end
+    """
+
+    def __init__(self, own: Any, send: Callable[[str], None]) -> None:
+        super().__init__()
+        self._own = own
+        self._send = send
+        self._rest = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._own.write(text)
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._send(line)
+        return len(text)
+
+    def flush(self) -> None:
+        if not self._own.closed:  # it may be, when this stream is collected and flushed once more
+            self._own.flush()
+
+    def finish(self) -> None:
+        """Send the line that has no end."""
+        if self._rest:
+            self._send(self._rest)
+            self._rest = ""
 
 
 def call_as_rank(

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,6 +107,9 @@ def cannot_start(command: Sequence[str], error: OSError) -> Failure:
     """The failure of a host on which the program cannot be started."""
     return Failure(f"cannot start {command[0]!r}: {error.strerror}", error.errno or errno.ENOEXEC)
 
+
+KILL_SECONDS: Final = 5.0
+"""Seconds for a process to end after SIGKILL; after them it counts as hanging in the kernel."""
 
 NOTICE_SECONDS: Final = 1.0
 """Time between two looks for the file that says that a host is about to go. No event tells that a file appears on every
@@ -286,3 +290,39 @@ class Hosts:
         """See Host."""
         for host in self._members():
             host.on_child_exit()
+
+
+class Escalation:
+    """A plan of signals. `grace`: seconds from the first to SIGKILL."""
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._steps: deque[tuple[float, Signals | None]] = deque()  # when to send what; None: give up
+
+    @property
+    def planned(self) -> bool:
+        """True while there is something to send or to give up."""
+        return bool(self._steps)
+
+    @property
+    def wake_at(self) -> float:
+        """Monotonic time of the next call of `apply`; infinite if no signal is planned."""
+        return self._steps[0][0] if self._steps else float("inf")
+
+    def begin(self, when: float, number: Signals) -> None:
+        """Send `number` at `when`, SIGKILL after the grace time, and give up after that. Replaces an earlier plan."""
+        kill_at = when if number == Signals.SIGKILL else when + self._grace
+        self._steps = deque([(when, number), (kill_at, Signals.SIGKILL), (kill_at + KILL_SECONDS, None)])
+
+    def cancel(self) -> None:
+        """Send nothing more."""
+        self._steps.clear()
+
+    def apply(self, processes: Host | Hosts) -> None:
+        """Do what is due."""
+        while self._steps and time.monotonic() >= self._steps[0][0]:
+            _, number = self._steps.popleft()
+            if number is None:
+                processes.give_up()
+            else:
+                processes.signal_groups(number)

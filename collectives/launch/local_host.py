@@ -13,9 +13,9 @@ from functools import partial
 from signal import Signals
 from typing import Final
 
-from collectives.launch.connection import STDERR, STDOUT
 from collectives.launch.environment import rank_environment
 from collectives.launch.host import Facts, Host, RankListener, Start, cannot_start
+from collectives.launch.output import STDERR, STDOUT
 from collectives.launch.parts import DividedHost, divided
 from collectives.launch.processes import Guardian
 from collectives.launch.rank_processes import RankProcesses

@@ -1,13 +1,14 @@
 """The ranks on which `ronde bench` and `ronde tune` measure: new ones here, or on hosts that the user names, or those
-that a launcher has started, each of which runs the same command."""
+that a launcher has started, each of which runs the same command; and a bar that shows the progress."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -94,3 +95,42 @@ def _on_hosts(args: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "collectives.launch.cli", *args.words]
     extra, timeout = run_command.variables_of(settings), run_command.start_timeout(os.environ)
     return run_command.run_job(command, extra, places=places_of(args), prefix=False, start_timeout=timeout)
+
+
+@contextlib.contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Show a bar on stderr while the body runs, by rich (the extra `progress`). Lines that are printed meanwhile appear
+    above it.
+
+    title  the text before the bar
+    total  number of steps
+
+    Yields a function that counts one step as done; its argument, the name of the step, is shown behind the bar. It does
+    nothing, and no bar is shown, without rich or where stderr is not a terminal.
+    """
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
+        yield _nothing
+        return
+    from rich import progress as parts
+    from rich.console import Console
+
+    columns = (
+        parts.TextColumn("{task.description}"),
+        parts.BarColumn(),
+        parts.MofNCompleteColumn(),
+        parts.TimeRemainingColumn(),
+        parts.TextColumn("{task.fields[step]}"),
+    )
+    # Without a thread that refreshes the bar: it would disturb what is measured.
+    with parts.Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
+        task = bar.add_task(title, total=total, step="")
+
+        def done(step: str) -> None:
+            bar.update(task, advance=1, step=step, refresh=True)
+
+        bar.refresh()
+        yield done
+
+
+def _nothing(step: str) -> None:
+    """Show nothing."""

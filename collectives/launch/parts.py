@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from collectives.launch import agent_commands
-from collectives.launch.connection import STDERR, STDOUT, CommandConnection
+from collectives.launch.connection import CommandConnection
 from collectives.launch.host import Facts, Failure, Host, Hosts, Notice, RankListener, Start
+from collectives.launch.output import STDERR, STDOUT
 from collectives.launch.processes import Guardian, signal_group
 from collectives.launch.remote_host import RemoteHost
 from collectives.launch.store_keeper import Question, WayToStore

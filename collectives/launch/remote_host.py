@@ -12,8 +12,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Final
 
-from collectives.launch.connection import STDERR, STDOUT, WINDOW, Connection, Link, Message
+from collectives.launch.connection import WINDOW, Connection, Link, Message
 from collectives.launch.host import Facts, Failure, Host, Listener, Start
+from collectives.launch.output import STDERR, STDOUT
 from collectives.launch.standard_input import InputSender
 from collectives.launch.store_keeper import REACH_SECONDS, Question
 

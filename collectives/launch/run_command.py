@@ -19,11 +19,10 @@ from collectives.config import PREFIX, Config, Settings
 from collectives.launch import discovery, horovod_settings
 from collectives.launch.agent import OwnJob, attend
 from collectives.launch.agent_commands import Srun, Ssh
-from collectives.launch.allocation import allocated
 from collectives.launch.arguments import add_hosts, count, places_of, positive, seconds, whole
 from collectives.launch.discovery import Discovery
 from collectives.launch.environment import check_free, exported, passed_on
-from collectives.launch.host_list import Host, parse_list
+from collectives.launch.host_list import Host, allocated, parse_list
 from collectives.launch.job import Elastic, Job, Place, StartError
 from collectives.launch.nodes import Meeting, come, given_secret, lead, parse_address
 from collectives.launch.processes import exit_code, fill_standard_descriptors, usable_cores

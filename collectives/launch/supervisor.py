@@ -35,12 +35,11 @@ from collectives.launch.connection import CommandConnection
 from collectives.launch.discovery import discovery_mark
 from collectives.launch.elastic_job import ElasticJob
 from collectives.launch.environment import torch_address
-from collectives.launch.escalation import Escalation
-from collectives.launch.host import LOST, Facts, Failure, Host, Hosts, Listener, Start, cannot_start
+from collectives.launch.host import LOST, Escalation, Facts, Failure, Host, Hosts, Listener, Start, cannot_start
 from collectives.launch.job import Job, Place, StartError
 from collectives.launch.local_host import LocalHost
+from collectives.launch.output import Relay, prefix_of, rank_folder
 from collectives.launch.processes import Guardian, adopt_orphans, exit_code, fill_standard_descriptors, signals_as_bytes
-from collectives.launch.relay import Relay, prefix_of, rank_folder
 from collectives.launch.remote_host import FINISH_SECONDS, RemoteHost
 from collectives.launch.store_keeper import Question, StoreKeeper
 from collectives.launch.summary import Rank, summarize

@@ -19,9 +19,8 @@ import numpy as np
 from collectives.algorithms import algorithms
 from collectives.communicator import Communicator
 from collectives.launch.bench import machine, parse_size
-from collectives.launch.measuring import add_ranks, measure_on_ranks
+from collectives.launch.measuring import add_ranks, measure_on_ranks, progress
 from collectives.launch.plots import Curves, add_plot, plot_sizes
-from collectives.launch.progress import progress
 from collectives.planning import NO_LIMIT, CopyKernel, Costs, Rule, Rules, SingleCopy
 from transports import copying
 

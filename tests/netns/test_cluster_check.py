@@ -12,9 +12,9 @@ import pytest
 
 from collectives.launch import cluster_report
 from collectives.launch.cluster_check import Findings, check
-from collectives.launch.cluster_facts import facts_here
 from collectives.launch.cluster_probe import Probe
 from collectives.launch.cluster_probes import ProbeHere
+from collectives.launch.facts import facts_here
 from tests.netns.network import CABLE, Host, Network
 
 pytestmark = pytest.mark.long

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.launch.allocation import allocated, tasks_per_node
-from collectives.launch.host_list import Host
+from collectives.launch.host_list import Host, allocated, tasks_per_node
 from tests.collectives.launch.launcher import ronde
 from transports.errors import ConfigError
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.launch.output import FULL, MAX_LINE, LineSplitter, Sink
+from collectives.launch.output import FULL, MAX_LINE, LineSplitter, Sink, Tail
 from collectives.launch.processes import describe_status, exit_code
-from collectives.launch.reaper import Reaper
-from collectives.launch.relay import Tail
+from collectives.launch.rank_processes import Reaper
 
 
 @pytest.mark.parametrize(

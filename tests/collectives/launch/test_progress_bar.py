@@ -10,7 +10,7 @@ import sys
 import pytest
 
 SCRIPT = """
-from collectives.launch.progress import progress
+from collectives.launch.measuring import progress
 with progress("tune", 3) as done:
     for name in ("first", "second", "third"):
         print("measured", name, flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.launch.reaper import Reaper
+from collectives.launch.rank_processes import Reaper
 from tests.collectives.launch.launcher import ronde
 
 PATCH = """

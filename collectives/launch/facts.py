@@ -1,14 +1,22 @@
-"""The frameworks and the GPU software of this environment, with their versions. No framework is imported."""
+"""The description of this host: frameworks and GPU software with their versions, addresses, and its login. No framework
+is imported."""
 
 from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import platform
 import re
+import socket
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from collectives.launch.login import address_here, address_of_launcher
+from collectives.version import __version__
+from transports.interfaces import interfaces, mtu
+from transports.rendezvous import this_member
 
 FRAMEWORKS: Final = {
     "torch": ("torch",),
@@ -27,6 +35,11 @@ GPU: Final = {
     "NCCL": ("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
 }
 """Software for arrays on GPUs, and the distributions that bring it."""
+
+PACKAGES: Final = (
+    *("numpy", "msgpack", "ml_dtypes", "torch", "tensorflow", "tensorflow-cpu", "jax", "keras", "mxnet", "cupy"),
+)
+"""Distributions whose versions must be the same on all hosts."""
 
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
@@ -80,3 +93,32 @@ def driver_version(text: str) -> str | None:
     """The version of NVIDIA's driver in the text of /proc/driver/nvidia/version."""
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
     return found[1] if found else None
+
+
+def facts_here() -> dict[str, Any]:
+    """The facts of this host, in JSON's types. Nothing is imported for the versions.
+
+    identity   the same for processes of one host, different for others
+    reached    the address to which ssh has connected; "" without ssh
+    hints      addresses that lead to other hosts: that from which ssh or srun has started this process
+    versions   of Python, Ronde and those of PACKAGES that are installed
+    addresses  of each interface
+    mtu        of each interface that has an address, in bytes
+    """
+    addresses = interfaces()
+    return {
+        "hostname": socket.gethostname(),
+        "identity": this_member().host,
+        "reached": address_here(),
+        "hints": address_of_launcher(),
+        "versions": versions(),
+        "addresses": addresses,
+        "mtu": {name: mtu(name) for name, found in addresses.items() if found},
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python, Ronde, and the packages that are installed."""
+    found = {"python": platform.python_version(), "ronde": __version__}
+    installed = {package: first_version([package]) for package in PACKAGES}
+    return found | {package: version for package, version in installed.items() if version is not None}
