@@ -1,13 +1,25 @@
-"""Starting ranks: the `ronde` command and `run(fn)`; and connecting ranks that an engine such as Ray has started.
+"""Starting ranks: the rooms of `ronde run` and of `run(fn)`; and connecting ranks that an engine such as Ray has
+started.
 
-`ronde run` starts a program as processes and supervises them; `run` calls a function on new processes or threads.
-`GuestJob` and `Occupant` connect processes that an engine has placed (`guests`). This room uses the communicator from
-outside; only the package's face and the frontends of engines may import it.
+`supervision` runs the ranks of a `job` on its `hosts`, by `processes` of each host. `calls` calls a function on new
+processes or threads. `GuestJob` and `Occupant` connect processes that an engine has placed (`guests`). The command line
+is in frontends. These rooms use the communicator from outside; only the package's face and frontends import them.
 """
 
 from __future__ import annotations
 
-from collectives.launch.function import run
+from collectives.launch.calls import (
+    REPORT_SECONDS,
+    Failure,
+    Outcomes,
+    Success,
+    dump,
+    failure,
+    load,
+    root_cause,
+    run,
+    unreadable,
+)
 from collectives.launch.guests import (
     GuestJob,
     Occupant,
@@ -18,17 +30,6 @@ from collectives.launch.guests import (
     free_address,
     in_rank_order,
     own_settings,
-)
-from collectives.launch.outcome import (
-    REPORT_SECONDS,
-    Failure,
-    Outcomes,
-    Success,
-    dump,
-    failure,
-    load,
-    root_cause,
-    unreadable,
 )
 
 __all__ = [

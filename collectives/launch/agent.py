@@ -22,15 +22,39 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from collectives.launch import login
-from collectives.launch.connection import WINDOW, Link, Message, fields_of
-from collectives.launch.host import LOST, Escalation, Facts, Host, RankListener, Start, cannot_start
-from collectives.launch.local_host import LocalHost
-from collectives.launch.nodes import StorePipes
-from collectives.launch.output import STDERR, STDOUT, Relay, Tail, prefix_of, rank_folder
-from collectives.launch.processes import Guardian, adopt_orphans, exit_code, fill_standard_descriptors, signals_as_bytes
-from collectives.launch.remote_host import FINISH_SECONDS
-from collectives.launch.standard_input import InputReceiver
+from collectives.launch.hosts import (
+    FINISH_SECONDS,
+    LOST,
+    WINDOW,
+    Connection,
+    Escalation,
+    Facts,
+    Host,
+    InputReceiver,
+    Link,
+    LocalHost,
+    Message,
+    RankListener,
+    Start,
+    address_of_launcher,
+    cannot_start,
+    end_sshd,
+    fields_of,
+    free_address_here,
+)
+from collectives.launch.processes import (
+    STDERR,
+    STDOUT,
+    Guardian,
+    Relay,
+    Tail,
+    adopt_orphans,
+    exit_code,
+    fill_standard_descriptors,
+    prefix_of,
+    rank_folder,
+    signals_as_bytes,
+)
 from collectives.launch.store_keeper import StoreKeeper
 from transports.errors import RondeError
 
@@ -55,18 +79,18 @@ def main() -> int:
     with _agent((commands, replies)) as agent:
         agent.run()
     if agent.link.silent:
-        login.end_sshd()
+        end_sshd()
     return 0
 
 
-def attend(job: OwnJob, pipes: StorePipes) -> int:
+def attend(job: OwnJob, connection: Connection) -> int:
     """Run the ranks of a node that was started by hand, for the launcher on node 0; the exit code of the job.
 
     Call it in the main thread of a process of its own: it takes over signals, stdout and stderr. Raises OSError.
     """
     fill_standard_descriptors()
     adopt_orphans()
-    with contextlib.closing(pipes), _agent(pipes.open(), job) as agent:
+    with contextlib.closing(connection), _agent(connection.open(), job) as agent:
         agent.run()
     if agent.ended_by is not None:
         sys.stderr.write(f"ronde: ended by {agent.ended_by.name}\n")
@@ -286,9 +310,9 @@ class Agent(RankListener):
                 self._escalation = Escalation(grace)
                 self._own.grace = grace
                 self.link.send_bytes(marker)
-                self.link.send("hello", asdict(Facts.own(*login.free_address_here())))
+                self.link.send("hello", asdict(Facts.own(*free_address_here())))
             case ["serve", bytes(secret), str(interface), [*hints]]:
-                others = [str(hint) for hint in hints] + login.address_of_launcher()
+                others = [str(hint) for hint in hints] + address_of_launcher()
                 url, torch = self._keeper.serve(secret, interface, others)
                 self._own.has_store = True
                 self.link.send("serving", url, list(torch))

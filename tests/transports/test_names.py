@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from collectives.launch.discovery import DiscoveryError, Dns
+from collectives.launch.job.discovery import DiscoveryError, Dns
 from tests.collectives.launch.launcher import BOUND, RONDE, environment
 from transports import interfaces, names
 from transports.errors import DeadlineExceeded, RendezvousError
@@ -64,7 +64,7 @@ ASKED: list[Callable[[], object]] = [
 @pytest.mark.parametrize("ask", ASKED)
 @pytest.mark.usefixtures("silent")
 def test_l16_a_name_is_resolved_within_the_deadline(ask: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collectives.launch.discovery.COMMAND_SECONDS", 0.3)
+    monkeypatch.setattr("collectives.launch.job.discovery.COMMAND_SECONDS", 0.3)
     monkeypatch.setattr("transports.rendezvous.tcp.ATTEMPT_SECONDS", 0.3)
     began = time.monotonic()
     with pytest.raises((TimeoutError, RendezvousError, DeadlineExceeded, DiscoveryError)):
