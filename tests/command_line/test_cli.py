@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -125,3 +126,24 @@ def test_an_unknown_option_is_reported_by_its_command(
     err = capsys.readouterr().err
     assert f"ronde {words[0]}: error: " in err
     assert f"did you mean '{meant}'?" in err
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that a new interpreter has after it has run this."""
+    code += "; import sys; sys.stderr.write(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stderr.split())
+
+
+def test_the_package_loads_no_command_line() -> None:
+    found = loaded("import ronde")
+    assert "ronde" in found
+    assert not {"argparse", "frontends.command_line"} & found
+
+
+def test_a_command_is_imported_when_it_runs() -> None:
+    commands = {f"frontends.command_line.{module}" for module, _ in cli.COMMANDS.values()}
+    help_of_all = "from frontends.command_line import main\ntry: main(['--help'])\nexcept SystemExit: pass\nimport os"
+    assert not commands & loaded(help_of_all)
+    help_of_one = help_of_all.replace("'--help'", "'drain', '--help'")
+    assert commands & loaded(help_of_one) == {"frontends.command_line.drain"}
