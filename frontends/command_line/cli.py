@@ -1,5 +1,5 @@
 """The `ronde` command. A subcommand is a module that implements `Command` and is listed in COMMANDS. It is imported
-when it runs."""
+when it runs, and `collectives` with it: the help of all commands needs neither."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, Protocol, cast
 
-from collectives.launch.processes import exit_code
-from collectives.version import __version__
 from transports.errors import RondeError
 from transports.settings import did_you_mean
 
@@ -77,11 +75,19 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
 
+class _Version(argparse.Action):
+    """Print the version, which is imported for it, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        version = importlib.import_module("collectives.version").__version__
+        parser.exit(message=f"ronde {version}\n")
+
+
 def parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of the command line. `only`: the command whose options are needed; None for those of all."""
     layout: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     top = Parser(prog="ronde", description=DESCRIPTION, epilog=EXAMPLES, **layout)
-    top.add_argument("--version", action="version", version=f"ronde {__version__}")
+    top.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     subparsers = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (module, summary) in COMMANDS.items():
         if only not in (None, name):
@@ -106,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"ronde: {type(error).__name__}: {error}\n")
         return 1
     except KeyboardInterrupt:
-        return exit_code(-signal.SIGINT)
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

@@ -144,6 +144,6 @@ def test_the_package_loads_no_command_line() -> None:
 def test_a_command_is_imported_when_it_runs() -> None:
     commands = {f"frontends.command_line.{module}" for module, _ in cli.COMMANDS.values()}
     help_of_all = "from frontends.command_line import main\ntry: main(['--help'])\nexcept SystemExit: pass\nimport os"
-    assert not commands & loaded(help_of_all)
+    assert not {*commands, "collectives", "numpy"} & loaded(help_of_all)
     help_of_one = help_of_all.replace("'--help'", "'drain', '--help'")
     assert commands & loaded(help_of_one) == {"frontends.command_line.drain"}

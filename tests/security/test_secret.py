@@ -18,7 +18,7 @@ import pytest
 
 import collectives
 from collectives.launch.hosts.host import Start
-from collectives.launch.job.job import job as launching
+from collectives.launch.job import job as launching
 from tests.collectives.launch.launcher import ronde
 from tests.transports.groups import groups, soon
 from tests.transports.tcp_ranks import in_threads, link, ranks
