@@ -79,8 +79,8 @@ class _Version(argparse.Action):
     """Print the version, which is imported for it, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        version = importlib.import_module("collectives.version").__version__
-        parser.exit(message=f"ronde {version}\n")
+        sys.stdout.write(f"ronde {importlib.import_module('collectives.version').__version__}\n")
+        parser.exit()
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
