@@ -29,6 +29,7 @@ from collectives.launch.hosts import (
     Connection,
     Escalation,
     Facts,
+    Here,
     Host,
     InputReceiver,
     Link,
@@ -168,8 +169,8 @@ class Agent(RankListener):
         self._tails: dict[int, Tail] = {}
         variables = os.environ if job is None else job.variables
         self._keeper = StoreKeeper(variables)
-        self._own = LocalHost("", selector, guardian, self, variables=variables)
-        self._host: Host = self._own
+        self._here = Here(selector, guardian, self, variables)
+        self._host: Host = LocalHost("", self._here)
         self._credit = {STDOUT: WINDOW, STDERR: WINDOW}
         self._lasting = False
         self._folders: dict[int, Path] = {}  # of the ranks, for their output when the launcher is lost
@@ -308,13 +309,13 @@ class Agent(RankListener):
                 self.link.limit = limit
                 self._lasting = lasting
                 self._escalation = Escalation(grace)
-                self._own.grace = grace
+                self._here.grace = grace
                 self.link.send_bytes(marker)
                 self.link.send("hello", asdict(Facts.own(*free_address_here())))
             case ["serve", bytes(secret), str(interface), [*hints]]:
                 others = [str(hint) for hint in hints] + address_of_launcher()
                 url, torch = self._keeper.serve(secret, interface, others)
-                self._own.has_store = True
+                self._here.has_store = True
                 self.link.send("serving", url, list(torch))
             case ["start", dict(values)]:
                 self._start(values)
@@ -357,7 +358,7 @@ class Agent(RankListener):
         self._told_gone = self._told_drained = False
         if 0 in start.ranks:
             self._input = InputReceiver(self._selector, lambda count: self.link.send("taken", count))
-            self._own.stdin = self._input.read_end
+            self._here.stdin = self._input.read_end
         self._host = self._host.with_room(max(start.room, len(start.ranks)))
         try:
             self._host.start(start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import platform
+import selectors
 import socket
 import sys
 import time
@@ -17,7 +18,8 @@ from signal import Signals
 from typing import Any, Final, Protocol
 
 from collectives.launch.hosts.connection import fields_of
-from collectives.launch.store_keeper import Question
+from collectives.launch.processes import Guardian
+from collectives.launch.store_keeper import Question, WayToStore
 from collectives.version import __version__
 
 LOST: Final = 255
@@ -248,6 +250,30 @@ class Host(ABC):
     @abstractmethod
     def close(self) -> None:
         """Kill what is left, and release everything. Idempotent."""
+
+
+@dataclass
+class Here:
+    """The things with which a process runs ranks on its own host.
+
+    variables  the environment of the ranks, to which each rank's own variables are added
+    grace      seconds that agents give the ranks if they must end them on their own
+    stdin      descriptor that rank 0 reads if it is here
+    has_store  True if this process serves the store, so that the ranks here need no proxy
+    """
+
+    selector: selectors.BaseSelector
+    guardian: Guardian
+    listener: RankListener
+    variables: Mapping[str, str]
+    grace: float = 0.0
+    stdin: int = 0
+    has_store: bool = False
+
+    def way_to_store(self, start: Start) -> WayToStore:
+        """The way of the ranks to the store. Raises RendezvousError, ConfigError."""
+        ranks = max(start.room, len(start.ranks))
+        return WayToStore(start.store, start.secret, self.variables, ranks, is_far=not self.has_store)
 
 
 class Hosts:

@@ -13,9 +13,9 @@ from functools import partial
 from signal import Signals
 from typing import Final
 
-from collectives.launch.hosts.host import Facts, Host, RankListener, Start, cannot_start
+from collectives.launch.hosts.host import Facts, Here, Host, Start, cannot_start
 from collectives.launch.hosts.parts import DividedHost, divided
-from collectives.launch.processes import STDERR, STDOUT, Guardian, RankProcesses, rank_environment
+from collectives.launch.processes import STDERR, STDOUT, RankProcesses, rank_environment
 from collectives.launch.store_keeper import WayToStore
 from transports import launchers
 
@@ -26,34 +26,12 @@ _READ: Final = 1 << 16
 
 
 class LocalHost(Host):
-    """The ranks are children of this process. Errors are raised if they come at once.
+    """The ranks are children of this process. Errors are raised if they come at once."""
 
-    variables  the environment of the ranks, to which each rank's own variables are added
-
-    stdin      descriptor that rank 0 reads if it is here; may be set until `start`
-    grace      seconds that agents give their ranks if they must end them on their own; may be set until `start`
-    has_store  True if this process serves the store, so that its ranks need no proxy; may be set until `start`
-    """
-
-    def __init__(
-        self,
-        name: str,
-        selector: selectors.BaseSelector,
-        guardian: Guardian,
-        listener: RankListener,
-        *,
-        variables: Mapping[str, str],
-        grace: float = 0.0,
-    ) -> None:
+    def __init__(self, name: str, here: Here) -> None:
         super().__init__(name)
-        self.stdin = 0
-        self.grace = grace
-        self.has_store = False
-        self._selector = selector
-        self._guardian = guardian
-        self._processes = RankProcesses(guardian)
-        self._listener = listener
-        self._variables = variables
+        self._here = here
+        self._processes = RankProcesses(here.guardian)
         self._store: WayToStore | None = None
         self._streams: dict[tuple[int, int], int] = {}  # rank and stream -> pipe
         self._wanted = {STDOUT: True, STDERR: True}
@@ -68,18 +46,7 @@ class LocalHost(Host):
         rooms = divided(room) if self._store is None else []
         if not rooms:
             return self
-        host = DividedHost(
-            self.name,
-            self._selector,
-            self._guardian,
-            self._listener,
-            rooms=rooms,
-            variables=self._variables,
-            grace=self.grace,
-            stdin=self.stdin,
-            has_store=self.has_store,
-            notice=self._notice,
-        )
+        host = DividedHost(self.name, self._here, rooms, self._notice)
         host.open()
         for stream, wanted in self._wanted.items():
             host.want_output(stream, wanted)
@@ -89,24 +56,23 @@ class LocalHost(Host):
         """Raises OSError when a rank cannot be started; those before it run. A newcomer that cannot be started has
         ended. Raises RendezvousError if the store cannot be reached."""
         if self._store is None:
-            room, is_far = max(start.room, len(start.ranks)), not self.has_store
-            self._store = WayToStore(start.store, start.secret, self._variables, room, is_far=is_far)
+            self._store = self._here.way_to_store(start)
         start = replace(start, store=self._store.url, local_size=start.local_size or len(start.ranks))
         with open(os.devnull, "rb") as null:
             for local_rank, rank in enumerate(start.ranks, start.first_local):
                 job = launchers.Job(
                     rank, start.size, start.store, start.secret, local_rank, start.local_size, start.name, start.joins
                 )
-                variables = rank_environment(job, self._variables, start.torch)
-                stdin = self.stdin if rank == 0 else null.fileno()
+                variables = rank_environment(job, self._here.variables, start.torch)
+                stdin = self._here.stdin if rank == 0 else null.fileno()
                 try:
                     self._start(rank, start.command, variables, stdin)
                 except OSError as error:
                     if not start.joins:
                         raise
                     failure = cannot_start(start.command, error)
-                    self._listener.output(rank, STDERR, f"{failure.text}\n".encode())  # the other ranks here go on
-                    self._listener.ended(rank, failure.exit_code, 0)
+                    self._here.listener.output(rank, STDERR, f"{failure.text}\n".encode())  # the other ranks here go on
+                    self._here.listener.ended(rank, failure.exit_code, 0)
         self.running = True
 
     def _start(self, rank: int, command: Sequence[str], variables: Mapping[str, str], stdin: int) -> None:
@@ -120,7 +86,7 @@ class LocalHost(Host):
                 if self._wanted[stream]:
                     self._register(rank, stream)
             pid = self._processes.start(rank, command, variables, (stdin, ends[STDOUT], ends[STDERR]))
-        self._listener.started(rank, pid)
+        self._here.listener.started(rank, pid)
 
     def signal_groups(self, number: Signals) -> None:
         self._processes.signal_groups(number)
@@ -140,7 +106,7 @@ class LocalHost(Host):
                 if other == stream and wanted:
                     self._register(rank, stream)
                 elif other == stream:
-                    self._selector.unregister(pipe)
+                    self._here.selector.unregister(pipe)
 
     def give_up(self) -> None:
         self._processes.give_up()
@@ -149,7 +115,7 @@ class LocalHost(Host):
         """Collect the ranks that have ended."""
         for process in self._processes.collect():
             assert process.status is not None
-            self._listener.ended(process.rank, process.status, process.last_signal)
+            self._here.listener.ended(process.rank, process.status, process.last_signal)
 
     @property
     def gone(self) -> bool:
@@ -176,7 +142,9 @@ class LocalHost(Host):
                 self._store.close()
 
     def _register(self, rank: int, stream: int) -> None:
-        self._selector.register(self._streams[rank, stream], selectors.EVENT_READ, partial(self._read, rank, stream))
+        self._here.selector.register(
+            self._streams[rank, stream], selectors.EVENT_READ, partial(self._read, rank, stream)
+        )
 
     def _read(self, rank: int, stream: int) -> None:
         if self._wanted[stream] and (rank, stream) in self._streams:  # nothing changed since the selector said so
@@ -184,10 +152,10 @@ class LocalHost(Host):
             data = os.read(self._streams[rank, stream], _READ)
             if not data:
                 self._remove(rank, stream)
-            self._listener.output(rank, stream, data)
+            self._here.listener.output(rank, stream, data)
 
     def _remove(self, rank: int, stream: int) -> None:
         pipe = self._streams.pop((rank, stream))
         if self._wanted[stream]:
-            self._selector.unregister(pipe)
+            self._here.selector.unregister(pipe)
         os.close(pipe)

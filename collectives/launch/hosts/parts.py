@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from collectives.launch.hosts.agent_commands import agent_arguments
 from collectives.launch.hosts.connection import CommandConnection
-from collectives.launch.hosts.host import Facts, Failure, Host, Hosts, Notice, RankListener, Start
+from collectives.launch.hosts.host import Facts, Failure, Here, Host, Hosts, Notice, Start
 from collectives.launch.hosts.remote_host import RemoteHost
-from collectives.launch.processes import STDERR, STDOUT, Guardian, signal_group
+from collectives.launch.processes import STDERR, STDOUT, signal_group
 from collectives.launch.store_keeper import Question, WayToStore
 from transports.descriptors import allow_many
 from transports.errors import ConfigError
@@ -81,41 +80,19 @@ class _Part:
 
 
 class DividedHost(Host):
-    """The ranks are children of agents beside this process.
+    """The ranks are children of agents beside this process. `running` is True once the ranks of the first `start` have
+    started.
 
-    rooms      number of ranks for which each agent has room. An agent is started with its first ranks
-    variables  the environment of the agents, and so of the ranks
-    grace      seconds that an agent gives its ranks if it must end them on its own
-    stdin      descriptor that rank 0 reads if it is here
-    has_store  True if this process serves the store
-
-    `running` is True once the ranks of the first `start` have started.
+    rooms   number of ranks for which each agent has room. An agent is started with its first ranks
+    notice  what the host was told to heed
     """
 
-    def __init__(
-        self,
-        name: str,
-        selector: selectors.BaseSelector,
-        guardian: Guardian,
-        listener: RankListener,
-        *,
-        rooms: Sequence[int],
-        variables: Mapping[str, str],
-        grace: float,
-        stdin: int,
-        has_store: bool,
-        notice: Notice | None,
-    ) -> None:
+    def __init__(self, name: str, here: Here, rooms: Sequence[int], notice: Notice | None) -> None:
         super().__init__(name)
         self._notice = notice
-        self._selector = selector
-        self._guardian = guardian
-        self._listener = listener
+        self._here = here
         self._rooms = rooms
-        self._variables = variables
-        self._grace = grace
-        self._stdin = os.dup(stdin)
-        self._has_store = has_store
+        self._stdin = os.dup(here.stdin)
         self._store: WayToStore | None = None
         self._wanted = {STDOUT: True, STDERR: True}
         self._parts: list[_Part] = []
@@ -129,8 +106,7 @@ class DividedHost(Host):
         """The first ranks are divided evenly among the agents, later ones start where there is most room. Raises
         OSError, RendezvousError."""
         if self._store is None:
-            room, is_far = max(start.room, len(start.ranks)), not self._has_store
-            self._store = WayToStore(start.store, start.secret, self._variables, room, is_far=is_far)
+            self._store = self._here.way_to_store(start)
         start = replace(start, store=self._store.url, local_size=start.local_size or len(start.ranks))
         first = 0
         for part, count in self._divided(len(start.ranks)):
@@ -158,18 +134,11 @@ class DividedHost(Host):
 
     def _open(self, room: int) -> _Part:
         """Start an agent. Raises OSError."""
-        command = [sys.executable, *agent_arguments(os.getcwd())]
-        connection = CommandConnection(command, None, self._selector, self._guardian, self._variables)
+        here, command = self._here, [sys.executable, *agent_arguments(os.getcwd())]
+        connection = CommandConnection(command, None, here.selector, here.guardian, here.variables)
         # A pipe ends with the process at its other end. Silence means nothing: this process may be stopped (Ctrl-Z)
-        host = RemoteHost(
-            f"part {len(self._parts)}",
-            connection,
-            self._selector,
-            self,
-            limit=float("inf"),
-            grace=self._grace,
-            stdin=self._stdin,
-        )
+        never, name = float("inf"), f"part {len(self._parts)}"
+        host = RemoteHost(name, connection, here.selector, self, limit=never, grace=here.grace, stdin=self._stdin)
         part = _Part(host, room)
         self._parts.append(part)
         host.open()
@@ -246,7 +215,7 @@ class DividedHost(Host):
         for rank in sorted(part.ranks):
             if part.host.closed and rank in self._pids:
                 self._bury(self._pids[rank])
-            self._listener.output(rank, STDERR, f"ronde: {failure.text}\n".encode())
+            self._here.listener.output(rank, STDERR, f"ronde: {failure.text}\n".encode())
             self.ended(rank, -signal.SIGKILL, 0)
 
     def _bury(self, pid: int) -> None:
@@ -260,18 +229,18 @@ class DividedHost(Host):
     def started(self, rank: int, pid: int) -> None:
         """See Listener."""
         self._pids[rank] = pid
-        self._listener.started(rank, pid)
+        self._here.listener.started(rank, pid)
 
     def output(self, rank: int, stream: int, data: bytes) -> None:
         """See Listener."""
-        self._listener.output(rank, stream, data)
+        self._here.listener.output(rank, stream, data)
 
     def ended(self, rank: int, status: int, last_signal: int) -> None:
         """See Listener."""
         for part in self._parts:
             if rank in part.ranks:  # otherwise its agent was lost, and this has been said
                 part.ranks.remove(rank)
-                self._listener.ended(rank, status, last_signal)
+                self._here.listener.ended(rank, status, last_signal)
 
     def answered(self, question: Question, value: int | bool) -> None:
         """Agents are not asked: the store is not theirs."""

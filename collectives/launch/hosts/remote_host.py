@@ -206,6 +206,7 @@ class RemoteHost(Host):
                     self._give_credit(stream)
             case ["ended", int(rank), int(status), int(last_signal)]:
                 self._to_start.discard(rank)
+                self.running = not self._to_start
                 if self.failure is None:  # otherwise its ranks are lost with it
                     self._listener.ended(rank, status, last_signal)
             case ["taken", int(count)] if self._input is not None:

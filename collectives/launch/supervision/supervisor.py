@@ -37,6 +37,7 @@ from collectives.launch.hosts import (
     Escalation,
     Facts,
     Failure,
+    Here,
     Host,
     Hosts,
     Listener,
@@ -118,9 +119,10 @@ class _Used:
 
 class _Supervisor(Listener):
     def __init__(self, job: Job, selector: selectors.BaseSelector, guardian: Guardian, keeper: StoreKeeper) -> None:
+        far = job.elastic is not None or any(not place.is_here for place in job.places)
+        self._lasting = far and Config.load(environment=job.variables).standbys > 0
         self._job = job
-        self._selector = selector
-        self._guardian = guardian
+        self._here = Here(selector, guardian, self, job.variables, job.grace)
         self._keeper = keeper
         self._used: dict[str, _Used] = {}
         self._closing: list[tuple[Host, float]] = []
@@ -149,8 +151,6 @@ class _Supervisor(Listener):
         self._escalation = Escalation(job.grace)
         self._time_limit_at = self._stop_at = _NEVER
         self._busy = True  # the plan has just decided something, to which it may get an answer at once
-        far = self._elastic is not None or any(not place.is_here for place in job.places)
-        self._lasting = far and Config.load(environment=job.variables).standbys > 0
 
     # Run
 
@@ -202,7 +202,7 @@ class _Supervisor(Listener):
         if self._code is None:
             wakes.append(0.0 if self._busy else self._plan.wake_at)
         until = min(wakes)
-        for key, _ in self._selector.select(None if until == _NEVER else max(0.0, until - time.monotonic())):
+        for key, _ in self._here.selector.select(None if until == _NEVER else max(0.0, until - time.monotonic())):
             key.data()
         self._check_hosts()
         self.relay.update()
@@ -254,7 +254,8 @@ class _Supervisor(Listener):
                 self._expect_output(self._places[key], [number])
                 self._start(key, [number], number + 1, slot)
             case scaling.Send(number, kill):
-                for used in self._used.values():
+                used = self._used.get(self._ranks[number].host)
+                if used is not None:
                     used.host.signal_rank(number, signal.SIGKILL if kill else signal.SIGTERM)
             case scaling.Close(key):
                 self.relay.print(f"ronde: host {key} is not used any more")
@@ -288,18 +289,17 @@ class _Supervisor(Listener):
     # Hosts
 
     def _open(self, key: str) -> None:
-        job, place, selector, guardian = self._job, self._places[key], self._selector, self._guardian
+        job, place, here = self._job, self._places[key], self._here
         if self._elastic is not None and self._store is None:
-            self._store = self._elastic.serve(job.secret, job.interface)
+            self._store, here.has_store = self._elastic.serve(job.secret, job.interface), True
         host: Host
         if place.is_here:
-            host = LocalHost(place.name, selector, guardian, self, variables=job.variables, grace=job.grace)
-            host.has_store = self._store is not None
+            host = LocalHost(place.name, here)
         else:
             header = agent_header(os.getcwd(), job.passed_on)
-            connection = place.connected or CommandConnection(place.agent or (), header, selector, guardian)
-            limit, lasting = job.host_timeout, self._lasting
-            host = RemoteHost(place.name, connection, selector, self, limit=limit, grace=job.grace, lasting=lasting)
+            connection = place.connected or CommandConnection(place.agent or (), header, here.selector, here.guardian)
+            limits = {"limit": job.host_timeout, "grace": job.grace}
+            host = RemoteHost(place.name, connection, here.selector, self, **limits, lasting=self._lasting)
         used = self._used[key] = _Used(host)
         try:
             host.open()
@@ -320,12 +320,12 @@ class _Supervisor(Listener):
         """Let the first host serve the store, if all have the same Python and Ronde as this one. Raises StartError,
         ConfigError, RendezvousError."""
         job, host, own = self._job, self._used[key].host, Facts.own().versions
-        found = {used.host.name: used.host.facts or Facts() for used in self._used.values()}
-        others = [f"host {name} has {facts.versions}" for name, facts in found.items() if facts.versions != own]
+        found = [(used.host.name, used.host.facts or Facts()) for used in self._used.values()]
+        others = [f"host {name} has {facts.versions}" for name, facts in found if facts.versions != own]
         if others:
             first = f"the launcher has {own}; all hosts must have the same, but"
             raise StartError("\n    ".join([first, *others]), 1)
-        hints = [facts.address for facts in list(found.values())[1:] if facts.address]
+        hints = [facts.address for _, facts in found[1:] if facts.address]
         hints += [place.name for place in job.places[1:] if not place.is_here]
         if isinstance(host, RemoteHost):
             keeper = self._store_host = host
@@ -333,8 +333,7 @@ class _Supervisor(Listener):
             self._expect(self._used[key], lambda: keeper.serving is not None, "")
             return
         self._store = self._keeper.serve(job.secret, job.interface, hints)
-        if isinstance(host, LocalHost):
-            host.has_store = True
+        self._here.has_store = True
         self._plan.ready(key)
 
     def _begin(self, places: Sequence[tuple[str, int]]) -> None:
