@@ -298,8 +298,12 @@ class _Supervisor(Listener):
         else:
             header = agent_header(os.getcwd(), job.passed_on)
             connection = place.connected or CommandConnection(place.agent or (), header, here.selector, here.guardian)
-            limits = {"limit": job.host_timeout, "grace": job.grace}
-            host = RemoteHost(place.name, connection, here.selector, self, **limits, lasting=self._lasting)
+            host = RemoteHost(
+                *(place.name, connection, here.selector, self),
+                limit=job.host_timeout,
+                grace=job.grace,
+                lasting=self._lasting,
+            )
         used = self._used[key] = _Used(host)
         try:
             host.open()
