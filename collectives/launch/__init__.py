@@ -2,25 +2,14 @@
 started.
 
 `supervision` runs the ranks of a `job` on its `hosts`, by `processes` of each host. `calls` calls a function on new
-processes or threads. `GuestJob` and `Occupant` connect processes that an engine has placed (`guests`). The command line
+processes or threads, and `GuestJob` and `Occupant` of it connect processes that an engine has placed. The command line
 is in frontends. These rooms use the communicator from outside; only the package's face and frontends import them.
 """
 
 from __future__ import annotations
 
-from collectives.launch.calls import (
-    REPORT_SECONDS,
-    Failure,
-    Outcomes,
-    Success,
-    dump,
-    failure,
-    load,
-    root_cause,
-    run,
-    unreadable,
-)
-from collectives.launch.guests import (
+from collectives.launch.calls.function import run
+from collectives.launch.calls.guests import (
     GuestJob,
     Occupant,
     Place,
@@ -30,6 +19,17 @@ from collectives.launch.guests import (
     free_address,
     in_rank_order,
     own_settings,
+)
+from collectives.launch.calls.outcome import (
+    REPORT_SECONDS,
+    Failure,
+    Outcomes,
+    Success,
+    dump,
+    failure,
+    load,
+    root_cause,
+    unreadable,
 )
 
 __all__ = [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from collectives.launch.calls import run
+from collectives.launch import run
 from collectives.startup import init
 from collectives.world import shutdown, world
 from frontends.command_line.arguments import add_hosts, places_of

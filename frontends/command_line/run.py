@@ -19,18 +19,17 @@ from collectives.config import PREFIX, Config, Settings
 from collectives.launch.hosts import Srun, Ssh, StoreKeeper
 from collectives.launch.job import (
     Discovery,
-    Dns,
     Elastic,
-    Fixed,
-    HostFile,
     Job,
     NamedHost,
     Place,
-    Script,
     StartError,
     allocated,
-    check_script,
+    dns,
+    fixed,
+    host_file,
     parse_list,
+    script,
     slurm_job,
 )
 from collectives.launch.processes import (
@@ -477,20 +476,19 @@ def way_and_discovery(args: argparse.Namespace, terms: Terms) -> tuple[Ssh | Sru
     if len(named) > 1:
         args.parser.error(f"{_option(named[1])}: not allowed with {_option(named[0])}")
     if args.host_discovery_script is not None:
-        check_script(args.host_discovery_script)
-        return ssh, Script(args.host_discovery_script, slots)
+        return ssh, script(args.host_discovery_script, slots)
     if args.discover_dns is not None:
-        return ssh, Dns(args.discover_dns, slots)
+        return ssh, dns(args.discover_dns, slots)
     if args.hostfile is not None:
-        return ssh, HostFile(Path(args.hostfile), slots)
+        return ssh, host_file(Path(args.hostfile), slots)
     if args.hosts is not None:
-        return ssh, Fixed(parse_list(args.hosts, slots))
+        return ssh, fixed(parse_list(args.hosts, slots))
     nodes = allocated(os.environ)
     if nodes is not None:
         return Srun(), slurm_job(os.environ, nodes, args.slots_per_host)
     own = socket.gethostname()
     most = terms.maximum or terms.first or max(usable_cores(), terms.minimum)
-    return ssh, Fixed([NamedHost(own, own, args.slots_per_host or most + terms.spares)])
+    return ssh, fixed([NamedHost(own, own, args.slots_per_host or most + terms.spares)])
 
 
 def _option(name: str) -> str:

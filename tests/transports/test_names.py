@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from collectives.launch.job.discovery import DiscoveryError, Dns
+from collectives.launch.job.discovery import DiscoveryError, dns
 from tests.collectives.launch.launcher import BOUND, RONDE, environment
 from transports import interfaces, names
 from transports.errors import DeadlineExceeded, RendezvousError
@@ -57,7 +57,7 @@ ASKED: list[Callable[[], object]] = [
     lambda: TcpStore("far.example", 1, b"0123456789abcdef").with_timeout(0.3).peek("a"),
     lambda: TcpStore("far.example", 1, b"0123456789abcdef").get("a", soon()),
     lambda: TorchStore("far.example", 1, "", soon()),
-    lambda: Dns("far.example", 1).find(),
+    lambda: dns("far.example", 1).find(),
 ]
 
 

@@ -1,34 +1,6 @@
-"""A call of a function on several ranks: `run` starts them as processes or threads of this machine, and has their
-results.
+"""Calls of a function on several ranks: on new processes or threads (`function`), or on ranks that an engine has
+placed.
 
-An outcome is a `Success` or a `Failure`, in a form that can be sent between processes; the engines of frontends use it
-as well.
+`outcome` has their results, in a form that can be sent between processes: a `Success` or a `Failure` for each rank.
+`guests` connects the processes of an engine. The names for others are in the door of `launch`.
 """
-
-from __future__ import annotations
-
-from collectives.launch.calls.function import run
-from collectives.launch.calls.outcome import (
-    REPORT_SECONDS,
-    Failure,
-    Outcomes,
-    Success,
-    dump,
-    failure,
-    load,
-    root_cause,
-    unreadable,
-)
-
-__all__ = [
-    "REPORT_SECONDS",
-    "Failure",
-    "Outcomes",
-    "Success",
-    "dump",
-    "failure",
-    "load",
-    "root_cause",
-    "run",
-    "unreadable",
-]

@@ -11,10 +11,10 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from collectives.launch.job.host_list import NamedHost, one_here, parse_file, parse_list, tasks_per_node
 from collectives.launch.processes import describe_status, signal_group
@@ -37,119 +37,90 @@ class DiscoveryError(Exception):
     """The hosts could not be found this time. Those of the last time stay, and it is tried again."""
 
 
-class Discovery(Protocol):
-    """A way to find hosts. Its text names it for a message."""
-
-    @property
-    def changes(self) -> bool:
-        """False if the hosts are always the same."""
-
-    def find(self) -> Sequence[NamedHost]:
-        """The hosts now. It may take up to COMMAND_SECONDS. Raises DiscoveryError."""
-
-
 @dataclass(frozen=True)
-class Fixed:
-    """Always the same hosts."""
+class Discovery:
+    """A way to find hosts. Its text names it for a message.
 
-    hosts: Sequence[NamedHost]
-    changes: bool = False
-
-    def __str__(self) -> str:
-        return "a fixed list of hosts"
-
-    def find(self) -> Sequence[NamedHost]:
-        return self.hosts
-
-
-@dataclass(frozen=True)
-class Script:
-    """A command that prints a host in each line, as 'NAME' or 'NAME:SLOTS', as horovodrun has it.
-
-    command  the script, with its arguments if it has any; no shell reads it
-    slots    of a host without a number
+    find     the hosts now. It may take up to COMMAND_SECONDS, and raises DiscoveryError
+    changes  False if the hosts are always the same
     """
 
-    command: str
-    slots: int
+    text: str
+    find: Callable[[], Sequence[NamedHost]]
     changes: bool = True
 
     def __str__(self) -> str:
-        return f"--host-discovery-script {self.command}"
-
-    def find(self) -> Sequence[NamedHost]:
-        where = str(self)
-        hosts = []
-        for line in _output(shlex.split(self.command), where).splitlines():
-            word = line.partition("#")[0].strip()
-            if word:
-                hosts += _parsed(word, where, self.slots)
-        return _once(hosts, where)
+        return self.text
 
 
-@dataclass(frozen=True)
-class HostFile:
+def fixed(hosts: Sequence[NamedHost]) -> Discovery:
+    """Always the same hosts."""
+    return Discovery("a fixed list of hosts", lambda: hosts, changes=False)
+
+
+def script(command: str, slots: int) -> Discovery:
+    """A command that prints a host in each line, as 'NAME' or 'NAME:SLOTS', as horovodrun has it. No shell reads it. A
+    host without a number has `slots`. Raises ConfigError if it can never be started."""
+    where = f"--host-discovery-script {command}"
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"--host-discovery-script {command!r}: {error}") from error
+    if not words or not os.access(words[0], os.X_OK) or Path(words[0]).is_dir():
+        raise ConfigError(f"--host-discovery-script {command!r}: must be the path of an executable file")
+
+    def find() -> Sequence[NamedHost]:
+        lines = [line.partition("#")[0].strip() for line in _output(words, where).splitlines()]
+        return _once([host for line in lines if line for host in _parsed(line, where, slots)], where)
+
+    return Discovery(where, find)
+
+
+def host_file(path: Path, slots: int) -> Discovery:
     """A host file that is read again each time. A host without a number has `slots`."""
+    where = f"--hostfile {path}"
 
-    path: Path
-    slots: int
-    changes: bool = True
-
-    def __str__(self) -> str:
-        return f"--hostfile {self.path}"
-
-    def find(self) -> Sequence[NamedHost]:
+    def find() -> Sequence[NamedHost]:
         try:
-            text = self.path.read_text("utf-8")
-            return parse_file(text, str(self.path), self.slots)
+            return parse_file(path.read_text("utf-8"), str(path), slots)
         except (OSError, UnicodeError) as error:
-            raise DiscoveryError(f"{self}: cannot be read: {error}") from error
+            raise DiscoveryError(f"{where}: cannot be read: {error}") from error
         except ConfigError as error:
             raise DiscoveryError(str(error)) from error
 
+    return Discovery(where, find)
 
-@dataclass(frozen=True)
-class Dns:
+
+def dns(name: str, slots: int) -> Discovery:
     """The addresses behind a name, such as that of a headless service of Kubernetes: one host for each."""
+    where = f"--discover-dns {name}"
 
-    name: str
-    slots: int
-    changes: bool = True
-
-    def __str__(self) -> str:
-        return f"--discover-dns {self.name}"
-
-    def find(self) -> Sequence[NamedHost]:
+    def find() -> Sequence[NamedHost]:
         try:
-            found = names.resolve(self.name, None, socket.SOCK_STREAM, time.monotonic() + COMMAND_SECONDS)
+            found = names.resolve(name, None, socket.SOCK_STREAM, time.monotonic() + COMMAND_SECONDS)
         except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
-            raise DiscoveryError(f"{self}: cannot be resolved: {error}") from error
+            raise DiscoveryError(f"{where}: cannot be resolved: {error}") from error
         addresses = sorted({str(target[0]) for *_, target in found})
-        hosts = [NamedHost(address, canonical(address), self.slots) for address in addresses]
+        hosts = [NamedHost(address, canonical(address), slots) for address in addresses]
         here = [host for host in hosts if host.is_here]
         return [host for host in hosts if host not in here[1:]]  # one host may have several addresses
 
+    return Discovery(where, find)
 
-@dataclass(frozen=True)
-class SlurmJob:
-    """The nodes of an allocation, which `scontrol update job` makes larger or smaller.
 
-    job    its number
-    slots  of a node that has none in `tasks`
-    tasks  the numbers of tasks by node, as they were at the start
+def slurm_job(environment: Mapping[str, str], hosts: Sequence[NamedHost], slots: int | None) -> Discovery:
+    """The nodes of the allocation that this process is in, which `scontrol update job` makes larger or smaller.
+
+    hosts  the nodes at the start
+    slots  of each node; None: those of the start, and for others as many as the first has
     """
+    job = environment["SLURM_JOB_ID"]
+    where = f"scontrol show job {job}"
+    tasks = {} if slots is not None else {host.name: host.slots for host in hosts}
+    usual = tasks_per_node(environment.get("SLURM_TASKS_PER_NODE", "1"))[0] if slots is None else slots
 
-    job: str
-    slots: int
-    tasks: Mapping[str, int]
-    changes: bool = True
-
-    def __str__(self) -> str:
-        return f"scontrol show job {self.job}"
-
-    def find(self) -> Sequence[NamedHost]:
-        where = str(self)
-        text = _output(["scontrol", "--oneliner", "show", "job", self.job], where)
+    def find() -> Sequence[NamedHost]:
+        text = _output(["scontrol", "--oneliner", "show", "job", job], where)
         found = re.search(r"(?:^|\s)NodeList=(\S+)", text)
         if found is None or found[1] == "(null)":
             raise DiscoveryError(f"{where}: names no nodes: {_shown(text)}")
@@ -157,14 +128,9 @@ class SlurmJob:
             nodes = launchers.expand(found[1], where)
         except ConfigError as error:
             raise DiscoveryError(str(error)) from error
-        return [NamedHost(node, node, self.tasks.get(node, self.slots)) for node in nodes]
+        return [NamedHost(node, node, tasks.get(node, usual)) for node in nodes]
 
-
-def slurm_job(environment: Mapping[str, str], hosts: Sequence[NamedHost], slots: int | None) -> SlurmJob:
-    """The allocation that this process is in, with `hosts` at the start."""
-    tasks = {} if slots is not None else {host.name: host.slots for host in hosts}
-    usual = tasks_per_node(environment.get("SLURM_TASKS_PER_NODE", "1"))[0] if slots is None else slots
-    return SlurmJob(environment["SLURM_JOB_ID"], usual, tasks)
+    return Discovery(where, find)
 
 
 def discovery_mark() -> frozenset[bytes]:
@@ -268,13 +234,3 @@ def _once(hosts: Sequence[NamedHost], where: str) -> Sequence[NamedHost]:
 def _shown(text: str) -> str:
     words = " ".join(text.split())
     return words[-_SHOWN:] or "(it printed nothing)"
-
-
-def check_script(command: str) -> None:
-    """Raise ConfigError for a discovery script that can never be started."""
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise ConfigError(f"--host-discovery-script {command!r}: {error}") from error
-    if not words or not os.access(words[0], os.X_OK) or Path(words[0]).is_dir():
-        raise ConfigError(f"--host-discovery-script {command!r}: must be the path of an executable file")

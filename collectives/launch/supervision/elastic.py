@@ -1,27 +1,83 @@
 """The part of an elastic job beside its hosts: discovery names hosts, the ranks agree on changes in the store, and
-commands ask for something. Two threads of a mailbox wait for the first two."""
+commands ask for something. Two threads wait for the first two, and post what they find."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
+import queue
 import selectors
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from collectives.launch.hosts import Host
-from collectives.launch.job import Elastic, NamedHost, Place
+from collectives.launch.job import DiscoveryError, Elastic, NamedHost, Place, discovery_mark
+from collectives.launch.processes import marked, signal_process
 from collectives.launch.store_keeper import StoreKeeper
 from collectives.launch.supervision.control import ControlSocket
-from collectives.launch.supervision.mailbox import FIND_SECONDS, Mailbox
-from collectives.membership import Change, ask_to_leave, set_bounds
+from collectives.membership import Change, History, ask_to_leave, set_bounds
 from collectives.scaling import Plan
 from transports.errors import ConfigError, RondeError
 from transports.interfaces import canonical, interfaces
-from transports.rendezvous import give_up
+from transports.rendezvous import first_meeting, give_up
 from transports.store import Store
+
+FIND_SECONDS: Final = 1.0
+"""Time between two looks for hosts, as in horovodrun."""
+
+_HISTORY_SECONDS: Final = 0.2
+"""Time for a thread to notice that it is to end."""
+
+
+class Mailbox:
+    """Calls functions in the thread of a selector. Any thread may `post` them.
+
+    closing  set when the threads that were started here are to end
+    """
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self.closing = threading.Event()
+        self._selector = selector
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._read, self._write = os.pipe()
+        self._threads: list[threading.Thread] = []
+        os.set_blocking(self._read, False)
+        selector.register(self._read, selectors.EVENT_READ, self._deliver)
+
+    def start(self, name: str, call: Callable[[], None]) -> None:
+        """Call it in a thread of its own."""
+        thread = threading.Thread(target=call, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Call it in the selector's thread."""
+        self._calls.put(call)
+        os.write(self._write, b"\0")
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        if not self.closing.is_set():
+            self.closing.set()
+            for pid in marked({discovery_mark()}):
+                signal_process(pid, signal.SIGKILL)
+            for thread in self._threads:
+                thread.join(2 * _HISTORY_SECONDS)
+            self._selector.unregister(self._read)
+            if not any(thread.is_alive() for thread in self._threads):
+                os.close(self._read)
+                os.close(self._write)
+
+    def _deliver(self) -> None:
+        os.read(self._read, 4096)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._calls.get_nowait()()
 
 
 class ElasticJob:
@@ -60,6 +116,7 @@ class ElasticJob:
         self._mailbox = self._resources.enter_context(contextlib.closing(Mailbox(selector)))
         self._named: dict[str, int] = {}  # slots of the hosts, as the last look named them
         self._trouble = ""  # of the last look for hosts
+        self._looks_since: float | None = None  # the beginning of the present look
         self._store: Store | None = None
         self._concluded = False
 
@@ -70,7 +127,7 @@ class ElasticJob:
             self._resources.enter_context(contextlib.closing(control))
         except ConfigError as error:
             self._say(f"ronde: `ronde drain` will not reach this job: {error}")
-        self._mailbox.watch_hosts(self._job.discovery, self._on_found, self._on_trouble)
+        self._mailbox.start("ronde-discovery", self._find_hosts)
 
     def close(self) -> None:
         """End the threads, and release everything. Idempotent."""
@@ -84,8 +141,7 @@ class ElasticJob:
         served = self._keeper.serve(secret, interface, hints)
         self._store = self._resources.enter_context(contextlib.closing(self._keeper.client()))
         set_bounds(self._store, self._job.terms.minimum, self._job.terms.maximum)
-        met, client = (lambda ranks: self.plan.met(ranks, time.monotonic())), self._keeper.client()
-        self._mailbox.watch_changes(client, met, self._on_change, self._on_lost_store)
+        self._mailbox.start("ronde-history", partial(self._read_history, self._keeper.client()))
         return served
 
     def heed(self, name: str, host: Host) -> None:
@@ -95,8 +151,9 @@ class ElasticJob:
     @property
     def trouble(self) -> str:
         """The reason why there are no more hosts, as far as it is known; '' if not."""
-        if self._mailbox.looks_for >= FIND_SECONDS:
-            return f"{self._job.discovery} has not ended for {self._mailbox.looks_for:.0f} s"
+        since = self._looks_since
+        if since is not None and time.monotonic() - since >= FIND_SECONDS:
+            return f"{self._job.discovery} has not ended for {time.monotonic() - since:.0f} s"
         return self._trouble
 
     # What the plan has decided
@@ -131,7 +188,44 @@ class ElasticJob:
         except RondeError as error:
             self._on_lost_store(str(error))
 
+    # In threads of their own
+
+    def _find_hosts(self) -> None:
+        """Look for hosts; once, if they never change."""
+        closing, post = self._mailbox.closing, self._mailbox.post
+        while not closing.is_set():
+            self._looks_since = time.monotonic()
+            try:
+                post(partial(self._on_found, self._job.discovery.find()))
+                if not self._job.discovery.changes:
+                    return
+            except DiscoveryError as error:
+                post(partial(self._on_trouble, str(error)))
+            finally:
+                self._looks_since = None
+            closing.wait(FIND_SECONDS)
+
+    def _read_history(self, store: Store) -> None:
+        """Wait for the first world and then read the changes of the ranks."""
+        closing, post = self._mailbox.closing, self._mailbox.post
+        with contextlib.closing(store), contextlib.closing(History(store)) as history:
+            try:
+                first = None
+                while first is None and not closing.is_set():
+                    first = first_meeting(store, time.monotonic() + _HISTORY_SECONDS)
+                post(partial(self._on_met, first or ()))
+                while not closing.is_set():
+                    change = history.wait(time.monotonic() + _HISTORY_SECONDS)
+                    if change is not None:
+                        post(partial(self._on_change, change))
+            except RondeError as error:
+                if not closing.is_set():
+                    post(partial(self._on_lost_store, str(error)))
+
     # What happens
+
+    def _on_met(self, ranks: Sequence[int]) -> None:
+        self.plan.met(ranks, time.monotonic())
 
     def _on_found(self, hosts: Sequence[NamedHost]) -> None:
         self._trouble = ""

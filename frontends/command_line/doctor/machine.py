@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from collectives.config import Config, Settings, unknown_variables
 from collectives.jit import cache_folder, obstacle
-from collectives.launch.calls import run
+from collectives.launch import run
 from collectives.launch.job import allocated
 from collectives.launch.processes import usable_cores
 from collectives.version import __version__

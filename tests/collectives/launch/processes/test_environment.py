@@ -13,7 +13,7 @@ import pytest
 
 from collectives.launch.hosts import agent_commands
 from collectives.launch.hosts.agent_commands import BOOTSTRAP, Srun, Ssh
-from collectives.launch.processes.processes import environment
+from collectives.launch.processes import environment
 from transports import launchers
 from transports.errors import ConfigError
 
@@ -120,7 +120,7 @@ def test_an_interpreter_that_no_shell_can_be_told(monkeypatch: pytest.MonkeyPatc
 
 def bootstrapped(folder: Path, module: str, variables: dict[str, str], given: str) -> subprocess.CompletedProcess[str]:
     """Run a module as an agent is run."""
-    header = json.dumps(agent_commands.header(str(folder), variables, module)) + "\n"
+    header = json.dumps(agent_commands.agent_header(str(folder), variables, module)) + "\n"
     command = f"exec {sys.executable} -S -E -c '{BOOTSTRAP}'"
     return subprocess.run(
         ["sh", "-c", command], input=header + given, capture_output=True, text=True, timeout=60, check=False
@@ -138,7 +138,7 @@ def test_l3_the_folder_of_an_agent_is_the_last_place_for_modules(tmp_path: Path)
     for name in ("collectives", "transports"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('a folder of the user was imported')")
-    (tmp_path / "an_agent.py").write_text("import collectives.launch.agent_commands; print('imported')")
+    (tmp_path / "an_agent.py").write_text("import collectives.launch.hosts.agent_commands; print('imported')")
     done = bootstrapped(tmp_path, "an_agent", {"PYTHONPATH": str(ROOT)}, "")
     assert (done.returncode, done.stdout) == (0, "imported\n"), done.stderr
 

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from collectives.config import Config
-from collectives.launch.calls import Failure, Success, dump, failure
+from collectives.launch.calls.outcome import Failure, Success, dump, failure
 from collectives.launch.processes import PASSED_ON, passed_on, rank_environment
 from collectives.launch.store_keeper import StoreKeeper, free_port
 from collectives.membership import set_bounds

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from collectives import Communicator
-from tests.collectives.launch import elastic_train
+from tests.collectives.launch.supervision import elastic_train
 
 
 def die(*_: Any) -> None:
