@@ -58,7 +58,12 @@ class ProbeByCommand:
         self._selector = selectors.DefaultSelector()
         self._connection = CommandConnection(command, header, self._selector, guardian)
         marker = secrets.token_hex(16).encode()
-        self._link = Link(self._selector, self._connection.open(), self._answers.append, math.inf, marker)
+        try:
+            descriptors = self._connection.open()
+        except OSError:
+            self._selector.close()
+            raise
+        self._link = Link(self._selector, descriptors, self._answers.append, math.inf, marker)
         self._link.send_bytes(self._connection.preamble)
         self._link.send("open", marker)
         self._pidfd = -1  # a thread gets no SIGCHLD

@@ -17,12 +17,14 @@ from pathlib import Path
 import pytest
 
 from collectives.launch.hosts.connection import CommandConnection, Decoder, encode, fields_of
-from collectives.launch.hosts.host import Facts, Failure, Listener, Start
+from collectives.launch.hosts.host import Facts, Failure, Here, Listener, Start
+from collectives.launch.hosts.local_host import LocalHost
 from collectives.launch.hosts.remote_host import RemoteHost
+from collectives.launch.processes import Guardian
 from tests.collectives.launch.fake_ssh import install
 from tests.collectives.launch.launcher import BOUND, RONDE, environment, ronde
 from tests.security.certificates import Authority
-from transports.errors import RondeError
+from transports.errors import RendezvousError, RondeError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="processes are watched by pidfds, as Linux has")
 
@@ -337,3 +339,17 @@ def test_l13_the_address_for_torch_is_where_rank_0_runs(tmp_path: Path, hosts: s
     assert (done.returncode, first.split()[0]) == (0, address), done.stderr
     assert first == second
     assert int(first.split()[1]) > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 3], ids=["one rank", "several ranks, which get a proxy"])
+def test_no_rank_starts_where_the_store_cannot_be_reached(ranks: int) -> None:
+    with selectors.DefaultSelector() as selector, contextlib.closing(Guardian()) as guardian, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # nothing listens there
+        guardian.start()
+        host = LocalHost("h1", Here(selector, guardian, Deaf(), os.environ))
+        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        start = Start(["true"], range(ranks), ranks + 1, url, "job", ("h", 1), bytes(32))
+        with contextlib.closing(host), pytest.raises(RendezvousError):
+            host.start(start)
+        assert host.gone
+        assert not host.running
