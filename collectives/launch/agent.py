@@ -42,6 +42,7 @@ from collectives.launch.hosts import (
     end_sshd,
     fields_of,
     free_address_here,
+    take_over_pipes,
 )
 from collectives.launch.processes import (
     STDERR,
@@ -72,12 +73,7 @@ def main() -> int:
     """Run the agent; its exit code."""
     fill_standard_descriptors()
     adopt_orphans()
-    commands, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(2, 1)  # other output must not get into the messages
-    os.close(null)
-    with _agent((commands, replies)) as agent:
+    with _agent(take_over_pipes()) as agent:
         agent.run()
     if agent.link.silent:
         end_sshd()

@@ -12,11 +12,10 @@ from collectives.launch.hosts.connection import (
     WINDOW,
     CommandConnection,
     Connection,
-    Decoder,
     Link,
     Message,
-    encode,
     fields_of,
+    take_over_pipes,
 )
 from collectives.launch.hosts.host import (
     LOST,
@@ -43,7 +42,6 @@ __all__ = [
     "WINDOW",
     "CommandConnection",
     "Connection",
-    "Decoder",
     "Escalation",
     "Facts",
     "Failure",
@@ -65,9 +63,9 @@ __all__ = [
     "address_of_launcher",
     "agent_header",
     "cannot_start",
-    "encode",
     "end_sshd",
     "fields_of",
     "free_address_here",
     "serving_address",
+    "take_over_pipes",
 ]

@@ -123,6 +123,16 @@ class Decoder:
         return bool(found)
 
 
+def take_over_pipes() -> tuple[int, int]:
+    """The descriptors for messages of a program that has them as stdin and stdout. Its other output goes to stderr."""
+    descriptors = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    return descriptors
+
+
 BEATS: Final = 5
 """Number of signs of life in the time after which silence means that the other end is lost."""
 
@@ -177,11 +187,6 @@ class Link:
     @property
     def _silent_at(self) -> float:
         return self._heard + self.limit if self.watched else float("inf")
-
-    @property
-    def pending(self) -> bool:
-        """True while something was not sent yet."""
-        return bool(self._outgoing)
 
     def send(self, *message: object) -> None:
         """Send a message, now or when the other end takes it. Nothing happens if the link is closed."""

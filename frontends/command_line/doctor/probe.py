@@ -13,8 +13,7 @@ the bootstrap text and ["open", marker] come first. It ends with its stdin, or a
 from __future__ import annotations
 
 import contextlib
-import os
-import select
+import selectors
 import socket
 import struct
 import sys
@@ -24,7 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from collectives.launch.hosts import Decoder, Message, encode, end_sshd, serving_address
+from collectives.launch.hosts import Link, Message, end_sshd, serving_address, take_over_pipes
 from frontends.command_line.doctor.facts import facts_here
 from transports import names
 from transports.auth import CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES, Client, Server
@@ -346,26 +345,23 @@ def _read(link: socket.socket, count: int) -> bytes:
 
 def main() -> int:
     """Run the probe; its exit code."""
-    commands, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(2, 1)  # other output must not get into the messages
-    os.close(null)
-    decoder = Decoder()
-    with contextlib.closing(Probe()) as probe, open(replies, "wb") as out:
-        while select.select([commands], [], [], IDLE_SECONDS)[0]:
-            data = os.read(commands, _BUFFER)
-            if not data:
-                return 0
-            for question in decoder.feed(data):
-                match question:
-                    case ["open", bytes(marker)]:
-                        out.write(marker)
-                    case _:
-                        out.write(encode(probe.answer(question)))
-                out.flush()
-    end_sshd()
-    return 1
+    with selectors.DefaultSelector() as selector, contextlib.closing(Probe()) as probe:
+
+        def obey(question: Message) -> None:
+            match question:
+                case ["open", bytes(marker)]:
+                    link.send_bytes(marker)
+                case _:
+                    link.send(*probe.answer(question))
+
+        link = Link(selector, take_over_pipes(), obey, IDLE_SECONDS)
+        while link.closed is None:
+            for key, _ in selector.select(max(0.0, link.wake_at - time.monotonic())):
+                key.data()
+            link.tick()
+    if link.silent:
+        end_sshd()
+    return int(link.silent)
 
 
 if __name__ == "__main__":
