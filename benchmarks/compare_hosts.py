@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.compare import BEFORE, OURS, Contender, Job, Line, measure, size_text, time_text
-from collectives.launch.bench import machine, parse_size
+from frontends.command_line.bench import machine, parse_size
 from tests.netns.network import CABLE, Host, Network, obstacle
 
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from collectives.launch import free_address
-from collectives.launch.bench import machine
+from frontends.command_line.bench import machine
 
 Start = Callable[[int], float]
 """Starts that many ranks and ends them; the time (monotonic seconds) at which the last one was connected."""

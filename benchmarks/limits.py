@@ -22,7 +22,7 @@ import numpy as np
 
 import collectives as ronde
 from collectives.execution.windows import Place
-from collectives.launch.bench import machine
+from frontends.command_line.bench import machine
 
 Array = np.ndarray[Any, Any]
 NBYTES = 1 << 26

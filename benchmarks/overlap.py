@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 import collectives as ronde
-from collectives.launch.bench import machine, parse_size
+from frontends.command_line.bench import machine, parse_size
 
 
 def slowest(world: ronde.Communicator, call: Callable[[], object]) -> float:

@@ -38,12 +38,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collectives.launch.bench import machine
+from frontends.command_line.bench import machine
 from tests.netns import cluster, network
 from tests.netns.cluster import Cluster
 from tests.transports.launchers import real
 
-RONDE = [sys.executable, "-m", "collectives.launch.cli", "run", "--no-prefix"]
+RONDE = [sys.executable, "-m", "ronde", "run", "--no-prefix"]
 BOUND = 180.0
 PARTS = ("launch", "python", "import", "init")
 _CLOCK = """

@@ -34,7 +34,7 @@ import numpy as np
 
 import ronde
 from benchmarks.compare_hosts import BURST, PAYLOAD, bits_per_second
-from collectives.launch.bench import machine, parse_size
+from frontends.command_line.bench import machine, parse_size
 from ronde.elastic import State
 from tests.netns.network import Network, obstacle
 

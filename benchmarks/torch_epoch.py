@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from compare import time_text
 
-from collectives.launch.bench import machine
+from frontends.command_line.bench import machine
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "torch_ddp_digits.py"
 BACKENDS = ("ronde", "gloo")

@@ -41,7 +41,7 @@ import torch.distributed as dist
 import collectives
 import frontends.torch as hvd
 import frontends.torch.distributed  # noqa: F401 - the backend "ronde"
-from collectives.launch.bench import machine
+from frontends.command_line.bench import machine
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT = 1800.0

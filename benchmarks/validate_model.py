@@ -26,9 +26,9 @@ from typing import Any, Final
 
 from benchmarks.compare import OURS, Job, size_text, time_text
 from benchmarks.compare_hosts import bits_per_second, world
-from collectives.launch.bench import machine, parse_size
 from collectives.proof import Network, Topology, simulate_on
 from collectives.simulation import choices
+from frontends.command_line.bench import machine, parse_size
 from tests.netns.network import obstacle
 
 WORLDS: Final = ("4x1", "8x1", "4x2", "2x4")

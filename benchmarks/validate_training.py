@@ -30,9 +30,9 @@ import numpy as np
 import collectives as ronde
 from benchmarks.validate_model import BURST, CONGESTION, calibrate
 from collectives.config import Config
-from collectives.launch.bench import machine
-from collectives.launch.training import read_trace
 from collectives.simulation import predict_step
+from frontends.command_line.bench import machine
+from frontends.command_line.training import read_trace
 from tests.netns.network import Network, obstacle
 
 STEPS: Final = {

@@ -1,4 +1,5 @@
-"""Frameworks on Ronde: one room for each, and `horovod` with the part of Horovod's API that they share.
+"""Frameworks on Ronde: one room for each, and `horovod` with the part of Horovod's API that they share. The room
+`command_line` has the `ronde` command.
 
     keras  ->  torch, tensorflow, jax      (through keras/backends; of these only the one that Keras runs on)
     torch, tensorflow, jax, keras, mxnet, numpy  ->  horovod  ->  collectives

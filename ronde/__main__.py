@@ -14,7 +14,7 @@ def main() -> int:
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # it may be ignored (nohup, `&`)
         signal.signal(signal.SIGINT, _end)
-    command = importlib.import_module("collectives.launch.cli")
+    command = importlib.import_module("frontends.command_line.cli")
     try:
         signal.signal(signal.SIGINT, handler)
         return int(command.main())

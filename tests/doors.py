@@ -11,7 +11,8 @@ from importlinter.application.contract_utils import AlertLevel
 class DoorContract(Contract):
     """A sub-package is a room, its `__init__` is the door: other rooms import from the door, never from behind it.
 
-    packages        packages whose direct sub-packages are rooms
+    packages        packages whose direct sub-packages are rooms. A room in a room has a door of its own, for all; the
+                    door of the outer room may re-export what is behind it
     face            package that re-exports rooms for users: its modules below `face.room` may import all of `room`
     ignore_imports  exceptions, as `importer -> imported`
     """
@@ -30,12 +31,15 @@ class DoorContract(Contract):
             unmatched_alerting=self.unmatched_ignore_imports_alerting,
         )
         rooms = [child for package in self.packages for child in sorted(graph.find_children(package))]
+        rooms = [room for room in rooms if graph.find_children(room)]  # the others are modules
         offenders = [
             (importer, imported)
             for room in rooms
             for imported in sorted(graph.find_descendants(room))
+            if not any(inside(imported, inner) for inner in rooms if inner != room and inside(inner, room))
             for importer in sorted(graph.find_modules_that_directly_import(imported))
             if not any(inside(importer, owner) for owner in (room, f"{self.face}.{room.rpartition('.')[2]}"))
+            and not (importer in rooms and importer == room.rpartition(".")[0])
         ]
         return ContractCheck(
             kept=not offenders,

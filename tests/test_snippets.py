@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from collectives.algorithms import algorithms, registry
-from collectives.launch import cli
 from collectives.proof.verify import prove
+from frontends.command_line import cli
 from tests.collectives.launch.launcher import RONDE
 
 ROOT = Path(__file__).parent.parent

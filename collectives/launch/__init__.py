@@ -1,14 +1,15 @@
-"""Starting ranks: the `ronde` command and `run(fn)`; and connecting ranks that an engine such as Ray has started.
+"""Starting ranks: the rooms of `ronde run` and of `run(fn)`; and connecting ranks that an engine such as Ray has
+started.
 
-`ronde run` starts a program as processes and supervises them; `run` calls a function on new processes or threads.
-`GuestJob` and `Occupant` connect processes that an engine has placed (`guests`). This room uses the communicator from
-outside; only the package's face and the frontends of engines may import it.
+`supervision` runs the ranks of a `job` on its `hosts`, by `processes` of each host. `calls` calls a function on new
+processes or threads, and `GuestJob` and `Occupant` of it connect processes that an engine has placed. The command line
+is in frontends. These rooms use the communicator from outside; only the package's face and frontends import them.
 """
 
 from __future__ import annotations
 
-from collectives.launch.function import run
-from collectives.launch.guests import (
+from collectives.launch.calls.function import run
+from collectives.launch.calls.guests import (
     GuestJob,
     Occupant,
     Place,
@@ -19,7 +20,7 @@ from collectives.launch.guests import (
     in_rank_order,
     own_settings,
 )
-from collectives.launch.outcome import (
+from collectives.launch.calls.outcome import (
     REPORT_SECONDS,
     ElasticOutcomes,
     Failure,

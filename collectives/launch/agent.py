@@ -18,22 +18,46 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from collectives.launch import login
-from collectives.launch.escalation import Escalation
-from collectives.launch.host import LOST, Facts, RankListener, Start, cannot_start
-from collectives.launch.link import Link
-from collectives.launch.local_host import LocalHost
-from collectives.launch.messages import STDERR, STDOUT, WINDOW, Message, fields_of
-from collectives.launch.output import Tail
-from collectives.launch.processes import Guardian, adopt_orphans, exit_code, fill_standard_descriptors, signals_as_bytes
-from collectives.launch.relay import Relay, prefix_of, rank_folder
-from collectives.launch.remote_host import FINISH_SECONDS
-from collectives.launch.standard_input import InputReceiver
-from collectives.launch.store_keeper import Question
-from collectives.launch.store_pipes import StorePipes
+from collectives.launch.hosts import (
+    FINISH_SECONDS,
+    LOST,
+    WINDOW,
+    Connection,
+    Escalation,
+    Facts,
+    Here,
+    Host,
+    InputReceiver,
+    Link,
+    LocalHost,
+    Message,
+    RankListener,
+    Start,
+    address_of_launcher,
+    cannot_start,
+    end_sshd,
+    fields_of,
+    free_address_here,
+    take_over_pipes,
+)
+from collectives.launch.processes import (
+    STDERR,
+    STDOUT,
+    Guardian,
+    Relay,
+    Tail,
+    adopt_orphans,
+    exit_code,
+    fill_standard_descriptors,
+    prefix_of,
+    rank_folder,
+    signals_as_bytes,
+)
+from collectives.launch.store_keeper import StoreKeeper
 from transports.errors import RondeError
 
 OPEN_SECONDS: Final = 30.0
@@ -49,26 +73,21 @@ def main() -> int:
     """Run the agent; its exit code."""
     fill_standard_descriptors()
     adopt_orphans()
-    commands, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(2, 1)  # other output must not get into the messages
-    os.close(null)
-    with _agent((commands, replies)) as agent:
+    with _agent(take_over_pipes()) as agent:
         agent.run()
     if agent.link.silent:
-        login.end_sshd()
+        end_sshd()
     return 0
 
 
-def attend(job: OwnJob, pipes: StorePipes) -> int:
+def attend(job: OwnJob, connection: Connection) -> int:
     """Run the ranks of a node that was started by hand, for the launcher on node 0; the exit code of the job.
 
     Call it in the main thread of a process of its own: it takes over signals, stdout and stderr. Raises OSError.
     """
     fill_standard_descriptors()
     adopt_orphans()
-    with contextlib.closing(pipes), _agent(pipes.open(), job) as agent:
+    with contextlib.closing(connection), _agent(connection.open(), job) as agent:
         agent.run()
     if agent.ended_by is not None:
         sys.stderr.write(f"ronde: ended by {agent.ended_by.name}\n")
@@ -114,56 +133,9 @@ class OwnJob:
     output_folder: Path | None
 
 
-class _Sender(RankListener):
-    """Tells the launcher what happens, and keeps back output for which there is no credit."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-
-    def started(self, rank: int, pid: int) -> None:
-        self._agent.link.send("started", rank, pid)
-
-    def output(self, rank: int, stream: int, data: bytes) -> None:
-        if self._agent.alone:
-            self._agent.keep(rank, stream, data)
-        else:
-            self._agent.link.send("output", rank, stream, data)
-            self._agent.spend(stream, len(data))
-
-    def ended(self, rank: int, status: int, last_signal: int) -> None:
-        self._agent.link.send("ended", rank, status, last_signal)
-
-    def answered(self, question: Question, value: int | bool) -> None:
-        self._agent.link.send("answer", question, value)
-
-
-class _Printer(_Sender):
-    """Tells the launcher what happens, and prints the output here. The launcher gets the end of each rank's stderr."""
-
-    def __init__(self, agent: Agent, relay: Relay) -> None:
-        super().__init__(agent)
-        self._relay = relay
-        self._tails: dict[int, Tail] = {}
-
-    def expect(self, ranks: Sequence[int], size: int, job: OwnJob) -> None:
-        """Expect output of these ranks. Raises OSError."""
-        for rank in ranks:
-            tail = self._tails[rank] = Tail()
-            prefix = prefix_of(rank, size, job.name) if job.prefix else b""
-            folder = None if job.output_folder is None else job.output_folder / rank_folder(rank, size)
-            self._relay.add(rank, prefix, tail, folder)
-
-    def output(self, rank: int, stream: int, data: bytes) -> None:
-        self._relay.feed(rank, stream, data)
-
-    def send_tails(self) -> None:
-        """Send the end of each rank's stderr."""
-        for rank, tail in self._tails.items():
-            self._agent.link.send("output", rank, STDERR, "\n".join([*tail.lines(), ""]).encode())
-
-
-class Agent:
-    """Obeys a launcher.
+class Agent(RankListener):
+    """Obeys a launcher, and sends it the output of the ranks for which there is credit. A node that was started by hand
+    prints the output, and sends the end of each rank's stderr.
 
     descriptors  messages from the launcher, and those to it
     job          for a node that was started by hand; None: the launcher tells the job, and gets the output
@@ -190,10 +162,11 @@ class Agent:
         self.link = Link(selector, descriptors, self._obey, OPEN_SECONDS)
         self._input: InputReceiver | None = None
         self.relay = None if job is None else Relay(selector, self._want_output, stamped=job.stamped)
-        self._printer = None if self.relay is None else _Printer(self, self.relay)
+        self._tails: dict[int, Tail] = {}
         variables = os.environ if job is None else job.variables
-        listener = self._printer or _Sender(self)
-        self._host = LocalHost("", selector, guardian, listener, variables=variables, stdin=0)
+        self._keeper = StoreKeeper(variables)
+        self._here = Here(selector, guardian, self, variables)
+        self._host: Host = LocalHost("", self._here)
         self._credit = {STDOUT: WINDOW, STDERR: WINDOW}
         self._lasting = False
         self._folders: dict[int, Path] = {}  # of the ranks, for their output when the launcher is lost
@@ -253,20 +226,26 @@ class Agent:
             else:
                 self._escalation.begin(time.monotonic(), signal.SIGKILL)
 
-    def spend(self, stream: int, count: int) -> None:
-        """Count output that was sent."""
-        self._credit[stream] -= count
-        if self._credit[stream] <= 0:
-            self._host.want_output(stream, False)
+    def started(self, rank: int, pid: int) -> None:
+        self.link.send("started", rank, pid)
 
-    def keep(self, rank: int, stream: int, data: bytes) -> None:
-        """Keep output of a rank for which there is no launcher."""
-        if self._kept is not None:
-            self._kept.feed(rank, stream, data)
+    def output(self, rank: int, stream: int, data: bytes) -> None:
+        relay = self.relay or self._kept
+        if relay is not None:
+            relay.feed(rank, stream, data)
+        elif not self.alone:
+            self.link.send("output", rank, stream, data)
+            self._credit[stream] -= len(data)
+            if self._credit[stream] <= 0:
+                self._host.want_output(stream, False)
+
+    def ended(self, rank: int, status: int, last_signal: int) -> None:
+        self.link.send("ended", rank, status, last_signal)
 
     def close(self) -> None:
         """Kill what is left, and release everything. Idempotent."""
         self._host.close()
+        self._keeper.close()
         if self._kept is not None:
             self._kept.close()
         if self._input is not None:
@@ -286,7 +265,7 @@ class Agent:
         """Keep the ranks. Their output goes to files in the working directory, as with --output-filename; where there
         can be no files it is lost."""
         self.alone = reason
-        if self._printer is None:
+        if self.relay is None:
             with contextlib.suppress(OSError), contextlib.ExitStack() as made:
                 kept = made.enter_context(contextlib.closing(Relay(self._selector, self._want_output)))
                 kept.open()
@@ -307,8 +286,8 @@ class Agent:
             self.link.send("gone")
         if self._told_gone and not self._told_drained and time.monotonic() >= self._host.drained_at:
             self._told_drained = True
-            if self._printer is not None:
-                self._printer.send_tails()
+            for rank, tail in self._tails.items():
+                self.link.send("output", rank, STDERR, "\n".join([*tail.lines(), ""]).encode())
             self.link.send("drained")
 
     # Messages of the launcher
@@ -326,19 +305,14 @@ class Agent:
                 self.link.limit = limit
                 self._lasting = lasting
                 self._escalation = Escalation(grace)
-                self._host.grace = grace
+                self._here.grace = grace
                 self.link.send_bytes(marker)
-                self._host.open()
-                self.link.send("hello", asdict(Facts.own(*login.free_address_here())))
+                self.link.send("hello", asdict(Facts.own(*free_address_here())))
             case ["serve", bytes(secret), str(interface), [*hints]]:
-                self._host.serve(secret, interface, [str(hint) for hint in hints] + login.address_of_launcher())
-                assert self._host.serving is not None
-                url, torch = self._host.serving
+                others = [str(hint) for hint in hints] + address_of_launcher()
+                url, torch = self._keeper.serve(secret, interface, others)
+                self._here.has_store = True
                 self.link.send("serving", url, list(torch))
-            case ["reach", str(url), bytes(secret)]:
-                if self._job is None:  # the node that was started by hand is here because it has reached the store
-                    self._host.reach(url, secret)
-                self.link.send("reached")
             case ["start", dict(values)]:
                 self._start(values)
             case ["credit", int(stream), int(count)] if stream in self._credit:
@@ -354,11 +328,11 @@ class Agent:
                 self._host.signal_rank(rank, signal.Signals(number))
             case ["heed", str(notice), float(seconds)]:
                 self._leave_seconds = seconds
-                self._host.heed(notice, seconds, lambda why: self.link.send("preempted", why))
+                self._host.heed(notice, seconds, partial(self.link.send, "preempted"))
             case ["ask", "culprit" | "left out" as question, [*ranks]]:
-                self._host.ask(question, [int(str(rank)) for rank in ranks])
+                self.link.send("answer", question, self._keeper.ask(question, [int(str(rank)) for rank in ranks]))
             case ["announce end", int(rank)]:
-                self._host.announce_end(rank)
+                self._keeper.announce_end(rank)
             case ["give up"]:
                 self._host.give_up()
             case ["finish", int(code)]:
@@ -371,16 +345,17 @@ class Agent:
         command = [os.fsdecode(word) for word in start.command]
         host, port = start.torch
         start = replace(start, command=command, torch=(host, port))
-        if self._job is not None and self._printer is not None:
+        if self._job is not None:
             start = replace(start, command=self._job.command, store=self._job.url, secret=self._job.secret)
-            self._printer.expect(start.ranks, start.size, self._job)
+            self._expect_output(start, self._job)
         self._started = True
         for rank in start.ranks:
             self._folders[rank] = Path(f"ronde-{start.name}") / rank_folder(rank, max(start.size, rank + 1))
         self._told_gone = self._told_drained = False
         if 0 in start.ranks:
             self._input = InputReceiver(self._selector, lambda count: self.link.send("taken", count))
-            self._host.stdin = self._input.read_end
+            self._here.stdin = self._input.read_end
+        self._host = self._host.with_room(max(start.room, len(start.ranks)))
         try:
             self._host.start(start)
         except OSError as error:
@@ -388,6 +363,15 @@ class Agent:
             self.link.send("failed", failure.text, failure.errno)
         if self._input is not None:
             self._input.release_read_end()
+
+    def _expect_output(self, start: Start, job: OwnJob) -> None:
+        """Expect output to print here. Raises OSError."""
+        for rank in start.ranks:
+            tail = self._tails[rank] = Tail()
+            prefix = prefix_of(rank, start.size, job.name) if job.prefix else b""
+            folder = None if job.output_folder is None else job.output_folder / rank_folder(rank, start.size)
+            if self.relay is not None:
+                self.relay.add(rank, prefix, tail, folder)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class StoreKeeper:
         interface  name or address of the interface that other hosts reach; "" chooses
         hints      other hosts of the job, the best way to name them first. None: the job has one host
 
-        After `serve_at` the arguments mean nothing: that store is the one.
+        Later the arguments mean nothing: there is one store.
         """
         if self._server is None:
             tls = Config.load(environment=self._environment).load_tls()
@@ -85,20 +85,33 @@ class StoreKeeper:
             self._server = None
 
 
-def reach(url: str, secret: bytes, environment: Mapping[str, str]) -> None:
-    """Connect to a store on another host. Raises RendezvousError, ConfigError."""
-    tls = Config.load(environment=environment).load_tls()
-    with contextlib.closing(_opened(url, secret, time.monotonic() + REACH_SECONDS, tls)) as store:
-        store.with_timeout(REACH_SECONDS).peek("reach")
+class WayToStore:
+    """The way of a host's ranks to the store. Several ranks of a host to which it is far get a proxy.
 
+    url  the store, or the proxy
 
-def proxy(url: str, secret: bytes, environment: Mapping[str, str], ranks: int) -> rendezvous.TcpStoreServer:
-    """A proxy, which serves already, of the store on another host, for the ranks of this one. Raises RendezvousError,
-    ConfigError."""
-    tls = Config.load(environment=environment).load_tls()
-    server = rendezvous.proxy_of(url, secret, below=ranks, deadline=time.monotonic() + REACH_SECONDS, tls=tls)
-    server.start()
-    return server
+    Raises RendezvousError if the store cannot be reached, ConfigError.
+    """
+
+    def __init__(self, url: str, secret: bytes, environment: Mapping[str, str], ranks: int, *, is_far: bool) -> None:
+        self.url = url
+        self._proxy: rendezvous.TcpStoreServer | None = None
+        if not is_far:
+            return
+        tls = Config.load(environment=environment).load_tls()
+        deadline = time.monotonic() + REACH_SECONDS
+        if ranks > 1:
+            self._proxy = rendezvous.proxy_of(url, secret, below=ranks, deadline=deadline, tls=tls)
+            self._proxy.start()
+            self.url = self._proxy.url
+        else:
+            with contextlib.closing(_opened(url, secret, deadline, tls)) as store:
+                store.with_timeout(REACH_SECONDS).peek("reach")
+
+    def close(self) -> None:
+        """End the proxy. Idempotent."""
+        if self._proxy is not None:
+            self._proxy.close()
 
 
 def _opened(url: str, secret: bytes, deadline: float, tls: Tls | None) -> Store:

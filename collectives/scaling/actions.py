@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Open:
-    """Reach a host. The answer is `Plan.ready` or `Plan.lost`."""
+    """Reach a host. The answer is `ready` or `lost`."""
+
+    host: str
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Let a host serve the store. The answer is `FixedPlan.ready` or `lost`."""
 
     host: str
 
@@ -21,7 +28,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Begin:
-    """Start the first world: process i is rank i, at the host and slot of `places[i]`."""
+    """Start the first world: process i is rank i, at the host and slot of `places[i]`. A host may answer by `ready`."""
 
     places: tuple[tuple[str, int], ...]
 
@@ -52,6 +59,22 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """Ask the store whether the other ranks have gone on without these. If so, tell `FixedPlan.left_behind`."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The ranks cannot be started: what these hosts were to do has failed, for `reason`, or '' if they were lost. No
+    action follows."""
+
+    hosts: tuple[str, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Finish:
     """End the job, and all processes that are left. No action follows.
 
@@ -65,4 +88,4 @@ class Finish:
     number: int | None = None
 
 
-Action = Open | Close | Begin | Start | Leave | Send | Finish
+Action = Open | Serve | Close | Begin | Start | Leave | Send | Ask | Refuse | Finish

@@ -203,6 +203,10 @@ class Plan:
         """The number of slots of a host that may have processes."""
         return self._hosts[name].usable
 
+    def is_open(self, name: str) -> bool:
+        """True for a host that was opened, and neither closed nor lost since."""
+        return name in self._hosts and self._hosts[name].state != "closed"
+
     def is_used(self, name: str) -> bool:
         """True while a host has processes of the job."""
         return any(process.host == name for process in self._processes.values())

@@ -16,8 +16,8 @@ from typing import Final
 
 import ronde
 from collectives.config import PREFIX, Settings
-from collectives.launch import cli
 from docs._tools.docstrings import blocks, cell, entries
+from frontends.command_line import cli
 from transports import registry
 from transports.errors import ConfigError, RondeError
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from collectives.launch.progress import progress
+from frontends.command_line.measuring import progress
 from tests.chaos.case import MAX_RANKS, Case, draw
 from tests.chaos.faults import FAULTS, TRANSPORTS, Bed
 from tests.chaos.process_bed import ProcessBed

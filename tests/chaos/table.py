@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 import collectives
-from collectives.launch import bench
+from frontends.command_line import bench
 from tests.chaos.faults import FAULTS, TRANSPORTS, Bed
 from tests.chaos.verdict import Broken, Outcome
 

@@ -62,7 +62,7 @@ def test_a_bad_level_is_an_error() -> None:
 
 def test_ranks_say_who_they_are() -> None:
     script = "import numpy, ronde; ronde.init(); ronde.allreduce(numpy.ones(1)); ronde.shutdown()"
-    command = [sys.executable, "-m", "collectives.launch.cli", "run", "-np", "2", "--set", "log_level=info"]
+    command = [sys.executable, "-m", "ronde", "run", "-np", "2", "--set", "log_level=info"]
     done = subprocess.run(
         [*command, sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )

@@ -53,7 +53,7 @@ def eventually(condition: Callable[[], Any]) -> None:
 def test_the_digits_are_those_of_ronde_run(dask_client: Any, size: int) -> None:
     results = engine.run(dask_client, dask_digits.train, [3], np=size)
     assert len(set(results)) == 1
-    command = [sys.executable, "-m", "collectives.launch.cli", "run", "-np", str(size), sys.executable]
+    command = [sys.executable, "-m", "ronde", "run", "-np", str(size), sys.executable]
     command += [str(Path(dask_digits.__file__)), "--here", "--epochs", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert results[0][1][:16] in done.stdout, done.stdout + done.stderr

@@ -66,7 +66,7 @@ def test_the_digits_are_those_of_ronde_run(spark: Any, size: int) -> None:
     results = [result for result, _ in found]
     assert len(set(results)) == 1
     assert size == 2 or len({folders for _, folders in found}) == 2  # both workers
-    command = [sys.executable, "-m", "collectives.launch.cli", "run", "-np", str(size), sys.executable]
+    command = [sys.executable, "-m", "ronde", "run", "-np", str(size), sys.executable]
     command += [str(Path(spark_digits.__file__)), "--here", "--epochs", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert results[0][1][:16] in done.stdout, done.stdout + done.stderr

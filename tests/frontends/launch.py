@@ -13,7 +13,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node"]
 
 def ronde_run(size: int, *options: str) -> list[str]:
     """The words that start `size` ranks: for `output`, before a script and its arguments."""
-    return ["-m", "collectives.launch.cli", "run", "--timeout", f"{bound(300):.0f}", "-np", str(size), *options]
+    return ["-m", "ronde", "run", "--timeout", f"{bound(300):.0f}", "-np", str(size), *options]
 
 
 def python(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectives.launch.test_elastic import ROOT, elastic
+from tests.collectives.launch.supervision.test_elastic import ROOT, elastic
 
 pytestmark = [pytest.mark.processes, pytest.mark.frameworks, pytest.mark.cluster]
 

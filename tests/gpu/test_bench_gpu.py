@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.launch import bench, cli
+from frontends.command_line import bench, cli
 from tests.collectives.launch.launcher import ronde
 from tests.gpu.gpus import gpus
 

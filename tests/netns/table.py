@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from collectives.launch.host import LOST
-from collectives.launch.processes import exit_code
+from collectives.launch.hosts.host import LOST
+from collectives.launch.processes.processes import exit_code
 from tests.chaos.table import machine, write
 from tests.netns.launchers import FAR, LAUNCHERS, SIZE, Launcher, Site
 from tests.netns.network import Process, obstacle

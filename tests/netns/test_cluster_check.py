@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from collectives.launch import cluster_report
-from collectives.launch.cluster_check import Findings, check
-from collectives.launch.cluster_facts import facts_here
-from collectives.launch.cluster_probe import Probe
-from collectives.launch.cluster_probes import ProbeHere
+from frontends.command_line.doctor import report as cluster_report
+from frontends.command_line.doctor.check import Findings, check
+from frontends.command_line.doctor.facts import facts_here
+from frontends.command_line.doctor.probe import Probe
+from frontends.command_line.doctor.probes import ProbeHere
 from tests.netns.network import CABLE, Host, Network
 
 pytestmark = pytest.mark.long

@@ -13,7 +13,7 @@ from tests.netns.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 
-TRAIN = str(Path(__file__).resolve().parents[1] / "collectives" / "launch" / "elastic_train.py")
+TRAIN = str(Path(__file__).resolve().parents[1] / "collectives" / "launch" / "supervision" / "elastic_train.py")
 
 
 def test_hosts_are_preempted_added_and_lost(ssh_trio: Cluster, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def patient(*options: str) -> tuple[str, ...]:
 def gone(made: Cluster) -> None:
     """No probe is left on any host."""
     until = time.monotonic() + 10
-    while made.processes("collectives.launch.cluster_probe"):
+    while made.processes("frontends.command_line.doctor.probe"):
         assert time.monotonic() < until
         time.sleep(0.05)
 
@@ -131,7 +131,7 @@ def test_by_every_rank_of_torchrun_with_a_firewall(ssh_trio: Cluster) -> None:
 
 def as_ranks(made: Cluster, commands: Mapping[str, list[str]]) -> tuple[int, dict[str, Any]]:
     """Let launchers on hosts start `ronde doctor --cluster`: the exit code of the first, and the findings."""
-    words = [sys.executable, "-m", "collectives.launch.cli", "doctor", "--cluster", "--json"]
+    words = [sys.executable, "-m", "ronde", "doctor", "--cluster", "--json"]
     with ExitStack() as stack:
         started = []
         for host, command in commands.items():

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from collectives import Config
 from collectives.failure.launcher_reports import culprit
 from collectives.failure.mismatched_calls import find_mismatch, mismatch
-from collectives.launch.outcome import Failure, Success, dump, load
-from collectives.launch.run_command import as_variables
+from collectives.launch.calls.outcome import Failure, Success, dump, load
 from collectives.planning.rules import Rules
 from collectives.watchdog import stall_report as stall
+from frontends.command_line.run import as_variables
 from tests.security.fuzz import faulty, fuzz, numbers, values
 from transports import launchers, packed
 from transports.errors import ConfigError, MismatchError, RondeError, from_wire, to_wire

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import collectives
-from collectives.launch import supervisor
-from collectives.launch.host import Start
+from collectives.launch.hosts.host import Start
+from collectives.launch.job import job as launching
 from tests.collectives.launch.launcher import ronde
 from tests.transports.groups import groups, soon
 from tests.transports.tcp_ranks import in_threads, link, ranks
@@ -64,7 +64,7 @@ PROGRAM = """
 import contextlib, io, logging, os, pathlib, subprocess, sys
 logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
 import numpy, collectives
-from collectives.launch import cli
+from frontends.command_line import cli
 from transports import launchers
 comm = collectives.init()
 comm.allreduce(numpy.ones(1000))
@@ -144,7 +144,7 @@ def test_no_repr_shows_it() -> None:
         things = [
             job,
             group,
-            supervisor.Job(["true"], [supervisor.Place("h", [0])], secret, variables, variables),
+            launching.Job(["true"], [launching.Place("h", [0])], secret, variables, variables),
             Start(["true"], [0], 1, "tcp://localhost:1", "job", ("localhost", 1), secret),
             TcpTransport(group),
             server,

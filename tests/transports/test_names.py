@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from collectives.launch.discovery import DiscoveryError, Dns
+from collectives.launch.job.discovery import DiscoveryError, dns
 from tests.collectives.launch.launcher import BOUND, RONDE, environment
 from transports import interfaces, names
 from transports.errors import DeadlineExceeded, RendezvousError
@@ -57,14 +57,14 @@ ASKED: list[Callable[[], object]] = [
     lambda: TcpStore("far.example", 1, b"0123456789abcdef").with_timeout(0.3).peek("a"),
     lambda: TcpStore("far.example", 1, b"0123456789abcdef").get("a", soon()),
     lambda: TorchStore("far.example", 1, "", soon()),
-    lambda: Dns("far.example", 1).find(),
+    lambda: dns("far.example", 1).find(),
 ]
 
 
 @pytest.mark.parametrize("ask", ASKED)
 @pytest.mark.usefixtures("silent")
 def test_l16_a_name_is_resolved_within_the_deadline(ask: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collectives.launch.discovery.COMMAND_SECONDS", 0.3)
+    monkeypatch.setattr("collectives.launch.job.discovery.COMMAND_SECONDS", 0.3)
     monkeypatch.setattr("transports.rendezvous.tcp.ATTEMPT_SECONDS", 0.3)
     began = time.monotonic()
     with pytest.raises((TimeoutError, RendezvousError, DeadlineExceeded, DiscoveryError)):

@@ -12,9 +12,9 @@ import pytest
 from benchmarks.algorithms import PAGE, page
 from collectives.algorithms import Algorithm, algorithms
 from collectives.drawing import draw_animation, draw_svg, draw_text, picture_of
-from collectives.launch.cli import main
 from collectives.proof import lower_ranks
 from collectives.schedule import SPECS, Kind
+from frontends.command_line.cli import main
 
 ALL = [found for collective in SPECS for found in algorithms(collective).values() if collective != "barrier"]
 RING = """\

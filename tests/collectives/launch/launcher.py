@@ -14,7 +14,7 @@ from dataclasses import dataclass
 BOUND = 300.0
 """Seconds after which a test fails; normal runs take far less."""
 
-RONDE = [sys.executable, "-m", "collectives.launch.cli"]
+RONDE = [sys.executable, "-m", "ronde"]
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

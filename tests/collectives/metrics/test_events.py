@@ -19,14 +19,14 @@ import pytest
 from collectives import Communicator, ConfigError, RondeError
 from collectives.algorithms import algorithms
 from collectives.compression import Int8
-from collectives.launch import cli
-from collectives.launch.timeline import lanes_of, merge, read
 from collectives.metrics.events import Trace, now
 from collectives.metrics.recorder import rank_path
 from collectives.metrics.timeline import Header, Timeline
 from collectives.metrics.trace_file import Event
 from collectives.operations.clock_sync import compare_clocks
 from collectives.planning.plan import Call
+from frontends.command_line import cli
+from frontends.command_line.timeline import lanes_of, merge, read
 from tests.collectives.launch.launcher import ronde
 from tests.worlds import World, Worlds, world_of
 

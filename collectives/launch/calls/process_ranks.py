@@ -1,0 +1,133 @@
+"""Ranks of `run` as new processes of this machine, for every transport that connects processes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+from collectives.config import Config
+from collectives.launch.calls.notebook import RankOutput
+from collectives.launch.calls.outcome import Failure, Outcome, load
+from collectives.launch.calls.worker import work
+from collectives.launch.processes import describe_status
+from transports import launchers, rendezvous
+from transports.auth import new_secret
+from transports.interfaces import choose_address
+
+GRACE: Final = 3.0
+"""Seconds for processes to end by themselves, and then after SIGTERM, before the next harder means."""
+
+
+@dataclass
+class _Process:
+    rank: int
+    process: BaseProcess
+    results: connection.Connection
+    received: bytearray = field(default_factory=bytearray)
+    open: bool = True
+    outcome: Outcome | None = None
+
+    def read(self) -> None:
+        """Read the pieces that have arrived; the last one completes the outcome."""
+        try:
+            while self.open and self.outcome is None and self.results.poll():
+                piece = self.results.recv_bytes()
+                self.received += piece
+                if not piece:
+                    self.outcome = load(self.rank, bytes(self.received))
+        except EOFError:
+            self.open = False
+
+    def check_exit(self) -> None:
+        """Record a failure if the process has ended without sending an outcome."""
+        if self.outcome is None and self.process.exitcode is not None:
+            self.read()
+        if self.outcome is None and self.process.exitcode is not None:
+            self.outcome = Failure(
+                self.rank,
+                RuntimeError(
+                    f"rank {self.rank} (pid {self.process.pid}) {describe_status(self.process.exitcode)} before the "
+                    "function returned. If the function was not even called: a script must call run under "
+                    "if __name__ == '__main__'"
+                ),
+            )
+
+
+class ProcessRanks:
+    """`np` processes that call a function; `payload` and `pickler` as for `worker.work`. See `outcome.Ranks`.
+
+    output  what shows the output of the ranks; None leaves them this process's own streams
+    """
+
+    def __init__(
+        self,
+        np: int,
+        config: Config,
+        payload: bytes,
+        pickler: Callable[[object], bytes],
+        output: RankOutput | None = None,
+    ) -> None:
+        self._np = np
+        self._config = config
+        self._payload = payload
+        self._pickler = pickler
+        self._output = output
+        self._processes: list[_Process] = []
+        self._resources = contextlib.ExitStack()
+
+    def start(self) -> None:
+        """Start the processes, and the store by which they find each other."""
+        context = multiprocessing.get_context("spawn")
+        secret = new_secret()
+        server = rendezvous.TcpStoreServer(choose_address("", None), secret=secret, tls=self._config.load_tls())
+        self._resources.enter_context(server)
+        name = secrets.token_hex(4)
+        if self._output is not None:
+            self._resources.callback(self._output.close)
+        for rank in range(self._np):
+            job = launchers.Job(rank, self._np, server.url, secret, rank, self._np, name)
+            receiver, sender = context.Pipe(duplex=False)
+            self._resources.callback(receiver.close)
+            with sender, contextlib.ExitStack() as ends:
+                stream = None if self._output is None else ends.enter_context(self._output.pipe(rank))
+                environment = launchers.job_to_environment(job)
+                call = (self._payload, self._pickler)
+                arguments = (rank, environment, self._config.transport, *call, sender, stream)
+                process = context.Process(target=work, args=arguments, name=f"ronde-rank-{rank}")
+                process.start()
+            self._processes.append(_Process(rank, process, receiver))
+        if self._output is not None:
+            self._output.start()
+
+    def receive(self, until: float) -> list[Outcome]:
+        """Wait for outcomes, at most until that moment."""
+        unfinished = [process for process in self._processes if process.outcome is None]
+        waiting: list[Any] = [process.process.sentinel for process in unfinished]
+        waiting += [process.results for process in unfinished if process.open]
+        connection.wait(waiting, None if until == math.inf else max(0.0, until - time.monotonic()))
+        for process in unfinished:
+            process.read()
+            process.check_exit()
+        return [process.outcome for process in unfinished if process.outcome is not None]
+
+    def close(self, *, abort: bool) -> None:
+        """Wait for the processes (not with `abort`), then terminate and at last kill them. Releases everything."""
+        with self._resources:
+            for end in ([] if abort else [None]) + [BaseProcess.terminate, BaseProcess.kill]:
+                deadline = time.monotonic() + GRACE
+                for process in self._processes:
+                    if end is not None:
+                        end(process.process)
+                for process in self._processes:
+                    process.process.join(max(0.0, deadline - time.monotonic()))
+            for process in self._processes:
+                if process.process.exitcode is not None:
+                    process.process.close()

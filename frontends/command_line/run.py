@@ -1,0 +1,521 @@
+"""`ronde run`: start a program on several ranks, on this machine or on several hosts, and supervise it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final
+
+from collectives.config import PREFIX, Config, Settings
+from collectives.launch.hosts import Srun, Ssh, StoreKeeper
+from collectives.launch.job import (
+    Discovery,
+    Elastic,
+    Job,
+    NamedHost,
+    Place,
+    StartError,
+    allocated,
+    dns,
+    fixed,
+    host_file,
+    parse_list,
+    script,
+    slurm_job,
+)
+from collectives.launch.processes import (
+    check_free,
+    exit_code,
+    exported,
+    fill_standard_descriptors,
+    passed_on,
+    usable_cores,
+)
+from collectives.launch.supervision import Meeting, OwnJob, attend, come, given_secret, lead, parse_address, supervise
+from collectives.scaling import Cooldown, Terms
+from frontends.command_line import horovod_settings
+from frontends.command_line.arguments import add_hosts, count, places_of, positive, seconds, whole
+from transports import launchers, registry
+from transports.auth import new_secret
+from transports.errors import ConfigError
+from transports.interfaces import choose_address
+from transports.settings import did_you_mean
+
+DESCRIPTION: Final = """\
+Start a program on several ranks, of this machine or of the hosts that -H or --hostfile names.
+
+Every rank is a process that runs the same command; ronde.init() connects it to the other ranks.
+Each line of output is printed with its rank in front. Only rank 0 reads standard input.
+
+Other hosts are reached by ssh, which must ask for nothing (keys, known hosts). They need the same Python, the same
+Ronde and the same folder as this one. Their ranks get the variables PATH, PYTHONPATH, LD_LIBRARY_PATH, VIRTUAL_ENV,
+CONDA_* and RONDE_* of this process and those of -x; all other variables are those of a login there. In an allocation of
+Slurm (sbatch, salloc) the ranks run on its nodes, one per task, and srun takes the place of ssh.
+
+If a rank fails, the other ranks get 1.5 seconds to print their errors and are then terminated. The report names the
+rank that failed first, with the end of its stderr. The exit code is that of this rank (128 + N if signal N killed it).
+A host that cannot be reached any more counts as a failure of its ranks, with exit code 255.
+With --keep-going the other ranks continue, and the exit code is 0 if any rank exits with 0.
+Ctrl-C ends all ranks and their child processes. A second Ctrl-C kills them at once.
+"""
+EXAMPLES: Final = """\
+examples:
+  ronde run -np 4 train.py --lr 0.1            a file that ends in .py runs in this Python
+  ronde run -np 4 python -m package.train      any other command runs unchanged
+  ronde run -np 2 --transport tcp --set tcp.interface=lo train.py
+  ronde run -np 2 --time-limit 600 pytest tests  end the job after ten minutes, with exit code 124
+  ronde run -np 2 --no-prefix train.py | tee log
+  ronde run --nodes 2 --node-rank 1 --meet h1:29400 -np 4 train.py    on h2; on h1 with --node-rank 0
+  ronde run -H h1:4,h2:4 -x OMP_NUM_THREADS=2 train.py     eight ranks on two hosts
+
+Unless OMP_NUM_THREADS is set, it is set for the ranks to the number of cores divided by the number of ranks.
+"""
+_SWITCHES: Final = ("min_np", "max_np", "host_discovery_script", "discover_dns")
+_MORE: Final = (
+    *("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range", "spares", "leave_timeout"),
+    "preemption_file",
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """See `cli.Command`."""
+    parser.usage = "ronde run [options] command [argument ...]"
+    parser.add_argument(
+        "-np",
+        "-n",
+        "--np",
+        "--num-proc",
+        dest="np",
+        type=count,
+        metavar="N",
+        help="number of ranks (default: one per usable core, or per slot of the hosts)",
+    )
+    parser.add_argument("--transport", metavar="NAME", help="transport between the ranks (ronde doctor lists them)")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        type=_setting,
+        metavar="KEY=VALUE",
+        help="setting for the ranks, such as timeout=30 or tcp.interface=lo; repeat it for several settings",
+    )
+    parser.add_argument(
+        "-x",
+        dest="exported",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="environment variable for all ranks, with the given value or its value here; repeat it for several",
+    )
+    parser.add_argument(
+        "--time-limit",
+        "--timeout",
+        dest="time_limit",
+        type=seconds,
+        metavar="S",
+        help="end the job after S seconds, with exit code 124 (default: never)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=seconds,
+        default=5.0,
+        metavar="S",
+        help="seconds between SIGTERM and SIGKILL when ranks are ended (default: 5)",
+    )
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="let the other ranks continue when a rank fails; for programs that call shrink()",
+    )
+    _add_output(parser.add_argument_group("output of the ranks"))
+    _add_horovod(parser.add_argument_group("settings under the names of horovodrun"))
+    group = parser.add_argument_group("several hosts")
+    add_hosts(group)
+    _add_nodes(group)
+    _add_elastic(parser.add_argument_group("elastic jobs, whose ranks come and go"))
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
+
+
+def _add_output(group: Any) -> None:
+    """Add the options on the lines that ranks print."""
+    group.add_argument("--no-prefix", dest="prefix", action="store_false", help="do not begin lines with the rank")
+    group.add_argument(
+        "--prefix-output-with-timestamp",
+        dest="stamped",
+        action="store_true",
+        help="begin each line with the local time at which the launcher received it",
+    )
+    group.add_argument(
+        "--output-filename",
+        dest="output_folder",
+        type=Path,
+        metavar="DIR",
+        help="write the output of each rank also to DIR/rank.N/stdout and DIR/rank.N/stderr",
+    )
+
+
+def _add_horovod(group: Any) -> None:
+    """Add options of horovodrun that are settings here."""
+    for name, key, convert, metavar in (
+        ("--timeline-filename", "timeline", str, "FILE"),
+        ("--fusion-threshold-mb", "fusion_bytes", lambda text: str(count(text) << 20), "MB"),
+        ("--stall-check-warning-time-seconds", "stall", lambda text: f"{seconds(text):g}", "S"),
+        ("--stall-check-shutdown-time-seconds", "timeout", lambda text: f"{positive(text):g}", "S"),
+        ("--gloo-timeout-seconds", "connect_timeout", lambda text: f"{positive(text):g}", "S"),
+    ):
+        group.add_argument(
+            name,
+            dest="horovod",
+            action="append",
+            default=[],
+            type=_converted(key, convert),
+            metavar=metavar,
+            help=f"--set {key}=...",
+        )
+    group.add_argument(
+        "--no-stall-check", dest="horovod", action="append_const", const=("stall", "0"), help="--set stall=0"
+    )
+    group.add_argument(
+        "--timeline-mark-cycles",
+        dest="horovod",
+        action="append_const",
+        const=("timeline_style", "horovod-cycles"),
+        help="--set timeline_style=horovod-cycles",
+    )
+
+
+def _converted(key: str, convert: Callable[[str], str]) -> Callable[[str], tuple[str, str]]:
+    """The setting that an argument is."""
+    return lambda text: (key, convert(text))
+
+
+def _add_nodes(group: Any) -> None:
+    """Add the options for nodes that are started by hand, and the limits for hosts."""
+    group.add_argument(
+        "--nodes",
+        type=count,
+        metavar="N",
+        help="number of nodes on which `ronde run` is started by hand; -np is the number of ranks on this node",
+    )
+    group.add_argument("--node-rank", type=whole, metavar="I", help="number of this node, 0 to N - 1")
+    group.add_argument(
+        "--meet", metavar="HOST:PORT", help="address at which node 0 listens and to which the other nodes connect"
+    )
+    group.add_argument(
+        "--start-timeout",
+        type=positive,
+        metavar="S",
+        help="seconds until all hosts must have started their ranks (default: 30)",
+    )
+    group.add_argument(
+        "--host-timeout",
+        type=positive,
+        default=10.0,
+        metavar="S",
+        help="seconds without a sign of life after which a host counts as lost (default: 10)",
+    )
+
+
+def _add_elastic(group: Any) -> None:
+    """Add the options for elastic jobs."""
+    group.add_argument(
+        "--min-np",
+        "--min-num-proc",
+        dest="min_np",
+        type=count,
+        metavar="N",
+        help="least number of ranks; with fewer slots the job waits (default: -np, or 1)",
+    )
+    group.add_argument(
+        "--max-np",
+        "--max-num-proc",
+        dest="max_np",
+        type=count,
+        metavar="N",
+        help="greatest number of ranks (default: the slots of the hosts)",
+    )
+    group.add_argument(
+        "--host-discovery-script",
+        metavar="PATH",
+        help="program that prints the current hosts, one per line, as NAME or NAME:SLOTS; run every second",
+    )
+    group.add_argument(
+        "--discover-dns",
+        metavar="NAME",
+        help="DNS name that resolves to the addresses of the hosts, such as a headless service of Kubernetes",
+    )
+    group.add_argument(
+        "--slots-per-host",
+        type=count,
+        metavar="N",
+        help="slots of a host for which no number is given (default: 1)",
+    )
+    group.add_argument(
+        "--elastic-timeout",
+        type=positive,
+        metavar="S",
+        help="seconds to wait for --min-np slots, at the start and later, before the job fails (default: 600)",
+    )
+    group.add_argument(
+        "--reset-limit",
+        type=whole,
+        metavar="N",
+        help="the job fails after N changes of its ranks (default: no limit)",
+    )
+    group.add_argument(
+        "--blacklist-cooldown-range",
+        type=positive,
+        nargs=2,
+        metavar=("MIN", "MAX"),
+        help="seconds that a slot rests after its first fault, and at most; each rest is twice the one before. A fault "
+        "after a rest of MAX is the slot's last (default: 1 64)",
+    )
+    group.add_argument(
+        "--spares",
+        type=whole,
+        metavar="K",
+        help="processes beyond --max-np that wait, started and connected, to replace a rank (default: 0)",
+    )
+    group.add_argument(
+        "--leave-timeout",
+        type=positive,
+        metavar="S",
+        help="seconds that ranks get to leave a host that is drained, preempted or no longer listed (default: 60)",
+    )
+    group.add_argument(
+        "--preemption-file",
+        metavar="PATH",
+        help="path of a file; the ranks of a host leave when the file appears on that host",
+    )
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be KEY=VALUE")
+    return key, value
+
+
+def main(args: argparse.Namespace) -> int:
+    """Start the ranks and wait for them; the exit code. Raises ConfigError for a bad setting, with nothing started."""
+    command = as_command(args.command)
+    if not command:
+        args.parser.error("no program given; put a command after the options, for example: ronde run -np 4 train.py")
+    settings = [*args.settings, *args.horovod]
+    if any(key == "timeline" for key, _ in args.horovod):
+        settings.insert(0, ("timeline_style", "horovod"))
+    if args.transport is not None:
+        settings.append(("transport", args.transport))
+    if args.network_interface is not None:
+        settings.append(("tcp.interface", args.network_interface))
+    extra = variables_of(settings, args.exported)
+    if args.nodes is None:  # that is started on each node
+        launchers.check_started_once(os.environ, "ronde run")
+    options = {
+        "prefix": args.prefix,
+        "stamped": args.stamped,
+        "output_folder": args.output_folder,
+        "grace": args.grace,
+        "time_limit": args.time_limit,
+        "start_timeout": args.start_timeout or start_timeout(os.environ),
+        "host_timeout": args.host_timeout,
+        "keep_going": args.keep_going,
+    }
+    if is_elastic(args):
+        return run_job(command, extra, places=(), elastic=elastic(args, os.environ), **options)
+    if args.nodes is not None:
+        return run_node(args, command, extra, options)
+    return run_job(command, extra, places=places_of(args), **options)
+
+
+def variables_of(settings: Sequence[tuple[str, str]], words: Sequence[str] = ()) -> dict[str, str]:
+    """The variables that ranks get beside those of this process: for settings, from options -x, and for Horovod's
+    variables. Raises ConfigError."""
+    names = horovod_settings.ignored(os.environ)
+    if names:
+        sys.stderr.write(f"ronde: warning: no setting of Ronde is like {', '.join(names)}; see docs/launch-flags.md\n")
+    extra = {**horovod_settings.translated(os.environ), **exported(words, os.environ), **as_variables(settings)}
+    check_free(extra)
+    Config.load(environment={**os.environ, **extra}).load_tls()
+    return extra
+
+
+def start_timeout(environment: Mapping[str, str]) -> float:
+    """The default of --start-timeout. Raises ConfigError."""
+    return _seconds_in(environment, horovod_settings.START_TIMEOUT, "30")
+
+
+def _seconds_in(environment: Mapping[str, str], name: str, default: str) -> float:
+    try:
+        return positive(environment.get(name, default))
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"{name}={error}") from error
+
+
+def interface_of(variables: Mapping[str, str]) -> str:
+    """The setting tcp.interface, by which other hosts must reach the store too; '' if it is not set."""
+    value, _ = Config.load(environment=variables).options.get("tcp", {}).get("interface", ("", ""))
+    return str(value)
+
+
+def run_job(command: Sequence[str], extra: Mapping[str, str], **options: Any) -> int:
+    """Run a job; the exit code. `extra`: see `variables_of`; `options`: other fields of `Job`. Raises RondeError."""
+    if not hasattr(os, "posix_spawnp"):
+        raise ConfigError("ronde run: requires a POSIX system; on this system start ranks with ronde.run(fn, np=...)")
+    variables = {**os.environ, **extra}
+    options = {"secret": new_secret(), **options}
+    if len(options["places"]) != 1:
+        options["interface"] = interface_of(variables)
+    job = Job(command, variables=variables, passed_on=passed_on(os.environ, extra), name=token_hex(4), **options)
+    try:
+        return supervise(job)
+    except StartError as error:
+        sys.stderr.write(f"ronde run: {error}\n")
+        return error.code
+
+
+def run_node(args: argparse.Namespace, command: Sequence[str], extra: Mapping[str, str], options: Any) -> int:
+    """Run the ranks of one of several nodes that were started by hand; the exit code of the job. Raises RondeError."""
+    if args.hosts is not None or args.hostfile is not None:
+        args.parser.error("--nodes starts this node alone: give it without -H and --hostfile")
+    if args.meet is None or args.node_rank is None or not 0 <= args.node_rank < args.nodes:
+        args.parser.error(f"--nodes {args.nodes} needs --meet HOST:PORT and --node-rank, 0 to {args.nodes - 1}")
+    host, port = parse_address(args.meet)
+    secret = given_secret(os.environ)
+    variables, until = {**os.environ, **extra}, time.monotonic() + options["start_timeout"]
+    tls = Config.load(environment=variables).load_tls()
+    meeting = Meeting(args.nodes, args.node_rank, host, port, until, secret, tls)
+    count, name = args.np or usable_cores(), socket.gethostname()
+    keeper = StoreKeeper(variables)
+    fill_standard_descriptors()
+    try:
+        if args.node_rank > 0:
+            pipes = come(meeting, count)
+        else:
+            interface = args.network_interface or ""
+            nodes = lead(meeting, keeper, choose_address(interface, None) if interface else "")
+    except KeyboardInterrupt:
+        return exit_code(-signal.SIGINT)
+    if args.node_rank > 0:
+        job = OwnJob(command, variables, meeting.url, secret, name, args.prefix, args.stamped, args.output_folder)
+        return attend(job, pipes)
+    places, first = [Place(name, range(count))], count
+    for node in nodes:
+        places.append(Place(node.name, range(first, first + node.count), connected=node.pipes))
+        first += node.count
+    with contextlib.closing(keeper):
+        return run_job(command, extra, places=places, secret=secret, keeper=keeper, **options)
+
+
+def is_elastic(args: argparse.Namespace) -> bool:
+    """True if the options ask for an elastic job. Ends by a usage error for options that need one."""
+    given = [name for name in _MORE if getattr(args, name) is not None]
+    elastic = any(getattr(args, name) is not None for name in _SWITCHES)
+    if given and not elastic:
+        args.parser.error(
+            f"{_option(given[0])}: is for elastic jobs; give --min-np, --max-np, --host-discovery-script or "
+            "--discover-dns as well"
+        )
+    if elastic:
+        for name in ("nodes", "keep_going"):
+            if getattr(args, name):
+                args.parser.error(f"{_option(name)}: an elastic job cannot have it")
+    return elastic
+
+
+def elastic(args: argparse.Namespace, environment: Mapping[str, str]) -> Elastic:
+    """The terms of the job, and the ways to find and reach its hosts. Raises ConfigError."""
+    terms = terms_of(args, environment)
+    way, discovery = way_and_discovery(args, terms)
+    return Elastic(terms, discovery, way, notice=args.preemption_file or "")
+
+
+def terms_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Terms:
+    """The terms of the job. Raises ConfigError that names the option."""
+    minimum = args.min_np or args.np or 1
+    if args.np is not None and args.np < minimum:
+        raise ConfigError(f"-np {args.np}: must be at least --min-np {minimum}")
+    if args.max_np is not None and args.max_np < max(minimum, args.np or 1):
+        smaller = f"-np {args.np}" if args.np is not None and args.np > minimum else f"--min-np {minimum}"
+        raise ConfigError(f"--max-np {args.max_np}: must be at least {smaller}")
+    if args.spares and args.max_np is None:
+        raise ConfigError(f"--spares {args.spares}: needs --max-np; without it there is a rank in every slot")
+    shortest, longest = args.blacklist_cooldown_range or (Cooldown().shortest, Cooldown().longest)
+    if shortest > longest:
+        raise ConfigError(
+            f"--blacklist-cooldown-range {shortest:g} {longest:g}: the first number must not exceed the second"
+        )
+    return Terms(
+        minimum,
+        args.max_np,
+        args.np,
+        args.spares or 0,
+        args.elastic_timeout or _seconds_in(environment, horovod_settings.ELASTIC_TIMEOUT, "600"),
+        args.reset_limit,
+        Cooldown(shortest, longest),
+        args.leave_timeout or Terms(1).leave_timeout,
+        args.grace,
+    )
+
+
+def way_and_discovery(args: argparse.Namespace, terms: Terms) -> tuple[Ssh | Srun, Discovery]:
+    """The ways to reach the hosts and to find them. Raises ConfigError."""
+    slots = args.slots_per_host or 1
+    ssh = Ssh(args.ssh_port, args.ssh_identity_file)
+    named = [name for name in ("hosts", "hostfile", "host_discovery_script", "discover_dns") if getattr(args, name)]
+    if len(named) > 1:
+        args.parser.error(f"{_option(named[1])}: not allowed with {_option(named[0])}")
+    if args.host_discovery_script is not None:
+        return ssh, script(args.host_discovery_script, slots)
+    if args.discover_dns is not None:
+        return ssh, dns(args.discover_dns, slots)
+    if args.hostfile is not None:
+        return ssh, host_file(Path(args.hostfile), slots)
+    if args.hosts is not None:
+        return ssh, fixed(parse_list(args.hosts, slots))
+    nodes = allocated(os.environ)
+    if nodes is not None:
+        return Srun(), slurm_job(os.environ, nodes, args.slots_per_host)
+    own = socket.gethostname()
+    most = terms.maximum or terms.first or max(usable_cores(), terms.minimum)
+    return ssh, fixed([NamedHost(own, own, args.slots_per_host or most + terms.spares)])
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def as_command(words: Sequence[str]) -> list[str]:
+    """The command to execute for the words on the command line: a .py file runs in this Python."""
+    command = list(words[1:] if words[:1] == ["--"] else words)
+    return [sys.executable, *command] if command and command[0].endswith(".py") else command
+
+
+def as_variables(settings: Sequence[tuple[str, str]]) -> Mapping[str, str]:
+    """The environment variables for settings with keys such as 'timeout' and 'tcp.interface'.
+
+    Raises ConfigError for an unknown key. Config.load checks the values.
+    """
+    known = [field.name for field in dataclasses.fields(Settings)]
+    variables = {}
+    for key, value in settings:
+        transport, dot, option = key.partition(".")
+        if dot and transport in registry.names():
+            registry.make_options(transport, {option: (value, f"--set {key}")})
+        elif key not in known:
+            known += [f"{name}.OPTION" for name in registry.names()]
+            raise ConfigError(
+                f"--set {key}={value}: unknown setting{did_you_mean(key, known)}; known: {', '.join(known)}"
+            )
+        variables[PREFIX + key.replace(".", "_").upper()] = value
+    return variables

@@ -1,0 +1,136 @@
+"""The Unix socket by which commands reach a running elastic job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectives.launch.supervision import control
+from collectives.launch.supervision.control import ControlSocket
+from frontends.command_line import cli
+from transports.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "ronde"
+
+
+def answer(request: dict[str, Any]) -> dict[str, str]:
+    if request.get("drain") == "bad":
+        raise ConfigError("host 'bad': is not known")
+    if "drain" not in request:
+        raise ConfigError("unknown request")
+    return {"text": f"drained {request['drain']}"}
+
+
+@contextlib.contextmanager
+def served(name: str) -> Iterator[ControlSocket]:
+    """A socket that a thread serves."""
+    over = threading.Event()
+    with selectors.DefaultSelector() as selector, contextlib.closing(ControlSocket(selector, name, answer)) as made:
+
+        def serve() -> None:
+            while not over.is_set():
+                for key, _ in selector.select(0.02):
+                    key.data()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield made
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_drain(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with served("0a"):
+        assert os.stat(runtime).st_mode & 0o777 == 0o700
+        assert cli.main(["drain", "h2"]) == 0
+        assert capsys.readouterr().out == "drained h2\n"
+        assert cli.main(["drain", "bad", "--job", "0a"]) == 1
+        assert "job 0a: host 'bad': is not known" in capsys.readouterr().err
+        with served("0b"):
+            assert cli.main(["drain", "h2"]) == 1
+            assert "several elastic jobs run (0a, 0b); name one by --job" in capsys.readouterr().err
+            assert cli.main(["drain", "h2", "--job", "0b"]) == 0
+    assert not list(runtime.iterdir())
+    assert cli.main(["drain", "h2"]) == 1
+    assert "no elastic job runs in" in capsys.readouterr().err
+
+
+def test_no_such_job(runtime: Path) -> None:
+    with pytest.raises(ConfigError, match="job 0a: does not answer"):
+        control.ask_job("0a", {"drain": "h"})
+
+
+def test_the_socket_of_a_launcher_that_was_killed_is_removed(runtime: Path) -> None:
+    runtime.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(runtime / "0c.sock"))
+    assert control.running_jobs() == []
+    assert not list(runtime.iterdir())
+
+
+@pytest.mark.parametrize("line", [b"no json\n", b"[1]\n", b"{}\n", b"x" * 5000, b"", b"[" * 4000 + b"\n"])
+def test_bad_requests_do_no_harm(line: bytes) -> None:
+    with served("0a") as made, socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(30)
+        client.connect(str(made.path))
+        client.sendall(line)
+        reply = b""
+        with contextlib.suppress(ConnectionResetError, OSError):  # a line that is too long is not read to its end
+            client.shutdown(socket.SHUT_WR)
+            reply = client.recv(1000)
+        assert not reply or b"error" in reply
+        assert control.ask_job("0a", {"drain": "h"}) == "drained h"
+
+
+def _missing(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/none")
+
+
+def _a_file(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime.write_text("a file")
+
+
+def _of_another_user(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root gives files away")
+    runtime.mkdir(mode=0o700)
+    os.chown(runtime, 65534, 65534)
+
+
+def _too_long(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / ("x" * 110)))
+
+
+@pytest.mark.parametrize("spoil", [_missing, _a_file, _of_another_user, _too_long])
+def test_l8_an_unusable_folder_is_replaced(runtime: Path, monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
+    spoil(runtime, monkeypatch)
+    with served("0a") as made:
+        assert made.path.parent == control.socket_folders()[1]
+        assert control.running_jobs() == ["0a"]
+        assert control.ask_job("0a", {"drain": "h"}) == "drained h"
+
+
+def test_a_folder_of_somebody_else_is_refused(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with selectors.DefaultSelector() as selector, pytest.raises(ConfigError, match="does not belong to this user"):
+        ControlSocket(selector, "0a", answer)
+    with pytest.raises(ConfigError, match="does not belong to this user"):
+        control.ask_job("0a", {})

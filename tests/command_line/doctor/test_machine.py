@@ -1,0 +1,128 @@
+"""`ronde doctor`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import collectives
+from frontends.command_line import cli
+from frontends.command_line.doctor import machine as doctor
+from tests.collectives.launch.launcher import environment, ronde
+from transports import registry
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.environ", environment())
+    monkeypatch.chdir(tmp_path)
+
+
+def report(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    code = cli.main(["doctor", "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_sound_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = report(capsys)
+    assert code == 0
+    assert found["problems"] == found["warnings"] == []
+    assert found["versions"]["ronde"] == collectives.__version__
+    assert set(found["versions"]) == {"ronde", "python", "numpy", "msgpack", "ml_dtypes", "numba"}
+    assert set(found["frameworks"]) == {"torch", "tensorflow", "keras", "jax", "mxnet"}
+    assert {"CUDA", "NCCL", "cupy", "driver"} <= set(found["gpu"])
+    assert set(found["transports"]) == set(registry.names())
+    assert found["transports"]["local"] is None
+    assert found["machine"]["usable_cores"] >= 1
+    assert any("127.0.0.1" in addresses for addresses in found["interfaces"].values())
+    assert {"name": "timeout", "value": 1800.0, "source": "default"} in found["settings"]
+
+
+def test_every_setting_says_where_it_came_from(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ronde.toml").write_text('timeout = 60\nconnect_timeout = 5\n[tcp]\ninterface = "lo"\n')
+    monkeypatch.setenv("RONDE_CONNECT_TIMEOUT", "7")
+    code, found = report(capsys)
+    assert code == 0
+    rows = {row["name"]: (row["value"], row["source"]) for row in found["settings"]}
+    assert rows["timeout"] == (60.0, f"file {tmp_path / 'ronde.toml'}")
+    assert rows["connect_timeout"] == (7.0, "environment RONDE_CONNECT_TIMEOUT")
+    assert rows["tcp.interface"] == ("lo", f"file {tmp_path / 'ronde.toml'}, [tcp]")
+    assert rows["transport"] == ("auto", "default")
+
+
+def test_launcher_of_this_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor names the launcher, its variables, and the way to meet; a problem if there is none."""
+    secret = "5a" * 16
+    for name, value in {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "0", "RONDE_SECRET": secret}.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert "rank        1 of 2\n  variables   PMI_RANK=1, PMI_SIZE=2, PMI_FD=0\n" in said
+    assert "publishes its address through the launcher's PMI-1" in said
+    assert secret not in said
+    monkeypatch.setenv("PMI_FD", "987")
+    code, found = report(capsys)
+    assert code == 1
+    assert found["launcher"]["meeting"] == "not possible"
+    assert "PMI_FD=987 is not open" in found["problems"][0]
+
+
+def test_it_reads_well(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RONDE_TIMOUT", "3")
+    assert cli.main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    for heading in (
+        "versions",
+        "frameworks",
+        "software for GPUs",
+        "machine",
+        "interfaces",
+        "transports",
+        "compiled interpreter",
+        "settings",
+    ):
+        assert f"{heading}\n  " in said
+    assert "\nwarning: RONDE_TIMOUT is set but means nothing to Ronde\n" in said
+
+
+def test_a_bad_setting_is_a_problem(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RONDE_TIMEOUT", "soon")
+    assert cli.main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "\nproblem: ConfigError: " in said
+    assert "RONDE_TIMEOUT" in said
+    assert "transports\n  " in said
+
+
+def test_no_usable_transport_is_a_problem(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_why_not", lambda name: f"{name} is out of order")
+    code, found = report(capsys)
+    assert code == 1
+    assert found["problems"] == ["no transport can be used here"]
+    assert found["transports"]["tcp"] == "tcp is out of order"
+
+
+def test_it_keeps_the_secret(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RONDE_SECRET", "c0ffee" * 10)
+    assert cli.main(["doctor"]) == 0
+    assert "c0ffee" not in capsys.readouterr().out
+
+
+def test_it_shows_how_ranks_are_calibrated() -> None:
+    done = ronde("doctor", "--calibrate", "--json", extra={"RONDE_TRANSPORT": "local"})
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout)["calibration"]
+    assert (found["transport"], found["ranks"]) == ("local", 2)
+    assert found["copies_seconds"] >= 0
+    assert found["single_copy"].startswith("single copy ")
+    assert all(row["staged"] > 0 < row["single_copy"] for row in found["measured"])
+    done = ronde("doctor", "--calibrate", "-np", "3", extra={"RONDE_TRANSPORT": "local", "RONDE_CALIBRATE": "no"})
+    assert done.returncode == 0, done.stderr.decode()
+    said = done.stdout.decode()
+    assert "\ncalibration\n  ranks        3 over local\n" in said
+    assert "collectives  single copy at the usual sizes, or as the rules say\n" in said

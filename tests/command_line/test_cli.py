@@ -1,0 +1,149 @@
+"""The command line: arguments, help and errors. No ranks are started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import collectives
+from frontends.command_line import cli
+from frontends.command_line import run as run_command
+from tests.collectives.launch.launcher import environment
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.environ", environment())
+    monkeypatch.chdir(tmp_path)
+
+
+def exits(*arguments: str) -> int:
+    """The exit code of the command."""
+    try:
+        return cli.main(arguments)
+    except SystemExit as left:
+        return int(left.code or 0)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits("--version") == 0
+    assert capsys.readouterr().out == f"ronde {collectives.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (["--help"], ["run", "bench", "doctor", "examples:", "ronde run -np 4 train.py"]),
+        (["run", "--help"], ["examples:", "--num-proc N", "--transport NAME", "--set KEY=V", "--timeout S", "128 + N"]),
+        (["doctor", "--help"], ["examples:", "--json", "exit code"]),
+        (["bench", "--help"], ["examples:"]),
+    ],
+)
+def test_help_text(arguments: list[str], texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits(*arguments) == 0
+    said = capsys.readouterr().out
+    for text in texts:
+        assert text in said
+    assert all(len(line) <= 120 for line in said.splitlines())
+
+
+@pytest.mark.parametrize("arguments", [[], ["rum"], ["--versio"], ["run", "--timeou", "3", "true"]])
+def test_bad_command_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits(*arguments) == 2
+    assert "usage: ronde" in capsys.readouterr().err
+
+
+def test_missing_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits("run", "-np", "2") == 2
+    assert "no program given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        (["--set", "tmeout=3"], 1, "ronde: ConfigError: --set tmeout=3: unknown setting (did you mean 'timeout'?)"),
+        (["--set", "rank=3"], 1, "--set rank=3: unknown setting"),
+        (["--set", "timeout=soon"], 1, "timeout='soon' (from environment RONDE_TIMEOUT): must be a number"),
+        (["--set", "tcp.nonsense=1"], 1, "transport 'tcp' has no setting 'nonsense'"),
+        (["--set", "timeout"], 2, "must be KEY=VALUE"),
+        (["--transport", "pigeon"], 1, "transport='pigeon'"),
+        (["-np", "0"], 2, "'0': must be an integer, 1 or more"),
+        (["-np", "some"], 2, "'some': must be an integer, 1 or more"),
+        (["--timeout", "-1"], 2, "'-1': must be a number of seconds, 0 or more"),
+        (["--grace", "inf"], 2, "'inf': must be a number of seconds, 0 or more"),
+    ],
+)
+def test_bad_option_of_run(options: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits("run", *options, "true") == code
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["train.py", "-x"], [sys.executable, "train.py", "-x"]),
+        (["--", "train.py"], [sys.executable, "train.py"]),
+        (["python", "train.py"], ["python", "train.py"]),
+        (["ls", "--", "-x"], ["ls", "--", "-x"]),
+        ([], []),
+    ],
+)
+def test_command_to_execute(words: list[str], command: list[str]) -> None:
+    assert run_command.as_command(words) == command
+
+
+def test_settings_become_variables() -> None:
+    assert run_command.as_variables([("timeout", "3"), ("tcp.interface", "lo"), ("timeout", "4")]) == {
+        "RONDE_TIMEOUT": "4",
+        "RONDE_TCP_INTERFACE": "lo",
+    }
+
+
+def test_the_interface_of_the_store_may_be_set_in_a_file(tmp_path: Path) -> None:
+    assert run_command.interface_of({}) == ""
+    assert run_command.interface_of({"RONDE_TCP_INTERFACE": "eth1"}) == "eth1"
+    (tmp_path / "ronde.toml").write_text('[tcp]\ninterface = "eth2"\n')
+    assert run_command.interface_of({}) == "eth2"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["run", "--tranport", "tcp", "-np", "2", "x.py"], "--transport"),
+        (["run", "-np", "2", "--time-limits=3", "x.py"], "--time-limit"),
+        (["bench", "--algoritm=ring"], "--algorithm"),
+    ],
+)
+def test_an_unknown_option_is_reported_by_its_command(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert f"ronde {words[0]}: error: " in err
+    assert f"did you mean '{meant}'?" in err
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that a new interpreter has after it has run this."""
+    code += "; import sys; sys.stderr.write(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stderr.split())
+
+
+def test_the_package_loads_no_command_line() -> None:
+    found = loaded("import ronde")
+    assert "ronde" in found
+    assert not {"argparse", "frontends.command_line"} & found
+
+
+def test_a_command_is_imported_when_it_runs() -> None:
+    commands = {f"frontends.command_line.{module}" for module, _ in cli.COMMANDS.values()}
+    help_of_all = "from frontends.command_line import main\ntry: main(['--help'])\nexcept SystemExit: pass\nimport os"
+    assert not {*commands, "collectives", "numpy"} & loaded(help_of_all)
+    help_of_one = help_of_all.replace("'--help'", "'drain', '--help'")
+    assert commands & loaded(help_of_one) == {"frontends.command_line.drain"}
