@@ -79,7 +79,9 @@ class _Version(argparse.Action):
     """Print the version, which is imported for it, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        sys.stdout.write(f"ronde {importlib.import_module('collectives.version').__version__}\n")
+        from collectives.version import __version__
+
+        sys.stdout.write(f"ronde {__version__}\n")
         parser.exit()
 
 
