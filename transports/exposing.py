@@ -39,8 +39,8 @@ class EngineWindow(Window):
         if not engine.wait(_EpochReached(self, index, epoch), deadline):
             rank, peer = engine.rank, self.ranks[index]
             raise DeadlineExceeded(
-                f"rank {rank} waited too long for {engine.group.describe(peer)} to reach epoch {epoch} of a window; "
-                f"it is at {self.epoch_of(index)}",
+                f"rank {rank} waited too long for {engine.group.describe(peer)} to reach {self.epoch_in_words(epoch)}; "
+                f"it is at {self.epoch_in_words(self.epoch_of(index))}",
                 rank=rank,
                 peer=peer,
             )

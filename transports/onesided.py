@@ -75,6 +75,8 @@ class Window(ABC):
     ranks: tuple[int, ...]
     index: int
     nbytes: int
+    epoch_in_words: Callable[[int], str] = "epoch {}".format
+    """The text for an epoch in errors. The user of the window may set another one."""
 
     @abstractmethod
     def view(self, index: int) -> memoryview:

@@ -167,6 +167,7 @@ class Executor:
         they are planned again, since there are no tables without a window."""
         self.forget_plans()
         self._window = self._binder.window = window
+        window.epoch_in_words = _epoch_in_words
         self._state.use(window.controls, window.index, window.nbytes // 2)
 
     def close(self) -> None:
@@ -547,6 +548,12 @@ class Executor:
             store, said = self._transport.group.store, f"{plan.call.describe()}, its call {number}"
             self._disagreement = mismatch(store, self.key, self.rank, len(self.ranks), said, detail)
         return MismatchError(self._disagreement.message, rank=self._disagreement.rank)
+
+
+def _epoch_in_words(epoch: int) -> str:
+    """See Window. Before the first call the ranks find out whether they can read each other's memory."""
+    number, phase = divmod(epoch, _EPOCHS_PER_CALL)
+    return f"step {phase} of call {number}" if number else f"step {phase} of the start"
 
 
 def _awaited(plan: Plan, at: int) -> Instruction | None:

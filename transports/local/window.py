@@ -91,7 +91,7 @@ class LocalWindow(EngineWindow):
         if published != epoch or kept != check:
             said = f"check {kept:#010x}" if published == epoch else "nothing"
             raise MismatchError(
-                f"{engine.group.describe(peer)} published {said} with epoch {epoch} of a window; "
+                f"{engine.group.describe(peer)} published {said} with {self.epoch_in_words(epoch)}; "
                 f"rank {engine.rank} expected check {check:#010x}",
                 rank=engine.rank,
                 peer=peer,

@@ -238,7 +238,7 @@ class ShmWindow(EngineWindow):
         rank, peer = self._engine.rank, self.ranks[index]
         published = f"check {found:#010x}" if found_epoch == epoch else "nothing"
         raise MismatchError(
-            f"{self._engine.group.describe(peer)} published {published} with epoch {epoch} of a window; "
+            f"{self._engine.group.describe(peer)} published {published} with {self.epoch_in_words(epoch)}; "
             f"rank {rank} expected check {check:#010x}",
             rank=rank,
             peer=peer,

@@ -153,6 +153,7 @@ def test_a_late_rank_is_awaited_until_the_deadline(compiled: list[str]) -> None:
     with world(compiled) as ranks:
         text, _ = ranks.run(body)
     assert "in allreduce(float64, 3 elements, op=sum), call 6, direct: others staged; rank 0 waits for rank 1" in text
+    assert "step 1 of call 6" in text, "epochs are told in the words of calls"
 
 
 def test_a_rank_that_waits_tells_where(compiled: list[str]) -> None:
