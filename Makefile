@@ -5,6 +5,7 @@
 #              is a part of it). .ci/run does make test, then make cluster TABLE=
 # make check   the checks, and the tests on threads and arrays. Left to make test: processes, frameworks, and the
 #              mark long (tests/security, tests/gpu, proofs of all sizes, training, two cases of conformance)
+# make nightly tests of more than a minute each
 # make proof   the proofs for all sizes up to 257 and the property tests with 300 examples, for hours
 # make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)
 # make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
@@ -35,10 +36,10 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: engines help demo test check lint proof bench compare cluster chaos compatibility docs release clean
+.PHONY: engines help demo test nightly check lint proof bench compare cluster chaos compatibility docs release clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -19
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -20
 
 demo: $(VENV)/.demo
 	@echo "== training on 4 ranks: ronde run -np 4 python examples/train_digits.py"
@@ -46,12 +47,15 @@ demo: $(VENV)/.demo
 
 test: lint
 	@echo "== pytest"
-	@$(PYTEST) -m "not cluster and not engines" $(ARGS)
+	@$(PYTEST) -m "not cluster and not engines and not nightly" $(ARGS)
+
+nightly: $(VENV)/.test
+	@$(PYTEST) -m nightly $(ARGS)
 
 check: JOBS = 4
 check: lint
 	@echo "== pytest, on threads and arrays"
-	@$(PYTEST) -m "not cluster and not engines and not frameworks and not processes and not long" --no-processes $(ARGS)
+	@$(PYTEST) -m "not cluster and not engines and not nightly and not frameworks and not processes and not long" --no-processes $(ARGS)
 
 proof: $(VENV)/.test
 	@RONDE_PROOF=long RONDE_FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
