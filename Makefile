@@ -10,7 +10,8 @@
 # make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)
 # make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
 # make compatibility  run tests of torch, accelerate, transformers and Lightning on the torch backend and on gloo, for
-#              half an hour (ARGS="torch --worlds 2" is a part of it), and write the table in docs/torch-distributed.md
+#              half an hour (ARGS="torch --worlds 2" is a part of it), and write the table in docs/torch-distributed.md;
+#              ARGS=mpi4py runs mpi4py's own tests on ronde.mpi, for two hours (ARGS="mpi4py cco_obj --worlds 2" is a part)
 # make engines install Ray, Dask and Spark and run the tests of ranks that they place, for some minutes
 # make docs    build the documentation site into site/ and check its links; make docs ARGS=serve shows it while you edit
 # make release build sdist and wheel into dist/, check them, and install each on every Python that is found here
@@ -93,7 +94,7 @@ compare: $(VENV)/.test
 compatibility: $(VENV)/.test
 	@echo "== installing what the compatibility run needs (a minute)"
 	@$(PIP) -e '.[test,compatibility]'
-	@$(BIN)/python -m tests.compatibility $(ARGS)
+	@$(BIN)/python -m $(if $(filter mpi4py,$(firstword $(ARGS))),tests.compatibility.mpi4py_suite $(wordlist 2,99,$(ARGS)),tests.compatibility $(ARGS))
 
 engines: $(VENV)/.test
 	@echo "== installing the engines (a minute)"

@@ -34,6 +34,7 @@ from collectives.functions import (
     broadcast_object,
     broadcast_object_async,
     changes_pending,
+    channel,
     compose,
     compose_async,
     cross_rank,
@@ -88,6 +89,7 @@ from collectives.functions import (
     split,
     start_timeline,
     stop_timeline,
+    subset,
 )
 from collectives.launch import run
 from collectives.operations import Status, Work
@@ -150,6 +152,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_async",
     "changes_pending",
+    "channel",
     "compose",
     "compose_async",
     "connect",
@@ -212,6 +215,7 @@ __all__ = [
     "split",
     "start_timeline",
     "stop_timeline",
+    "subset",
     "wait_to_join",
     "world",
     "world_scope",

@@ -38,7 +38,10 @@ from collectives.metrics import Endpoint, Header, HorovodTimeline, Meter, Timeli
 from collectives.negotiation import Engine
 from collectives.operations import (
     MAKE_JOB,
+    MESSAGES,
+    OWN_CHANNEL,
     CallQueue,
+    Channel,
     HostOperations,
     Persistent,
     PointToPoint,
@@ -58,11 +61,11 @@ from transports.base import Group, LinkCost, Member, Transport
 from transports.errors import AbortedError, DeadlineExceeded, ForkedError, RendezvousError, RondeError, TransportError
 from transports.rendezvous import AttentiveStore
 
-_MESSAGES: Final = 1 << 31
-"""The bit of a frame's tag that separates messages from collectives."""
 _NAMED: Final = 1
 _ENGINE: Final = 2
-"""Added to the tag of a communicator's collectives: for named collectives, and for their negotiation."""
+_MEETING: Final = 4
+"""Added to the tag of a communicator's collectives: for named collectives, for their negotiation, and for the agreement
+on the numbers of channels."""
 _PLANNED: Final = (
     *("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather", "gather", "scatter", "alltoall", "barrier"),
     *("scan", "exscan", "grouped_allreduce", "grouped_allgather"),
@@ -157,9 +160,7 @@ class Communicator(AsynchronousCalls):
         self._executor, self._arguments = ordered.executor, ordered.arguments
         self._queue = CallQueue(f"communicator {context} of rank {transport.rank}", transport.group, self._executor)
         self._engine = Engine(transport, ranks, tag | _ENGINE, named, family.abort_signal, config)
-        self._messages = PointToPoint(
-            transport, ranks, tag | _MESSAGES, self._arguments, self._executor, DeviceAccess()
-        )
+        self._messages = PointToPoint(transport, ranks, tag | MESSAGES, self._arguments, self._executor, DeviceAccess())
         self._run: Starter[Any] = self._ordered.starter(run_by(self._queue), self._messages.run)
         super().__init__(_begin(self._ordered, self._named, self._queue, self._engine, self._messages))
         self.process_sets: dict[int, tuple[tuple[int, ...], Communicator | None]] = {}
@@ -1262,14 +1263,57 @@ class Communicator(AsynchronousCalls):
         if color is None:
             return None
         chosen = sorted((int(table[rank, 1]), rank) for rank in range(self.size) if table[rank, 0] == color)
-        ranks = tuple(self._ranks[rank] for _, rank in chosen)
-        selector = self._selector.on_hosts(dict.fromkeys(self._hosts[rank] for _, rank in chosen))
+        return self._smaller([rank for _, rank in chosen], context, "in split")
+
+    def _smaller(self, chosen: Sequence[int], context: int, doing: str) -> Communicator:
+        """The communicator of some of the ranks, in this order, with this number. Collective among them."""
+        ranks = tuple(self._ranks[rank] for rank in chosen)
+        selector = self._selector.on_hosts(dict.fromkeys(self._hosts[rank] for rank in chosen))
         try:
             return Communicator(
                 self.transport, self._config, family=self._family, ranks=ranks, context=context, selector=selector
             )
         except TransportError as error:  # the other ranks wait for this one, or this one waits for them in vain
-            raise self._executor.abort_signal.fail(error, "in split") from None
+            raise self._executor.abort_signal.fail(error, doing) from None
+
+    def channel(self, ranks: Sequence[int] | None = None, *, tag: int = 0, timeout: float | None = None) -> Channel:
+        """Make a channel for messages of bytes among some of the ranks, apart from all other messages. Collective among
+        them: the other ranks have no part in it. It costs a few small messages, and no memory.
+
+        ranks    ranks of this communicator, each once, this rank among them: the same on all of them, in the order of
+                 their numbers in the channel. None for the channel of all ranks, of which there is one: no rank waits
+        tag      0 to 2**28 - 1: tells calls of `channel` and `subset` apart that threads make at the same time
+        timeout  seconds that the call may take; by default the setting `timeout`
+        """
+        counter = self._family.channel_counter
+        if ranks is None:
+            own = OWN_CHANNEL | self._context
+            return Channel(self.transport, self._ranks, own, MESSAGES, self._executor, counter)
+        chosen = [self._arguments.root(rank, "ranks") for rank in ranks]
+        if len(set(chosen)) != len(chosen) or self.rank not in chosen:
+            raise ValueError(f"ranks={list(ranks)!r}: must contain each rank once, and this rank, {self.rank}")
+        if not isinstance(tag, (int, np.integer)) or isinstance(tag, bool) or not 0 <= tag < 1 << 28:
+            raise ValueError(f"tag={tag!r}: must be an int, 0 to 2**28 - 1")
+        self._check_process()
+        meeting = Channel(self.transport, self._ranks, self._context, _MEETING, self._executor, counter)
+        return meeting.among(chosen, int(tag) << 3, self._arguments.timeout(timeout))
+
+    def subset(self, ranks: Sequence[int] | Channel, *, tag: int = 0, timeout: float | None = None) -> Communicator:
+        """Make a communicator of some of the ranks. Collective among them: the other ranks have no part in it.
+
+        ranks    as for `channel`; or a channel, whose number and ranks the communicator takes, once
+        tag      as for `channel`
+        timeout  seconds that the agreement may take; by default the setting `timeout`
+
+        Raises as `split`. The communicator shares the transport. It must be closed before this one, or is closed with
+        it.
+
+        Source: MPI_Comm_create_group of MPI 4.1, section 7.4.2.
+        """
+        channel = ranks if isinstance(ranks, Channel) else self.channel(ranks, tag=tag, timeout=timeout)
+        self._family.release_dropped()
+        numbers = {rank: number for number, rank in enumerate(self._ranks)}
+        return self._smaller([numbers[rank] for rank in channel.ranks], channel.context, "in subset")
 
     def abort(self, reason: str) -> None:
         """Give up: pending and later calls of every rank raise AbortedError.

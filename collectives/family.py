@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from collectives.config import Config
 from collectives.execution import CallPositions
 from collectives.failure import AbortSignal
@@ -20,6 +22,7 @@ class Family:
     communicators   the resources of those that are open, in the order in which they were made
     dropped         those of them that nobody refers to any more
     newest_context  the highest number that a communicator of the family was given on this rank; the world's is 0
+    channel_counter  counts the channels that this rank has numbered
     fence           the agreement on the next change of ranks
     standby         the stores that may take over; those of the family's successor once there is one
     positions       the calls in which this rank is, for the watchdog
@@ -39,6 +42,7 @@ class Family:
         self.communicators: list[Resources] = []
         self.dropped = Dropped()
         self.newest_context = 0
+        self.channel_counter = itertools.count()
         self.recorder = Recorder()
         self.endpoint: Endpoint | None = None
         forking.register(self)

@@ -12,9 +12,9 @@ order, names and errors.
 
 A framework has a module of its own, which is imported when it is first used: `ronde.torch`, `ronde.tensorflow`,
 `ronde.keras`, `ronde.jax`, `ronde.mxnet`, and `ronde.numpy` for loops written by hand. `import ronde.torch as hvd`
-replaces `import horovod.torch as hvd`. `ronde.ray` starts ranks in a Ray cluster, `ronde.horovod` has `horovod.run`,
-`ronde.compression` the compressors, `ronde.elastic` state for ranks that come and go, `ronde.local_sgd` loosely coupled
-training, `ronde.parameter_server` asynchronous SGD.
+replaces `import horovod.torch as hvd`, `from ronde.mpi import MPI` replaces `from mpi4py import MPI`. `ronde.ray`
+starts ranks in a Ray cluster, `ronde.horovod` has `horovod.run`, `ronde.compression` the compressors, `ronde.elastic`
+state for ranks that come and go, `ronde.local_sgd` loosely coupled training, `ronde.parameter_server` asynchronous SGD.
 
 This package only re-exports: the code is in `collectives`, `frontends` and `transports`. They are imported when a name
 is first used.
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ronde import jax as jax
     from ronde import keras as keras
     from ronde import local_sgd as local_sgd
+    from ronde import mpi as mpi
     from ronde import mxnet as mxnet
     from ronde import numpy as numpy
     from ronde import parameter_server as parameter_server
@@ -54,6 +55,7 @@ _MODULES: Final = (
     "jax",
     "keras",
     "local_sgd",
+    "mpi",
     "mxnet",
     "numpy",
     "parameter_server",

@@ -80,3 +80,11 @@ def test_parameter_server_digits_with_a_killed_server() -> None:
     assert int(counts[1]) - int(counts[2]) <= 20 + 2, (
         "the stated bound: updates since the snapshot, a step of each worker"
     )
+
+
+@pytest.mark.parametrize(("size", "grid"), [(1, "1 x 1"), (4, "2 x 2")])
+def test_mpi_jacobi(size: int, grid: str) -> None:
+    done = ronde("run", "-np", str(size), "--mpi4py", str(EXAMPLES / "mpi_jacobi.py"))
+    assert done.returncode == 0, done.stderr.decode()
+    assert f"{grid} ranks, 200 steps: warmest" in done.stdout.decode()
+    assert "as one process: yes" in done.stdout.decode()

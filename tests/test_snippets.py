@@ -45,6 +45,7 @@ PLAYED: dict[str, tuple[str, ...]] = {
     "docs/simulate.md": (),
     "docs/troubleshooting.md": (),
     "docs/migrating-from-mpi4py.md": (),
+    "docs/mpi.md": (),
     "docs/guides/tuning.md": ("docs/tutorial/one-process.md",),
     "docs/guides/pytorch.md": (),
     "docs/guides/tensorflow.md": (),

@@ -35,7 +35,8 @@ class AnyRequest(Request):
     @property
     @abstractmethod
     def view(self) -> memoryview:
-        """The memory of the payload, once the request has completed: the given view, or newly allocated memory."""
+        """The memory of the payload, once the request has completed: the given view, the part of it that a shorter
+        frame fills, or newly allocated memory."""
 
     @abstractmethod
     def withdraw(self) -> bool:
@@ -58,7 +59,8 @@ class AnySource(ABC):
         sources  ranks; the rank itself may be among them
         tags     consecutive numbers, 0 <= tag < 2**64
         view     as of `Transport.irecv`; None allocates memory of the length of the frame
-        check    as of `Transport.irecv`; None takes every check
+        check    as of `Transport.irecv`; None takes every check, and frames that are shorter than `view`, into its
+                 first bytes
 
         Of the frames that have arrived from one peer the first is taken. No peer is kept waiting by others that send
         more: a frame that has arrived is taken after a number of receives that does not depend on later frames. (The

@@ -59,7 +59,8 @@ class Receive:
 
 class AnyReceive(Receive):
     """A posted receive from any of several peers with any of several tags. Once it has matched a frame it is like a
-    receive that was posted for this frame.
+    receive that was posted for this frame. One that takes every check takes shorter frames too, into the first bytes of
+    its view.
 
     arrival   the envelope of the matched frame; None before
     """
@@ -79,7 +80,9 @@ class AnyReceive(Receive):
         return tag in self.tags and peer in self.sources
 
     def fits(self, check: int, length: int) -> bool:
-        return (self._allocates or len(self.view) == length) and (self._takes_every_check or self.check == check)
+        if self._takes_every_check:
+            return self._allocates or length <= len(self.view)
+        return (self._allocates or len(self.view) == length) and self.check == check
 
     def overdue(self, group: Group) -> str:
         """The text of DeadlineExceeded."""
@@ -95,6 +98,8 @@ class AnyReceive(Receive):
             self.view = memoryview(bytearray(arrival.nbytes)) if payload is None else payload
         if self._takes_every_check:
             self.check = arrival.check
+            if arrival.nbytes < len(self.view):
+                self.view = self.view[: arrival.nbytes]
 
 
 class Loan(Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collectives.operations.arguments import Arguments, dtype_name
 from collectives.operations.call_queue import CallQueue
 from collectives.operations.call_turn import Calls, run_whole
+from collectives.operations.channel import MESSAGES, OWN_CHANNEL, Channel, Receipt
 from collectives.operations.clock_sync import compare_clocks
 from collectives.operations.envelope import ReceiveOptions, Status
 from collectives.operations.fusion import Buffer, array_sizes, bundles, reduce_together
@@ -25,12 +26,15 @@ from collectives.operations.work import DeferredResult, Promise, Work
 
 __all__ = [
     "MAKE_JOB",
+    "MESSAGES",
+    "OWN_CHANNEL",
     "Arguments",
     "ArrayJob",
     "ArrayOperations",
     "Buffer",
     "CallQueue",
     "Calls",
+    "Channel",
     "DeferredResult",
     "HostAccess",
     "HostOperations",
@@ -43,6 +47,7 @@ __all__ = [
     "PlannedCalls",
     "PointToPoint",
     "Promise",
+    "Receipt",
     "ReceiveOptions",
     "Signature",
     "Space",

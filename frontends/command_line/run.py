@@ -99,6 +99,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of ranks (default: one per usable core, or per slot of the hosts)",
     )
+    parser.add_argument(
+        "--mpi4py", action="store_true", help="let a program of Python that imports mpi4py find ronde.mpi in its place"
+    )
     parser.add_argument("--transport", metavar="NAME", help="transport between the ranks (ronde doctor lists them)")
     parser.add_argument(
         "--set",
@@ -308,7 +311,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 def main(args: argparse.Namespace) -> int:
     """Start the ranks and wait for them; the exit code. Raises ConfigError for a bad setting, with nothing started."""
-    command = as_command(args.command)
+    command = as_command(args.command, mpi4py=args.mpi4py)
     if not command:
         args.parser.error("no program given; put a command after the options, for example: ronde run -np 4 train.py")
     settings = [*args.settings, *args.horovod]
@@ -495,10 +498,20 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def as_command(words: Sequence[str]) -> list[str]:
-    """The command to execute for the words on the command line: a .py file runs in this Python."""
+def as_command(words: Sequence[str], *, mpi4py: bool = False) -> list[str]:
+    """The command to execute for the words on the command line: a .py file runs in this Python. With `mpi4py` the
+    program finds ronde.mpi under that name. Raises ConfigError if that is no program of Python."""
     command = list(words[1:] if words[:1] == ["--"] else words)
-    return [sys.executable, *command] if command and command[0].endswith(".py") else command
+    if command and command[0].endswith(".py"):
+        command.insert(0, sys.executable)
+    if not mpi4py or not command:
+        return command
+    if not Path(command[0]).name.startswith("python"):
+        raise ConfigError(f"--mpi4py: {command[0]}: must be a file that ends in .py, or python with a program")
+    program = next(
+        (i for i, word in enumerate(command) if i and (word in ("-m", "-c") or word[:1] != "-")), len(command)
+    )
+    return [*command[:program], "-m", "ronde.mpi", *command[program:]]
 
 
 def as_variables(settings: Sequence[tuple[str, str]]) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import collectives
+from collectives import ConfigError
 from frontends.command_line import cli
 from frontends.command_line import run as run_command
 from tests.collectives.launch.launcher import environment
@@ -93,6 +94,21 @@ def test_bad_option_of_run(options: list[str], code: int, text: str, capsys: pyt
 )
 def test_command_to_execute(words: list[str], command: list[str]) -> None:
     assert run_command.as_command(words) == command
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["train.py", "-x"], [sys.executable, "-m", "ronde.mpi", "train.py", "-x"]),
+        (["python", "-u", "train.py"], ["python", "-u", "-m", "ronde.mpi", "train.py"]),
+        (["/bin/python3", "-m", "module", "-m"], ["/bin/python3", "-m", "ronde.mpi", "-m", "module", "-m"]),
+        ([], []),
+    ],
+)
+def test_command_that_finds_ronde_under_the_name_of_mpi4py(words: list[str], command: list[str]) -> None:
+    assert run_command.as_command(words, mpi4py=True) == command
+    with pytest.raises(ConfigError, match="pytest"):
+        run_command.as_command(["pytest"], mpi4py=True)
 
 
 def test_settings_become_variables() -> None:

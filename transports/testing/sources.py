@@ -173,9 +173,9 @@ def a_probe_tells_of_a_frame_and_leaves_it(bench: Bench, receiver: _Receiver) ->
 @_check
 def a_frame_for_any_source_must_fit(bench: Bench, receiver: _Receiver) -> None:
     """A frame of another length or check than a receive from any source asks for is a MismatchError; the transport
-    stays intact."""
+    stays intact. A receive that takes every check takes shorter frames, and refuses longer ones."""
     for early in (False, True):
-        for sent, nbytes, check in ((8, 9, 5), (8, 8, 6), (300_000, 8, 5)):
+        for sent, nbytes, check in ((8, 9, 5), (8, 8, 6), (300_000, 8, 5), (9, 8, None), (300_000, 8, None)):
             bench.sync()
             sending = bench.isend(bench.right, _TAGS[0], bytes(sent), 5) if early else None
             if early:
@@ -189,6 +189,24 @@ def a_frame_for_any_source_must_fit(bench: Bench, receiver: _Receiver) -> None:
             found = request.arrival
             require(found == Arrival(bench.left, _TAGS[0], 5, sent), f"the frame that came is {found}")
             require(bench.transport.failure is None, f"a mismatch made the transport fail: {bench.transport.failure}")
+            sending.wait(bench.deadline)
+    for early in (False, True):
+        for sent in (0, 5, 200_000):
+            bench.sync()
+            sending = bench.isend(bench.right, _TAGS[0], bytes([7] * sent), 5) if early else None
+            if early:
+                receiver.ability.probe(receiver.everyone, _TAGS, bench.deadline)
+            longer = memoryview(bytearray(sent + 3))
+            request = receiver.ability.irecv_any(receiver.everyone, _TAGS, longer, None)
+            if sending is None:
+                bench.sync()
+                sending = bench.isend(bench.right, _TAGS[0], bytes([7] * sent), 5)
+            request.wait(bench.deadline)
+            require(request.arrival == Arrival(bench.left, _TAGS[0], 5, sent), "a shorter frame has another envelope")
+            require(len(request.view) == sent, f"the view of a frame of {sent} bytes has {len(request.view)}")
+            require(
+                bytes(longer) == bytes([7] * sent + [0] * 3), "a shorter frame is not in the first bytes of the view"
+            )
             sending.wait(bench.deadline)
     view = memoryview(bytearray(8))
     request = receiver.ability.irecv_any(receiver.everyone, _TAGS, view, 5)

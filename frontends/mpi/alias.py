@@ -1,0 +1,72 @@
+"""The name mpi4py for programs that are not changed, and the functions of that package."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final
+
+from frontends.mpi.errors import missing
+
+_NAME: Final = "mpi4py"
+_HERE: Final = "frontends.mpi"
+
+
+class _Alias(Loader):
+    """Gives a module of this room for one of mpi4py."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return importlib.import_module(self._target)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: it was executed under its own name."""
+
+
+class _Finder(MetaPathFinder):
+    """Finds mpi4py and its modules in this room."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        if fullname != _NAME and not fullname.startswith(f"{_NAME}."):
+            return None
+        name = _HERE + fullname[len(_NAME) :]
+        found = importlib.util.find_spec(name)
+        if found is None:
+            return None
+        return ModuleSpec(
+            fullname, _Alias(name), origin=found.origin, is_package=found.submodule_search_locations is not None
+        )
+
+
+def install() -> None:
+    """Give this room the name mpi4py, in this process: `from mpi4py import MPI` finds it. Raises ImportError if mpi4py
+    itself was imported before."""
+    known = sys.modules.get(_NAME)
+    if known is not None:
+        if getattr(known, "__name__", "") != _HERE:
+            raise ImportError("mpi4py was imported before: install the alias first")
+        return
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def get_include() -> str:
+    """Raise NotImplementedError: there are no headers."""
+    raise missing("get_include", "it has no interface for C and Cython; build the extension with mpi4py and an MPI")
+
+
+def get_config() -> dict[str, str]:
+    """The settings of the compiler: none."""
+    return {}
+
+
+def profile(name: str, *, path: Any = None) -> None:
+    """Raise ValueError: there is no library to be profiled."""
+    raise ValueError(f"name={name!r}: ronde.mpi has no interface for profilers; ronde's timeline shows its calls")

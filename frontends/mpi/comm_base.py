@@ -1,0 +1,309 @@
+"""Communicators: what they are, how they are made and freed. Their messages and collectives are in other modules."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from frontends.mpi import constants
+from frontends.mpi.attributes import Attributed
+from frontends.mpi.constants import (
+    COMM_TYPE_HW_GUIDED,
+    COMM_TYPE_HW_UNGUIDED,
+    COMM_TYPE_RESOURCE_GUIDED,
+    COMM_TYPE_SHARED,
+    CONGRUENT,
+    IDENT,
+    SIMILAR,
+    TAG_LIMIT,
+    UNDEFINED,
+    UNEQUAL,
+)
+from frontends.mpi.errhandlers import ErrhandlerBody, Handling
+from frontends.mpi.errors import error, last_used_code, missing
+from frontends.mpi.groups import Group, GroupBody
+from frontends.mpi.handles import Body
+from frontends.mpi.info import INFO_NULL, Info, InfoBody
+from frontends.mpi.memory import BUFFER_AUTOMATIC, as_memory
+from frontends.mpi.operations import Ended
+from frontends.mpi.peers import Peers
+from frontends.mpi.processes import Process, current
+from frontends.mpi.requests import Request
+
+
+class Predefined(Body):
+    """A communicator that every rank has: the handle is shared by ranks that are threads, the communicator is not."""
+
+    def __init__(self, name: str, make: Callable[[Process], Peers]) -> None:
+        self.predefined = name
+        self._make = make
+
+    def resolve(self) -> Peers:
+        """The communicator of this rank."""
+        process = current()
+        found: Peers | None = process.bodies.get(self.predefined)
+        if found is None:
+            found = process.bodies.setdefault(self.predefined, self._make(process))
+            found.name = found.name or f"MPI_{self.predefined}"
+        return found
+
+    @property
+    def attributes(self) -> Any:
+        return self.resolve().attributes
+
+    @property
+    def name(self) -> str:
+        return self.resolve().name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self.resolve().name = name
+
+    @property
+    def errhandler(self) -> ErrhandlerBody | None:
+        handler: ErrhandlerBody | None = self.resolve().errhandler
+        return handler
+
+    @errhandler.setter
+    def errhandler(self, handler: ErrhandlerBody | None) -> None:
+        self.resolve().errhandler = handler
+
+
+def make_world(process: Process) -> Peers:
+    """The communicator of all ranks."""
+    world = process.world
+    return Peers(process, world.channel(), range(world.size), collectives=world)
+
+
+def make_self(process: Process) -> Peers:
+    """The communicator of this rank alone."""
+    rank = process.world.rank
+    return Peers(process, process.world.channel([rank]), [rank])
+
+
+class CommBase(Attributed, Handling):
+    """The identity of a communicator."""
+
+    null = "COMM_NULL"
+    error_class = "ERR_COMM"
+    handling_error = "ERR_COMM"
+
+    @property
+    def peers(self) -> Peers:
+        """The ranks. Raises Exception for COMM_NULL."""
+        body = self._body
+        if body.__class__ is Predefined:
+            return body.resolve()
+        if body is None:
+            raise error("ERR_COMM", "it is COMM_NULL")
+        return body  # type: ignore[no-any-return]
+
+    # ---- ranks
+
+    def Get_group(self) -> Group:
+        return _group(self.peers, self.peers.ranks)
+
+    def Get_size(self) -> int:
+        return self.peers.size
+
+    def Get_rank(self) -> int:
+        return self.peers.rank
+
+    group = property(Get_group)
+    size = property(Get_size)
+    rank = property(Get_rank)
+
+    def Is_inter(self) -> bool:
+        return self.peers.is_inter
+
+    def Is_intra(self) -> bool:
+        return not self.peers.is_inter
+
+    is_inter = property(Is_inter)
+    is_intra = property(Is_intra)
+
+    def Get_topology(self) -> int:
+        topology = self.peers.topology
+        return UNDEFINED if topology is None else int(topology.kind)
+
+    topology = property(Get_topology)
+
+    @property
+    def is_topo(self) -> bool:
+        return self._body is not None and self.Get_topology() != UNDEFINED
+
+    def Compare(self, comm: CommBase) -> int:
+        mine, other = self.peers, comm.peers
+        if mine is other:
+            return IDENT
+        if mine.is_inter != other.is_inter:
+            return UNEQUAL
+        groups = (mine.ranks, mine.remote), (other.ranks, other.remote)
+        if groups[0] == groups[1]:
+            return CONGRUENT
+        sets = [tuple(None if ranks is None else frozenset(ranks) for ranks in pair) for pair in groups]
+        return SIMILAR if sets[0] == sets[1] else UNEQUAL
+
+    # ---- duplicates
+
+    def _twin(self) -> Any:
+        made = self.peers.twin()
+        made.topology = self.peers.topology
+        made.errhandler = self.peers.errhandler
+        return type(self).of(made)
+
+    def Clone(self) -> Any:
+        return self._twin()
+
+    def Dup(self, info: Info | None = None) -> Any:
+        made = self._twin()
+        made.peers.info = dict(self.peers.info if info is None else info.items())
+        self.copy_attributes(made)
+        return made
+
+    def Dup_with_info(self, info: Info) -> Any:
+        return self.Dup(info)
+
+    def Idup(self, info: Info | None = None) -> tuple[Any, Request]:
+        return self.Dup(info), Request.begun(Ended((-1, -1, 0, False)))
+
+    def Idup_with_info(self, info: Info) -> tuple[Any, Request]:
+        return self.Idup(info)
+
+    # ---- the end
+
+    def Free(self) -> None:
+        body = self._body
+        if body is None:
+            raise error("ERR_COMM", "it is COMM_NULL")
+        if body.predefined:
+            raise error("ERR_COMM", f"{body.predefined} cannot be freed")
+        self._release()
+        self._body = None
+
+    Disconnect = Free
+
+    def _release(self) -> None:
+        self.delete_attributes()
+        self.peers.close()
+
+    def Abort(self, errorcode: int = 0) -> NoReturn:
+        """End the job: the pending calls of all other ranks raise an error that names this rank, and this process exits
+        with the code."""
+        self.peers.process.world.abort(f"MPI.Comm.Abort({errorcode})")
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        raise SystemExit(errorcode)
+
+    # ---- info, buffers of sends, attributes
+
+    def Set_info(self, info: Info) -> None:
+        self.peers.info.update(info.items())
+
+    def Get_info(self) -> Info:
+        return Info.of(InfoBody(self.peers.info))
+
+    info = property(Get_info, Set_info)
+
+    def Attach_buffer(self, buf: Any) -> None:
+        self.peers.buffer = checked_buffer(buf)
+
+    def Detach_buffer(self) -> Any:
+        self.Flush_buffer()
+        found, self.peers.buffer = self.peers.buffer, None
+        return found
+
+    def Flush_buffer(self) -> None:
+        self.peers.process.flush()
+
+    def Iflush_buffer(self) -> Request:
+        self.Flush_buffer()
+        return Request.begun(Ended((-1, -1, 0, False)))
+
+    def _predefined_attribute(self, keyval: int) -> Any:
+        values = {
+            constants.TAG_UB: TAG_LIMIT,
+            constants.IO: constants.ANY_SOURCE,
+            constants.WTIME_IS_GLOBAL: 0,
+            constants.UNIVERSE_SIZE: self.peers.process.world.size,
+            constants.APPNUM: 0,
+            constants.LASTUSEDCODE: last_used_code(),
+        }
+        if keyval not in values:
+            return super()._predefined_attribute(keyval)
+        return values[keyval]
+
+    # ---- left out
+
+    def _missing(name: str, instead: str) -> Any:  # type: ignore[misc]
+        def call(self: Any, *arguments: Any, **options: Any) -> NoReturn:
+            raise missing(f"Comm.{name}", instead)
+
+        call.__name__ = name
+        return call
+
+    Revoke = _missing("Revoke", "catch the error, and call shrink of ronde's communicator")
+    Is_revoked = _missing("Is_revoked", "catch the error, and call shrink of ronde's communicator")
+    Get_failed = _missing("Get_failed", "catch the error, and call shrink of ronde's communicator")
+    Ack_failed = _missing("Ack_failed", "catch the error, and call shrink of ronde's communicator")
+    Agree = _missing("Agree", "catch the error, and call shrink of ronde's communicator")
+    Iagree = _missing("Iagree", "catch the error, and call shrink of ronde's communicator")
+    Shrink = _missing("Shrink", "catch the error, and call shrink of ronde's communicator")
+    Ishrink = _missing("Ishrink", "catch the error, and call shrink of ronde's communicator")
+    Join: Any = classmethod(_missing("Join", "start all ranks together"))
+
+    # ---- smaller ones
+
+    def _split(self, color: int, key: int) -> list[int] | None:
+        """The numbers of the ranks of this communicator with the same color, ordered; None for no color. Collective."""
+        if color != UNDEFINED and color < 0:
+            raise error("ERR_ARG", f"color={color}: must be 0 or more, or UNDEFINED")
+        peers = self.peers
+        table = np.array(gather_ints(peers, [color, key])).reshape(-1, 2)
+        if color == UNDEFINED:
+            return None
+        chosen = [(int(k), rank) for rank, (c, k) in enumerate(table.tolist()) if c == color]
+        return [rank for _, rank in sorted(chosen)]
+
+    def _host_color(self, split_type: int, info: Info = INFO_NULL) -> int:
+        """The color of `Split_type`: equal for ranks of one host."""
+        members = self.peers.process.world.members
+        hosts = [member.host for member in members]
+        color = hosts.index(hosts[self.peers.process.world.rank])
+        if split_type == COMM_TYPE_SHARED:
+            return color
+        if split_type in (COMM_TYPE_HW_GUIDED, COMM_TYPE_RESOURCE_GUIDED):
+            return color if info.get("mpi_hw_resource_type") == "mpi_shared_memory" else UNDEFINED
+        if split_type == COMM_TYPE_HW_UNGUIDED:
+            mine = {hosts[rank] for rank in self.peers.ranks}
+            return color if len(mine) > 1 else UNDEFINED
+        if split_type == UNDEFINED:
+            return UNDEFINED
+        raise error("ERR_ARG", f"split_type={split_type}: must be COMM_TYPE_SHARED or another type")
+
+
+def _group(peers: Peers, ranks: tuple[int, ...]) -> Group:
+    return Group.of(GroupBody(ranks, peers.process.world.rank))
+
+
+def remote_group(peers: Peers) -> Group:
+    """The other group of an intercommunicator."""
+    return _group(peers, peers.remote or ())
+
+
+def checked_buffer(buf: Any) -> Any:
+    """A buffer for buffered sends. Raises BufferError for a read-only one."""
+    if buf is not None and buf is not BUFFER_AUTOMATIC and not as_memory(buf).data.flags.writeable:
+        raise BufferError("the buffer is read-only")
+    return buf
+
+
+def gather_ints(peers: Peers, values: list[int]) -> list[int]:
+    """The ints of all ranks of an intracommunicator, one rank after the other. Collective."""
+    found = peers.collectives.allgather(np.array(values, np.int64), timeout=constants.PATIENCE)
+    return [int(value) for value in found]

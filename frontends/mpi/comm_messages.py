@@ -1,0 +1,332 @@
+"""Messages between two ranks, of buffers and of objects: blocking, immediate, persistent, and matched probes."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from collectives import DeadlineExceeded, RondeError
+from frontends.mpi.blocks import Block
+from frontends.mpi.comm_base import CommBase
+from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, PATIENCE, PROC_NULL, TAG_LIMIT
+from frontends.mpi.errors import error, failure, missing
+from frontends.mpi.info import INFO_NULL, Info
+from frontends.mpi.memory import Bytes, as_memory
+from frontends.mpi.objects import check_authenticated
+from frontends.mpi.operations import ANY_TAGS, Ended, Envelope, Operation, Receiving, Sending, Several
+from frontends.mpi.pickles import encoded, pickle
+from frontends.mpi.requests import Prequest, Request
+from frontends.mpi.specs import message
+from frontends.mpi.status import Status
+
+_NO_RANK: Envelope = (PROC_NULL, ANY_TAG, 0, False)
+_STANDARD, _BUFFERED, _SYNCHRONOUS = range(3)
+"""The modes of a send. The ready mode is the standard one."""
+_NO_BYTES: Bytes = np.empty(0, np.uint8)
+_SLICE = 1e-3
+"""Seconds. A probe looks after receives in flight so often."""
+
+
+class Messages(CommBase):
+    """The messages of a communicator."""
+
+    # ---- how they begin
+
+    @staticmethod
+    def _encode(obj: Any) -> Bytes:
+        """The bytes of an object that is sent."""
+        return encoded(obj)
+
+    @staticmethod
+    def _decode(data: Bytes) -> Any:
+        """The object of bytes that have arrived; None for none."""
+        return pickle.loads(data.data) if len(data) else None
+
+    def _check(self, rank: int, tag: int, *, receive: bool) -> None:
+        if not (0 <= tag <= TAG_LIMIT or (receive and tag == ANY_TAG)):
+            raise error("ERR_TAG", f"tag={tag}: must be 0 to {TAG_LIMIT}{', or ANY_TAG' if receive else ''}")
+        if not (0 <= rank < self.peers.peer_count or rank == PROC_NULL or (receive and rank == ANY_SOURCE)):
+            more = ", ANY_SOURCE" if receive else ""
+            raise error("ERR_RANK", f"rank {rank}: must be 0 to {self.peers.peer_count - 1}{more} or PROC_NULL")
+
+    def _send(self, data: Callable[[], Bytes], dest: int, tag: int, mode: int) -> Operation:
+        """Begin to send. The data of a buffered message are copied, and nobody waits for it."""
+        peers = self.peers
+        self._check(dest, tag, receive=False)
+        if dest == PROC_NULL:
+            return Ended(_NO_RANK)
+        if mode != _BUFFERED:
+            return Sending(peers, data(), dest, tag, synchronous=mode == _SYNCHRONOUS)
+        try:
+            copy = data().copy().data
+            peers.process.keep(peers.channel.send(copy, peers.number(dest), tag, 0, PATIENCE))
+        except RondeError as cause:
+            raise failure(cause)  # noqa: B904 - its cause is the error
+        return Ended((ANY_SOURCE, ANY_TAG, 0, False))
+
+    def _receive(
+        self,
+        target: Bytes | None,
+        finish: Callable[[Bytes], Any] | None,
+        source: int,
+        tag: int,
+        *,
+        attended: bool = True,
+    ) -> Operation:
+        self._check(source, tag, receive=True)
+        if source == PROC_NULL:
+            return Ended(_NO_RANK)
+        return Receiving(self.peers, target, finish, source, tag, attended=attended)
+
+    def _receive_block(self, block: Block, source: int, tag: int, *, attended: bool = True) -> Operation:
+        target, scatter = block.target()
+        operation = self._receive(target, scatter, source, tag, attended=attended)
+        operation.keeps = block
+        return operation
+
+    def _send_block(self, buf: Any, dest: int, tag: int, mode: int = _STANDARD) -> Operation:
+        block = message(buf, writable=False)
+        operation = self._send(block.read, dest, tag, mode)
+        operation.keeps = block
+        return operation
+
+    def _send_object(self, obj: Any, dest: int, tag: int, mode: int = _STANDARD) -> Operation:
+        self._check(dest, tag, receive=False)
+        if dest == PROC_NULL:
+            return Ended(_NO_RANK)
+        data = self._encode(obj)
+        operation = self._send(lambda: data, dest, tag, mode)
+        operation.keeps = data
+        return operation
+
+    def _receive_object(self, buf: Any, source: int, tag: int, *, attended: bool = True) -> Operation:
+        check_authenticated(self.peers)
+        if buf is not None and not isinstance(buf, (int, np.integer)):
+            as_memory(buf)  # the pickle does not need the memory that mpi4py asks for
+        return self._receive(None, self._decode, source, tag, attended=attended)
+
+    # ---- buffers
+
+    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self._send_block(buf, dest, tag).wait()
+
+    def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self._send_block(buf, dest, tag, _BUFFERED)
+
+    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self._send_block(buf, dest, tag, _SYNCHRONOUS).wait()
+
+    Rsend = Send
+
+    def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
+        block = message(buf, writable=True)
+        _ended(self._receive_block(block, source, tag, attended=False), status)
+
+    def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        return Request.begun(self._send_block(buf, dest, tag))
+
+    def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        return Request.begun(self._send_block(buf, dest, tag, _BUFFERED))
+
+    def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        return Request.begun(self._send_block(buf, dest, tag, _SYNCHRONOUS))
+
+    Irsend = Isend
+
+    def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+        return Request.begun(self._receive_block(message(buf, writable=True), source, tag))
+
+    def Sendrecv(
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Status | None = None,
+    ) -> None:
+        _ended(self._sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag), status)
+
+    def Isendrecv(
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+    ) -> Request:
+        return Request.begun(self._sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag))
+
+    def _sendrecv(self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int) -> Operation:
+        given, result = message(sendbuf, writable=False), message(recvbuf, writable=True)
+        self._check(dest, sendtag, receive=False)
+        data = given.read()
+        receiving = self._receive_block(result, source, recvtag)
+        return Several([receiving, self._send(lambda: data, dest, sendtag, _STANDARD)])
+
+    def _replace(self, buf: Any, dest: int, sendtag: int, source: int, recvtag: int) -> Operation:
+        block = message(buf, writable=True)
+        data = block.read().copy()
+        self._check(dest, sendtag, receive=False)
+        receiving = self._receive_block(block, source, recvtag)
+        return Several([receiving, self._send(lambda: data, dest, sendtag, _STANDARD)])
+
+    def Sendrecv_replace(
+        self,
+        buf: Any,
+        dest: int,
+        sendtag: int = 0,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Status | None = None,
+    ) -> None:
+        _ended(self._replace(buf, dest, sendtag, source, recvtag), status)
+
+    def Isendrecv_replace(
+        self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
+    ) -> Request:
+        return Request.begun(self._replace(buf, dest, sendtag, source, recvtag))
+
+    # ---- persistent
+
+    def _prepared(self, buf: Any, dest: int, tag: int, mode: int) -> Prequest:
+        block = message(buf, writable=False)
+        self._check(dest, tag, receive=False)
+        return Prequest.prepared(lambda: self._send(block.read, dest, tag, mode))
+
+    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        return self._prepared(buf, dest, tag, _STANDARD)
+
+    def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        return self._prepared(buf, dest, tag, _BUFFERED)
+
+    def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        return self._prepared(buf, dest, tag, _SYNCHRONOUS)
+
+    Rsend_init = Send_init
+
+    def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
+        block = message(buf, writable=True)
+        self._check(source, tag, receive=True)
+        return Prequest.prepared(lambda: self._receive_block(block, source, tag))
+
+    def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Info = INFO_NULL) -> Prequest:
+        raise missing("Comm.Psend_init", "it has no partitioned messages; send the partitions as messages")
+
+    def Precv_init(
+        self, buf: Any, partitions: int, source: int = ANY_SOURCE, tag: int = ANY_TAG, info: Info = INFO_NULL
+    ) -> Prequest:
+        raise missing("Comm.Precv_init", "it has no partitioned messages; send the partitions as messages")
+
+    # ---- objects
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        self._send_object(obj, dest, tag).wait()
+
+    def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        self._send_object(obj, dest, tag, _BUFFERED)
+
+    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        self._send_object(obj, dest, tag, _SYNCHRONOUS).wait()
+
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        return Request.begun(self._send_object(obj, dest, tag))
+
+    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        return Request.begun(self._send_object(obj, dest, tag, _BUFFERED))
+
+    def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        return Request.begun(self._send_object(obj, dest, tag, _SYNCHRONOUS))
+
+    def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
+        if buf is not None:
+            warnings.warn("recv: the argument buf is not used", UserWarning, stacklevel=2)
+        return _ended(self._receive_object(buf, source, tag, attended=False), status)
+
+    def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+        return Request.begun(self._receive_object(buf, source, tag))
+
+    def sendrecv(
+        self,
+        sendobj: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Status | None = None,
+    ) -> Any:
+        self._check(dest, sendtag, receive=False)
+        data = _NO_BYTES if dest == PROC_NULL else self._encode(sendobj)
+        receiving = self._receive_object(recvbuf, source, recvtag)
+        return _ended(Several([receiving, self._send(lambda: data, dest, sendtag, _STANDARD)]), status)
+
+    # ---- probes
+
+    def _probe(self, source: int, tag: int, status: Status | None, *, wait: bool) -> bool:
+        self._check(source, tag, receive=True)
+        if source == PROC_NULL:
+            if status is not None:
+                status.fill(*_NO_RANK)
+            return True
+        peers = self.peers
+        tags = ANY_TAGS if tag == ANY_TAG else range(tag, tag + 1)
+        number = None if source == ANY_SOURCE else peers.number(source)
+        slices = wait and bool(peers.process.attended)
+        try:
+            while True:
+                peers.process.progress()
+                with contextlib.suppress(DeadlineExceeded):
+                    arrival = peers.channel.probe(number, tags, (_SLICE if slices else PATIENCE) if wait else None)
+                    break
+        except RondeError as cause:
+            raise failure(cause)  # noqa: B904 - its cause is the error
+        if arrival is None:
+            return False
+        if status is not None:
+            status.fill(peers.rank_of(arrival.source), arrival.tag, arrival.nbytes)
+        return True
+
+    def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
+        return self._probe(source, tag, status, wait=True)
+
+    def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
+        return self._probe(source, tag, status, wait=False)
+
+    probe = Probe
+    iprobe = Iprobe
+
+    def matched(self, source: int, tag: int, status: Status | None, *, wait: bool) -> Operation | None:
+        """The receive of the message that a probe finds, which no other receive can take; None without one."""
+        found = Status() if status is None else status
+        while True:
+            if wait and not self._probe(source, tag, found, wait=True):
+                continue
+            with self.peers.process.probing:
+                if not self._probe(source, tag, found, wait=False):
+                    if wait:  # another thread has taken it
+                        continue
+                    return None
+                if found.source == PROC_NULL:
+                    return Ended(_NO_RANK)
+                return Receiving(self.peers, None, _as_they_are, found.source, found.tag, attended=True)
+
+
+def _as_they_are(data: Bytes) -> Bytes:
+    return data
+
+
+def _ended(operation: Operation, status: Status | None) -> Any:
+    """The result of an operation, which is waited for."""
+    operation.wait()
+    try:
+        return operation.result()
+    finally:
+        if status is not None:
+            status.fill(*operation.envelope())

@@ -1,0 +1,32 @@
+"""Executors: `concurrent.futures` on the ranks of a communicator.
+
+    with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:     on every rank; executor is None on the workers
+        if executor is not None:
+            results = list(executor.map(function, items))
+
+`python -m ronde.mpi.futures script.py` runs the script on rank 0 alone, where `MPIPoolExecutor()` uses the other ranks.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION, Executor, Future, as_completed, wait
+
+from frontends.mpi.futures.executors import MPICommExecutor, MPIPoolExecutor, get_comm_workers
+
+ThreadPoolExecutor = MPIPoolExecutor
+ProcessPoolExecutor = MPIPoolExecutor
+
+__all__ = [
+    "ALL_COMPLETED",
+    "FIRST_COMPLETED",
+    "FIRST_EXCEPTION",
+    "Executor",
+    "Future",
+    "MPICommExecutor",
+    "MPIPoolExecutor",
+    "ProcessPoolExecutor",
+    "ThreadPoolExecutor",
+    "as_completed",
+    "get_comm_workers",
+    "wait",
+]

@@ -1,0 +1,255 @@
+"""The executors."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from itertools import islice
+from time import monotonic
+from typing import Any, Final
+
+import collectives
+from frontends.mpi import MPI
+from frontends.mpi.errors import missing
+from frontends.mpi.futures.workers import Pool, RankPool, Task, serve
+
+
+class ThreadPool:
+    """Workers that are threads, where there are no other ranks.
+
+    size   number of workers
+    """
+
+    def __init__(self, most: int | None, initializer: Any, initargs: Iterable[Any]) -> None:
+        world = collectives.world()
+        self.size = 1 if most is None else most
+
+        def begin() -> None:
+            collectives.world_scope(world).__enter__()
+            if initializer is not None:
+                initializer(*initargs)
+
+        self._threads = ThreadPoolExecutor(self.size, "ronde.mpi futures", begin)
+
+    def put(self, task: Task) -> None:
+        self._threads.submit(_run, task)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+def _run(task: Task) -> None:
+    if not task.future.set_running_or_notify_cancel():
+        return
+    function, arguments, options = task.call
+    try:
+        task.future.set_result(function(*arguments, **options))
+    except BaseException as error:  # noqa: BLE001 - it is raised by the future
+        task.future.set_exception(error)
+
+
+class _Master:
+    """The communicator whose other ranks serve this one, while a script runs under `python -m ronde.mpi.futures`."""
+
+    comm: MPI.Intracomm | None = None
+    workers: MPI.Intracomm | None = None
+    busy = False
+
+
+master: Final = _Master()
+
+
+class MPIPoolExecutor(Executor):
+    """An executor whose workers are the other ranks.
+
+    max_workers            the most workers; by default all other ranks
+    initializer, initargs  function that each worker calls first, and its arguments
+
+    Other options of mpi4py concern processes that it spawns, and are not used.
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: Iterable[Any] = (),
+        **options: Any,
+    ) -> None:
+        if max_workers is not None and max_workers <= 0:
+            raise ValueError(f"max_workers={max_workers}: must be 1 or more")
+        if initializer is not None and not callable(initializer):
+            raise TypeError(f"initializer={initializer!r}: must be callable")
+        self._lock = threading.Lock()
+        self._most, self._initializer, self._initargs = max_workers, initializer, tuple(initargs)
+        self._pool: Pool | None = None
+        self._comm: MPI.Intracomm | None = options.pop("_comm", None)
+        self._closed = False
+        self._futures: deque[Future[Any]] = deque()
+
+    def _started(self) -> Pool:
+        """The pool, which begins with the first task."""
+        with self._lock:
+            if self._pool is None:
+                comm = self._comm or master.comm
+                if comm is None and MPI.COMM_WORLD.size > 1:
+                    raise missing(
+                        "workers for MPIPoolExecutor here",
+                        "start the script with `python -m ronde.mpi.futures`, or use MPICommExecutor",
+                    )
+                if comm is not None and comm is master.comm:
+                    if master.busy:
+                        raise RuntimeError("the workers serve another executor: shut that down first")
+                    master.busy = comm.size > 1
+                if comm is None or comm.size < 2:
+                    self._pool = ThreadPool(self._most, self._initializer, self._initargs)
+                else:
+                    self._pool = RankPool(comm, self._most, self._initializer, self._initargs)
+            return self._pool
+
+    @property
+    def num_workers(self) -> int:
+        return 0 if self._closed else self._started().size
+
+    _max_workers = num_workers
+
+    def bootup(self, wait: bool = True) -> MPIPoolExecutor:
+        """Have the workers ready."""
+        if self._closed:
+            raise RuntimeError("the executor was shut down")
+        self._started()
+        return self
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Have a worker call a function."""
+        if self._closed:
+            raise RuntimeError("the executor was shut down")
+        future: Future[Any] = Future()
+        self._futures.append(future)
+        self._started().put(Task(future, (fn, args, kwargs)))
+        return future
+
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+        unordered: bool = False,
+    ) -> Iterator[Any]:
+        """The results of a function on items, in the order of the items, or as they come."""
+        return self.starmap(fn, zip(*iterables), timeout, chunksize, buffersize, unordered)  # noqa: B905 - as `map` does
+
+    def starmap(
+        self,
+        fn: Callable[..., Any],
+        iterable: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+        unordered: bool = False,
+    ) -> Iterator[Any]:
+        """As `map`, with the arguments of each call as one item."""
+        if chunksize < 1:
+            raise ValueError(f"chunksize={chunksize}: must be 1 or more")
+        items = iter(iterable)
+        futures = []
+        while chunk := list(islice(items, chunksize)):
+            futures.append(self.submit(_call_all, fn, chunk))
+        return _results(futures, timeout, unordered)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the workers once all tasks are done."""
+        with self._lock:
+            pool, self._pool, was_closed, self._closed = self._pool, None, self._closed, True
+        if cancel_futures:
+            for future in self._futures:
+                future.cancel()
+        if was_closed or pool is None:
+            return
+        if wait:
+            self._end(pool)
+        else:
+            threading.Thread(target=self._end, args=(pool,), name="ronde.mpi futures: shutdown").start()
+
+    def _end(self, pool: Pool) -> None:
+        pool.close()
+        if self._comm is None:
+            master.busy = False
+
+
+def _call_all(fn: Callable[..., Any], chunk: list[Any]) -> list[Any]:
+    return [fn(*arguments) for arguments in chunk]
+
+
+def _results(futures: list[Future[Any]], timeout: float | None, unordered: bool) -> Iterator[Any]:
+    end = None if timeout is None else monotonic() + timeout
+    try:
+        if unordered:
+            from concurrent.futures import as_completed
+
+            for future in as_completed(futures, timeout):
+                yield from future.result()
+            return
+        for future in futures:
+            yield from future.result(None if end is None else end - monotonic())
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+class MPICommExecutor:
+    """An executor on the ranks of a communicator, all of which enter it: a `with` statement gives it on the root, and
+    None on the others, which work until the root leaves the statement.
+
+    comm     the communicator
+    root     the rank that submits
+    options  those of MPIPoolExecutor
+    """
+
+    def __init__(self, comm: MPI.Intracomm | None = MPI.COMM_WORLD, root: int = 0, **options: Any) -> None:
+        if comm is None or comm == MPI.COMM_NULL:
+            raise ValueError("comm: must be an intracommunicator")
+        if comm.is_inter:
+            raise ValueError("comm: must be an intracommunicator")
+        if not 0 <= root < comm.size:
+            raise ValueError(f"root={root}: must be 0 to {comm.size - 1}")
+        self._comm = comm
+        self._root = root
+        self._options = options
+        self._executor: MPIPoolExecutor | None = None
+        self._own: MPI.Intracomm | None = None
+
+    def __enter__(self) -> MPIPoolExecutor | None:
+        if self._own is not None:
+            raise RuntimeError("the executor was entered before")
+        self._own = self._comm.Dup()
+        if self._comm.rank == self._root:
+            self._executor = MPIPoolExecutor(_comm=self._own, **self._options)
+            if self._own.size > 1:
+                self._executor.bootup()
+            return self._executor
+        everyone = [rank for rank in range(self._own.size) if rank != self._root]
+        master.workers = self._own.Create_group(self._own.group.Incl(everyone))
+        serve(self._own, self._root)
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown()
+        own, self._own = self._own, None
+        if master.workers is not None:
+            master.workers.Free()
+            master.workers = None
+        if own is not None:
+            own.Free()
+
+
+def get_comm_workers() -> MPI.Intracomm:
+    """The communicator of the workers, in a task."""
+    if master.workers is None:
+        raise RuntimeError("get_comm_workers: this is no worker of several ranks")
+    return master.workers

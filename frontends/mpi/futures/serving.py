@@ -1,0 +1,35 @@
+"""`python -m ronde.mpi.futures script.py`: rank 0 runs the script, the other ranks work for its executors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from frontends.mpi import MPI, install
+from frontends.mpi.futures.executors import master
+from frontends.mpi.futures.workers import TASK, serve
+from frontends.mpi.run import run_program
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the program of a command line on rank 0, and serve it on the others."""
+    arguments = list(sys.argv[1:] if words is None else words)
+    if not arguments:
+        sys.stderr.write("usage: python -m ronde.mpi.futures (script.py | -m module | -c command) [argument ...]\n")
+        raise SystemExit(2)
+    install()
+    comm = MPI.COMM_WORLD.Dup()
+    if comm.rank == 0:
+        master.comm = comm
+        run_program(arguments, "__main__")
+        for rank in range(1, comm.size):
+            comm.send(None, rank, TASK)
+        return
+    master.workers = comm.Create_group(comm.group.Excl([0]))
+    program = ModuleType("__main__")
+    program.__dict__.update(run_program(arguments, "__worker__"))
+    program.__dict__["__name__"] = "__main__"
+    sys.modules["__main__"] = program  # tasks name the functions of the script so
+    while serve(comm, 0):
+        pass

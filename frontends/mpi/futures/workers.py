@@ -1,0 +1,165 @@
+"""The pool of workers: the master gives tasks to idle ranks, and collects their results.
+
+Messages, all of objects: the master sends a task (function, arguments, options) or None to end; a worker answers with
+(number of the task, True and its result, or False and its exception), and with None when it has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+import collectives
+from frontends.mpi import MPI
+
+TASK, ANSWER = 1, 2
+"""The tags of the messages to workers, and from them."""
+
+
+class Task(NamedTuple):
+    """A call that a worker is to make; its future in the master."""
+
+    future: Future[Any]
+    call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+class Pool(Protocol):
+    """Workers that take tasks."""
+
+    size: int
+
+    def put(self, task: Task) -> None:
+        """Give a task to a worker as soon as one is idle."""
+
+    def close(self) -> None:
+        """Wait for the tasks, and end the workers."""
+
+
+class RankPool:
+    """Workers that are the other ranks of a communicator.
+
+    size   number of workers
+    """
+
+    def __init__(self, comm: MPI.Intracomm, most: int | None, initializer: Any, initargs: Iterable[Any]) -> None:
+        self._comm = comm
+        workers = [rank for rank in range(comm.size) if rank != comm.rank]
+        self.size = len(workers) if most is None else min(most, len(workers))
+        self._idle: SimpleQueue[int] = SimpleQueue()
+        for rank in workers:
+            comm.send((initializer, tuple(initargs)), rank, TASK)
+        for rank in workers[: self.size]:
+            self._idle.put(rank)
+        self._workers = workers
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._running: dict[int, Future[Any]] = {}
+        self._error: BaseException | None = None
+        world = collectives.world()
+        self._threads = [
+            threading.Thread(target=self._in_world, args=(world, body), name=f"ronde.mpi futures: {body.__name__}")
+            for body in (self._give, self._collect)
+        ]
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+
+    def _in_world(self, world: Any, body: Callable[[], None]) -> None:
+        """Run a thread of the pool; its failure fails all tasks."""
+        with collectives.world_scope(world):
+            try:
+                body()
+            except BaseException as error:  # noqa: BLE001 - it is raised by the futures
+                self._error = error
+                for future in list(self._running.values()):
+                    if not future.done():
+                        future.set_exception(error)
+
+    def put(self, task: Task) -> None:
+        if self._error is not None:
+            task.future.set_exception(self._error)
+        else:
+            self._tasks.put(task)
+
+    def _give(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            if not task.future.set_running_or_notify_cancel():
+                continue
+            rank = self._idle.get()
+            self._running[rank] = task.future
+            if self._error is not None:
+                task.future.set_exception(self._error)
+                return
+            try:
+                MPI.pickle.dumps(task.call)
+            except Exception as error:  # noqa: BLE001 - the call cannot be pickled: that is for the future
+                del self._running[rank]
+                self._idle.put(rank)
+                task.future.set_exception(error)
+            else:
+                self._comm.send(task.call, rank, TASK)
+        for _ in range(self.size):
+            self._idle.get()
+        for rank in self._workers:
+            self._comm.send(None, rank, TASK)
+
+    def _collect(self) -> None:
+        ended, status = 0, MPI.Status()
+        while ended < len(self._workers):
+            answer = self._comm.recv(source=MPI.ANY_SOURCE, tag=ANSWER, status=status)
+            if answer is None:
+                ended += 1
+                continue
+            fine, value = answer
+            future = self._running.pop(status.source)
+            self._idle.put(status.source)
+            if fine:
+                future.set_result(value)
+            else:
+                future.set_exception(value)
+
+    def close(self) -> None:
+        self._tasks.put(None)
+        for thread in self._threads:
+            thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def serve(comm: MPI.Intracomm, master: int) -> bool:
+    """Work for the master until it ends the pool. False, with nothing done, if there is no pool any more."""
+    first = comm.recv(source=master, tag=TASK)
+    if first is None:
+        return False
+    initializer, initargs = first
+    broken: BaseException | None = None
+    if initializer is not None:
+        try:
+            initializer(*initargs)
+        except BaseException as error:  # noqa: BLE001 - it is told to the master with each task
+            traceback.print_exception(error)
+            broken = error
+    while (call := comm.recv(source=master, tag=TASK)) is not None:
+        comm.send(_answer(call, broken), master, ANSWER)
+    comm.send(None, master, ANSWER)
+    return True
+
+
+def _answer(call: Any, broken: BaseException | None) -> tuple[bool, Any]:
+    """What a call gave or raised, in a form that can be sent."""
+    function, arguments, options = call
+    try:
+        if broken is not None:
+            raise RuntimeError(f"the initializer of the worker raised {broken!r}")
+        fine, value = True, function(*arguments, **options)
+    except BaseException as error:  # noqa: BLE001 - it is the master's
+        error.add_note("".join(traceback.format_exception(error)))
+        fine, value = False, error
+    try:
+        MPI.pickle.dumps(value)
+    except Exception as error:  # noqa: BLE001 - the master gets it in the place of the value
+        return False, TypeError(f"the result of {function!r} cannot be pickled: {error}")
+    return fine, value

@@ -1,0 +1,190 @@
+"""The collectives on Python objects: pickles in the collectives of Ronde, or in messages between two groups."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from collectives import RondeError, TransportError
+from frontends.mpi.constants import PATIENCE, PROC_NULL, ROOT
+from frontends.mpi.errors import error, failure
+from frontends.mpi.intra import check_root
+from frontends.mpi.operations import INTERNAL, Receiving, Sending
+from frontends.mpi.peers import Peers
+from frontends.mpi.pickles import encoded, pickle
+
+Combine = Callable[[Any, Any], Any]
+_OBJECTS = INTERNAL + (1 << 20)
+"""The tag of objects of collectives."""
+
+
+def check_authenticated(peers: Peers) -> None:
+    """Raise TransportError if the links do not prove the identity of the sender of a pickle."""
+    if peers.process.world.size > 1 and not peers.channel.authenticated:
+        raise failure(TransportError("objects are not unpickled over links that are not authenticated"))
+
+
+def _run(peers: Peers, method: str, *arguments: Any) -> Any:
+    process = peers.process
+    try:
+        if process.attended:
+            work = getattr(peers.collectives, f"{method}_async")(*arguments, timeout=PATIENCE)
+            return process.wait(work)
+        return getattr(peers.collectives, method)(*arguments, timeout=PATIENCE)
+    except RondeError as cause:
+        raise failure(cause)  # noqa: B904 - its cause is the error
+
+
+def _wrap(obj: Any) -> Any:
+    """An object for Ronde's own pickler: its bytes if the program has another one."""
+    return obj if pickle.is_default else pickle.dumps(obj)
+
+
+def _unwrap(obj: Any) -> Any:
+    return obj if pickle.is_default or obj is None else pickle.loads(obj)
+
+
+# ---- within one group
+
+
+def bcast(peers: Peers, obj: Any, root: int = 0) -> Any:
+    if peers.is_inter:
+        return _inter_bcast(peers, obj, root)
+    here = check_root(peers, root) == peers.rank
+    found = _run(peers, "broadcast_object", _wrap(obj) if here else None, root)
+    return obj if here else _unwrap(found)
+
+
+def gather(peers: Peers, sendobj: Any, root: int = 0) -> list[Any] | None:
+    if peers.is_inter:
+        return _inter_gather(peers, sendobj, root)
+    check_root(peers, root)
+    found = _run(peers, "gather_object", _wrap(sendobj), root)
+    return None if found is None else [_unwrap(one) for one in found]
+
+
+def scatter(peers: Peers, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
+    if peers.is_inter:
+        return _inter_scatter(peers, sendobj, root)
+    here = check_root(peers, root) == peers.rank
+    return _unwrap(
+        _run(peers, "scatter_object", [_wrap(one) for one in _each(peers.size, sendobj)] if here else None, root)
+    )
+
+
+def allgather(peers: Peers, sendobj: Any) -> list[Any]:
+    if peers.is_inter:
+        return _exchanged(peers, [sendobj] * peers.peer_count)
+    return [_unwrap(one) for one in _run(peers, "allgather_object", _wrap(sendobj))]
+
+
+def alltoall(peers: Peers, sendobj: Sequence[Any] | None) -> list[Any]:
+    objects = _each(peers.peer_count, sendobj)
+    if peers.is_inter:
+        return _exchanged(peers, objects)
+    check_authenticated(peers)
+    parts = [encoded(one) for one in objects]
+    found, sizes = _alltoall(peers, np.concatenate(parts), [len(part) for part in parts])
+    ends = np.cumsum(sizes)
+    return [pickle.loads(found[end - size : end].data) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _alltoall(peers: Peers, data: Any, splits: list[int]) -> tuple[Any, Any]:
+    communicator = peers.collectives
+    try:
+        work = communicator.alltoall_async(data, splits, return_splits=True, timeout=PATIENCE)
+        return peers.process.wait(work)  # type: ignore[no-any-return]
+    except RondeError as cause:
+        raise failure(cause)  # noqa: B904 - its cause is the error
+
+
+def _each(count: int, objects: Sequence[Any] | None) -> list[Any]:
+    found = [None] * count if objects is None else list(objects)
+    if len(found) != count:
+        raise ValueError(f"{len(found)} objects; must be {count}, one for each rank")
+    return found
+
+
+def reduce(peers: Peers, sendobj: Any, op: Combine, root: int = 0) -> Any:
+    found = gather(peers, sendobj, root)
+    return None if found is None else functools.reduce(op, found)
+
+
+def allreduce(peers: Peers, sendobj: Any, op: Combine) -> Any:
+    return functools.reduce(op, allgather(peers, sendobj))
+
+
+def scan(peers: Peers, sendobj: Any, op: Combine) -> Any:
+    return functools.reduce(op, allgather(peers, sendobj)[: peers.rank + 1])
+
+
+def exscan(peers: Peers, sendobj: Any, op: Combine) -> Any:
+    found = allgather(peers, sendobj)[: peers.rank]
+    return functools.reduce(op, found) if found else None
+
+
+# ---- messages of objects
+
+
+def send(peers: Peers, obj: Any, rank: int, slot: int = 0) -> Sending:
+    """Begin to send an object to a rank."""
+    return Sending(peers, encoded(obj), rank, _OBJECTS + slot)
+
+
+def receive(peers: Peers, rank: int, slot: int = 0) -> Receiving:
+    """Begin to receive an object from a rank."""
+    check_authenticated(peers)
+    return Receiving(peers, None, lambda data: pickle.loads(data.data), rank, _OBJECTS + slot, attended=False)
+
+
+def along(peers: Peers, sends: Sequence[tuple[int, Any, int]], receives: Sequence[tuple[int, int]]) -> list[Any]:
+    """Send objects (rank, object, slot) and receive others (rank, slot), which are the result."""
+    incoming = [receive(peers, rank, slot) for rank, slot in receives]
+    outgoing = [send(peers, obj, rank, slot) for rank, obj, slot in sends]
+    for operation in (*incoming, *outgoing):
+        operation.wait()
+    return [operation.result() for operation in incoming]
+
+
+# ---- between two groups
+
+
+def _exchanged(peers: Peers, objects: Sequence[Any]) -> list[Any]:
+    return along(
+        peers,
+        [(rank, obj, 0) for rank, obj in enumerate(objects)],
+        [(rank, 0) for rank in range(peers.peer_count)],
+    )
+
+
+def _check_inter_root(peers: Peers, root: int) -> None:
+    if root not in (ROOT, PROC_NULL) and not 0 <= root < peers.peer_count:
+        raise error("ERR_ROOT", f"root={root}: must be ROOT, PROC_NULL, or 0 to {peers.peer_count - 1}")
+
+
+def _inter_bcast(peers: Peers, obj: Any, root: int) -> Any:
+    _check_inter_root(peers, root)
+    if root == ROOT:
+        along(peers, [(rank, obj, 0) for rank in range(peers.peer_count)], [])
+        return None
+    return None if root == PROC_NULL else along(peers, [], [(root, 0)])[0]
+
+
+def _inter_gather(peers: Peers, obj: Any, root: int) -> list[Any] | None:
+    _check_inter_root(peers, root)
+    if root == ROOT:
+        return along(peers, [], [(rank, 0) for rank in range(peers.peer_count)])
+    if root != PROC_NULL:
+        along(peers, [(root, obj, 0)], [])
+    return None
+
+
+def _inter_scatter(peers: Peers, objects: Sequence[Any] | None, root: int) -> Any:
+    _check_inter_root(peers, root)
+    if root == ROOT:
+        along(peers, [(rank, obj, 0) for rank, obj in enumerate(_each(peers.peer_count, objects))], [])
+        return None
+    return None if root == PROC_NULL else along(peers, [], [(root, 0)])[0]

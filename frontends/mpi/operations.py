@@ -1,0 +1,284 @@
+"""Operations in flight: the part of a request that has begun and will end.
+
+An operation makes progress in `test` and `wait`, ends once, and tells then its envelope and its result.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from collectives import MismatchError, RondeError, Work
+from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, PATIENCE, PROC_NULL, TAG_LIMIT
+from frontends.mpi.errors import Failure, error, failure
+from frontends.mpi.memory import Bytes
+from frontends.mpi.peers import Peers
+
+_ACKNOWLEDGEMENT: Final = 1 << 30
+"""The bit of a tag that tells the news that a synchronous message was matched; the rest is the message's number."""
+INTERNAL: Final = TAG_LIMIT + 1
+"""The first of the tags that programs cannot use."""
+ANY_TAGS: Final = range(TAG_LIMIT + 1)
+_EAGER: Final = 1 << 16
+"""Bytes up to which a message between threads of one process is copied, so that its send does not wait."""
+_NOTHING: Final[Bytes] = np.empty(0, np.uint8)
+
+Envelope = tuple[int, int, int, bool]
+"""Source, tag, number of bytes, and True if it was cancelled."""
+
+
+class Operation(ABC):
+    """Something in flight.
+
+    keeps   what must stay alive until it has ended
+    """
+
+    keeps: Any = None
+
+    @abstractmethod
+    def test(self) -> bool:
+        """Make progress; True once it has ended, well or not."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until it has ended."""
+
+    def wait_briefly(self, seconds: float) -> None:
+        """Wait for so many seconds at most. Progress of others is the caller's."""
+        return
+
+    def result(self) -> Any:
+        """The result, once it has ended. Raises MPI's Exception if it has failed."""
+        return None
+
+    def envelope(self) -> Envelope:
+        """The envelope, once it has ended."""
+        return ANY_SOURCE, ANY_TAG, 0, False
+
+    def cancel(self) -> None:
+        """Take it back if it has not been matched. Operations that cannot be taken back go on."""
+        return
+
+
+class Ended(Operation):
+    """An operation that has ended at once: with no rank, or locally."""
+
+    def __init__(self, envelope: Envelope = (PROC_NULL, ANY_TAG, 0, False), result: Any = None) -> None:
+        self._envelope = envelope
+        self._result = result
+
+    def test(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return
+
+    def result(self) -> Any:
+        return self._result
+
+    def envelope(self) -> Envelope:
+        return self._envelope
+
+
+class Awaited(Operation):
+    """An operation of the runtime, and what is to be done once it has ended."""
+
+    def __init__(self, peers: Peers, work: Work[Any], finish: Callable[[Any], Any] | None = None) -> None:
+        self._process = peers.process
+        self._work = work
+        self._finish = finish
+
+    def test(self) -> bool:
+        self._process.progress()
+        return self._work.test()
+
+    def wait(self) -> None:
+        self._process.wait(self._work)
+
+    def wait_briefly(self, seconds: float) -> None:
+        try:
+            self._work.wait(seconds)
+        except RondeError:  # that is for `result`, or it has not ended
+            return
+
+    def result(self) -> Any:
+        product = self._process.wait(self._work)
+        if self._finish is None:
+            return product
+        finish, self._finish = self._finish, None
+        return finish(product)
+
+
+class Sending(Operation):
+    """A message that is being sent; a synchronous one ends when it is matched."""
+
+    def __init__(self, peers: Peers, data: Bytes, dest: int, tag: int, *, synchronous: bool = False) -> None:
+        self._process, channel = peers.process, peers.channel
+        number, serial = peers.number(dest), 0
+        self._news: Work[Any] | None = None
+        try:
+            if synchronous:
+                serial = self._process.serial()
+                tags = range(_ACKNOWLEDGEMENT | serial, (_ACKNOWLEDGEMENT | serial) + 1)
+                self._news = channel.receive(None, number, tags, PATIENCE)
+            self._eager = self._process.is_local and len(data) <= _EAGER
+            if self._eager:
+                data = data.copy()
+            self._message = channel.send(data.data, number, tag, serial, PATIENCE)
+        except RondeError as cause:
+            raise failure(cause)  # noqa: B904 - its cause is the error
+        self._ended = False
+
+    def test(self) -> bool:
+        if not self._ended:
+            self._process.progress()
+            sent = self._eager or self._message.test()
+            self._ended = sent and (self._news is None or self._news.test())
+        return self._ended
+
+    def wait(self) -> None:
+        if not self._eager:
+            self._process.wait(self._message)
+        if self._news is not None:
+            self._process.wait(self._news)
+        self._ended = True
+
+    def wait_briefly(self, seconds: float) -> None:
+        try:
+            (self._message if self._news is None else self._news).wait(seconds)
+        except RondeError:
+            return
+
+    def result(self) -> None:
+        self.wait()
+
+
+class Receiving(Operation):
+    """A message that is being received.
+
+    target   memory for its data; None allocates it
+    finish   makes the result of the memory that was filled; None without a result
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        target: Bytes | None,
+        finish: Callable[[Bytes], Any] | None,
+        source: int,
+        tag: int,
+        *,
+        attended: bool,
+    ) -> None:
+        """`attended`: it is not waited for at once, so that the news of its match must be sent meanwhile."""
+        self._peers = peers
+        self._process = peers.process
+        tags = ANY_TAGS if tag == ANY_TAG else range(tag, tag + 1)
+        number = None if source == ANY_SOURCE else peers.number(source)
+        self._finish = finish
+        self._cancelled = self._told = self._finished = False
+        self._product: Any = None
+        view = None if target is None else target.data
+        try:
+            self._receipt = peers.channel.receive(view, number, tags, PATIENCE)
+        except RondeError as cause:
+            raise failure(cause)  # noqa: B904 - its cause is the error
+        if attended:
+            self._process.attended[id(self)] = self
+
+    def _tell(self) -> bool:
+        """Tell the sender of a synchronous message that it is matched. True if it is."""
+        if self._told:
+            return True
+        arrival = self._receipt.arrival
+        if arrival is None:
+            return False
+        self._told = True
+        if arrival.check:
+            tag = _ACKNOWLEDGEMENT | arrival.check
+            self._peers.channel.send(_NOTHING.data, arrival.source, tag, 0, PATIENCE)
+        return True
+
+    def test(self) -> bool:
+        if self._cancelled:
+            return True
+        ended = self._receipt.test()
+        self._tell()
+        if ended:
+            self._process.attended.pop(id(self), None)
+        return ended
+
+    def wait(self) -> None:
+        if not self._cancelled:
+            try:
+                self._process.wait(self._receipt)
+            except Failure:
+                return  # that is for `result`
+            finally:
+                self._tell()
+                self._process.attended.pop(id(self), None)
+
+    def wait_briefly(self, seconds: float) -> None:
+        try:
+            self._receipt.wait(seconds)
+        except RondeError:
+            return
+
+    def result(self) -> Any:
+        if self._cancelled or self._finished:
+            return self._product
+        try:
+            self._receipt.wait()
+        except MismatchError as cause:
+            raise error("ERR_TRUNCATE", str(cause)) from cause
+        except RondeError as cause:
+            raise failure(cause)  # noqa: B904 - its cause is the error
+        self._finished = True
+        if self._finish is not None:
+            self._product = self._finish(np.frombuffer(self._receipt.view, np.uint8))
+        return self._product
+
+    def envelope(self) -> Envelope:
+        arrival = self._receipt.arrival
+        if self._cancelled or arrival is None:
+            return ANY_SOURCE, ANY_TAG, 0, self._cancelled
+        return self._peers.rank_of(arrival.source), arrival.tag, arrival.nbytes, False
+
+    def cancel(self) -> None:
+        if not self._cancelled and self._receipt.withdraw():
+            self._cancelled = True
+            self._process.attended.pop(id(self), None)
+
+
+class Several(Operation):
+    """Operations that count as one: it ends with the last of them, and has the envelope of the first."""
+
+    def __init__(self, parts: list[Operation], finish: Callable[[list[Any]], Any] | None = None) -> None:
+        self._parts = parts
+        self._finish = finish
+
+    def test(self) -> bool:
+        return all(part.test() for part in self._parts)
+
+    def wait(self) -> None:
+        for part in self._parts:
+            part.wait()
+
+    def wait_briefly(self, seconds: float) -> None:
+        for part in self._parts:
+            if not part.test():
+                part.wait_briefly(seconds)
+                return
+
+    def result(self) -> Any:
+        results = [part.result() for part in self._parts]
+        if self._finish is None:
+            return results[0] if results else None
+        finish, self._finish = self._finish, None
+        return finish(results)
+
+    def envelope(self) -> Envelope:
+        return self._parts[0].envelope() if self._parts else super().envelope()

@@ -1,0 +1,96 @@
+"""Packing: elements into bytes and back, as they travel, or in the portable representation external32."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import numpy as np
+
+from frontends.mpi.blocks import Block
+from frontends.mpi.errors import error
+from frontends.mpi.layout import Layout
+from frontends.mpi.memory import Bytes, as_memory
+
+EXTERNAL: Final = "external32"
+_SIZES: Final = {"l": 4, "L": 4, "g": 16, "G": 32, "U": 4}
+"""Bytes in external32 of the C types long, long double and wchar_t, by NumPy's codes; other types keep theirs."""
+
+
+def pack(block: Block, outbuf: Any, position: int) -> int:
+    """Put the elements of a block into a buffer, from a position on; the position after them."""
+    return _put(block.read(), outbuf, position)
+
+
+def unpack(inbuf: Any, position: int, block: Block) -> int:
+    """Take the elements of a block out of a buffer; the position after them."""
+    block.write(_take(inbuf, position, block.nbytes))
+    return position + block.nbytes
+
+
+def pack_external(datarep: str, block: Block, outbuf: Any, position: int) -> int:
+    """As `pack`, in external32."""
+    _check(datarep)
+    return _put(_converted(block.read(), block, outwards=True), outbuf, position)
+
+
+def unpack_external(datarep: str, inbuf: Any, position: int, block: Block) -> int:
+    """As `unpack`, from external32."""
+    nbytes = external_size(datarep, block.datatype.layout, block.count)
+    block.write(_converted(_take(inbuf, position, nbytes), block, outwards=False))
+    return position + nbytes
+
+
+def external_size(datarep: str, layout: Layout, count: int) -> int:
+    """Bytes of so many elements in external32."""
+    _check(datarep)
+    return count * layout.repeats * sum(_size(dtype) * number for dtype, number in layout.runs)
+
+
+def _check(datarep: str) -> None:
+    if datarep != EXTERNAL:
+        raise error("ERR_ARG", f"datarep={datarep!r}: must be {EXTERNAL!r}")
+
+
+def _put(data: Bytes, outbuf: Any, position: int) -> int:
+    target = as_memory(outbuf[0] if isinstance(outbuf, (list, tuple)) else outbuf).data
+    end = position + len(data)
+    if position < 0 or end > len(target):
+        raise ValueError(f"position={position}: {len(data)} bytes do not fit into a buffer of {len(target)} bytes")
+    target[position:end] = data
+    return end
+
+
+def _take(inbuf: Any, position: int, nbytes: int) -> Bytes:
+    source = as_memory(inbuf[0] if isinstance(inbuf, (list, tuple)) else inbuf).data
+    if position < 0 or position + nbytes > len(source):
+        raise ValueError(f"position={position}: the buffer of {len(source)} bytes has no {nbytes} bytes there")
+    return source[position : position + nbytes]
+
+
+def _size(dtype: np.dtype[Any]) -> int:
+    return _SIZES.get(dtype.char, dtype.itemsize)
+
+
+def _converted(data: Bytes, block: Block, *, outwards: bool) -> Bytes:
+    """Bytes of elements in the representation of this machine as external32, or the other way round."""
+    found, at = [], 0
+    layout = block.datatype.layout
+    for dtype, number in layout.runs * (layout.repeats * block.count):
+        size = dtype.itemsize if outwards else _size(dtype)
+        piece = data[at : at + size * number]
+        at += size * number
+        found.append(_numbers(piece, dtype, outwards=outwards))
+    return np.concatenate(found) if found else np.empty(0, np.uint8)
+
+
+def _numbers(piece: Bytes, dtype: np.dtype[Any], *, outwards: bool) -> Bytes:
+    narrow, wide = _size(dtype), dtype.itemsize
+    if dtype.char in "lL" and narrow != wide:
+        foreign = np.dtype(f">{'i' if dtype.char == 'l' else 'u'}{narrow}")
+        numbers = piece.view(dtype).astype(foreign) if outwards else piece.view(foreign).astype(dtype)
+        return numbers.view(np.uint8)
+    if sys.byteorder == "big" or dtype.kind in "SV" or dtype.itemsize == 1:
+        return piece
+    unit = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+    return np.ascontiguousarray(piece.reshape(-1, unit)[:, ::-1]).reshape(-1)

@@ -1,0 +1,130 @@
+"""Plans: one description of a collective call, which runs at once, in the background, or again and again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from collectives import RondeError
+from frontends.mpi.blocks import Block, Blocks
+from frontends.mpi.errors import failure
+from frontends.mpi.operations import INTERNAL, Awaited, Ended, Operation, Receiving, Sending, Several
+from frontends.mpi.peers import Peers
+
+
+class Plan(ABC):
+    """A call that can be made any number of times. The program's memory is read when the call begins."""
+
+    @abstractmethod
+    def begin(self) -> Operation:
+        """Begin the call."""
+
+    def run(self) -> Any:
+        """Make the call, and return its result."""
+        operation = self.begin()
+        operation.wait()
+        return operation.result()
+
+
+class Call(NamedTuple):
+    """A call of Ronde.
+
+    method     name of a collective of a communicator
+    arguments  its arguments
+    options    those by keyword
+    finish     makes the result from that of Ronde; None if there is nothing to do
+    """
+
+    method: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    finish: Callable[[Any], Any] | None = None
+
+
+class Collective(Plan):
+    """A collective of an intracommunicator, carried out by one call of Ronde."""
+
+    def __init__(self, peers: Peers, prepare: Callable[[], Call]) -> None:
+        """`prepare` packs the data and describes the call."""
+        self._peers = peers
+        self._prepare = prepare
+
+    def begin(self) -> Operation:
+        call = self._prepare()
+        try:
+            work = getattr(self._peers.collectives, f"{call.method}_async")(*call.arguments, **call.options)
+        except RondeError as error:
+            raise failure(error)  # noqa: B904 - its cause is the error
+        operation = Awaited(self._peers, work, call.finish or _nothing)
+        operation.keeps = call
+        return operation
+
+    def run(self) -> Any:
+        if self._peers.process.attended:
+            return super().run()
+        method, arguments, options, finish = self._prepare()
+        try:
+            result = getattr(self._peers.collectives, method)(*arguments, **options)
+        except RondeError as error:
+            raise failure(error)  # noqa: B904 - its cause is the error
+        return None if finish is None else finish(result)
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+class Local(Plan):
+    """A call without communication."""
+
+    def __init__(self, body: Callable[[], Any]) -> None:
+        self._body = body
+
+    def begin(self) -> Operation:
+        return Ended((-1, -1, 0, False), self._body())
+
+
+class Sent(NamedTuple):
+    """A message of an exchange: to which rank, and its data. `slot` separates messages to one rank."""
+
+    rank: int
+    block: Block | Blocks
+    slot: int = 0
+
+
+class Exchange(Plan):
+    """Messages to some ranks and from some: the collectives between neighbours and between groups.
+
+    Messages of successive exchanges between two ranks are received in the order in which they are sent.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        sends: Sequence[Sent],
+        receives: Sequence[Sent],
+        finish: Callable[[], Any] | None = None,
+    ) -> None:
+        self._peers = peers
+        self._sends = sends
+        self._receives = receives
+        self._finish = finish
+
+    def begin(self) -> Operation:
+        parts: list[Operation] = []
+        for rank, block, slot in self._receives:
+            target, scatter = block.target()
+            parts.append(Receiving(self._peers, target, scatter, rank, _FIRST + slot, attended=False))
+        for rank, block, slot in self._sends:
+            parts.append(Sending(self._peers, block.read(), rank, _FIRST + slot))
+        finish = self._finish
+
+        def end(_: list[Any]) -> Any:
+            return None if finish is None else finish()
+
+        return Several(parts, end)
+
+
+_FIRST = INTERNAL + 16
+"""The tag of the first slot."""

@@ -1,0 +1,136 @@
+"""The predefined datatypes: their names, dtypes and codes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+_C: Final = {
+    "CHAR": "S1",
+    "WCHAR": "U1",
+    "SIGNED_CHAR": "b",
+    "SHORT": "h",
+    "INT": "i",
+    "LONG": "l",
+    "LONG_LONG": "q",
+    "UNSIGNED_CHAR": "B",
+    "UNSIGNED_SHORT": "H",
+    "UNSIGNED": "I",
+    "UNSIGNED_LONG": "L",
+    "UNSIGNED_LONG_LONG": "Q",
+    "FLOAT": "f",
+    "DOUBLE": "d",
+    "LONG_DOUBLE": "g",
+    "C_BOOL": "?",
+    "INT8_T": "i1",
+    "INT16_T": "i2",
+    "INT32_T": "i4",
+    "INT64_T": "i8",
+    "UINT8_T": "u1",
+    "UINT16_T": "u2",
+    "UINT32_T": "u4",
+    "UINT64_T": "u8",
+    "FLOAT16_T": "f2",
+    "FLOAT32_T": "f4",
+    "FLOAT64_T": "f8",
+    "C_COMPLEX": "F",
+    "C_FLOAT_COMPLEX": "F",
+    "C_DOUBLE_COMPLEX": "D",
+    "C_LONG_DOUBLE_COMPLEX": "G",
+    "CXX_BOOL": "?",
+    "CXX_FLOAT_COMPLEX": "F",
+    "CXX_DOUBLE_COMPLEX": "D",
+    "CXX_LONG_DOUBLE_COMPLEX": "G",
+}
+_MPI: Final = {"PACKED": "B", "BYTE": "B", "AINT": "p", "OFFSET": "i8", "COUNT": "i8"}
+_FORTRAN: Final = {
+    "CHARACTER": "S1",
+    "LOGICAL": "i",
+    "INTEGER": "i",
+    "REAL": "f",
+    "DOUBLE_PRECISION": "d",
+    "COMPLEX": "F",
+    "DOUBLE_COMPLEX": "D",
+    "LOGICAL1": "i1",
+    "LOGICAL2": "i2",
+    "LOGICAL4": "i4",
+    "LOGICAL8": "i8",
+    "INTEGER1": "i1",
+    "INTEGER2": "i2",
+    "INTEGER4": "i4",
+    "INTEGER8": "i8",
+    "REAL2": "f2",
+    "REAL4": "f4",
+    "REAL8": "f8",
+    "COMPLEX8": "F",
+    "COMPLEX16": "D",
+}
+_PAIRS: Final = {
+    "SHORT_INT": "h",
+    "INT_INT": "i",
+    "LONG_INT": "l",
+    "FLOAT_INT": "f",
+    "DOUBLE_INT": "d",
+    "LONG_DOUBLE_INT": "g",
+}
+ABSENT: Final = ("LOGICAL16", "INTEGER16", "REAL16", "COMPLEX4", "COMPLEX32")
+"""Datatypes for which NumPy has no dtype: they are DATATYPE_NULL."""
+ALIASES: Final = {
+    "UNSIGNED_INT": "UNSIGNED",
+    "SIGNED_SHORT": "SHORT",
+    "SIGNED_INT": "INT",
+    "SIGNED_LONG": "LONG",
+    "SIGNED_LONG_LONG": "LONG_LONG",
+    "BOOL": "C_BOOL",
+    "SINT8_T": "INT8_T",
+    "SINT16_T": "INT16_T",
+    "SINT32_T": "INT32_T",
+    "SINT64_T": "INT64_T",
+    "F_BOOL": "LOGICAL",
+    "F_INT": "INTEGER",
+    "F_FLOAT": "REAL",
+    "F_DOUBLE": "DOUBLE_PRECISION",
+    "F_COMPLEX": "COMPLEX",
+    "F_FLOAT_COMPLEX": "COMPLEX",
+    "F_DOUBLE_COMPLEX": "DOUBLE_COMPLEX",
+    "TWOINT": "INT_INT",
+}
+
+
+def _pair(code: str) -> np.dtype[Any]:
+    return np.dtype([("value", code), ("index", "i")], align=True)
+
+
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    **{name: np.dtype(code) for name, code in {**_MPI, **_C, **_FORTRAN}.items()},
+    "BFLOAT16_T": np.dtype(ml_dtypes.bfloat16),
+    **{name: _pair(code) for name, code in _PAIRS.items()},
+}
+"""The dtype of each predefined datatype."""
+PAIRS: Final = {np.dtype(code): name for name, code in _PAIRS.items()}
+"""The pair of a value of this dtype and an int."""
+
+_FORTRAN_NAMES: Final = frozenset(_FORTRAN)
+
+
+def codes() -> dict[str, str]:
+    """The predefined datatype for each code of a program: those of NumPy, `struct` and the array interface."""
+    found: dict[str, str] = {}
+    for name, code in _C.items():
+        dtype = np.dtype(code)
+        for key in (code, dtype.char, dtype.str[1:]):
+            found.setdefault(key, name)
+    found.update({"c": "CHAR", "S": "CHAR", "S1": "CHAR", "U": "WCHAR", "U1": "WCHAR", "w": "WCHAR", "u": "WCHAR"})
+    found.update({"B": "UNSIGNED_CHAR", "b": "SIGNED_CHAR", "e": "FLOAT16_T", "p": "AINT", "P": "AINT"})
+    found.update({"n": "AINT", "N": "UNSIGNED_LONG", "b1": "C_BOOL", "E": "BFLOAT16_T", "bfloat16": "BFLOAT16_T"})
+    found.update({"i1": "INT8_T", "i2": "INT16_T", "i4": "INT32_T", "i8": "INT64_T"})
+    found.update({"u1": "UINT8_T", "u2": "UINT16_T", "u4": "UINT32_T", "u8": "UINT64_T"})
+    found.update({"f2": "FLOAT16_T", "f4": "FLOAT", "f8": "DOUBLE", "c8": "C_FLOAT_COMPLEX", "c16": "C_DOUBLE_COMPLEX"})
+    return found
+
+
+def is_fortran(name: str) -> bool:
+    """True for a datatype of Fortran."""
+    return name in _FORTRAN_NAMES

@@ -1,0 +1,410 @@
+"""Requests: handles of operations in flight, persistent operations, and operations that the program ends itself."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, PATIENCE, UNDEFINED
+from frontends.mpi.errors import Exception as MPIException
+from frontends.mpi.errors import error, missing
+from frontends.mpi.handles import SURFACE, Body, Handle
+from frontends.mpi.operations import Ended, Operation
+from frontends.mpi.status import Status
+
+_FIRST_SLICE: Final = 20e-6
+_LAST_SLICE: Final = 1e-3
+
+
+class RequestBody(Body):
+    """An operation in flight, or one that can be started.
+
+    operation   None if there is none
+    start       begins the operation of a persistent request; None for others
+    """
+
+    def __init__(self, operation: Operation | None, start: Callable[[], Operation] | None = None) -> None:
+        self.operation = operation
+        self.start = start
+
+
+class Request(Handle):
+    """A handle of an operation in flight."""
+
+    __module__ = SURFACE
+    null = "REQUEST_NULL"
+
+    @classmethod
+    def begun(cls, operation: Operation) -> Request:
+        """The request of an operation in flight."""
+        return cls.of(RequestBody(operation))
+
+    @property
+    def _operation(self) -> Operation | None:
+        body: RequestBody | None = self._body
+        return None if body is None else body.operation
+
+    def _end(self, status: Status | None) -> Any:
+        """The result of an operation that has ended; the request is inactive then, or null."""
+        operation, body = self._operation, self._body
+        if operation is None:
+            if status is not None:
+                status.empty()
+            return None
+        body.operation = None
+        if body.start is None:
+            self._body = None
+        try:
+            return operation.result()
+        finally:
+            if status is not None:
+                status.fill(*operation.envelope())
+
+    # ---- one request
+
+    def _wait(self, status: Status | None) -> Any:
+        if self._operation is not None:
+            self._operation.wait()
+        return self._end(status)
+
+    def _test(self, status: Status | None) -> tuple[bool, Any]:
+        if self._operation is not None and not self._operation.test():
+            return False, None
+        return True, self._end(status)
+
+    def wait(self, status: Status | None = None) -> Any:
+        return self._wait(status)
+
+    def test(self, status: Status | None = None) -> tuple[bool, Any]:
+        return self._test(status)
+
+    def get_status(self, status: Status | None = None) -> bool:
+        operation = self._operation
+        if operation is not None and not operation.test():
+            return False
+        if status is not None:
+            status.fill(*(Ended((ANY_SOURCE, ANY_TAG, 0, False)) if operation is None else operation).envelope())
+        return True
+
+    def Wait(self, status: Status | None = None) -> bool:
+        self._wait(status)
+        return True
+
+    def Test(self, status: Status | None = None) -> bool:
+        return self._test(status)[0]
+
+    Get_status = get_status
+
+    def Cancel(self) -> None:
+        if self._body is None:
+            raise error("ERR_REQUEST", "it is REQUEST_NULL")
+        if self._operation is not None:
+            self._operation.cancel()
+
+    cancel = Cancel
+
+    def Free(self) -> None:
+        if self._body is None:
+            raise error("ERR_REQUEST", "it is REQUEST_NULL")
+        self._body = None
+
+    # ---- several requests
+
+    @classmethod
+    def waitany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, Any]:
+        active = [number for number, request in enumerate(requests) if request._operation is not None]
+        if not active:
+            _empty(status)
+            return UNDEFINED, None
+        number = _first_ended(requests, active)
+        return number, requests[number]._end(status)
+
+    @classmethod
+    def testany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool, Any]:
+        number, flag = cls.get_status_any(requests, None)
+        if number == UNDEFINED:
+            if flag:
+                _empty(status)
+            return UNDEFINED, flag, None
+        return number, True, requests[number]._end(status)
+
+    @classmethod
+    def get_status_any(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool]:
+        active = [number for number, request in enumerate(requests) if request._operation is not None]
+        for number in active:
+            if requests[number].get_status(status):
+                return number, True
+        if not active:
+            _empty(status)
+        return UNDEFINED, not active
+
+    @classmethod
+    def waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[Any]:
+        for request in requests:
+            if request._operation is not None:
+                request._operation.wait()
+        return _end_all(requests, statuses)
+
+    @classmethod
+    def testall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> tuple[bool, Any]:
+        if not cls.get_status_all(requests):
+            return False, None
+        return True, _end_all(requests, statuses)
+
+    @classmethod
+    def get_status_all(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
+        found = [Status() for _ in requests]
+        if not all(request.get_status(status) for request, status in zip(requests, found, strict=True)):
+            return False
+        _give(statuses, found)
+        return True
+
+    @classmethod
+    def waitsome(
+        cls, requests: Sequence[Request], statuses: list[Status] | None = None
+    ) -> tuple[list[int] | None, list[Any] | None]:
+        active = [number for number, request in enumerate(requests) if request._operation is not None]
+        if not active:
+            return None, None
+        _first_ended(requests, active)
+        return cls.testsome(requests, statuses)
+
+    @classmethod
+    def testsome(
+        cls, requests: Sequence[Request], statuses: list[Status] | None = None
+    ) -> tuple[list[int] | None, list[Any] | None]:
+        ended = cls.get_status_some(requests)
+        if ended is None:
+            return None, None
+        return ended, _end_all([requests[number] for number in ended], statuses)
+
+    @classmethod
+    def get_status_some(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
+        active = [number for number, request in enumerate(requests) if request._operation is not None]
+        if not active:
+            return None
+        found: list[Status] = []
+        ended = []
+        for number in active:
+            status = Status()
+            if requests[number].get_status(status):
+                ended.append(number)
+                found.append(status)
+        _give(statuses, found)
+        return ended
+
+    @classmethod
+    def Waitany(cls, requests: Sequence[Request], status: Status | None = None) -> int:
+        return cls.waitany(requests, status)[0]
+
+    @classmethod
+    def Testany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool]:
+        return cls.testany(requests, status)[:2]
+
+    Get_status_any = get_status_any
+
+    @classmethod
+    def Waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
+        cls.waitall(requests, statuses)
+        return True
+
+    @classmethod
+    def Testall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
+        return cls.testall(requests, statuses)[0]
+
+    Get_status_all = get_status_all
+
+    @classmethod
+    def Waitsome(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
+        return cls.waitsome(requests, statuses)[0]
+
+    @classmethod
+    def Testsome(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
+        return cls.testsome(requests, statuses)[0]
+
+    Get_status_some = get_status_some
+
+
+Request.family = Request
+
+
+def _empty(status: Status | None) -> None:
+    if status is not None:
+        status.empty()
+
+
+def _give(statuses: list[Status] | None, found: list[Status]) -> None:
+    """Copy statuses into the program's list, which is made longer if it is too short."""
+    if statuses is None:
+        return
+    for number, status in enumerate(found):
+        if number < len(statuses):
+            statuses[number]._words[:] = status._words
+        elif isinstance(statuses, list):
+            statuses.append(status)
+
+
+def _end_all(requests: Sequence[Request], statuses: list[Status] | None) -> list[Any]:
+    found = [Status() for _ in requests]
+    results, failures = [], []
+    for request, status in zip(requests, found, strict=True):
+        try:
+            results.append(request._end(status))
+        except MPIException as failure:
+            status.error = failure.Get_error_code()
+            failures.append(failure)
+    _give(statuses, found)
+    if failures:
+        raise failures[0]
+    return results
+
+
+def _first_ended(requests: Sequence[Request], active: list[int]) -> int:
+    """The first of the active requests that has ended; waits until there is one."""
+    pause = _FIRST_SLICE
+    while True:
+        for number in active:
+            operation = requests[number]._operation
+            if operation is None or operation.test():
+                return number
+        operation = requests[active[0]]._operation
+        if operation is not None:
+            operation.wait_briefly(pause)
+        pause = min(2 * pause, _LAST_SLICE)
+
+
+class Prequest(Request):
+    """A handle of an operation that can be started again and again."""
+
+    __module__ = SURFACE
+
+    @classmethod
+    def _admits(cls, body: RequestBody) -> bool:
+        return body.start is not None
+
+    @classmethod
+    def prepared(cls, start: Callable[[], Operation]) -> Prequest:
+        """The request of an operation that `start` begins."""
+        return cls.of(RequestBody(None, start))
+
+    def Start(self) -> None:
+        body: RequestBody | None = self._body
+        if body is None or body.start is None or body.operation is not None:
+            raise error("ERR_REQUEST", "it is not persistent, or is active")
+        body.operation = body.start()
+
+    @classmethod
+    def Startall(cls, requests: Sequence[Prequest]) -> None:
+        for request in requests:
+            request.Start()
+
+    def Pready(self, partition: int) -> None:
+        raise missing("Prequest.Pready", "it has no partitioned messages")
+
+    def Pready_range(self, partition_low: int, partition_high: int) -> None:
+        raise missing("Prequest.Pready_range", "it has no partitioned messages")
+
+    def Pready_list(self, partitions: Sequence[int]) -> None:
+        raise missing("Prequest.Pready_list", "it has no partitioned messages")
+
+    def Parrived(self, partition: int) -> bool:
+        raise missing("Prequest.Parrived", "it has no partitioned messages")
+
+
+class _Generalized(Operation):
+    """An operation that the program ends by `Complete`."""
+
+    def __init__(self, query: Any, free: Any, cancel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._query, self._free, self._cancel = query, free, cancel
+        self._arguments, self._options = args, kwargs
+        self._event = threading.Event()
+        self.object: Any = None
+        self._status = Status()
+
+    def test(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self) -> None:
+        self._event.wait(PATIENCE)  # another thread of the program ends it
+
+    def wait_briefly(self, seconds: float) -> None:
+        self._event.wait(seconds)
+
+    def end(self, obj: Any) -> None:
+        """The program has ended it, with this result."""
+        self.object = obj
+        self._event.set()
+
+    def envelope(self) -> tuple[int, int, int, bool]:
+        status = self._status
+        if self._query is not None:
+            _called(self._query, status, *self._arguments, **self._options)
+        return status.source, status.tag, status.count, status.cancelled
+
+    def result(self) -> Any:
+        return self.object
+
+    def cancel(self) -> None:
+        if self._cancel is not None:
+            _called(self._cancel, self.test(), *self._arguments, **self._options)
+
+    def free(self) -> None:
+        """Tell the program that the request is gone."""
+        free, self._free = self._free, None
+        if free is not None:
+            _called(free, *self._arguments, **self._options)
+
+
+def _called(function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Call a function of the program. Raises MPI's Exception after it has shown that of the function."""
+    try:
+        function(*arguments, **options)
+    except BaseException as cause:
+        traceback.print_exception(cause)
+        if isinstance(cause, MPIException):
+            raise
+        raise error("ERR_OTHER", f"a function of a request raised {cause!r}") from cause
+
+
+class Grequest(Request):
+    """A handle of an operation that the program ends by `Complete`."""
+
+    __module__ = SURFACE
+
+    @classmethod
+    def _admits(cls, body: RequestBody) -> bool:
+        return isinstance(body.operation, _Generalized)
+
+    @classmethod
+    def Start(
+        cls,
+        query_fn: Callable[..., None] | None = None,
+        free_fn: Callable[..., None] | None = None,
+        cancel_fn: Callable[..., None] | None = None,
+        args: tuple[Any, ...] | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> Grequest:
+        operation = _Generalized(query_fn, free_fn, cancel_fn, tuple(args or ()), dict(kwargs or {}))
+        return cls.of(RequestBody(operation))
+
+    def Complete(self) -> None:
+        self.complete()
+
+    def complete(self, obj: Any = None) -> None:
+        operation = self._operation
+        if not isinstance(operation, _Generalized):
+            raise error("ERR_REQUEST", "it is no generalized request")
+        operation.end(obj)
+
+    def _end(self, status: Status | None) -> Any:
+        operation = self._operation
+        try:
+            return super()._end(status if status is not None or operation is None else Status())
+        finally:
+            if isinstance(operation, _Generalized):
+                operation.free()
+
+
+REQUEST_NULL: Final = Request()

@@ -1,0 +1,58 @@
+"""Run a script with this room under the name mpi4py: `python -m ronde.mpi script.py`.
+
+An exception that ends the script ends the job: the pending calls of the other ranks raise an error that names this one.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from frontends.mpi.alias import install
+from frontends.mpi.rc import rc
+
+USAGE: Final = """\
+usage: python -m ronde.mpi [-rc NAME=VALUE,...] (script.py | -m module | -c command) [argument ...]
+
+Runs a program that imports mpi4py on Ronde. Start the ranks with: ronde run -np 4 python -m ronde.mpi script.py
+"""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the program of a command line."""
+    arguments = list(sys.argv[1:] if words is None else words)
+    while arguments and arguments[0] in ("-rc", "--rc"):
+        _set(arguments[1] if len(arguments) > 1 else "")
+        arguments = arguments[2:]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        raise SystemExit(0 if arguments else 2)
+    install()
+    run_program(arguments, "__main__")
+
+
+def run_program(arguments: list[str], name: str) -> dict[str, object]:
+    """Run a script, `-m module` or `-c command` with the rest of the arguments, as the module `name`; its names."""
+    kind, rest = arguments[0], arguments[1:]
+    if kind in ("-m", "-c"):
+        if not rest:
+            sys.stderr.write(USAGE)
+            raise SystemExit(2)
+        sys.argv[:] = [rest[0] if kind == "-m" else "-c", *rest[1:]]
+        if kind == "-m":
+            return runpy.run_module(rest[0], run_name=name, alter_sys=True)
+        names: dict[str, object] = {"__name__": name}
+        exec(compile(rest[0], "<command>", "exec"), names)
+        return names
+    sys.argv[:] = arguments
+    return runpy.run_path(kind, run_name=name)
+
+
+def _set(text: str) -> None:
+    """Set settings given as NAME=VALUE,..."""
+    for pair in filter(None, text.split(",")):
+        name, _, value = pair.partition("=")
+        known: dict[str, object] = {"true": True, "false": False, "none": None}
+        rc(**{name.strip(): known.get(value.strip().lower(), value.strip())})

@@ -1,0 +1,146 @@
+"""Topologies: grids and graphs of ranks. Nothing here communicates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from frontends.mpi.constants import CART, DIST_GRAPH, GRAPH, PROC_NULL
+from frontends.mpi.errors import error
+
+
+class Grid:
+    """A Cartesian grid. Ranks are numbered in C order.
+
+    dims, periods   lengths of the dimensions, and True for those that are periodic
+    rank            this rank
+    """
+
+    kind: Final = CART
+
+    def __init__(self, dims: Sequence[int], periods: Sequence[bool], rank: int) -> None:
+        self.dims = [int(n) for n in dims]
+        self.periods = [bool(periodic) for periodic in periods]
+        self.size = math.prod(self.dims)
+        self.rank = rank
+
+    def coords(self, rank: int) -> list[int]:
+        """The place of a rank in the grid."""
+        if not 0 <= rank < self.size:
+            raise error("ERR_RANK", f"rank {rank}: must be 0 to {self.size - 1}")
+        return [int(n) for n in np.unravel_index(rank, self.dims)] if self.dims else []
+
+    def at(self, coords: Sequence[int]) -> int:
+        """The rank at a place, PROC_NULL outside of the grid."""
+        if len(coords) != len(self.dims):
+            raise ValueError(f"coords={list(coords)}: must be {len(self.dims)} ints")
+        rank = 0
+        for place, length, periodic in zip(coords, self.dims, self.periods, strict=True):
+            if not periodic and not 0 <= place < length:
+                return PROC_NULL
+            rank = rank * length + place % length
+        return rank
+
+    def shift(self, direction: int, disp: int) -> tuple[int, int]:
+        """The ranks that a shift receives from and sends to."""
+        if not 0 <= direction < len(self.dims):
+            raise error("ERR_DIMS", f"direction={direction}: must be 0 to {len(self.dims) - 1}")
+        found = []
+        for step in (-disp, disp):
+            coords = self.coords(self.rank)
+            coords[direction] += step
+            found.append(self.at(coords))
+        return found[0], found[1]
+
+    @property
+    def sources(self) -> list[int]:
+        """The neighbours, two for each dimension: the lower one first."""
+        return [rank for direction in range(len(self.dims)) for rank in self.shift(direction, 1)]
+
+    destinations = sources
+
+    def slot(self, edge: int, *, sent: bool) -> int:
+        """What is sent downwards arrives from above, also if both neighbours are one rank."""
+        return edge ^ 1 if sent else edge
+
+    def moved_to(self, rank: int) -> Grid:
+        """The same grid as another rank sees it."""
+        return Grid(self.dims, self.periods, rank)
+
+
+class Graph:
+    """A graph whose edges every rank knows.
+
+    index, edges   see MPI_Graph_create: the neighbours of rank i are edges[index[i - 1] : index[i]]
+    """
+
+    kind: Final = GRAPH
+
+    def __init__(self, index: Sequence[int], edges: Sequence[int], rank: int) -> None:
+        self.index = list(index)
+        self.edges = list(edges)
+        self.rank = rank
+
+    def neighbors(self, rank: int) -> list[int]:
+        """The neighbours of a rank."""
+        if not 0 <= rank < len(self.index):
+            raise error("ERR_RANK", f"rank {rank}: must be 0 to {len(self.index) - 1}")
+        return self.edges[self.index[rank - 1] if rank else 0 : self.index[rank]]
+
+    @property
+    def sources(self) -> list[int]:
+        return self.neighbors(self.rank)
+
+    destinations = sources
+
+    def slot(self, edge: int, *, sent: bool) -> int:
+        return 0
+
+
+class DistributedGraph:
+    """A graph of which every rank knows its own edges.
+
+    sources, destinations   the ranks that edges come from and go to
+    weights                 those of the two; None for edges without weights
+    """
+
+    kind: Final = DIST_GRAPH
+
+    def __init__(
+        self, sources: list[int], destinations: list[int], weights: tuple[list[int], list[int]] | None
+    ) -> None:
+        self.sources = sources
+        self.destinations = destinations
+        self.weights = weights
+
+    def slot(self, edge: int, *, sent: bool) -> int:
+        return 0
+
+
+def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
+    """The lengths of a grid's dimensions for so many ranks, as equal as possible. Lengths other than 0 are kept."""
+    lengths = [0] * dims if isinstance(dims, int) else [int(n) for n in dims]
+    if nnodes < 1 or any(n < 0 for n in lengths):
+        raise error("ERR_DIMS", f"nnodes={nnodes}, dims={lengths}: must be 1 or more, and 0 or more")
+    rest, odd = divmod(nnodes, math.prod(n for n in lengths if n))
+    free = lengths.count(0)
+    if odd or (not free and rest != 1):
+        raise error("ERR_DIMS", f"nnodes={nnodes}: cannot be divided by the lengths {lengths}")
+    found = [1] * free
+    for factor in sorted(_factors(rest), reverse=True):
+        found[found.index(min(found))] *= factor
+    ordered = iter(sorted(found, reverse=True))
+    return [n or next(ordered) for n in lengths]
+
+
+def _factors(number: int) -> list[int]:
+    found, divisor = [], 2
+    while divisor * divisor <= number:
+        while number % divisor == 0:
+            found.append(divisor)
+            number //= divisor
+        divisor += 1
+    return [*found, number] if number > 1 else found

@@ -1,0 +1,404 @@
+"""Windows: memory that the ranks of a host share, and one-sided access to it.
+
+A window of `Allocate_shared` and `Allocate` is one segment that all its ranks map, so that access to another rank's
+part is access to memory. Ranks of several hosts have no window.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Final
+
+import numpy as np
+
+from frontends.mpi import constants
+from frontends.mpi.attributes import Attributed, AttributedBody
+from frontends.mpi.blocks import Block
+from frontends.mpi.comm import COMM_SELF, Intracomm
+from frontends.mpi.constants import LOCK_EXCLUSIVE, LOCK_SHARED, PROC_NULL
+from frontends.mpi.datatypes import BY_CODE
+from frontends.mpi.errhandlers import Handling
+from frontends.mpi.errors import error, failure, missing
+from frontends.mpi.groups import Group
+from frontends.mpi.handles import SURFACE
+from frontends.mpi.info import INFO_NULL, Info, InfoBody
+from frontends.mpi.memory import BOTTOM, as_memory, buffer
+from frontends.mpi.objects import receive, send
+from frontends.mpi.operations import Ended
+from frontends.mpi.ops import SUM, Op, combine_arrays
+from frontends.mpi.peers import Peers
+from frontends.mpi.requests import Request
+from frontends.mpi.segments import Segment
+from frontends.mpi.specs import message
+
+_ACROSS: Final = "one-sided access reaches ranks of one host, in windows of Allocate and Allocate_shared"
+_POSTED, _COMPLETED = 8, 9
+"""Slots of the messages of Post and Complete."""
+
+
+class WinBody(AttributedBody):
+    """A window.
+
+    peers     its ranks, with messages of their own
+    parts     by rank: the memory, and the unit of displacements; of a window of `Create` only this rank has a part
+    segment   the shared memory; None for a window of the program's memory
+    flavor    as the attribute WIN_CREATE_FLAVOR has it
+    """
+
+    def __init__(
+        self, peers: Peers, parts: list[tuple[Any, int] | None], segment: Segment | None, locks: Segment, flavor: int
+    ) -> None:
+        super().__init__()
+        self.peers = peers
+        self.parts = parts
+        self.segment = segment
+        self.locks = locks
+        self.flavor = flavor
+        self.errhandler: Any = None
+        self.info: dict[str, str] = {}
+        self.exposed: tuple[int, ...] = ()
+        self.accessed: tuple[int, ...] = ()
+
+    def check(self) -> None:
+        """Raise if the job has failed."""
+        cause = self.peers.process.world.failure
+        if cause is not None:
+            raise failure(cause)
+
+
+class Win(Attributed, Handling):
+    """Memory that other ranks can reach."""
+
+    __module__ = SURFACE
+    null = "WIN_NULL"
+    error_class = "ERR_WIN"
+    handling_error = "ERR_WIN"
+
+    def _known(self) -> WinBody:
+        body: WinBody | None = self._body
+        if body is None:
+            raise error("ERR_WIN", "it is WIN_NULL")
+        return body
+
+    # ---- how it is made and freed
+
+    @classmethod
+    def _made(cls, comm: Intracomm, size: int, disp_unit: int, info: Info, flavor: int) -> Win:
+        peers = comm.peers.twin()
+        everyone = comm.allgather(
+            (peers.process.world.members[peers.ranks[peers.rank]].host, int(size), int(disp_unit))
+        )
+        if len({host for host, _, _ in everyone}) > 1:
+            raise missing("windows of ranks on several hosts", _ACROSS)
+        if any(nbytes < 0 for _, nbytes, _ in everyone):
+            raise error("ERR_SIZE", f"size={size}: must be 0 or more")
+        sizes = [nbytes for _, nbytes, _ in everyone]
+        starts = [0, *np.cumsum(sizes).tolist()]
+        segment = _segment(comm, starts[-1])
+        parts: list[tuple[Any, int] | None] = [
+            (segment.memory[start : start + nbytes], unit)
+            for start, (_, nbytes, unit) in zip(starts, everyone, strict=False)
+        ]
+        return cls._with(WinBody(peers, parts, segment, _segment(comm, 2 * peers.size), flavor), info)
+
+    @classmethod
+    def _with(cls, body: WinBody, info: Info) -> Win:
+        body.info = dict(info.items())
+        return cls.of(body)
+
+    @classmethod
+    def Allocate_shared(cls, size: int, disp_unit: int = 1, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF) -> Win:
+        return cls._made(comm, size, disp_unit, info, constants.WIN_FLAVOR_SHARED)
+
+    @classmethod
+    def Allocate(cls, size: int, disp_unit: int = 1, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF) -> Win:
+        return cls._made(comm, size, disp_unit, info, constants.WIN_FLAVOR_ALLOCATE)
+
+    @classmethod
+    def Create(cls, memory: Any, disp_unit: int = 1, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF) -> Win:
+        peers = comm.peers.twin()
+        parts: list[tuple[Any, int] | None] = [None] * peers.size
+        parts[peers.rank] = as_memory(None if memory is BOTTOM else memory).data, int(disp_unit)
+        locks = _segment(comm, 2 * peers.size)
+        return cls._with(WinBody(peers, parts, None, locks, constants.WIN_FLAVOR_CREATE), info)
+
+    @classmethod
+    def Create_dynamic(cls, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF) -> Win:
+        raise missing("Win.Create_dynamic", _ACROSS)
+
+    def Attach(self, memory: Any) -> None:
+        raise missing("Win.Attach", _ACROSS)
+
+    def Detach(self, memory: Any) -> None:
+        raise missing("Win.Detach", _ACROSS)
+
+    def Free(self) -> None:
+        body = self._known()
+        self._release()
+        body.peers.close()
+        self._body = None
+
+    def _release(self) -> None:
+        body = self._known()
+        self.delete_attributes()
+        body.peers.collectives.barrier(timeout=constants.PATIENCE)
+        body.parts = [None] * len(body.parts)
+        for segment in (body.segment, body.locks):
+            if segment is not None:
+                segment.close()
+
+    # ---- what it is
+
+    def _part(self, rank: int) -> tuple[Any, int]:
+        body = self._known()
+        if not 0 <= rank < body.peers.size:
+            raise error("ERR_RANK", f"rank {rank}: must be 0 to {body.peers.size - 1}")
+        part = body.parts[rank]
+        if part is None:
+            raise missing("access to a window of Win.Create on another rank", _ACROSS)
+        return part
+
+    def _mine(self) -> tuple[Any, int]:
+        return self._part(self._known().peers.rank)
+
+    def Shared_query(self, rank: int) -> tuple[buffer, int]:
+        body = self._known()
+        if rank == PROC_NULL:
+            parts = [part for part in body.parts if part is not None]
+            memory, unit = next((part for part in parts if len(part[0])), parts[0])
+        else:
+            memory, unit = self._part(rank)
+        return buffer.frombuffer(memory), unit
+
+    def tomemory(self) -> buffer:
+        return buffer.frombuffer(self._mine()[0])
+
+    def __buffer__(self, flags: int) -> memoryview:
+        return memoryview(self._mine()[0])
+
+    def _predefined_attribute(self, keyval: int) -> Any:
+        memory, unit = self._mine()
+        values = {
+            constants.WIN_BASE: memory.ctypes.data if len(memory) else 0,
+            constants.WIN_SIZE: len(memory),
+            constants.WIN_DISP_UNIT: unit,
+            constants.WIN_CREATE_FLAVOR: self._known().flavor,
+            constants.WIN_MODEL: constants.WIN_UNIFIED,
+        }
+        return values[keyval] if keyval in values else super()._predefined_attribute(keyval)
+
+    @property
+    def attrs(self) -> tuple[int, int, int]:
+        return (
+            self.Get_attr(constants.WIN_BASE),
+            self.Get_attr(constants.WIN_SIZE),
+            self.Get_attr(constants.WIN_DISP_UNIT),
+        )
+
+    @property
+    def flavor(self) -> int:
+        return self._known().flavor
+
+    @property
+    def model(self) -> int:
+        self._known()
+        return constants.WIN_UNIFIED
+
+    def Get_group(self) -> Group:
+        return Intracomm.of(self._known().peers).Get_group()
+
+    group = property(Get_group)
+
+    @property
+    def group_size(self) -> int:
+        return self._known().peers.size
+
+    @property
+    def group_rank(self) -> int:
+        return self._known().peers.rank
+
+    def Set_info(self, info: Info) -> None:
+        self._known().info.update(info.items())
+
+    def Get_info(self) -> Info:
+        return Info.of(InfoBody(self._known().info))
+
+    info = property(Get_info, Set_info)
+
+    # ---- access
+
+    def _target(self, rank: int, origin: Block, target: Any) -> Block:
+        memory, unit = self._part(rank)
+        disp, count, kind = 0, origin.count, origin.datatype
+        if isinstance(target, (list, tuple)):
+            if len(target) > 3:
+                raise ValueError(f"target: {len(target)} items; must be displacement, count and datatype at most")
+            disp = operator.index(target[0]) if target else 0
+            count = operator.index(target[1]) if len(target) > 1 else count
+            kind = target[2] if len(target) > 2 else kind
+        elif isinstance(target, (int, np.integer)):
+            disp = operator.index(target)
+        elif target is not None:
+            raise ValueError(f"target: {target!r}; must be a displacement, or a list with count and datatype too")
+        datatype = BY_CODE[kind] if isinstance(kind, str) else kind
+        if disp < 0 or count < 0:
+            raise ValueError(f"target: displacement {disp}, count {count}: must be 0 or more")
+        return Block(memory, disp * unit, count, datatype)
+
+    def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
+        given = message(origin, writable=False)
+        if target_rank != PROC_NULL:
+            self._target(target_rank, given, target).write(given.read())
+
+    def Get(self, origin: Any, target_rank: int, target: Any = None) -> None:
+        result = message(origin, writable=True)
+        if target_rank != PROC_NULL:
+            result.write(self._target(target_rank, result, target).read())
+
+    def _combine(self, block: Block, place: Block, op: Op, fetched: Block | None) -> None:
+        """Combine the data of a block with those at a place, atomically, and fetch what was there."""
+        body = self._known()
+        ronde_op, dtype = op._known().on_arrays(place.datatype)
+        rank = next(n for n, part in enumerate(body.parts) if part is not None and part[0] is place.memory)
+        with body.locks.locked(body.peers.size + rank, body.check):
+            before = place.array(dtype).copy()
+            if fetched is not None:
+                fetched.write(before.view(np.uint8))
+            if ronde_op != "no_op":
+                after = np.empty_like(before)
+                combine_arrays(ronde_op, block.array(dtype), before, after)
+                place.write(after.view(np.uint8))
+
+    def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM) -> None:
+        given = message(origin, writable=False)
+        if target_rank != PROC_NULL:
+            self._combine(given, self._target(target_rank, given, target), op, None)
+
+    def Get_accumulate(self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = SUM) -> None:
+        given, fetched = message(origin, writable=False), message(result, writable=True)
+        if target_rank != PROC_NULL:
+            self._combine(given, self._target(target_rank, fetched, target), op, fetched)
+
+    def Fetch_and_op(self, origin: Any, result: Any, target_rank: int, target_disp: int = 0, op: Op = SUM) -> None:
+        given, fetched = message(origin, writable=False), message(result, writable=True)
+        _check_single(fetched, given)
+        if target_rank != PROC_NULL:
+            self._combine(given, self._target(target_rank, fetched, (target_disp, 1)), op, fetched)
+
+    def Compare_and_swap(self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0) -> None:
+        body = self._known()
+        given, expected = message(origin, writable=False), message(compare, writable=False)
+        fetched = message(result, writable=True)
+        _check_single(fetched, given, expected)
+        if target_rank == PROC_NULL:
+            return
+        place = self._target(target_rank, fetched, (target_disp, 1))
+        with body.locks.locked(body.peers.size + target_rank, body.check):
+            before = place.read().copy()
+            fetched.write(before)
+            if np.array_equal(before, expected.read()[: len(before)]):
+                place.write(given.read()[: len(before)])
+
+    def _requested(self, call: Any, *arguments: Any) -> Request:
+        call(*arguments)
+        return Request.begun(Ended((-1, -1, 0, False)))
+
+    def Rput(self, origin: Any, target_rank: int, target: Any = None) -> Request:
+        return self._requested(self.Put, origin, target_rank, target)
+
+    def Rget(self, origin: Any, target_rank: int, target: Any = None) -> Request:
+        return self._requested(self.Get, origin, target_rank, target)
+
+    def Raccumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM) -> Request:
+        return self._requested(self.Accumulate, origin, target_rank, target, op)
+
+    def Rget_accumulate(self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = SUM) -> Request:
+        return self._requested(self.Get_accumulate, origin, result, target_rank, target, op)
+
+    # ---- synchronization
+
+    def Fence(self, assertion: int = 0) -> None:
+        Intracomm.of(self._known().peers).Barrier()
+
+    def Lock(self, rank: int, lock_type: int = LOCK_EXCLUSIVE, assertion: int = 0) -> None:
+        body = self._known()
+        if lock_type not in (LOCK_EXCLUSIVE, LOCK_SHARED):
+            raise error("ERR_LOCKTYPE", f"lock_type={lock_type}: must be LOCK_EXCLUSIVE or LOCK_SHARED")
+        if rank != PROC_NULL:
+            self._place(rank)
+            body.locks.lock(rank, body.check, shared=lock_type == LOCK_SHARED)
+
+    def _place(self, rank: int) -> None:
+        if not 0 <= rank < self._known().peers.size:
+            raise error("ERR_RANK", f"rank {rank}: must be 0 to {self._known().peers.size - 1}")
+
+    def Unlock(self, rank: int) -> None:
+        if rank != PROC_NULL:
+            self._place(rank)
+            self._known().locks.unlock(rank)
+
+    def Lock_all(self, assertion: int = 0) -> None:
+        for rank in range(self._known().peers.size):
+            self.Lock(rank, LOCK_SHARED)
+
+    def Unlock_all(self) -> None:
+        for rank in range(self._known().peers.size):
+            self.Unlock(rank)
+
+    def Flush(self, rank: int) -> None:
+        """Do nothing: access is complete when its call returns."""
+        self._known()
+
+    def Flush_all(self) -> None:
+        self._known()
+
+    Flush_local = Flush
+    Flush_local_all = Flush_all
+    Sync = Flush_all
+
+    def _numbers(self, group: Group) -> tuple[int, ...]:
+        return tuple(self._known().peers.ranks.index(rank) for rank in group.ranks)
+
+    def Post(self, group: Group, assertion: int = 0) -> None:
+        body = self._known()
+        body.exposed = self._numbers(group)
+        for rank in body.exposed:
+            send(body.peers, None, rank, _POSTED)
+
+    def Start(self, group: Group, assertion: int = 0) -> None:
+        body = self._known()
+        body.accessed = self._numbers(group)
+        for rank in body.accessed:
+            receive(body.peers, rank, _POSTED).wait()
+
+    def Complete(self) -> None:
+        body = self._known()
+        for rank in body.accessed:
+            send(body.peers, None, rank, _COMPLETED)
+        body.accessed = ()
+
+    def Wait(self) -> bool:
+        body = self._known()
+        for rank in body.exposed:
+            receive(body.peers, rank, _COMPLETED).wait()
+        body.exposed = ()
+        return True
+
+    def Test(self) -> bool:
+        return self.Wait()
+
+
+Win.family = Win
+WIN_NULL: Final = Win()
+
+
+def _check_single(*blocks: Block) -> None:
+    """Raise ValueError unless all blocks are one element of one kind."""
+    if any(block.count != 1 or block.nbytes != blocks[0].nbytes for block in blocks):
+        raise ValueError(
+            f"message: {[block.count for block in blocks]} elements; must be one element of one datatype each"
+        )
+
+
+def _segment(comm: Intracomm, nbytes: int) -> Segment:
+    return Segment.make(nbytes, comm.bcast, comm.rank == 0, comm.Barrier)

@@ -1,0 +1,7 @@
+"""MPI for Python without MPI: `from ronde.mpi import MPI`. The code is in frontends.mpi."""
+
+from __future__ import annotations
+
+from frontends.mpi import get_config, get_include, install, profile, rc
+
+__all__ = ["get_config", "get_include", "install", "profile", "rc"]

@@ -1,0 +1,232 @@
+"""Collectives: one body for the blocking, immediate and persistent form; groups, topologies, two groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.frontends.mpi.conftest import Run
+
+
+def mpi() -> Any:
+    from frontends.mpi import MPI
+
+    return MPI
+
+
+def forms(comm: Any, name: str, *arguments: Any) -> None:
+    """Make a call in each form; what it does to memory is the same each time."""
+    getattr(comm, name)(*arguments)
+    getattr(comm, f"I{name.lower()}")(*arguments).Wait()
+    prepared = getattr(comm, f"{name}_init")(*arguments)
+    for _ in range(2):
+        prepared.Start()
+        prepared.Wait()
+
+
+@pytest.mark.parametrize("transport", ["local", "shm"])
+def test_every_form_gives_the_same(ranks: Run, transport: str) -> None:
+    def body(comm: Any) -> Any:
+        MPI, rank, size = mpi(), comm.rank, comm.size
+        found = []
+        out = np.zeros(size, int)
+        forms(comm, "Allgather", np.array([rank]), out)
+        found.append(out.tolist())
+        total = np.zeros(3)
+        forms(comm, "Allreduce", np.full(3, rank + 1.0), total, MPI.MAX)
+        found.append(total.tolist())
+        part = np.zeros(1, int)
+        forms(comm, "Scatter", np.arange(size) * 5 if rank == 0 else None, part)
+        found.append(part.tolist())
+        got = np.zeros(size, int)
+        forms(comm, "Alltoall", np.arange(size) + 10 * rank, got)
+        found.append(got.tolist())
+        data = np.array([rank])
+        forms(comm, "Bcast", data, 1)
+        found.append(data.tolist())
+        prefix = np.zeros(1, int)
+        forms(comm, "Scan", np.array([rank + 1]), prefix)
+        found.append(prefix.tolist())
+        forms(comm, "Barrier")
+        return found
+
+    size = 3
+    expected = [[[0, 1, 2], [3.0] * 3, [5 * r], [r, 10 + r, 20 + r], [1], [sum(range(1, r + 2))]] for r in range(size)]
+    assert ranks(size, body, transport) == expected
+
+
+def test_counts_and_displacements_leave_gaps_as_they_are(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        got = np.full(6, -1)
+        comm.Allgatherv(np.full(comm.rank + 1, comm.rank), [got, ([1, 2], [4, 1]), MPI.LONG])
+        return got.tolist()
+
+    assert ranks(2, body) == [[-1, 1, 1, -1, 0, -1]] * 2
+
+
+def test_in_place(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        data = np.full(2, comm.rank + 1)
+        comm.Allreduce(MPI.IN_PLACE, data)
+        rows = np.zeros(comm.size, int)
+        rows[comm.rank] = comm.rank + 7
+        comm.Allgather(MPI.IN_PLACE, rows)
+        return data.tolist(), rows.tolist()
+
+    assert ranks(2, body) == [([3, 3], [7, 8])] * 2
+
+
+def test_read_only_memory_is_broadcast_from_the_root(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        data = b"abcd" if comm.rank == 0 else bytearray(4)
+        comm.Bcast(data)
+        return bytes(data)
+
+    assert ranks(2, body) == [b"abcd"] * 2
+
+
+def test_ops_of_the_program_and_pairs(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+
+        def join(a: Any, b: Any, datatype: Any) -> None:
+            left, right = np.frombuffer(a, "i4"), np.frombuffer(b, "i4")
+            right[:] = 10 * left + right
+
+        op = MPI.Op.Create(join, commute=False)
+        out = np.zeros(1, "i4")
+        comm.Allreduce(np.array([comm.rank + 1], "i4"), out, op)
+        gaps = MPI.INT.Create_resized(0, 8)
+        wide, result = np.full(2, comm.rank + 1, "i8"), np.zeros(2, "i8")
+
+        def add(a: Any, b: Any, datatype: Any) -> None:
+            np.frombuffer(b, "i8")[:] += np.frombuffer(a, "i8")
+
+        adding = MPI.Op.Create(add, commute=True)
+        comm.Allreduce([wide, 2, gaps], [result, 2, gaps], adding)
+        adding.Free()
+        assert result.tolist() == [6, 6]
+        op.Free()
+        pair = np.zeros(1, MPI.DOUBLE_INT.dtype)
+        pair["value"], pair["index"] = [3.0, 1.0, 1.0][comm.rank], comm.rank
+        least = np.zeros(1, MPI.DOUBLE_INT.dtype)
+        comm.Allreduce([pair, MPI.DOUBLE_INT], [least, MPI.DOUBLE_INT], MPI.MINLOC)
+        return out.tolist(), least["value"][0], least["index"][0], comm.allreduce((comm.rank, 5), MPI.MAXLOC)
+
+    assert ranks(3, body) == [([123], 1.0, 1, (2, 5))] * 3
+
+
+def test_objects(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        rank = comm.rank
+        return (
+            comm.bcast({"a": [1]} if rank == 1 else None, 1),
+            comm.gather(rank, 0),
+            comm.scatter([f"for {r}" for r in range(comm.size)] if rank == 0 else None),
+            comm.allgather(str(rank)),
+            comm.alltoall([(rank, r) for r in range(comm.size)]),
+            comm.allreduce(rank + 1),
+            comm.reduce([rank], root=1),
+            comm.scan(rank),
+            comm.exscan(rank),
+        )
+
+    expected = [
+        ({"a": [1]}, [0, 1], "for 0", ["0", "1"], [(0, 0), (1, 0)], 3, None, 0, None),
+        ({"a": [1]}, None, "for 1", ["0", "1"], [(0, 1), (1, 1)], 3, [0, 1], 1, 0),
+    ]
+    assert ranks(2, body) == expected
+
+
+def test_groups_are_made_by_their_members_alone(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        if comm.rank == 1:
+            return comm.Split(MPI.UNDEFINED) == MPI.COMM_NULL  # the others split too, below
+        group = comm.Get_group().Incl([2, 0])
+        some = comm.Create_group(group, tag=4)
+        found = some.rank, some.allgather(comm.rank)
+        some.Free()
+        half = comm.Split(0, key=-comm.rank)
+        return found, half.allgather(comm.rank)
+
+    assert ranks(3, body) == [((1, [2, 0]), [2, 0]), True, ((0, [2, 0]), [2, 0])]
+
+
+def test_a_grid_exchanges_halos_also_with_one_neighbour_on_both_sides(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        cart = comm.Create_cart([comm.size], periods=[True])
+        left, right = cart.Shift(0, 1)
+        got = np.zeros(2)
+        cart.Neighbor_alltoall(np.array([10.0 * cart.rank + 1, 10.0 * cart.rank + 2]), got)
+        objects = cart.neighbor_alltoall([f"{cart.rank} down", f"{cart.rank} up"])
+        return left, right, got.tolist(), objects
+
+    # what the lower neighbour sends upwards arrives first, then what the upper one sends downwards
+    assert ranks(2, body) == [
+        (1, 1, [12.0, 11.0], ["1 up", "1 down"]),
+        (0, 0, [2.0, 1.0], ["0 up", "0 down"]),
+    ]
+
+
+def test_neighbours_of_a_graph_and_edges_of_a_grid_that_does_not_wrap(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        cart = comm.Create_cart([comm.size], periods=[False])
+        got = np.full(2, -1)
+        cart.Neighbor_allgather(np.array([cart.rank]), got)
+        graph = comm.Create_dist_graph([comm.rank], [1], [(comm.rank + 1) % comm.size])
+        return (
+            cart.Shift(0, 1) == (MPI.PROC_NULL, 1) or comm.rank > 0,
+            got.tolist(),
+            graph.neighbor_allgather(comm.rank),
+        )
+
+    assert ranks(3, body) == [(True, [-1, 1], [2]), (True, [0, 2], [0]), (True, [1, -1], [1])]
+
+
+def test_two_groups(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        low = comm.rank < 1
+        local = comm.Split(0 if low else 1)
+        inter = local.Create_intercomm(0, comm, 1 if low else 0, tag=3)
+        total = np.zeros(1)
+        inter.Allreduce(np.array([comm.rank + 1.0]), total)
+        root = (MPI.ROOT if inter.rank == 0 else MPI.PROC_NULL) if low else 0
+        said = inter.bcast("hello" if low else None, root)
+        merged = inter.Merge(high=not low)
+        return inter.remote_size, total.tolist(), inter.allgather(comm.rank), said, merged.allgather(comm.rank)
+
+    assert ranks(3, body) == [
+        (2, [5.0], [1, 2], None, [0, 1, 2]),
+        (1, [1.0], [0], "hello", [0, 1, 2]),
+        (1, [1.0], [0], "hello", [0, 1, 2]),
+    ]
+
+
+def test_calls_that_do_not_fit_together_are_an_error_that_names_them(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        with pytest.raises(MPI.Exception) as caught:
+            comm.Barrier() if comm.rank else comm.Bcast(np.zeros(4))
+        return "barrier" in str(caught.value) and "broadcast" in str(caught.value)
+
+    assert ranks(2, body) == [True, True]
+
+
+def test_what_is_left_out_says_so() -> None:
+    MPI = mpi()
+    for call in (
+        MPI.Open_port,
+        lambda: MPI.COMM_WORLD.Spawn("program"),
+        MPI.Win.Create_dynamic,
+        MPI.Session.Init,
+        lambda: MPI.COMM_WORLD.Psend_init(b"", 1, 0),
+    ):
+        with pytest.raises(NotImplementedError):
+            call()

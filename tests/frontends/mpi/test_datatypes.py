@@ -1,0 +1,134 @@
+"""Datatypes as offsets: what travels, in which order, and where it arrives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.frontends.mpi.conftest import Run
+
+
+def mpi() -> Any:
+    from frontends.mpi import MPI
+
+    return MPI
+
+
+def read(array: np.ndarray[Any, Any], count: int, datatype: Any) -> np.ndarray[Any, Any]:
+    from frontends.mpi.specs import message
+
+    return message([array, count, datatype], writable=False).read()
+
+
+def test_a_column_of_a_matrix() -> None:
+    MPI = mpi()
+    matrix = np.arange(12, dtype="i4").reshape(3, 4)
+    column = MPI.INT.Create_vector(3, 1, 4).Create_resized(0, 4).Commit()
+    assert read(matrix, 2, column).view("i4").tolist() == [0, 4, 8, 1, 5, 9]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_subarray_is_a_slice(order: str) -> None:
+    MPI = mpi()
+    array = np.arange(60, dtype="i2").reshape(3, 4, 5)
+    given = np.asfortranarray(array) if order == "F" else array
+    kind = MPI.SHORT.Create_subarray([3, 4, 5], [2, 2, 3], [1, 0, 2], MPI.ORDER_F if order == "F" else MPI.ORDER_C)
+    part = array[1:3, 0:2, 2:5]
+    assert read(given.ravel(order="K"), 1, kind).view("i2").tolist() == part.ravel(order=order).tolist()  # type: ignore[call-overload]
+    assert kind.Get_extent() == (0, 120)
+    assert kind.size == part.nbytes
+
+
+def test_parts_of_a_distributed_array_are_all_of_it() -> None:
+    MPI = mpi()
+    array = np.arange(35, dtype="f8").reshape(5, 7)
+    seen = []
+    for rank in range(4):
+        kinds = [MPI.DISTRIBUTE_BLOCK, MPI.DISTRIBUTE_CYCLIC]
+        kind = MPI.DOUBLE.Create_darray(4, rank, [5, 7], kinds, [MPI.DISTRIBUTE_DFLT_DARG] * 2, [2, 2])
+        seen.append(read(array, 1, kind).view("f8").tolist())
+    assert sorted(number for part in seen for number in part) == array.ravel().tolist()
+    assert seen[1][:3] == [1.0, 3.0, 5.0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.sampled_from(["i1", "i2", "i4", "f8"]),
+)
+def test_blocks_at_any_places_in_their_order(blocks: list[tuple[int, int]], count: int, code: str) -> None:
+    MPI = mpi()
+    lengths, places = [n for n, _ in blocks], [at for _, at in blocks]
+    kind = MPI.Datatype.fromcode(code).Create_indexed(lengths, places).Create_resized(0, 16 * np.dtype(code).itemsize)
+    data = np.arange(16 * count).astype(code)
+    expected = [data[16 * i + at + j] for i in range(count) for n, at in blocks for j in range(n)]
+    found = read(data, count, kind)
+    assert found.view(code).tolist() == expected
+    assert kind.size == sum(lengths) * np.dtype(code).itemsize
+
+
+def test_what_is_written_is_where_it_was_read() -> None:
+    from frontends.mpi.specs import message
+
+    MPI = mpi()
+    kind = MPI.Datatype.Create_struct([1, 2], [0, 8], [MPI.INT, MPI.DOUBLE])
+    source = np.arange(48, dtype="u1")
+    target = np.zeros(48, "u1")
+    message([target, 2, kind], writable=True).write(message([source, 2, kind], writable=False).read())
+    places = [*range(4), *range(8, 24), *range(24, 28), *range(32, 48)]
+    assert target[places].tolist() == places
+    assert target[[4, 5, 6, 7, 28, 29, 30, 31]].tolist() == [0] * 8
+
+
+def test_memory_outside_of_the_buffer_is_refused() -> None:
+    MPI = mpi()
+    for spec in ([np.zeros(3), 4, MPI.DOUBLE], [np.zeros(3), 2, MPI.DOUBLE.Create_vector(2, 1, 3)]):
+        with pytest.raises(ValueError, match="bytes"):
+            read(spec[0], spec[1], spec[2])
+
+
+def test_derived_datatypes_travel(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        matrix = np.arange(9.0).reshape(3, 3) if comm.rank == 0 else np.zeros((3, 3))
+        column = MPI.DOUBLE.Create_vector(3, 1, 3).Commit()
+        if comm.rank == 0:
+            comm.Send([matrix, 1, column], 1)
+        else:
+            comm.Recv([matrix, 1, column], 0)
+        rows = np.zeros((2, 3))
+        comm.Allgather([matrix, 1, column], rows)
+        return matrix[:, 0].tolist(), rows.tolist()
+
+    assert ranks(2, body) == [([0.0, 3.0, 6.0], [[0.0, 3.0, 6.0]] * 2)] * 2
+
+
+def test_elements_of_a_message_are_counted() -> None:
+    MPI = mpi()
+    status, pair = MPI.Status(), MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE])
+    for elements, nbytes, count in ((4, 24, 2), (3, 16, MPI.UNDEFINED), (0, 0, 0)):
+        status.Set_elements(pair, elements)
+        assert status.count == nbytes
+        assert status.Get_count(pair) == count
+        assert status.Get_elements(pair) == elements
+
+
+def test_packing_and_the_portable_representation() -> None:
+    MPI = mpi()
+    numbers, packed = np.array([1, -2], "i4"), np.zeros(8, "u1")
+    assert MPI.INT.Pack_external("external32", numbers, packed, 0) == 8
+    assert packed.tolist() == [0, 0, 0, 1, 255, 255, 255, 254]
+    back = np.zeros(2, "i4")
+    assert MPI.INT.Unpack_external("external32", packed, 0, back) == 8
+    assert back.tolist() == [1, -2]
+
+
+def test_dtypes_of_numpy_and_back() -> None:
+    from frontends.mpi.util.dtlib import from_numpy_dtype, to_numpy_dtype
+
+    for dtype in (np.dtype("f8"), np.dtype("(2,3)i4"), np.dtype("i2,f8,(3,)u1", align=True)):
+        assert to_numpy_dtype(from_numpy_dtype(dtype)) == dtype

@@ -1,0 +1,107 @@
+"""Windows and files of ranks on one host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.frontends.mpi.conftest import Run
+
+
+def mpi() -> Any:
+    from frontends.mpi import MPI
+
+    return MPI
+
+
+@pytest.mark.parametrize("transport", ["local", "shm"])
+def test_shared_memory_is_one_piece_that_all_ranks_see(ranks: Run, transport: str) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        window = MPI.Win.Allocate_shared(32 if node.rank == 0 else 0, 8, comm=node)
+        memory, unit = window.Shared_query(0)
+        shared = np.ndarray(4, "f8", memory)
+        window.Fence()
+        shared[node.rank] = node.rank + 1
+        window.Fence()
+        found = unit, shared[: node.size].tolist()
+        del shared, memory
+        window.Free()
+        return found
+
+    assert ranks(3, body, transport) == [(8, [1.0, 2.0, 3.0])] * 3
+
+
+def test_one_sided_access_is_atomic_where_mpi_says_so(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        window = MPI.Win.Allocate(8, 8, comm=comm)
+        window.Fence()
+        numbers = []
+        for _ in range(50):
+            before = np.zeros(1, "i8")
+            window.Lock(0, MPI.LOCK_SHARED)
+            window.Fetch_and_op(np.ones(1, "i8"), before, 0)
+            window.Unlock(0)
+            numbers.append(int(before[0]))
+        window.Fence()
+        window.Free()
+        return numbers
+
+    found = ranks(2, body, "shm")
+    assert sorted(found[0] + found[1]) == list(range(100))
+
+
+def test_an_exclusive_lock_excludes_ranks_that_are_threads(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        window = MPI.Win.Allocate_shared(8, comm=comm)
+        counter = np.ndarray(1, "i8", window.Shared_query(0)[0])
+        window.Fence()
+        for _ in range(200):
+            window.Lock(0)
+            value = counter[0]
+            counter[0] = value + 1
+            window.Unlock(0)
+        window.Fence()
+        found = int(counter[0])
+        window.Fence()
+        del counter
+        window.Free()
+        return found
+
+    assert ranks(2, body, "local") == [400, 400]
+
+
+def test_files_by_offset_view_and_in_order(ranks: Run, tmp_path: Path) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        file = MPI.File.Open(comm, tmp_path / "data", MPI.MODE_CREATE | MPI.MODE_RDWR)
+        columns = MPI.INT.Create_vector(2, 1, comm.size)
+        file.Set_view(4 * comm.rank, MPI.INT, columns)
+        file.Write_all(np.array([comm.rank, comm.rank + 10], "i4"))
+        file.Sync()
+        file.Set_view(0, MPI.INT)
+        got, status = np.zeros(9, "i4"), MPI.Status()
+        file.Read_at(1, got, status)
+        file.Seek_shared(0, MPI.SEEK_END)
+        file.Write_ordered(np.full(comm.rank + 1, comm.rank, "i4"))
+        file.Close()
+        return got[: status.Get_count(MPI.INT)].tolist()
+
+    assert ranks(2, body) == [[1, 10, 11]] * 2
+    assert np.fromfile(tmp_path / "data", "i4").tolist() == [0, 1, 10, 11, 0, 1, 1]
+
+
+def test_a_file_that_is_missing_is_an_error_on_all_ranks(ranks: Run, tmp_path: Path) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        with pytest.raises(MPI.Exception) as caught:
+            MPI.File.Open(comm, tmp_path / "missing")
+        return caught.value.Get_error_class() == MPI.ERR_NO_SUCH_FILE
+
+    assert ranks(2, body) == [True, True]

@@ -1,0 +1,215 @@
+"""Messages between two ranks: buffers and objects, modes, requests, probes, errors."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.frontends.mpi.conftest import Run
+
+
+def mpi() -> Any:
+    from frontends.mpi import MPI
+
+    return MPI
+
+
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
+def test_a_ring_of_buffers_and_objects(ranks: Run, transport: str) -> None:
+    def body(comm: Any) -> Any:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        got = np.empty(1000)
+        comm.Sendrecv(np.full(1000, comm.rank, float), right, 3, got, left, 3)
+        return got[0], comm.sendrecv({"from": comm.rank}, right, source=left)
+
+    assert ranks(3, body, transport) == [(float(left), {"from": left}) for left in (2, 0, 1)]
+
+
+def test_a_receive_takes_shorter_messages_and_tells_their_length(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        if comm.rank == 0:
+            comm.Send(np.arange(3.0), 1, 7)
+            return None
+        status, got = MPI.Status(), np.full(5, -1.0)
+        comm.Recv(got, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        return got.tolist(), status.source, status.tag, status.Get_count(MPI.DOUBLE), status.Get_count(MPI.BYTE)
+
+    assert ranks(2, body)[1] == ([0.0, 1.0, 2.0, -1.0, -1.0], 0, 7, 3, 24)
+
+
+def test_a_message_that_is_too_long_is_truncation_and_no_more(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        if comm.rank == 0:
+            comm.Send(np.arange(9.0), 1)
+            comm.send("next", 1)
+            return None
+        with pytest.raises(MPI.Exception) as caught:
+            comm.Recv(np.empty(2), 0)
+        return caught.value.Get_error_class() == MPI.ERR_TRUNCATE, comm.recv(source=0)
+
+    assert ranks(2, body)[1] == (True, "next")
+
+
+def test_a_synchronous_send_ends_at_the_match_also_in_a_barrier(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        if comm.rank == 0:
+            comm.Ssend(np.arange(4), 1)
+            comm.Barrier()
+            return None
+        got = np.zeros(4, int)
+        request = comm.Irecv(got, 0)
+        comm.Barrier()  # the sender waits for the news of the match, and gets it from here
+        request.Wait()
+        return got.tolist()
+
+    for transport in ("local", "shm", "tcp"):
+        assert ranks(2, body, transport)[1] == [0, 1, 2, 3]
+
+
+def test_a_synchronous_send_does_not_end_before_the_receive(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        if comm.rank == 0:
+            request = comm.issend("late", 1)
+            early = request.test()[0]
+            comm.Barrier()
+            request.wait()
+            return early
+        comm.Barrier()
+        return comm.recv(source=0)
+
+    assert ranks(2, body, "shm") == [False, "late"]
+
+
+def test_a_receive_can_be_cancelled(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        request = comm.Irecv(np.empty(3), (comm.rank + 1) % 2, 5)
+        request.Cancel()
+        status = MPI.Status()
+        request.Wait(status)
+        return status.Is_cancelled(), bool(request)
+
+    assert ranks(2, body) == [(True, False)] * 2
+
+
+def test_matched_probes_take_the_message_that_they_found(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        if comm.rank:
+            comm.send(comm.rank * 10, 0, tag=comm.rank)
+            return None
+        status = MPI.Status()
+        found = comm.mprobe(status=status)
+        other = comm.recv(source=3 - status.source)
+        return sorted([found.recv(), other])
+
+    assert ranks(3, body)[0] == [10, 20]
+
+
+def test_requests_of_several_kinds_are_waited_for_together(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        other = 1 - comm.rank
+        total = np.zeros(2)
+        requests = [comm.irecv(source=other), comm.isend(comm.rank, other), comm.Iallreduce(np.ones(2), total)]
+        results = MPI.Request.waitall(requests)
+        return results[0], total.tolist(), MPI.Request.Waitany(requests) == MPI.UNDEFINED
+
+    assert ranks(2, body) == [(1, [2.0, 2.0], True), (0, [2.0, 2.0], True)]
+
+
+def test_persistent_requests_send_what_the_memory_holds_at_each_start(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        data, got, seen = np.zeros(1), np.zeros(1), []
+        send, receive = comm.Send_init(data, 1 - comm.rank), comm.Recv_init(got, 1 - comm.rank)
+        for step in range(3):
+            data[0] = step + 10 * comm.rank
+            MPI.Prequest.Startall([send, receive])
+            MPI.Request.Waitall([send, receive])
+            seen.append(got[0])
+        return seen
+
+    assert ranks(2, body) == [[10.0, 11.0, 12.0], [0.0, 1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda comm: comm.Send(b"", 9), "ERR_RANK"),
+        (lambda comm: comm.Send(b"", 0, -5), "ERR_TAG"),
+        (lambda comm: comm.Recv(bytearray(1), 9), "ERR_RANK"),
+        (lambda comm: comm.Bcast(bytearray(1), 7), "ERR_ROOT"),
+    ],
+)
+def test_bad_arguments_have_their_error_class(ranks: Run, call: Any, name: str) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        with pytest.raises(MPI.Exception) as caught:
+            call(comm)
+        return caught.value.Get_error_class() == getattr(MPI, name)
+
+    assert ranks(2, body) == [True, True]
+
+
+def test_a_rank_that_gives_up_ends_the_waits_of_the_others(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        if comm.rank == 1:
+            with pytest.raises(SystemExit):
+                comm.Abort(3)
+            return None
+        with pytest.raises(MPI.Exception) as caught:
+            comm.recv(source=1)
+        return caught.value.Get_error_class() == MPI.ERR_PROC_FAILED, "rank 1" in str(caught.value)
+
+    assert ranks(2, body)[0] == (True, True)
+
+
+def test_other_picklers_and_buffers_apart(ranks: Run) -> None:
+    from frontends.mpi.util import pkl5
+
+    def body(comm: Any) -> Any:
+        own = pkl5.Intracomm(comm)
+        array = np.arange(1 << 17, dtype=float)
+        got = own.sendrecv({"a": array, "b": comm.rank}, 1 - comm.rank, source=1 - comm.rank)
+        shared = own.bcast(array if comm.rank == 0 else None)
+        return got["b"], bool((got["a"] == array).all()), bool((shared == array).all())
+
+    assert ranks(2, body) == [(1, True, True), (0, True, True)]
+
+
+def test_threads_make_communicators_at_the_same_time(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        from collectives import world, world_scope
+
+        parents, mine, found = [comm.Dup(), comm.Dup()], world(), {}
+
+        def work(number: int) -> None:
+            with world_scope(mine):
+                own = parents[number].Dup()
+                found[number] = own.sendrecv((comm.rank, number), 1 - comm.rank, source=1 - comm.rank)
+
+        order = (0, 1) if comm.rank == 0 else (1, 0)
+        threads = [threading.Thread(target=work, args=(number,)) for number in order]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return found
+
+    assert ranks(2, body, "shm") == [{0: (1, 0), 1: (1, 1)}, {0: (0, 0), 1: (0, 1)}]
+
+
+def test_handles_of_predefined_objects_are_pickled_by_name() -> None:
+    MPI = mpi()
+    for one in (MPI.INT, MPI.SUM, MPI.COMM_NULL, MPI.COMM_WORLD, MPI.INFO_NULL):
+        assert pickle.loads(pickle.dumps(one)) is one
+    with pytest.raises(ValueError):
+        pickle.dumps(MPI.Group.Union(MPI.GROUP_EMPTY, MPI.GROUP_EMPTY))

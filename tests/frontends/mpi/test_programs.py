@@ -1,0 +1,81 @@
+"""Programs that are not changed: the name mpi4py, its launch forms, executors, and the end of a rank."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+pytestmark = pytest.mark.processes
+
+HELLO = """
+from mpi4py import MPI
+import mpi4py.util.pkl5
+comm = MPI.COMM_WORLD
+total = comm.allreduce(comm.rank + 1)
+assert comm.gather(comm.rank) == (list(range(comm.size)) if comm.rank == 0 else None)
+if comm.rank == 0:
+    print("total", total, mpi4py.rc.initialize)
+"""
+POOL = """
+from mpi4py import MPI
+from mpi4py.futures import MPIPoolExecutor
+
+def square(x):
+    return x * x
+
+def fail(x):
+    raise ValueError(f"no {x}")
+
+if __name__ == "__main__":
+    with MPIPoolExecutor() as pool:
+        print("squares", list(pool.map(square, range(5), chunksize=2)), pool.num_workers)
+        print("raised", pool.submit(fail, 3).exception())
+    with MPIPoolExecutor(max_workers=1) as pool:
+        print("again", pool.submit(square, 9).result())
+"""
+LOST = """
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+if comm.rank == 1:
+    raise ValueError("this rank is broken")
+try:
+    comm.recv(source=1)
+except MPI.Exception as error:
+    print("told", error.Get_error_class() == MPI.ERR_PROC_FAILED, "rank 1" in str(error))
+"""
+
+
+def run(tmp_path: Path, text: str, *words: str, code: int = 0) -> str:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    command = [sys.executable, "-m", "ronde", "run", "--no-prefix", *words, str(script)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_script_under_ronde_run(tmp_path: Path) -> None:
+    assert run(tmp_path, HELLO, "-np", "2", "--mpi4py") == "total 3 True\n"
+
+
+def test_a_script_under_the_module(tmp_path: Path) -> None:
+    assert run(tmp_path, HELLO, "-np", "2", sys.executable, "-m", "ronde.mpi") == "total 3 True\n"
+
+
+def test_executors_on_the_other_ranks(tmp_path: Path) -> None:
+    told = run(tmp_path, POOL, "-np", "3", sys.executable, "-m", "ronde.mpi.futures")
+    assert told.splitlines() == ["squares [0, 1, 4, 9, 16] 2", "raised no 3", "again 81"]
+
+
+def test_a_rank_that_raises_is_named_on_the_others(tmp_path: Path) -> None:
+    assert "told True True" in run(tmp_path, LOST, "-np", "2", "--mpi4py", code=1)
+
+
+def test_interfaces_of_c_say_what_to_do(tmp_path: Path) -> None:
+    text = "import mpi4py\ntry:\n    mpi4py.get_include()\nexcept NotImplementedError as error:\n    print(error)\n"
+    assert "build the extension with mpi4py and an MPI" in run(tmp_path, text, "-np", "1", "--mpi4py")
