@@ -265,7 +265,7 @@ class Here:
     selector: selectors.BaseSelector
     guardian: Guardian
     listener: RankListener
-    variables: Mapping[str, str]
+    variables: Mapping[str, str] = field(repr=False)
     grace: float = 0.0
     stdin: int = 0
     has_store: bool = False
