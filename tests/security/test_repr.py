@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -13,18 +14,15 @@ from types import ModuleType
 import pytest
 
 import collectives
-import frontends
-import transports
 
 SECRETS = re.compile(r"(.*_)?(secret|password|token|authkey|variables|environment|env|passed_on): .*|key: bytes")
 """Fields with a secret; the environment of a rank holds the job's."""
 
 
 def modules() -> Iterator[ModuleType]:
-    for package in (collectives, transports, frontends):
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None):
-            if found.name.startswith("frontends.") and not found.name.startswith(("frontends.spark", "frontends.dask")):
-                continue
+    for package in ("collectives", "transports", "frontends.command_line", "frontends.spark", "frontends.dask"):
+        folders = [os.path.join(os.path.dirname(collectives.__path__[0]), *package.split("."))]
+        for found in pkgutil.walk_packages(folders, f"{package}.", onerror=lambda name: None):
             try:
                 yield importlib.import_module(found.name)
             except ImportError:
