@@ -243,7 +243,7 @@ class Executor:
         rows: Sequence[Row]
         if bind_steps is None:
             bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
-            rows, memory = bound.rows, bound.memory(slot, given, taken)
+            rows, memory = bound.working, bound.memory(slot, given, taken)
         else:
             rows = [self._row(at, step) for at, step in enumerate(bind_steps(plan.check_of(number)))]
         counts = plan.tally.words
@@ -251,6 +251,7 @@ class Executor:
         hook, times = None, None
         if counts[TALLY_CALLS] >= counts[TALLY_NEXT] or self.overlap is not None:
             hook, times = self._hook(plan, given, taken)
+            rows = rows if bind_steps is not None else bound.rows
         self._begin(plan, number)
         if not self._carry_out(plan, number, rows, memory, deadline, hook, times):
             if taken is not target:

@@ -40,7 +40,8 @@ _TARGET: Final = 1
 class BoundPlan:
     """The rows of one plan, and the memory that they work on.
 
-    rows   of the instructions; messages that are awaited at once are one call of the transport, at the AWAIT
+    rows     of the instructions; messages that are awaited at once are one call of the transport, at the AWAIT
+    working  those of the rows that do something
     """
 
     def __init__(self, binder: Binder, plan: Plan, scratch: Array, sizes: tuple[int, int]) -> None:
@@ -58,6 +59,7 @@ class BoundPlan:
         self._kernels: dict[int, Kernel] = {}
         self._number(sizes)
         self.rows: tuple[Row, ...] = tuple(self._make(_exchanges(self._steps)))
+        self.working = tuple(row for row in self.rows if row is not _nothing)
         self._single: tuple[Row, ...] = ()
 
     @property
@@ -68,10 +70,11 @@ class BoundPlan:
 
     def memory(self, slot: int, source: Array, target: Array) -> list[Any]:
         """The memory of a call in a staging slot, from flat `source` into flat `target`."""
-        constants = self._constants.get(slot)
-        if constants is None:
+        try:
+            memory = [source, target, *self._constants[slot]]
+        except KeyError:
             constants = self._constants[slot] = [self._constant(*operand, slot) for operand in self._kept]
-        memory = [source, target, *constants]
+            memory = [source, target, *constants]
         for whole, part, form in self._pieces:
             piece = memory[whole][part]
             memory.append(piece if form is None else form(piece))
