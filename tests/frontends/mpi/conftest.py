@@ -15,7 +15,7 @@ rc.initialize = False
 Run = Callable[..., list[Any]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def worlds() -> Iterator[Worlds]:
     found = Worlds()
     yield found
