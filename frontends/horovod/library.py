@@ -40,7 +40,7 @@ class Reduction(NamedTuple):
 
 @dataclass(frozen=True)
 class Library:
-    """How the tensors of a library become arrays, and arrays tensors; and the operations on them.
+    """The ways of a library from tensors to arrays and back, and the operations on them.
 
     as_array    (tensor, name of the argument): an array that shares the tensor's memory; TypeError for another object
     writable    the same for a tensor to be written to

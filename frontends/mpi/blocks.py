@@ -133,7 +133,7 @@ class Blocks:
         return np.concatenate([block.read() for block in self.blocks]) if adjacent is None else adjacent
 
     def target(self) -> tuple[Bytes, Callable[[Bytes], None] | None]:
-        """As `Block.target`, for the data of all blocks, one after the other."""
+        """The same as `Block.target` for the data of all blocks, one after the other."""
         adjacent = self._adjacent()
         if adjacent is not None:
             return adjacent, None

@@ -102,7 +102,7 @@ def _system(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class FileBase(Handling):
-    """What a file is, and how it is opened."""
+    """The kind of a file, and the modes in which it is opened."""
 
     null = "FILE_NULL"
     handling_error = "ERR_FILE"

@@ -29,13 +29,13 @@ def unpack(inbuf: Any, position: int, block: Block) -> int:
 
 
 def pack_external(datarep: str, block: Block, outbuf: Any, position: int) -> int:
-    """As `pack`, in external32."""
+    """The same as `pack`, in external32."""
     _check(datarep)
     return _put(_converted(block.read(), block, outwards=True), outbuf, position)
 
 
 def unpack_external(datarep: str, inbuf: Any, position: int, block: Block) -> int:
-    """As `unpack`, from external32."""
+    """The same as `unpack`, from external32."""
     nbytes = external_size(datarep, block.datatype.layout, block.count)
     block.write(_converted(_take(inbuf, position, nbytes), block, outwards=False))
     return position + nbytes

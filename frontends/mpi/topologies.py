@@ -63,7 +63,7 @@ class Grid:
     destinations = sources
 
     def slot(self, edge: int, *, sent: bool) -> int:
-        """What is sent downwards arrives from above, also if both neighbours are one rank."""
+        """A message that is sent downwards arrives from above, also if both neighbours are one rank."""
         return edge ^ 1 if sent else edge
 
     def moved_to(self, rank: int) -> Grid:

@@ -77,7 +77,7 @@ def _read(path: Path) -> Outcomes:
 
 
 def _earlier() -> dict[str, dict[int, Outcomes]]:
-    """What earlier runs found."""
+    """The results of earlier runs."""
     if not RESULTS.exists():
         return {}
     read = json.loads(RESULTS.read_text(encoding="utf-8"))

@@ -151,7 +151,7 @@ class MPIPoolExecutor(Executor):
         buffersize: int | None = None,
         unordered: bool = False,
     ) -> Iterator[Any]:
-        """As `map`, with the arguments of each call as one item."""
+        """The same as `map`, with the arguments of each call as one item."""
         if chunksize < 1:
             raise ValueError(f"chunksize={chunksize}: must be 1 or more")
         items = iter(iterable)

@@ -149,7 +149,7 @@ def serve(comm: MPI.Intracomm, master: int) -> bool:
 
 
 def _answer(call: Any, broken: BaseException | None) -> tuple[bool, Any]:
-    """What a call gave or raised, in a form that can be sent."""
+    """The result or the error of a call, in a form that can be sent."""
     function, arguments, options = call
     try:
         if broken is not None:
