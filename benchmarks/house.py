@@ -15,8 +15,6 @@ import ast
 import contextlib
 import functools
 import io
-import json
-import os
 import subprocess
 import sys
 import tarfile
@@ -25,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from benchmarks.walks import Setting, walk
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("collectives", "transports", "frontends")
@@ -245,62 +245,13 @@ def public_names(tree: Tree) -> dict[str, str]:
     return rows
 
 
-PROBE: Final = """
-import json, sys
-import numpy as np
-import collectives as ronde
-
-def probe(calls):
-    world, x = ronde.world(), np.ones(1, np.float32)
-    for _ in range(100):
-        world.allreduce(x)
-    best = None
-    for _ in range(calls):
-        events = []
-        def note(frame, event, arg):
-            if event == "call":
-                code = frame.f_code
-                events.append([code.co_filename, code.co_qualname, code.co_firstlineno])
-        world.barrier()
-        sys.setprofile(note)
-        world.allreduce(x)
-        sys.setprofile(None)
-        if best is None or len(events) < len(best):
-            best = events
-    return best
-
-if __name__ == "__main__":
-    print(json.dumps(ronde.run(probe, np=2, args=(int(sys.argv[2]),), transport=sys.argv[1], timeout=100)[0]))
-"""
-
-
 def passed(folder: Path, transport: str) -> list[str]:
     """The Python functions that one small allreduce calls on rank 0 of 2, in order, as `file: function`.
 
     Raises RuntimeError if the allreduce fails.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        script = Path(scratch, "probe.py")
-        script.write_text(PROBE)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("RONDE_")}
-        done = subprocess.run(
-            [sys.executable, str(script), transport, str(CALLS)],
-            env={**kept, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
-            cwd=scratch,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-    if done.returncode:
-        raise RuntimeError(f"{folder}: an allreduce on 2 ranks failed: {done.stderr[-2000:]}")
-    return [shown(path, name, folder) for path, name, _ in json.loads(done.stdout)]
-
-
-def shown(path: str, name: str, folder: Path) -> str:
-    """A function as `file: name`, the file relative to the tree."""
-    inside = Path(path).is_relative_to(folder)
-    return f"{Path(path).relative_to(folder).as_posix() if inside else path}: {name}"
+    setting = Setting("", transport, "auto")
+    return [f"{step.path}: {step.name}" for step in walk(folder, setting, CALLS)]
 
 
 @contextlib.contextmanager
