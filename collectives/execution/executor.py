@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from collectives.execution.binder import NO_DATA, Binder
 from collectives.execution.message_table import tabulate_messages
 from collectives.execution.positions import CallPosition, CallPositions
 from collectives.execution.refusal import refuse
-from collectives.execution.rows import BoundPlan, Row, RowHook
+from collectives.execution.rows import BoundPlan, Row, RowHook, rows_with_hook
 from collectives.execution.table import BegunCall, Table, tabulate
 from collectives.execution.windows import Windows
 from collectives.failure import AbortSignal, mismatch
@@ -58,7 +58,6 @@ _WAITING: Final = {Kind.SEND: "to send to", Kind.RECV: "to receive from", Kind.W
 _MAX_BOUND: Final = 1 << 15
 """Instructions that are kept bound, of all plans together; some 600 bytes each."""
 _UNKNOWN: Final[Any] = object()
-_NO_REQUESTS: Final[list[Request | None]] = []
 BindSteps = Callable[[int], Sequence[Callable[[], object]]]
 """(check) -> the steps of a plan, one call each: for plans whose arrays are not in the host's memory."""
 HookMaker = Callable[[Plan, Array, Array], RowHook | None]
@@ -219,19 +218,14 @@ class Executor:
 
         After any other exception the caller of the call aborts if a call has begun: see operations.CallTurn and `left`.
         """
-        if bind_steps is None and self.overlap is None and self._state.code is not None:
+        if self._state.code is not None and bind_steps is None and self.overlap is None:
             table = self.table(plan)
             answer = UNTRIED if table is None else table.run(source, target)
             if answer is None:
                 return True
             if table is not None and answer != UNFIT:
                 return self.go_on(table, answer, source, target, deadline)
-        return self._run_rows(plan, source, target, deadline, bind_steps)
-
-    def _run_rows(
-        self, plan: Plan, source: Array, target: Array, deadline: float, bind_steps: BindSteps | None
-    ) -> bool:
-        """`run` by functions of Python. All that can fail on this rank alone comes before the number."""
+        # By functions of Python. All that can fail on this rank alone comes before the number.
         if self._transport.failure is not None:
             raise self._failed(plan, self._transport.failure)
         words, program = self.words, plan.program
@@ -240,20 +234,21 @@ class Executor:
             slot = (words[STAGED] + 1) % plan.staging_slots
         given, taken = self._expose(plan, source, target) if plan.algorithm.single_copy else (source, target)
         memory: list[Any] = []
-        rows: Sequence[Row]
+        rows: Iterable[Row]
+        joined: Iterable[Row]
         if bind_steps is None:
             bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
-            rows, memory = bound.working, bound.memory(slot, given, taken)
+            rows, joined, memory = bound.rows, bound.joined, bound.memory(slot, given, taken)
         else:
-            rows = [self._row(at, step) for at, step in enumerate(bind_steps(plan.check_of(number)))]
+            rows = joined = [self._row(at, step) for at, step in enumerate(bind_steps(plan.check_of(number)))]
         counts = plan.tally.words
         counts[TALLY_CALLS] += 1
-        hook, times = None, None
+        times = None
         if counts[TALLY_CALLS] >= counts[TALLY_NEXT] or self.overlap is not None:
             hook, times = self._hook(plan, given, taken)
-            rows = rows if bind_steps is not None else bound.rows
+            joined = rows_with_hook(rows, hook)
         self._begin(plan, number)
-        if not self._carry_out(plan, number, rows, memory, deadline, hook, times):
+        if not self._carry_out(plan, number, joined, memory, deadline, times):
             if taken is not target:
                 self._exposed = given, taken
             return False
@@ -314,65 +309,50 @@ class Executor:
             self.meter.ended(table.plan, found[0], self.ranks, self.planner.label, found[1])
 
     def go_on(self, table: Table, answer: int, source: Array, target: Array, deadline: float) -> bool:
-        """End a call that `table.run` has begun on contiguous arrays, after its answer. Returns and raises as `run`."""
+        """End a call that `table.run` has begun on contiguous arrays, after its answer, which is not UNFIT. Returns and
+        raises as `run`."""
         plan = table.plan
         hook, times = None, None
-        if answer < 0:
-            match Answer(answer):
-                case Answer.UNFIT:
-                    return self._run_rows(plan, source.reshape(-1), target.reshape(-1), deadline, None)
-                case Answer.OVER:
-                    closed = ClosedError("the window was closed", rank=self.rank)
-                    raise self._failed(plan, self._transport.failure or closed)
-                case Answer.OBSERVED:
-                    hook, times = self._hook(plan, source, target)
+        if answer == Answer.OVER:
+            closed = ClosedError("the window was closed", rank=self.rank)
+            raise self._failed(plan, self._transport.failure or closed)
+        if answer == Answer.OBSERVED:
+            hook, times = self._hook(plan, source, target)
         self._counter.step = 0
         self._current = plan, self.calls
         given, taken = table.flat(source, target)
         bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
         rows = bound.single_rows if table.single else bound.rows
         slot = self.words[STAGED] % plan.staging_slots if plan.program.phases else 0
+
+        def rest(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
+            if hook is not None:
+                hook()
+            call = BegunCall(
+                source, target, lambda at: rows[at](memory, epoch, check, deadline, requests), requests, hook
+            )
+            table.rest(call, max(answer, 0), left=answer >= 0)
+
         memory = bound.memory(slot, given, taken)
-
-        def rest(do: Callable[[int], object], requests: list[Request | None]) -> None:
-            table.rest(BegunCall(source, target, do, requests, hook), max(answer, 0), left=answer >= 0)
-
-        return self._carry_out(plan, self.calls, rows, memory, deadline, hook, times, rest, table.outside)
+        return self._carry_out(plan, self.calls, (rest,), memory, deadline, times, table.outside)
 
     def _carry_out(
         self,
         plan: Plan,
         number: int,
-        rows: Sequence[Row],
+        rows: Iterable[Row],
         memory: list[Any],
         deadline: float,
-        hook: RowHook | None,
         times: list[int] | None,
-        rest: Callable[[Callable[[int], object], list[Request | None]], None] | None = None,
         slower: int = 0,
     ) -> bool:
-        """Run the rows of a call that has its number: all, or those that `rest` does. Returns and raises as `run`;
-        `slower`: see `Meter.ended`."""
+        """Run the rows of a call that has its number. Returns and raises as `run`; `times`, `slower`: see
+        `Meter.ended`."""
         check, epoch = plan.check_of(number), number * _EPOCHS_PER_CALL
-        requests = _NO_REQUESTS
-        if plan.program.requests:
-            requests = [None] * plan.program.requests
+        requests: list[Request | None] = [None] * plan.program.requests
         try:
-            try:
-                if hook is not None:
-                    hook()
-                if rest is not None:
-                    rest(lambda at: rows[at](memory, epoch, check, deadline, requests), requests)
-                elif hook is None:
-                    for row in rows:
-                        row(memory, epoch, check, deadline, requests)
-                else:
-                    for row in rows:
-                        row(memory, epoch, check, deadline, requests)
-                        hook()
-            finally:
-                if times is not None:
-                    self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()], slower)
+            for row in rows:
+                row(memory, epoch, check, deadline, requests)
         except RondeError as error:
             if plan.call.shape is None or not isinstance(error, MismatchError):
                 raise self._fail(plan, error) from None
@@ -386,6 +366,9 @@ class Executor:
             plan.tally.words[TALLY_CALLS] -= 1
             self._current = None
             return False
+        finally:
+            if times is not None:
+                self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()], slower)
         self._current = None
         return True
 

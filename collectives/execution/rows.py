@@ -17,7 +17,7 @@ slots. The compiled interpreter runs the same instructions as words (table.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from collectives.arrays import Array, Kernel, as_bytes, casts, one_element
@@ -25,6 +25,7 @@ from collectives.execution.binder import NO_DATA, Binder, copy_kernel
 from collectives.planning import Plan
 from collectives.schedule import Buf, Instruction, Kind, Span
 from transports.base import Request
+from transports.copying import Kernel as CopyKernel
 
 Row = Callable[[list[Any], int, int, float, list[Request | None]], object]
 """(memory, epoch, check, deadline, requests): carries an instruction out; `requests` has room for those that it
@@ -40,8 +41,8 @@ _TARGET: Final = 1
 class BoundPlan:
     """The rows of one plan, and the memory that they work on.
 
-    rows     of the instructions; messages that are awaited at once are one call of the transport, at the AWAIT
-    working  those of the rows that do something
+    rows    of the instructions; messages that are awaited at once are one call of the transport, at the AWAIT
+    joined  the same in fewer functions: a copy and its signal are one, and a wait and what uses the peer's memory
     """
 
     def __init__(self, binder: Binder, plan: Plan, scratch: Array, sizes: tuple[int, int]) -> None:
@@ -54,12 +55,12 @@ class BoundPlan:
         self._steps = list(_apart_from_results(plan.program.instructions))
         self._numbers: dict[_Operand, int] = {}
         self._constants: dict[int, list[Any]] = {}
-        self._pieces: list[tuple[int, slice, Callable[[Array], Any] | None]] = []
+        self._pieces: list[tuple[int, slice | None, Callable[[Array], Any] | None]] = []
         self._kept: list[_Operand] = []
         self._kernels: dict[int, Kernel] = {}
         self._number(sizes)
         self.rows: tuple[Row, ...] = tuple(self._make(_exchanges(self._steps)))
-        self.working = tuple(row for row in self.rows if row is not _nothing)
+        self.joined = tuple(self._join())
         self._single: tuple[Row, ...] = ()
 
     @property
@@ -76,7 +77,7 @@ class BoundPlan:
             constants = self._constants[slot] = [self._constant(*operand, slot) for operand in self._kept]
             memory = [source, target, *constants]
         for whole, part, form in self._pieces:
-            piece = memory[whole][part]
+            piece = memory[whole] if part is None else memory[whole][part]
             memory.append(piece if form is None else form(piece))
         return memory
 
@@ -89,12 +90,13 @@ class BoundPlan:
                 self._kept.append(operand)
                 continue
             whole = _TARGET if span.buf is Buf.OUT else _SOURCE
-            if not octets and span.stop - span.start == sizes[whole]:
+            all_of_it = span.stop - span.start == sizes[whole]
+            if all_of_it and not octets:
                 self._numbers[operand] = whole
                 continue
             pieces.append(operand)
             form = None if not octets else _cast if span.stop > span.start and casts(self._dtype) else as_bytes
-            self._pieces.append((whole, slice(span.start, span.stop), form))
+            self._pieces.append((whole, None if all_of_it else slice(span.start, span.stop), form))
         self._numbers.update((operand, number) for number, operand in enumerate([*self._kept, *pieces], _TARGET + 1))
 
     def _operands(self, step: Instruction) -> Iterator[_Operand]:
@@ -159,6 +161,28 @@ class BoundPlan:
             return _signal(binder.window.publish, step.phase)
         return _wait(binder.counter, at, binder.window.wait, step.peer, step.phase)
 
+    def _join(self) -> Iterator[Row]:
+        """The rows that do something, of which some do two instructions."""
+        binder, window, numbers, at = self._binder, self._binder.window, self._numbers, 0
+        while at < len(self._steps):
+            step, after = self._steps[at], self._steps[min(at + 1, len(self._steps) - 1)]
+            match step.kind, after.kind:
+                case Kind.COPY, Kind.SIGNAL if not self._reads(step):
+                    assert window is not None
+                    dst, a = numbers[step.dst, False], numbers[step.a, False]
+                    yield _copy_and_signal(copy_kernel(self._plan, step), dst, a, window.publish, after.phase)
+                    at += 2
+                case Kind.WAIT, Kind.REDUCE:
+                    assert window is not None
+                    operands = (numbers[operand, False] for operand in (after.a, after.b, after.dst))
+                    awaited = binder.counter, at, window.wait, step.peer, step.phase
+                    yield _wait_and_reduce(*awaited, self._kernel(after), *operands)
+                    at += 2
+                case _:
+                    if self.rows[at] is not _nothing:
+                        yield self.rows[at]
+                    at += 1
+
     def _kernel(self, step: Instruction) -> Kernel:
         plan, binder, marks = self._plan, self._binder, step.phase
         kernel = self._kernels.get(marks)
@@ -206,6 +230,21 @@ class BoundPlan:
         return both
 
 
+def rows_with_hook(rows: Iterable[Row], hook: RowHook | None) -> Iterator[Row]:
+    """The rows of a call, with a hook that is called before the first and after every one."""
+    if hook is None:
+        yield from rows
+        return
+
+    def called(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
+        hook()
+
+    yield called
+    for row in rows:
+        yield row
+        yield called
+
+
 def _nothing(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
     """An instruction that another row does."""
 
@@ -215,16 +254,25 @@ def _cast(array: Array) -> memoryview:
     return array.data.cast("B")
 
 
-def _copy(kernel: Callable[[Array, Array], object] | None, dst: int, a: int) -> Row:
-    if kernel is None:
-
-        def assign(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
-            memory[dst][...] = memory[a]
-
-        return assign
-
+def _copy(kernel: CopyKernel | None, dst: int, a: int) -> Row:
     def row(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
-        kernel(memory[dst], memory[a])
+        if kernel is None:
+            memory[dst][...] = memory[a]
+        else:
+            kernel(memory[dst], memory[a])
+
+    return row
+
+
+def _copy_and_signal(
+    kernel: CopyKernel | None, dst: int, a: int, publish: Callable[[int, int], object], phase: int
+) -> Row:
+    def row(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
+        if kernel is None:
+            memory[dst][...] = memory[a]
+        else:
+            kernel(memory[dst], memory[a])
+        publish(epoch + phase, check)
 
     return row
 
@@ -244,17 +292,20 @@ def _signal(publish: Callable[[int, int], object], phase: int) -> Row:
 
 
 def _wait(counter: Any, at: int, wait: Callable[..., object], peer: int, phase: int) -> Row:
-    if phase == 1:
-
-        def first(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
-            counter.step = at
-            wait(peer, epoch + 1, deadline, check)
-
-        return first
-
     def row(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
         counter.step = at
-        wait(peer, epoch + phase, deadline)
+        wait(peer, epoch + phase, deadline, check if phase == 1 else None)
+
+    return row
+
+
+def _wait_and_reduce(
+    counter: Any, at: int, wait: Callable[..., object], peer: int, phase: int, kernel: Kernel, a: int, b: int, dst: int
+) -> Row:
+    def row(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
+        counter.step = at
+        wait(peer, epoch + phase, deadline, check if phase == 1 else None)
+        kernel(memory[a], memory[b], memory[dst])
 
     return row
 
