@@ -46,7 +46,8 @@ import numpy as np
 
 from collectives.config import Config
 from collectives.execution import machine_code
-from frontends.command_line.bench import machine, parse_size
+from frontends.command_line.arguments import byte_count
+from frontends.command_line.bench import machine
 from frontends.command_line.measuring import progress
 from frontends.command_line.plots import Curves, plot_sizes
 
@@ -365,8 +366,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--link", choices=LINKS, default="shm", help="kind of transport (default: shm)")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: those that use the same kind of link")
     parser.add_argument("--before", type=Path, metavar="PYTHON", help="interpreter of another checkout of Ronde")
-    parser.add_argument("--min", type=parse_size, default=SIZES[0], metavar="SIZE", help="smallest size")
-    parser.add_argument("--max", type=parse_size, default=SIZES[-1], metavar="SIZE", help="largest size")
+    parser.add_argument("--min", type=byte_count, default=SIZES[0], metavar="SIZE", help="smallest size")
+    parser.add_argument("--max", type=byte_count, default=SIZES[-1], metavar="SIZE", help="largest size")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--windows", action="store_true", help="Ronde works on arrays that its ranks share")
     kind.add_argument(

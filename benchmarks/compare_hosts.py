@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.compare import BEFORE, OURS, Contender, Job, Line, measure, size_text, time_text
-from frontends.command_line.bench import machine, parse_size
+from frontends.command_line.arguments import byte_count
+from frontends.command_line.bench import machine
 from tests.netns.network import CABLE, Host, Network, obstacle
 
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
@@ -127,8 +128,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", nargs="*", default=WORLDS, metavar="HxR", help=f"default: {' '.join(WORLDS)}")
     parser.add_argument("--rates", nargs="*", default=RATES, metavar="RATE", help=f"default: {' '.join(RATES)}")
-    parser.add_argument("--min", type=parse_size, default=1 << 16, metavar="SIZE", help="smallest size (default: 64K)")
-    parser.add_argument("--max", type=parse_size, default=SIZES[-1], metavar="SIZE", help="largest size")
+    parser.add_argument("--min", type=byte_count, default=1 << 16, metavar="SIZE", help="smallest size (default: 64K)")
+    parser.add_argument("--max", type=byte_count, default=SIZES[-1], metavar="SIZE", help="largest size")
     parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS", help="added to each way between hosts")
     parser.add_argument("--loss", type=float, default=0.0, metavar="PART", help="of the packets, as 0.001")
     parser.add_argument("--algorithms", nargs="*", default=[], metavar="NAME", help="also by these, one job each")

@@ -27,7 +27,8 @@ from pathlib import Path
 import numpy as np
 
 import collectives as ronde
-from frontends.command_line.bench import machine, parse_size
+from frontends.command_line.arguments import byte_count
+from frontends.command_line.bench import machine
 
 
 def slowest(world: ronde.Communicator, call: Callable[[], object]) -> float:
@@ -100,7 +101,7 @@ def latency(world: ronde.Communicator, nbytes: int, rounds: int) -> dict[str, fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=parse_size, default=1 << 26, metavar="SIZE", help="(default: 64M)")
+    parser.add_argument("--bytes", type=byte_count, default=1 << 26, metavar="SIZE", help="(default: 64M)")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--switch", type=float, default=5.0, metavar="MS", help="switch interval (default: 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")

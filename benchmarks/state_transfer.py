@@ -34,7 +34,8 @@ import numpy as np
 
 import ronde
 from benchmarks.compare_hosts import BURST, PAYLOAD, bits_per_second
-from frontends.command_line.bench import machine, parse_size
+from frontends.command_line.arguments import byte_count
+from frontends.command_line.bench import machine
 from ronde.elastic import State
 from tests.netns.network import Network, obstacle
 
@@ -249,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; 2 if there can be no network namespaces."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--size", type=parse_size, default=SIZE, metavar="SIZE", help="of the state (default: 1e9 bytes)"
+        "--size", type=byte_count, default=SIZE, metavar="SIZE", help="of the state (default: 1e9 bytes)"
     )
     parser.add_argument("--incumbents", type=int, nargs="*", default=INCUMBENTS, metavar="N", help="default: 1 2 4")
     parser.add_argument("--rate", default=RATE, help=f"of each host's link (default: {RATE})")

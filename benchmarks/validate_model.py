@@ -28,7 +28,8 @@ from benchmarks.compare import OURS, Job, size_text, time_text
 from benchmarks.compare_hosts import bits_per_second, world
 from collectives.proof import Network, Topology, simulate_on
 from collectives.simulation import choices
-from frontends.command_line.bench import machine, parse_size
+from frontends.command_line.arguments import byte_count
+from frontends.command_line.bench import machine
 from tests.netns.network import obstacle
 
 WORLDS: Final = ("4x1", "8x1", "4x2", "2x4")
@@ -206,8 +207,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--worlds", nargs="*", choices=WORLDS, default=WORLDS, metavar="HxR", help=", ".join(WORLDS))
     parser.add_argument("--rates", nargs="+", choices=RATES, default=RATES, metavar="RATE", help=", ".join(RATES))
     parser.add_argument("--quarter", choices=("yes", "no", "both"), default="both", help="one host at a quarter")
-    parser.add_argument("--min", type=parse_size, default=SIZES[0], metavar="SIZE", help="smallest size")
-    parser.add_argument("--max", type=parse_size, default=SIZES[-1], metavar="SIZE", help="largest size")
+    parser.add_argument("--min", type=byte_count, default=SIZES[0], metavar="SIZE", help="smallest size")
+    parser.add_argument("--max", type=byte_count, default=SIZES[-1], metavar="SIZE", help="largest size")
     return parser.parse_args(arguments)
 
 

@@ -231,14 +231,17 @@ def _text(value: object) -> str:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """The environment variables with Ronde's prefix that are neither settings nor options: probably misspelt."""
-    settings, transports = _from_environment(environment)
-    known = {PREFIX + name.upper() for name in settings} | {PREFIX + name for name in _LAUNCHER}
-    known |= {PREFIX + f"{name}_{option}".upper() for name, options in transports.items() for option in options}
-    return sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
+    """The environment variables with Ronde's prefix that are neither settings nor options, probably misspelt: each with
+    the one that may be meant."""
+    known = {PREFIX + item.name.upper() for item in dataclasses.fields(Settings)} | {PREFIX + n for n in _LAUNCHER}
+    options = tuple(f"{PREFIX}{name.upper()}_" for name in registry.names())
+    unknown = {name for name in environment if name.startswith(PREFIX) and not name.startswith(options)} - known
+    return [f"{name}{did_you_mean(name, known)}" for name in sorted(unknown)]
 
 
 def _from_environment(environment: Mapping[str, str]) -> _Layer:
+    """The settings and options of variables; an empty one counts as not set."""
+    environment = {name: value for name, value in environment.items() if name.startswith(PREFIX) and value}
     settings: dict[str, tuple[object, str]] = {}
     transports: dict[str, dict[str, tuple[object, str]]] = {}
     for item in dataclasses.fields(Settings):
@@ -246,7 +249,7 @@ def _from_environment(environment: Mapping[str, str]) -> _Layer:
         if variable in environment:
             settings[item.name] = (environment[variable], f"environment {variable}")
     own = {item.name.upper() for item in dataclasses.fields(Settings)} | set(_LAUNCHER)
-    others = [name for name in environment if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in own]
+    others = [name for name in environment if name.removeprefix(PREFIX) not in own]
     for name in registry.names() if others else ():
         prefix = f"{PREFIX}{name.upper()}_"
         for variable in others:

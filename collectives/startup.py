@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from collectives import membership
 from collectives.communicator import Communicator
-from collectives.config import Config
+from collectives.config import Config, unknown_variables
 from collectives.endings import END_SECONDS, end_with_process
 from collectives.execution import WAIT_SECONDS, machine_code
 from collectives.failure import report_exit, withdraw_left_out
@@ -113,6 +113,9 @@ def _log_start(communicator: Communicator, settings: Config) -> None:
         os.getpid(),
         communicator.transport.name,
     )
+    if communicator.rank == 0:
+        for text in unknown_variables(os.environ):
+            log.warning("no setting is called %s", text)
     for name, source in settings.sources.items():
         log.debug("setting %s=%r from %s", name, getattr(settings, name), source)
 

@@ -1,4 +1,4 @@
-"""Arguments that several commands have: numbers, and the hosts of ranks."""
+"""Arguments that several commands have: numbers, sizes, files to write, and the hosts of ranks."""
 
 from __future__ import annotations
 
@@ -51,8 +51,72 @@ def positive(text: str) -> float:
     return value
 
 
+def byte_count(text: str) -> int:
+    """A number of bytes, for argparse: '64M' gives 67108864."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
+    if not number.isdecimal() or not int(number):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a positive number of bytes, such as 4, 64K, 1M or 1G")
+    return int(number) * unit
+
+
+def output_file(text: str) -> Path:
+    """The path of a file that the command will write, for argparse: a mistake is found before the work."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: is a folder; it must be a file to write")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r}: cannot be written")
+    return path
+
+
+def add_sizes(parser: argparse.ArgumentParser, smallest: str, largest: str) -> None:
+    """Add the options for a range of sizes, with these defaults."""
+    for option, default, text in (("--min", smallest, "smallest"), ("--max", largest, "largest")):
+        parser.add_argument(
+            option, type=byte_count, default=default, metavar="SIZE", help=f"{text} size in bytes (default: {default})"
+        )
+    parser.add_argument(
+        "--factor",
+        type=_integer(2, 1 << 30, "an integer, 2 or more"),
+        default=4,
+        metavar="F",
+        help="ratio of successive sizes (default: 4)",
+    )
+
+
+def sizes_of(args: argparse.Namespace) -> tuple[int, ...]:
+    """The sizes that the options of `add_sizes` give. Ends by a usage error for a range without sizes, and for sizes
+    beyond the memory of this machine."""
+    if args.min > args.max:
+        args.parser.error(f"--min {args.min}: must not be greater than --max {args.max}")
+    memory = _memory()
+    if args.max > memory:
+        args.parser.error(f"--max {args.max}: must not be greater than the memory of this machine, {memory} bytes")
+    sizes = [args.min]
+    while sizes[-1] * args.factor <= args.max:
+        sizes.append(sizes[-1] * args.factor)
+    return tuple(sizes)
+
+
+def _memory() -> int:
+    """Bytes of this machine's memory; very many where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 62
+
+
 def add_hosts(group: Any) -> None:
     """Add the options that name hosts and how to reach them."""
+    add_host_names(group)
+    add_ways(group)
+
+
+def add_host_names(group: Any) -> None:
+    """Add the options that name hosts."""
     hosts = group.add_mutually_exclusive_group()
     hosts.add_argument(
         "-H", "--hosts", metavar="LIST", help="hosts and numbers of their ranks: h1:4,user@h2:4,[fd00::1]:2"
@@ -60,6 +124,10 @@ def add_hosts(group: Any) -> None:
     hosts.add_argument(
         "--hostfile", "-hostfile", metavar="FILE", help="file with one host per line: 'h1 slots=4', 'h1:4' or 'h1'"
     )
+
+
+def add_ways(group: Any) -> None:
+    """Add the options on the ways to hosts."""
     group.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="port of the hosts' ssh servers")
     group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
     group.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -16,11 +17,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.arrays import UFUNCS, Array, check_op
+from collectives.algorithms import algorithms
+from collectives.arrays import UFUNCS, Array, check_dtype, check_op
 from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.gpu import cuda
-from frontends.command_line.measuring import add_ranks, measure_on_ranks
+from frontends.command_line.arguments import add_sizes, output_file, positive, sizes_of, whole
+from frontends.command_line.measuring import add_ranks, measure_on_ranks, no_progress, progress, size_of
 from frontends.command_line.plots import add_plot, plot_sizes
 from transports.errors import RondeError
 
@@ -54,6 +57,8 @@ allreduce (NCCL) alone.
 
 _IN_A_ROW: Final = 10
 """Calls that are timed together on a GPU, since the GPU runs them asynchronously."""
+_LEAST_CALLS: Final = 3
+_MOST_CALLS: Final = 20000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,30 +103,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_ranks(parser)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="device of the arrays (default: cpu)")
-    parser.add_argument("--min", type=parse_size, default=4, metavar="SIZE", help="smallest size (default: 4)")
-    parser.add_argument("--max", type=parse_size, default=1 << 24, metavar="SIZE", help="largest size (default: 16M)")
-    parser.add_argument("--factor", type=int, default=4, help="ratio of successive sizes (default: 4)")
-    parser.add_argument("--dtype", default="float32", help="NumPy dtype, or bfloat16 (default: float32)")
+    add_sizes(parser, "4", "16M")
+    parser.add_argument("--dtype", type=_dtype, default="float32", help="NumPy dtype, or bfloat16 (default: float32)")
     parser.add_argument("--op", default="sum", choices=tuple(UFUNCS), help="reduction (default: sum)")
-    parser.add_argument("--root", type=int, default=0, help="root of rooted collectives (default: 0)")
+    parser.add_argument("--root", type=whole, default=0, metavar="R", help="root of rooted collectives (default: 0)")
     parser.add_argument("--algorithm", help="name of the algorithm (default: Ronde's choice)")
-    parser.add_argument("--seconds", type=float, default=0.2, help="seconds of measuring for each line (default: 0.2)")
-    parser.add_argument("--warmup", type=int, default=5, help="calls before the timed ones (default: 5)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        default=0.2,
+        metavar="S",
+        help="seconds of measuring for each size, out of place and in place; 3 calls at least (default: 0.2)",
+    )
+    parser.add_argument(
+        "--warmup",
+        type=whole,
+        default=5,
+        metavar="N",
+        help="calls before the timed ones, and for --seconds at most (default: 5)",
+    )
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the results to FILE")
     add_plot(parser)
 
 
-def parse_size(text: str) -> int:
-    """Parse a number of bytes: '64M' gives 67108864."""
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
+def _dtype(text: str) -> np.dtype[Any]:
+    """A dtype that can be communicated, for argparse."""
     try:
-        size = int(number) * unit
-    except ValueError:
-        size = 0
-    if size <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a positive number of bytes, such as 4, 64K, 1M or 1G")
-    return size
+        dtype = np.dtype(text)
+        check_dtype(dtype, repr(text))
+    except TypeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return dtype
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -136,16 +148,17 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _main(arguments: argparse.Namespace) -> int:
-    dtype = np.dtype(arguments.dtype)
-    check_op(arguments.op, dtype)
-    sizes, size = [], arguments.min
-    while size <= arguments.max:
-        sizes.append(size)
-        size *= max(2, arguments.factor)
+    check_op(arguments.op, arguments.dtype)
+    known, ranks = algorithms(arguments.collective), size_of(arguments)
+    if arguments.algorithm is not None and arguments.algorithm not in known:
+        text = f"for {arguments.collective} it must be one of {', '.join(known)}"
+        arguments.parser.error(f"--algorithm {arguments.algorithm}: {text}")
+    if arguments.root >= ranks:
+        arguments.parser.error(f"--root {arguments.root}: must be a rank, 0 to {ranks - 1}")
     task = Task(
         arguments.collective,
-        tuple(sizes),
-        dtype.name,
+        sizes_of(arguments),
+        arguments.dtype.name,
         arguments.op,
         arguments.root,
         arguments.algorithm,
@@ -201,11 +214,13 @@ def measure(task: Task) -> list[Row]:
     if comm.rank == 0:
         _print_head(task, comm)
     rows = []
-    for size in task.sizes:
-        row = _measure_size(task, comm, where, size)
-        rows.append(row)
-        if comm.rank == 0:
-            print(_line(row), flush=True)  # noqa: T201
+    with progress("bench", len(task.sizes)) if comm.rank == 0 else contextlib.nullcontext(no_progress) as done:
+        for size in task.sizes:
+            row = _measure_size(task, comm, where, size)
+            rows.append(row)
+            if comm.rank == 0:
+                print(_line(row), flush=True)  # noqa: T201
+            done(f"{size} bytes")
     if comm.rank == 0:
         wrong = sum(row.wrong + row.inplace_wrong for row in rows)
         busbw = sum(row.busbw + row.inplace_busbw for row in rows) / (2 * len(rows))
@@ -304,15 +319,24 @@ def _combine(op: str, parts: list[Array]) -> Array:
 
 def _median_time(task: Task, comm: Communicator, where: Device, call: Callable[[], object]) -> float:
     """Return the seconds of one call: the median over the repeats, of the slowest rank."""
-    for _ in range(max(1, task.warmup)):
+
+    def block(repeats: int, times: list[Array]) -> float:
+        """Time a number of calls that all ranks begin together; the seconds of the slowest rank."""
+        comm.barrier()
+        began = time.perf_counter()
+        times.append(where.times(call, repeats))
+        return float(comm.allreduce(np.array(time.perf_counter() - began), "max"))
+
+    once = block(1, [])
+    for _ in range(min(task.warmup - 1, int(task.seconds / once))):
         call()
-    began = time.perf_counter()
-    call()
-    once = np.array(max(time.perf_counter() - began, 1e-7))
-    repeats = int(np.clip(task.seconds / float(comm.allreduce(once, "max")), 5, 20000))
-    comm.barrier()
-    times = where.times(call, repeats)
-    return float(comm.allreduce(np.array(np.median(times)), "max"))
+    times: list[Array] = []
+    spent, calls, repeats = 0.0, 0, 1
+    while calls < _LEAST_CALLS or (spent < task.seconds and calls < _MOST_CALLS):
+        spent += block(repeats, times)
+        calls += repeats
+        repeats = int(np.clip((task.seconds - spent) / (spent / calls), 1, calls))  # at most twice as many in all
+    return float(comm.allreduce(np.array(np.median(np.concatenate(times))), "max"))
 
 
 def _print_head(task: Task, comm: Communicator) -> None:

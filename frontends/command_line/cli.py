@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, Final, Protocol, cast
 
-from transports.errors import RondeError
+from transports.errors import ConfigError, RondeError
 from transports.settings import did_you_mean
 
 
@@ -18,7 +19,11 @@ class Command(Protocol):
     """The interface of a subcommand's module: the texts around the options in its help, the options, and the command.
 
     `main` returns the exit code. Among its arguments are `parser`, the parser of the subcommand, and `words`, those of
-    the whole command line. A RondeError that it raises is printed as one line, with exit code 1.
+    the whole command line. A RondeError that it raises is printed as one line.
+
+    Exit codes: 0 done, and nothing is wrong; 1 something is wrong, or the work failed; 2 the command line, a setting or
+    a file cannot be used, and nothing has begun; 130 Ctrl-C; 141 the reader of the output has gone. `ronde run` has the
+    code of the rank that failed first.
     """
 
     DESCRIPTION: str
@@ -43,6 +48,8 @@ COMMANDS: Final = {
 }
 """Each command's module, and its line in the help."""
 
+_CLOSED_PIPE: Final = 128 + 13
+"""The exit code of programs that SIGPIPE ends."""
 DESCRIPTION: Final = "Collective communication in pure Python."
 EXAMPLES: Final = """\
 examples:
@@ -59,6 +66,9 @@ examples:
   ronde simulate allreduce --topology cluster.toml --ranks 16..10000 --size 1K..1G
                                     predict times on a network that you do not have
   ronde COMMAND --help              show the options of a command
+
+exit codes: 0 nothing is wrong; 1 something is wrong, or the work failed; 2 the command line, a setting or a file cannot
+be used; 130 Ctrl-C; 141 the reader of the output has gone. `ronde run` has that of the rank that failed first.
 """
 
 
@@ -109,12 +119,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     args = parser(words[0] if words else "").parse_args(words, argparse.Namespace(words=words))
     try:
-        return int(args.main(args))
-    except RondeError as error:
-        sys.stderr.write(f"ronde: {type(error).__name__}: {error}\n")
-        return 1
+        code = int(args.main(args))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return _CLOSED_PIPE
+    except (RondeError, OSError) as error:
+        sys.stderr.write(f"{args.parser.prog}: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    return code
 
 
 if __name__ == "__main__":

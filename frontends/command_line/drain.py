@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
             listed = (
                 f"several elastic jobs run ({', '.join(found)}); name one by --job" if found else "no elastic job runs"
             )
-            raise ConfigError(f"ronde drain {args.host}: {listed} in {' or '.join(map(str, socket_folders()))}")
+            raise ConfigError(f"{listed} in {' or '.join(map(str, socket_folders()))}")
         name = found[0]
     sys.stdout.write(ask_job(name, {"drain": args.host}) + "\n")
     return 0

@@ -6,12 +6,12 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from collectives.algorithms import Algorithm, algorithms
 from collectives.drawing import MOST_RANKS, Picture, draw_animation, draw_svg, draw_text, picture_of
 from collectives.schedule import SPECS
+from frontends.command_line.arguments import count, output_file, whole
 
 _FORMS: Final[dict[str, Callable[[Picture], str]]] = {".svg": draw_svg, ".html": draw_animation, ".txt": draw_text}
 DESCRIPTION: Final = "Draw an algorithm from the steps that run: as text, or as SVG or an animated page in a file."
@@ -27,17 +27,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """See `cli.Command`."""
     parser.add_argument("collective", choices=[name for name in SPECS if name != "barrier"], help="the collective")
     parser.add_argument("--algorithm", metavar="NAME", help="name of the algorithm (default: list all names)")
-    parser.add_argument("-np", type=int, default=4, metavar="N", help=f"ranks, 2 to {MOST_RANKS} (default: 4)")
-    parser.add_argument("--root", type=int, default=0, metavar="R", help="root rank (default: 0)")
-    parser.add_argument("--segments", type=int, default=1, metavar="S", help="pieces of each part (default: 1)")
+    parser.add_argument("-np", type=count, default=4, metavar="N", help=f"ranks, 2 to {MOST_RANKS} (default: 4)")
+    parser.add_argument("--root", type=whole, default=0, metavar="R", help="root rank (default: 0)")
+    parser.add_argument("--segments", type=count, default=1, metavar="S", help="pieces of each part (default: 1)")
     parser.add_argument(
         "--hosts",
-        type=int,
+        type=count,
         default=1,
         metavar="H",
         help="number of hosts, each with the same number of neighbouring ranks (default: 1)",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE.svg, FILE.html or FILE.txt")
+    parser.add_argument(
+        "-o", "--output", type=output_file, metavar="FILE", help="write to FILE.svg, FILE.html or FILE.txt"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -48,8 +50,10 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if args.algorithm not in known:
         args.parser.error(f"--algorithm {args.algorithm}: for {args.collective} it must be one of {', '.join(known)}")
-    if not 1 <= args.hosts <= args.np:
-        args.parser.error(f"--hosts {args.hosts}: must be 1 to the number of ranks, {args.np}")
+    if args.np % args.hosts:
+        args.parser.error(f"--hosts {args.hosts}: must divide the number of ranks, {args.np}")
+    if args.root >= args.np:
+        args.parser.error(f"--root {args.root}: must be a rank, 0 to {args.np - 1}")
     if args.output is not None and args.output.suffix not in _FORMS:
         args.parser.error(f"--output {args.output}: must end with one of {', '.join(_FORMS)}")
     hosts = tuple(rank * args.hosts // args.np for rank in range(args.np)) if args.hosts > 1 else ()
@@ -60,11 +64,7 @@ def main(args: argparse.Namespace) -> int:
     if args.output is None:
         sys.stdout.write(draw_text(picture, shutil.get_terminal_size((120, 24)).columns) + "\n")
         return 0
-    try:
-        args.output.write_text(_FORMS[args.output.suffix](picture), encoding="utf-8")
-    except OSError as error:
-        sys.stderr.write(f"ronde draw: {args.output}: {error.strerror}\n")
-        return 1
+    args.output.write_text(_FORMS[args.output.suffix](picture), encoding="utf-8")
     return 0
 
 

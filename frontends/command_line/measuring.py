@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from collectives.config import Config
 from collectives.launch import run
+from collectives.launch.processes import usable_cores
 from collectives.startup import init
 from collectives.world import shutdown, world
-from frontends.command_line.arguments import add_hosts, places_of
+from frontends.command_line.arguments import add_hosts, count, places_of
 from frontends.command_line.run import run_job, start_timeout, variables_of
 from transports import launchers
 from transports.errors import ConfigError, RondeError
@@ -44,12 +46,32 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where to measure."""
     parser.add_argument(
         "-np",
-        type=int,
+        type=count,
         metavar="N",
         help=f"number of ranks (default: {DEFAULT_RANKS}, or all slots of the hosts, or all ranks of the launcher)",
     )
     parser.add_argument("--transport", help="transport to use (default: as configured)")
     add_hosts(parser.add_argument_group("several hosts"))
+
+
+def size_of(args: argparse.Namespace) -> int:
+    """The number of ranks on which `measure_on_ranks` measures. Raises ConfigError as it."""
+    launch = _launch(args)
+    if launch is not None:
+        return launch.size
+    if args.hosts is not None or args.hostfile is not None:
+        return sum(len(place.ranks) for place in places_of(args))
+    return DEFAULT_RANKS if args.np is None else args.np
+
+
+def _launch(args: argparse.Namespace) -> launchers.Launch | None:
+    """The launcher whose ranks run this command, if one does."""
+    launch = launchers.find(os.environ)
+    if launch is None or (launch.size == 1 and launch.family != "ronde"):
+        return None
+    if args.np not in (None, launch.size):
+        raise ConfigError(f"-np {args.np}: {launch}; start the command with RONDE_LAUNCHER=none for ranks of its own")
+    return launch
 
 
 def measure_on_ranks(
@@ -63,17 +85,24 @@ def measure_on_ranks(
 
     Raises the error of the rank that failed first, or of this rank; ConfigError if -np is not the launcher's number.
     """
-    launch = launchers.find(os.environ)
-    if launch is not None and (launch.size > 1 or launch.family == "ronde"):
-        if args.np not in (None, launch.size):
-            raise ConfigError(
-                f"-np {args.np}: {launch}; start the command with RONDE_LAUNCHER=none for ranks of its own"
-            )
+    Config.load({} if args.transport is None else {"transport": args.transport})
+    launch = _launch(args)
+    if launch is None or launch.rank == 0:
+        _warn_of_load(args.parser.prog)
+    if launch is not None:
         return Measured(_in_this_rank(fn, task, args.transport), launch.size, launch.rank == 0)
     if args.hosts is not None or args.hostfile is not None:
         return _on_hosts(args)
-    size = DEFAULT_RANKS if args.np is None else args.np
+    size = size_of(args)
     return Measured(run(fn, size, (task,), transport=args.transport, timeout=timeout)[0], size, True)
+
+
+def _warn_of_load(command: str) -> None:
+    """Warn if other programs use the cores on which times are to be measured."""
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, usable_cores()
+    if load > cores / 2:
+        text = f"{command}: warning: the load is {load:.1f} on {cores} cores; other work makes the times useless"
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _in_this_rank(fn: Callable[[T], R], task: T, transport: str | None) -> R:
@@ -109,7 +138,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
     nothing, and no bar is shown, without rich or where stderr is not a terminal.
     """
     if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
-        yield _nothing
+        yield no_progress
         return
     from rich import progress as parts
     from rich.console import Console
@@ -132,5 +161,5 @@ def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
         yield done
 
 
-def _nothing(step: str) -> None:
-    """Show nothing."""
+def no_progress(step: str) -> None:
+    """Show nothing: the function of ranks that have no bar."""

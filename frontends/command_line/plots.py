@@ -4,11 +4,15 @@ timelines of ranks, for `ronde timeline draw`."""
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from frontends.command_line.arguments import output_file
 from transports.errors import ConfigError
+
+_SUFFIXES: Final = (".png", ".svg", ".pdf")
 
 Curves: TypeAlias = dict[str, list[tuple[int, float]]]
 """Name -> (bytes, seconds), by size."""
@@ -17,14 +21,27 @@ Curves: TypeAlias = dict[str, list[tuple[int, float]]]
 def add_plot(parser: argparse.ArgumentParser) -> None:
     """Add the option --plot."""
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="also draw time and bandwidth to FILE.png, .svg or .pdf (ronde[plot])"
+        "--plot",
+        type=picture_file,
+        metavar="FILE",
+        help="also draw time and bandwidth to FILE.png, .svg or .pdf (ronde[plot])",
     )
+
+
+def picture_file(text: str) -> Path:
+    """The path of a picture that the command will write, for argparse: a mistake is found before the work."""
+    path = output_file(text)
+    if path.suffix not in _SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{text!r}: must end with one of {', '.join(_SUFFIXES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: needs matplotlib: pip install 'ronde[plot]'")
+    return path
 
 
 def plot_sizes(path: Path, title: str, charts: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]) -> None:
     """Draw time and bandwidth against size, a row of two charts for each entry.
 
-    Raises ConfigError without matplotlib, and for a file that cannot be written.
+    Raises ConfigError for a file that cannot be written.
     """
     figure = _figure(title, len(charts))
     axes = figure.subplots(len(charts), 2, squeeze=False)
@@ -64,9 +81,9 @@ def plot_lanes(path: Path, title: str, lanes: Mapping[str, Sequence[tuple[str, f
     """Draw activities by time: a lane for each entry, from the top down, with boxes (kind, begin, duration) in
     milliseconds. Each kind has a colour.
 
-    Raises ConfigError without matplotlib, and for a file that cannot be written.
+    Raises ConfigError for a file that cannot be written.
     """
-    figure = _figure(title, 0.4 + 0.1 * len(lanes), "ronde timeline draw")
+    figure = _figure(title, 0.4 + 0.1 * len(lanes))
     axis = figure.subplots()
     kinds = list(dict.fromkeys(kind for boxes in lanes.values() for kind, _, _ in boxes))
     for number, kind in enumerate(kinds):
@@ -79,21 +96,19 @@ def plot_lanes(path: Path, title: str, lanes: Mapping[str, Sequence[tuple[str, f
     axis.invert_yaxis()
     axis.set(xlabel="milliseconds")
     axis.grid(True, axis="x", alpha=0.3)
-    _save(figure, path, "ronde timeline draw")
+    _save(figure, path)
 
 
-def _figure(title: str, rows: float, option: str = "--plot") -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(f"{option} needs matplotlib: pip install 'ronde[plot]'") from error
+def _figure(title: str, rows: float) -> Any:
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11, 4 * rows), layout="constrained")
     figure.suptitle(title)
     return figure
 
 
-def _save(figure: Any, path: Path, option: str = "--plot") -> None:
+def _save(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path, dpi=100)
-    except (OSError, ValueError) as error:  # ValueError: an ending that matplotlib does not know
-        raise ConfigError(f"{option} {path}: cannot be written: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

@@ -43,7 +43,7 @@ from collectives.launch.processes import (
 from collectives.launch.supervision import Meeting, OwnJob, attend, come, given_secret, lead, parse_address, supervise
 from collectives.scaling import Cooldown, Terms
 from frontends.command_line import horovod_settings
-from frontends.command_line.arguments import add_hosts, count, places_of, positive, seconds, whole
+from frontends.command_line.arguments import add_host_names, add_ways, count, places_of, positive, seconds, whole
 from transports import launchers, registry
 from transports.auth import new_secret
 from transports.errors import ConfigError
@@ -77,6 +77,7 @@ examples:
   ronde run --nodes 2 --node-rank 1 --meet h1:29400 -np 4 train.py    on h2; on h1 with --node-rank 0
   ronde run -H h1:4,h2:4 -x OMP_NUM_THREADS=2 train.py     eight ranks on two hosts
 
+horovodrun's other options are understood too; docs/launch-flags.md lists them.
 Unless OMP_NUM_THREADS is set, it is set for the ranks to the number of cores divided by the number of ranks.
 """
 _SWITCHES: Final = ("min_np", "max_np", "host_discovery_script", "discover_dns")
@@ -99,6 +100,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of ranks (default: one per usable core, or per slot of the hosts)",
     )
+    add_host_names(parser)
+    _add_limits(parser)
     parser.add_argument(
         "--mpi4py", action="store_true", help="let a program of Python that imports mpi4py find ronde.mpi in its place"
     )
@@ -141,9 +144,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="let the other ranks continue when a rank fails; for programs that call shrink()",
     )
     _add_output(parser.add_argument_group("output of the ranks"))
-    _add_horovod(parser.add_argument_group("settings under the names of horovodrun"))
+    _add_horovod(parser)
     group = parser.add_argument_group("several hosts")
-    add_hosts(group)
+    add_ways(group)
     _add_nodes(group)
     _add_elastic(parser.add_argument_group("elastic jobs, whose ranks come and go"))
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
@@ -168,7 +171,7 @@ def _add_output(group: Any) -> None:
 
 
 def _add_horovod(group: Any) -> None:
-    """Add options of horovodrun that are settings here."""
+    """Add options of horovodrun that are settings here. The page docs/launch-flags.md lists them, not the help."""
     for name, key, convert, metavar in (
         ("--timeline-filename", "timeline", str, "FILE"),
         ("--fusion-threshold-mb", "fusion_bytes", lambda text: str(count(text) << 20), "MB"),
@@ -183,17 +186,17 @@ def _add_horovod(group: Any) -> None:
             default=[],
             type=_converted(key, convert),
             metavar=metavar,
-            help=f"--set {key}=...",
+            help=argparse.SUPPRESS,
         )
     group.add_argument(
-        "--no-stall-check", dest="horovod", action="append_const", const=("stall", "0"), help="--set stall=0"
+        "--no-stall-check", dest="horovod", action="append_const", const=("stall", "0"), help=argparse.SUPPRESS
     )
     group.add_argument(
         "--timeline-mark-cycles",
         dest="horovod",
         action="append_const",
         const=("timeline_style", "horovod-cycles"),
-        help="--set timeline_style=horovod-cycles",
+        help=argparse.SUPPRESS,
     )
 
 
@@ -229,15 +232,15 @@ def _add_nodes(group: Any) -> None:
     )
 
 
-def _add_elastic(group: Any) -> None:
-    """Add the options for elastic jobs."""
+def _add_limits(group: Any) -> None:
+    """Add the limits of a job whose ranks come and go."""
     group.add_argument(
         "--min-np",
         "--min-num-proc",
         dest="min_np",
         type=count,
         metavar="N",
-        help="least number of ranks; with fewer slots the job waits (default: -np, or 1)",
+        help="least number of ranks of an elastic job; with fewer slots it waits (default: -np, or 1)",
     )
     group.add_argument(
         "--max-np",
@@ -245,8 +248,12 @@ def _add_elastic(group: Any) -> None:
         dest="max_np",
         type=count,
         metavar="N",
-        help="greatest number of ranks (default: the slots of the hosts)",
+        help="greatest number of ranks of an elastic job (default: the slots of the hosts)",
     )
+
+
+def _add_elastic(group: Any) -> None:
+    """Add the options for elastic jobs."""
     group.add_argument(
         "--host-discovery-script",
         metavar="PATH",
@@ -304,7 +311,7 @@ def _add_elastic(group: Any) -> None:
 
 def _setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
-    if not equals or not key:
+    if not equals or not key or not value:
         raise argparse.ArgumentTypeError(f"{text!r}: must be KEY=VALUE")
     return key, value
 
@@ -338,7 +345,10 @@ def main(args: argparse.Namespace) -> int:
         return run_job(command, extra, places=(), elastic=elastic(args, os.environ), **options)
     if args.nodes is not None:
         return run_node(args, command, extra, options)
-    return run_job(command, extra, places=places_of(args), **options)
+    places = places_of(args)
+    if all(place.is_here for place in places):
+        check_file(args.command)
+    return run_job(command, extra, places=places, **options)
 
 
 def variables_of(settings: Sequence[tuple[str, str]], words: Sequence[str] = ()) -> dict[str, str]:
@@ -514,6 +524,13 @@ def as_command(words: Sequence[str], *, mpi4py: bool = False) -> list[str]:
     return [*command[:program], "-m", "ronde.mpi", *command[program:]]
 
 
+def check_file(words: Sequence[str]) -> None:
+    """Raise ConfigError if the program is a file of Python that is not there, before all ranks say so."""
+    name = next((word for word in words if word != "--"), "")
+    if name.endswith(".py") and not Path(name).is_file():
+        raise ConfigError(f"{name}: there is no such file in {Path.cwd()}")
+
+
 def as_variables(settings: Sequence[tuple[str, str]]) -> Mapping[str, str]:
     """The environment variables for settings with keys such as 'timeout' and 'tcp.interface'.
 
@@ -526,9 +543,7 @@ def as_variables(settings: Sequence[tuple[str, str]]) -> Mapping[str, str]:
         if dot and transport in registry.names():
             registry.make_options(transport, {option: (value, f"--set {key}")})
         elif key not in known:
-            known += [f"{name}.OPTION" for name in registry.names()]
-            raise ConfigError(
-                f"--set {key}={value}: unknown setting{did_you_mean(key, known)}; known: {', '.join(known)}"
-            )
+            hint = did_you_mean(key, known)
+            raise ConfigError(f"--set {key}={value}: unknown setting{hint}; ronde doctor --all shows all settings")
         variables[PREFIX + key.replace(".", "_").upper()] = value
     return variables

@@ -15,7 +15,8 @@ from collectives.planning import Costs, Rule, Rules
 from collectives.proof import Network, Topology, simulate_on
 from collectives.schedule import SPECS
 from collectives.simulation import Prediction, choices, predict_call, predict_step
-from frontends.command_line.bench import bus_factor, parse_size
+from frontends.command_line.arguments import byte_count, output_file
+from frontends.command_line.bench import bus_factor
 from frontends.command_line.plots import Curves, add_plot, plot_scaling, plot_sizes
 from frontends.command_line.training import read_layers, read_trace
 from frontends.command_line.tune import Found, rules
@@ -61,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--size",
-        type=_range(parse_size, 4),
+        type=_range(byte_count, 4),
         default=SIZES,
         metavar="SIZE",
         help="sizes: 64K, 1K,1M or 1K..1G (in factors of four)",
@@ -72,9 +73,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE,...",
         help="compare with another network or algorithm: nic=100Gbit, far.latency=5us, algorithm=ring",
     )
-    parser.add_argument("--rules", type=Path, metavar="OUT", help="write the fastest algorithms as a rule table")
+    parser.add_argument("--rules", type=output_file, metavar="OUT", help="write the fastest algorithms as a rule table")
     parser.add_argument(
-        "--timeline", type=Path, metavar="OUT", help="write one call for Perfetto: the last size on the first ranks"
+        "--timeline",
+        type=output_file,
+        metavar="OUT",
+        help="write one call for Perfetto: the last size on the first ranks",
     )
     training = parser.add_mutually_exclusive_group()
     training.add_argument(
@@ -103,7 +107,7 @@ def _ranks(text: str) -> int:
 
 
 def _fusion(text: str) -> int:
-    return 0 if text == "0" else parse_size(text)
+    return 0 if text == "0" else byte_count(text)
 
 
 def _range(read: Callable[[str], int], factor: int) -> Callable[[str], tuple[int, ...]]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from collectives.metrics import HEADER, Header
-from frontends.command_line.plots import plot_lanes
+from frontends.command_line.arguments import output_file
+from frontends.command_line.plots import picture_file, plot_lanes
 from transports.errors import ConfigError
 
 DESCRIPTION: Final = """\
@@ -47,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         description="Merge the timelines of several ranks into one file, on the clock of rank 0.",
         **more,
     )
-    merging.add_argument("out", metavar="OUT", type=Path, help="the file to write")
+    merging.add_argument("out", metavar="OUT", type=output_file, help="the file to write")
     merging.add_argument("files", metavar="FILE", type=Path, nargs="+", help="the files of the ranks")
     drawing = actions.add_parser(
         "draw",
@@ -55,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         description="Draw the collectives and their steps by time, two lanes for each rank, on the clock of rank 0.",
         **more,
     )
-    drawing.add_argument("out", metavar="OUT", type=Path, help="the picture to write: .png, .svg or .pdf")
+    drawing.add_argument("out", metavar="OUT", type=picture_file, help="the picture to write: .png, .svg or .pdf")
     drawing.add_argument("files", metavar="FILE", type=Path, nargs="+", help="the files of the ranks")
     drawing.add_argument("--begin", type=float, default=0.0, metavar="MS", help="first millisecond (default: 0)")
     drawing.add_argument("--end", type=float, default=math.inf, metavar="MS", help="last millisecond (default: all)")
@@ -154,6 +155,16 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not events or events[0].get("name") != HEADER or not {*Header._fields, "zero"} <= set(events[0].get("args", ())):
         raise ConfigError(f"{path}: is not the timeline of a rank")
     return events
+
+
+def is_merged(path: Path) -> bool:
+    """True for a file that `merge` has written. Raises ConfigError for a file that cannot be read."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            headers = [event for event in _events(lines) if event.get("name") == HEADER]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return len(headers) > 1
 
 
 def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

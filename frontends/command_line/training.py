@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 from collectives.operations import Signature, array_sizes
 from collectives.proof import parse_time
 from collectives.simulation import Gradient, TrainingStep
-from frontends.command_line.bench import parse_size
-from frontends.command_line.timeline import merge
+from frontends.command_line.arguments import byte_count
+from frontends.command_line.timeline import is_merged, merge
 from transports.errors import ConfigError
 
 _KINDS: Final = ("allreduce", "grouped_allreduce")
@@ -50,7 +50,7 @@ def read_trace(directory: Path) -> Training:
     """
     if not directory.is_dir():
         raise ConfigError(f"--trace {directory}: must be a directory with the timelines of ranks (setting timeline)")
-    paths = sorted(directory.glob("*.json"))
+    paths = [path for path in sorted(directory.glob("*.json")) if not is_merged(path)]
     if not paths:
         raise ConfigError(f"--trace {directory}: has no file *.json; ranks write them with the setting timeline")
     headers, events = merge(paths)
@@ -241,7 +241,7 @@ def _value(place: str, key: str, value: object, read: Callable[[object], Any], a
 
 def _read_size(value: object) -> int:
     if isinstance(value, str):
-        return 0 if value == "0" else parse_size(value)
+        return 0 if value == "0" else byte_count(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(value)
     return value

@@ -6,12 +6,10 @@ import argparse
 import contextlib
 import dataclasses
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,8 +17,9 @@ import numpy as np
 from collectives.algorithms import algorithms
 from collectives.communicator import Communicator
 from collectives.planning import NO_LIMIT, CopyKernel, Costs, Rule, Rules, SingleCopy
-from frontends.command_line.bench import machine, parse_size
-from frontends.command_line.measuring import add_ranks, measure_on_ranks, progress
+from frontends.command_line.arguments import add_sizes, output_file, positive, sizes_of
+from frontends.command_line.bench import machine
+from frontends.command_line.measuring import add_ranks, measure_on_ranks, no_progress, progress, size_of
 from frontends.command_line.plots import Curves, add_plot, plot_sizes
 from transports import copying
 
@@ -81,40 +80,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "collectives",
         nargs="*",
         metavar="collective",
+        type=_collective,
         help=f"collectives to measure (default: {' '.join(COLLECTIVES)})",
     )
     add_ranks(parser)
-    parser.add_argument("--min", type=parse_size, default=1 << 10, metavar="SIZE", help="smallest size (default: 1K)")
-    parser.add_argument("--max", type=parse_size, default=1 << 24, metavar="SIZE", help="largest size (default: 16M)")
-    parser.add_argument("--factor", type=int, default=4, help="ratio of successive sizes (default: 4)")
+    add_sizes(parser, "1K", "16M")
     parser.add_argument(
-        "--seconds", type=float, default=0.1, help="seconds of measuring for each algorithm and size (default: 0.1)"
+        "--seconds",
+        type=positive,
+        default=0.1,
+        metavar="S",
+        help="seconds of measuring for each algorithm and size (default: 0.1)",
     )
     parser.add_argument(
         "-o",
         "--output",
-        type=Path,
-        default=Path("ronde-rules.toml"),
+        type=output_file,
+        default="ronde-rules.toml",
         metavar="FILE",
         help="file of the rule table (default: %(default)s)",
     )
     add_plot(parser)
 
 
+def _collective(text: str) -> str:
+    """A collective, for argparse. (With `choices` it would not allow that there is none.)"""
+    if text not in COLLECTIVES:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be among {', '.join(COLLECTIVES)}")
+    return text
+
+
 def main(arguments: argparse.Namespace) -> int:
     """Run the subcommand; returns the exit status."""
     chosen = tuple(arguments.collectives) or COLLECTIVES
-    unknown = [name for name in chosen if name not in COLLECTIVES]
-    if unknown or (arguments.np is not None and arguments.np < 2):
-        text = "-np: must be 2 or more"
-        if unknown:
-            text = f"collective: {unknown[0]!r}: must be among {', '.join(COLLECTIVES)}"
-        print(f"ronde tune: error: {text}", file=sys.stderr)  # noqa: T201
-        return 2
-    sizes = [arguments.min]
-    while sizes[-1] * max(2, arguments.factor) <= arguments.max:
-        sizes.append(sizes[-1] * max(2, arguments.factor))
-    task = Task(chosen, tuple(sizes), arguments.seconds)
+    if size_of(arguments) < 2:
+        arguments.parser.error(f"-np {size_of(arguments)}: must be 2 or more")
+    task = Task(chosen, sizes_of(arguments), arguments.seconds)
     measured = measure_on_ranks(measure, task, arguments, timeout=3600)
     if isinstance(measured, int):
         return measured
@@ -179,12 +180,12 @@ def measure(task: Task) -> tuple[Rules, list[Found]]:
 
     comm = world()
     costs = terms(comm)
-    say = print if comm.rank == 0 else _nothing
+    say = print if comm.rank == 0 else _silent
     say(", ".join(f"{name} {value:.3g} s" for name, value in costs.terms().items()), flush=True)
     say(f"{'collective':>15}{'bytes':>12}{'by default':>14}{'fastest':>14}  algorithm", flush=True)
     found = []
     pairs = [(collective, size) for collective in task.collectives for size in task.sizes]
-    with progress("tune", len(pairs)) if comm.rank == 0 else contextlib.nullcontext(_nothing) as done:
+    with progress("tune", len(pairs)) if comm.rank == 0 else contextlib.nullcontext(no_progress) as done:
         for collective, size in pairs:
             one = fastest(comm, collective, size, task.seconds)
             found.append(one)
@@ -198,8 +199,8 @@ def measure(task: Task) -> tuple[Rules, list[Found]]:
     return table, found
 
 
-def _nothing(*_: object, **__: object) -> None:
-    """Show nothing, on ranks other than 0."""
+def _silent(*_: object, **__: object) -> None:
+    """Print nothing, on ranks other than 0."""
 
 
 def fastest(comm: Communicator, collective: str, size: int, seconds: float) -> Found:

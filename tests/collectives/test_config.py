@@ -82,7 +82,7 @@ def test_a_bad_value_is_named_with_its_source(
 
 def test_misspelt_variables_are_found() -> None:
     environment = {"RONDE_TRANSPROT": "tcp", "RONDE_TIMEOUT": "3", "RONDE_RANK": "0", "RONDE_TCP_INTERFACE": "lo"}
-    assert unknown_variables(environment) == ["RONDE_TRANSPROT"]
+    assert unknown_variables(environment) == ["RONDE_TRANSPROT (did you mean 'RONDE_TRANSPORT'?)"]
 
 
 @pytest.mark.parametrize(

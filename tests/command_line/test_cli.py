@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import collectives
 from collectives import ConfigError
 from frontends.command_line import cli
 from frontends.command_line import run as run_command
-from tests.collectives.launch.launcher import environment
+from tests.collectives.launch.launcher import RONDE, environment
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +40,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "texts"),
     [
         (["--help"], ["run", "bench", "doctor", "examples:", "ronde run -np 4 train.py"]),
-        (["run", "--help"], ["examples:", "--num-proc N", "--transport NAME", "--set KEY=V", "--timeout S", "128 + N"]),
+        (
+            ["run", "--help"],
+            ["examples:", "--num-proc N", "--transport NAME", "--set KEY=V", "--timeout S", "128 + N", "--min-np N"],
+        ),
         (["doctor", "--help"], ["examples:", "--json", "exit code"]),
         (["bench", "--help"], ["examples:"]),
     ],
@@ -57,6 +62,44 @@ def test_bad_command_line(arguments: list[str], capsys: pytest.CaptureFixture[st
     assert "usage: ronde" in capsys.readouterr().err
 
 
+def test_a_missing_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert exits("run", "-np", "2", "train.py") == 2
+    assert capsys.readouterr().err == f"ronde run: train.py: there is no such file in {tmp_path}\n"
+
+
+def test_an_empty_variable_is_not_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "RONDE_TIMEOUT", "")
+    monkeypatch.setitem(os.environ, "RONDE_TCP_INTERFACE", "")
+    assert collectives.Config.load() == collectives.Config()
+
+
+def test_the_reader_of_the_output_may_leave() -> None:
+    command = [*RONDE, "simulate", "allreduce", "--ranks", "16..1024", "--size", "1K..1G"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"# allreduce, simulated")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 128 + signal.SIGPIPE
+
+
+@pytest.mark.parametrize("command", ["bench --seconds 60", "tune allreduce --seconds 60", "simulate allreduce"])
+def test_ctrl_c_ends_a_command_without_a_traceback(command: str) -> None:
+    words = [*RONDE, *command.split()]
+    if words[-2] == "simulate":
+        words += ["--ranks", "1048576", "--size", "1,2,3,4,5,6,7,8,9,10,11,12"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert b"Traceback" not in err
+
+
 def test_missing_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("run", "-np", "2") == 2
     assert "no program given" in capsys.readouterr().err
@@ -65,12 +108,13 @@ def test_missing_program(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
-        (["--set", "tmeout=3"], 1, "ronde: ConfigError: --set tmeout=3: unknown setting (did you mean 'timeout'?)"),
-        (["--set", "rank=3"], 1, "--set rank=3: unknown setting"),
-        (["--set", "timeout=soon"], 1, "timeout='soon' (from environment RONDE_TIMEOUT): must be a number"),
-        (["--set", "tcp.nonsense=1"], 1, "transport 'tcp' has no setting 'nonsense'"),
+        (["--set", "tmeout=3"], 2, "ronde run: --set tmeout=3: unknown setting (did you mean 'timeout'?)"),
+        (["--set", "rank=3"], 2, "--set rank=3: unknown setting"),
+        (["--set", "timeout=soon"], 2, "timeout='soon' (from environment RONDE_TIMEOUT): must be a number"),
+        (["--set", "tcp.nonsense=1"], 2, "transport 'tcp' has no setting 'nonsense'"),
         (["--set", "timeout"], 2, "must be KEY=VALUE"),
-        (["--transport", "pigeon"], 1, "transport='pigeon'"),
+        (["--set", "timeout="], 2, "must be KEY=VALUE"),
+        (["--transport", "pigeon"], 2, "transport='pigeon'"),
         (["-np", "0"], 2, "'0': must be an integer, 1 or more"),
         (["-np", "some"], 2, "'some': must be an integer, 1 or more"),
         (["--timeout", "-1"], 2, "'-1': must be a number of seconds, 0 or more"),

@@ -86,7 +86,7 @@ def test_start_timeout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert run_command.start_timeout({}) == 30.0
     assert run_command.start_timeout({"HOROVOD_START_TIMEOUT": "90"}) == 90.0
     monkeypatch.setattr("os.environ", environment({"HOROVOD_START_TIMEOUT": "soon"}))
-    assert cli.main(["run", "true"]) == 1
+    assert cli.main(["run", "true"]) == 2
     assert "HOROVOD_START_TIMEOUT='soon': must be a number of seconds" in capsys.readouterr().err
 
 

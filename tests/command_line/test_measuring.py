@@ -54,8 +54,8 @@ def test_tune_on_hosts(tmp_path: Path) -> None:
 def test_another_number_than_that_of_the_launcher() -> None:
     words = [*RONDE, "bench", "-np", "3", *SHORT]
     done = ronde("run", "-np", "2", *words, extra={"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 1
-    assert b"ConfigError: -np 3: " in done.stderr
+    assert done.returncode == 2
+    assert b"ronde bench: -np 3: " in done.stderr
 
 
 def test_an_error_on_every_rank_ends_the_launcher() -> None:

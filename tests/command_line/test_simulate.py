@@ -82,9 +82,11 @@ def test_bad_command_lines(words: list[str], text: str, capsys: pytest.CaptureFi
 
 
 def test_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["simulate", "--topology", str(tmp_path / "missing.toml")]) == 1
+    assert main(["simulate", "--topology", str(tmp_path / "missing.toml")]) == 2
     assert "missing.toml" in capsys.readouterr().err
     words = ["simulate", "--ranks", "4", "--size", "1K"]
     for option in ("--rules", "--timeline"):
-        assert main([*words, option, str(tmp_path / "no" / "file")]) == 1
-        assert "cannot be written" in capsys.readouterr().err
+        with pytest.raises(SystemExit) as ended:
+            main([*words, option, str(tmp_path / "no" / "file")])
+        assert ended.value.code == 2
+        assert "there is no folder" in capsys.readouterr().err

@@ -40,7 +40,9 @@ def test_every_collective_is_measured_and_the_table_is_used(tmp_path: Path) -> N
     ("arguments", "text"),
     [
         (["allreduce", "sort"], "'sort': must be among allreduce, allgather"),
-        (["-np", "1"], "-np: must be 2 or more"),
+        (["-np", "1"], "-np 1: must be 2 or more"),
+        (["-o", "."], "'.': is a folder; it must be a file to write"),
+        (["--factor", "0"], "'0': must be an integer, 2 or more"),
         (["--max", "lots"], "'lots': must be a positive number of bytes"),
     ],
 )

@@ -76,7 +76,7 @@ def describe(env: Env) -> dict[str, Any]:
             if launch.size > 1:
                 found["meeting"] = launch.way().describe() + (", as a newcomer" if launch.joins else "")
     except ConfigError as error:
-        found |= {"meeting": "not possible", "problem": f"ConfigError: {error}"}
+        found |= {"meeting": "not possible", "problem": str(error)}
     return found
 
 

@@ -8,7 +8,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from collectives.config import Config
@@ -54,6 +54,10 @@ def run(
         raise ValueError(f"np={np!r}: must be an integer, 1 or more")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout={timeout!r}: must be a positive number of seconds, or None")
+    if isinstance(args, str | bytes) or not isinstance(args, Iterable):
+        raise TypeError(f"args={args!r}: must be a sequence of the arguments of fn, such as (5,)")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs={kwargs!r}: must be a mapping of the names of arguments of fn to values")
     config = Config.load({} if transport is None else {"transport": transport})
     call = (fn, tuple(args), dict(kwargs or {}))
     deadline = math.inf if timeout is None else time.monotonic() + timeout

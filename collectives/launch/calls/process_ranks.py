@@ -16,7 +16,7 @@ from typing import Any, Final
 from collectives.config import Config
 from collectives.launch.calls.notebook import RankOutput
 from collectives.launch.calls.outcome import Failure, Outcome, load
-from collectives.launch.calls.worker import work
+from collectives.launch.calls.worker import without_interrupts, work
 from collectives.launch.processes import describe_status
 from transports import launchers, rendezvous
 from transports.auth import new_secret
@@ -102,7 +102,8 @@ class ProcessRanks:
                 call = (self._payload, self._pickler)
                 arguments = (rank, environment, self._config.transport, *call, sender, stream)
                 process = context.Process(target=work, args=arguments, name=f"ronde-rank-{rank}")
-                process.start()
+                with without_interrupts():
+                    process.start()
             self._processes.append(_Process(rank, process, receiver))
         if self._output is not None:
             self._output.start()

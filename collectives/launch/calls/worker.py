@@ -7,9 +7,10 @@ import io
 import multiprocessing.connection
 import os
 import pickle
+import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Final
 
@@ -49,6 +50,7 @@ def work(
     process = os.getpid()
     outcome: Outcome
     try:
+        _hear_interrupts()
         fn, args, kwargs = pickle.loads(payload)
         init(transport=transport)
         value = fn(*args, **kwargs)
@@ -67,6 +69,25 @@ def work(
         with contextlib.suppress(RondeError):  # the failure has been sent
             shutdown()
     sys.exit(0 if isinstance(outcome, Success) else 1)
+
+
+@contextlib.contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Let the processes that the body starts hold interrupts back until `work` hears them: Ctrl-C in a terminal goes to
+    all processes, and one that still imports modules would print a traceback."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _hear_interrupts() -> None:
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _send(results: Connection, data: bytes) -> None:

@@ -123,7 +123,9 @@ def ask_job(name: str, request: dict[str, Any]) -> str:
             client.sendall(json.dumps(request).encode() + b"\n")
             answer = json.loads(answers.readline(_MAX_LINE * 4) or b"{}")
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"job {name}: does not answer: {error}") from error
+        running = f"; running: {', '.join(found)}" if (found := running_jobs()) else ""
+        text = "no such elastic job" if isinstance(error, FileNotFoundError) else f"does not answer: {error}"
+        raise ConfigError(f"job {name}: {text}{running}") from error
     if "text" not in answer:
         raise ConfigError(f"job {name}: {answer.get('error', 'hung up')}")
     return str(answer["text"])

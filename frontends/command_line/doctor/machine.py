@@ -17,7 +17,7 @@ from collectives.launch import run
 from collectives.launch.job import allocated
 from collectives.launch.processes import usable_cores
 from collectives.version import __version__
-from frontends.command_line.arguments import add_hosts, hosts_of, positive
+from frontends.command_line.arguments import add_hosts, count, hosts_of, positive
 from frontends.command_line.doctor import cluster
 from frontends.command_line.doctor.facts import first_version, frameworks, gpu_software
 from transports import copying, launchers, registry
@@ -27,7 +27,7 @@ from transports.interfaces import interfaces
 DESCRIPTION: Final = """\
 Check this machine. The report shows the versions of Ronde, of the frameworks and of the software for GPUs, the launcher
 that started this process and how its ranks would meet, the transports that work and why others do not, the machine as
-Ronde sees it, and every setting with its value and source. With --calibrate, -np ranks also run over the configured
+Ronde sees it, and the settings that differ from their defaults. With --calibrate, -np ranks also run over the set
 transport and show their calibration, which every job measures when it begins. The exit code is 1 if a setting is bad,
 if the ranks of a launcher cannot meet, or if no transport can be used.
 
@@ -40,6 +40,7 @@ Slurm allocation, where it is the default, or the hosts of the ranks if every ra
 EXAMPLES: Final = """\
 examples:
   ronde doctor
+  ronde doctor --all                      every setting with its source
   ronde doctor --calibrate -np 4
   RONDE_TRANSPORT=tcp ronde doctor --json
   ronde doctor -H h1,h2,h3                is the cluster all right?
@@ -56,7 +57,8 @@ SHARED_MEMORY: Final = "/dev/shm"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `cli.Command`."""
     parser.add_argument("--calibrate", action="store_true", help="start ranks and show how they are calibrated")
-    parser.add_argument("-np", type=int, default=2, metavar="N", help="ranks for --calibrate (default: 2)")
+    parser.add_argument("-np", type=count, default=2, metavar="N", help="ranks for --calibrate (default: 2)")
+    parser.add_argument("--all", action="store_true", help="show the settings that have their defaults too")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     group = parser.add_argument_group("several hosts")
     group.add_argument("--cluster", action="store_true", help="check the hosts of the allocation or of the ranks")
@@ -78,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
     findings = examine()
     if args.calibrate and not findings["problems"]:
         findings["calibration"] = run(calibration, args.np)[0]
-    sys.stdout.write(json.dumps(findings, indent=2) + "\n" if args.json else render(findings))
+    sys.stdout.write(json.dumps(findings, indent=2) + "\n" if args.json else render(findings, everything=args.all))
     return 1 if findings["problems"] else 0
 
 
@@ -97,7 +99,7 @@ def examine() -> dict[str, Any]:
         settings = _settings(config)
         config.load_tls()
     except ConfigError as error:
-        problems.append(f"ConfigError: {error}")
+        problems.append(str(error))
     return {
         "versions": _versions(),
         "frameworks": frameworks(),
@@ -108,7 +110,7 @@ def examine() -> dict[str, Any]:
         "transports": transports,
         "compiled": {"obstacle": obstacle(), "cache": str(cache_folder())},
         "settings": settings,
-        "warnings": [f"{name} is set but means nothing to Ronde" for name in unknown_variables(os.environ)],
+        "warnings": [f"no setting is called {name}" for name in unknown_variables(os.environ)],
         "problems": problems,
     }
 
@@ -181,8 +183,8 @@ def _settings(config: Config) -> list[dict[str, Any]]:
     return [{"name": name, "value": value, "source": source} for name, value, source in rows]
 
 
-def render(findings: dict[str, Any]) -> str:
-    """Return the findings as text for people."""
+def render(findings: dict[str, Any], *, everything: bool = False) -> str:
+    """Return the findings as text for people. `everything`: also the settings that have their defaults."""
     machine, memory = findings["machine"], findings["machine"]["shared_memory"]
     lines = ["versions"]
     lines += _table([(name, text) for name, text in findings["versions"].items()])
@@ -208,11 +210,22 @@ def render(findings: dict[str, Any]) -> str:
     if "calibration" in findings:
         lines += ["", "calibration", *_calibration(findings["calibration"])]
     if findings["settings"]:
+        shown = [row for row in findings["settings"] if everything or row["source"] != "default"]
         lines += ["", "settings"]
-        lines += _table([(row["name"], _value(row["value"]), row["source"]) for row in findings["settings"]])
-    lines += [f"\nwarning: {text}" for text in findings["warnings"]]
-    lines += [f"\nproblem: {text}" for text in findings["problems"]]
-    return "\n".join(lines) + "\n"
+        lines += _table([(row["name"], _value(row["value"]), row["source"]) for row in shown])
+        if len(shown) < len(findings["settings"]):
+            lines += [f"  {'all' if not shown else 'the others'} have their defaults; --all shows them"]
+    lines += ["", *(f"warning: {text}" for text in findings["warnings"])]
+    lines += [f"problem: {text}" for text in findings["problems"]]
+    return "\n".join([*lines, _verdict(findings)]) + "\n"
+
+
+def _verdict(findings: dict[str, Any]) -> str:
+    """The last line: the transports that can be used, and whether anything is wrong."""
+    usable = ", ".join(name for name, why in findings["transports"].items() if why is None) or "nothing"
+    problems = len(findings["problems"])
+    found = "no problem" if not problems else "1 problem" if problems == 1 else f"{problems} problems"
+    return f"usable here: {usable}; {found} found"
 
 
 def _frameworks(found: dict[str, str | None]) -> list[tuple[str, ...]]:

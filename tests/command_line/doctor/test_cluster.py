@@ -83,13 +83,13 @@ def test_the_table(tmp_path: Path) -> None:
 
 def test_a_bad_list_of_hosts() -> None:
     done = ronde("doctor", "-H", "a b")
-    assert done.returncode == 1
-    assert b"ronde: ConfigError: -H a b:" in done.stderr
+    assert done.returncode == 2
+    assert b"ronde doctor: -H a b:" in done.stderr
 
 
 def test_no_launcher_and_no_hosts() -> None:
     done = ronde("doctor", "--cluster")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert b"no launcher has started this process as a rank; name the hosts by -H or --hostfile" in done.stderr
 
 
