@@ -61,6 +61,8 @@ ELSEWHERE = {
     "docs/numpy.md": "tests/frontends/test_numpy_loops.py",
     "docs/tf-distribute.md": "tests/frontends/test_tf_distribute.py",
 }
+LEAST_RANKS = {"docs/parameter-servers.md": 2, "docs/model-parallel.md": 4}
+"""Page -> the least number of ranks that its programs make sense on."""
 FRAGMENTS = ("CONTRIBUTING.md",)
 """Pages with parts of programs: they must compile."""
 INSTALLS = ("pip install", "python3 -m venv", ". .venv/bin/activate")
@@ -190,6 +192,15 @@ def test_a_page(tmp_path: Path, page: str) -> None:
         assert "mistake.py:8" in table
     else:
         assert said or page == "docs/tutorial/two-hosts.md"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", [page for page in PLAYED if page not in FRAMEWORKS])
+def test_programs_of_a_page_run_on_other_numbers_of_ranks(tmp_path: Path, page: str) -> None:
+    started = [command for command in play(page, tmp_path) if re.match(r"ronde run -np \d+ python \w+\.py$", command)]
+    for np in (np for np in (1, 2, 4) if np >= LEAST_RANKS.get(page, 1)):
+        for command in started:
+            shell(re.sub(r"-np \d+", f"-np {np}", command), tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES)

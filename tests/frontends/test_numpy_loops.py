@@ -360,6 +360,8 @@ def test_the_page(pool: Callable[[int], Pool], tmp_path: Path, index: int) -> No
         output(*ronde_run(2), script)
     else:
         pool(2).run_script(script)
+    for size in (1, 4):
+        pool(size).run_script(script)
 
 
 @pytest.mark.parametrize(("size", "options"), [(2, []), (3, ["--partial-fit"]), (1, [])])
