@@ -46,5 +46,5 @@ def test_without_cupy_the_error_names_the_package() -> None:
     try:
         import cupy  # noqa: F401
     except ImportError:
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert "pip install 'ronde[cuda12]'" in done.stderr.decode()

@@ -342,6 +342,7 @@ class CommandConnection(Connection):
         self._environment = environment
         self.pid = 0
         self._status: int | None = None
+        self._pidfd = -1
         self._stderr = -1
         self._splitter = LineSplitter()
         self._tail = Tail()
@@ -361,9 +362,7 @@ class CommandConnection(Connection):
             failed.pop_all()
         self._guardian.add(self.pid)
         self._stderr = stderr
-        with contextlib.suppress(
-            AttributeError, OSError
-        ):  # it is for owners that do not get SIGCHLD, where there is one
+        with contextlib.suppress(AttributeError, OSError):  # where there is none, the owner must get SIGCHLD
             self._pidfd = os.pidfd_open(self.pid)
             self._selector.register(self._pidfd, selectors.EVENT_READ, self.on_child_exit)
         self._selector.register(stderr, selectors.EVENT_READ, self._read_words)
@@ -410,6 +409,10 @@ class CommandConnection(Connection):
 
     def _collected(self, status: int) -> None:
         self._status = os.waitstatus_to_exitcode(status)
+        if self._pidfd >= 0:
+            self._selector.unregister(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
         self._guardian.remove(self.pid)
 
     def _read_words(self) -> None:

@@ -11,8 +11,9 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any, Final
 
 from collectives.config import Config
@@ -54,7 +55,7 @@ def check_hosts(hosts: Sequence[NamedHost], way: Ssh | Srun, *, interface: str, 
     header = agent_header(os.getcwd(), passed_on(os.environ, {}), MODULE)
     probes: list[HostProbe] = []
     commands: list[ProbeByCommand] = []
-    with contextlib.ExitStack() as stack:
+    with _Interrupts() as interrupts, contextlib.ExitStack() as stack:
         guardian = stack.enter_context(contextlib.closing(Guardian()))
         guardian.start()
         for host in hosts:
@@ -71,7 +72,8 @@ def check_hosts(hosts: Sequence[NamedHost], way: Ssh | Srun, *, interface: str, 
             probes.append(probe)
         pool = stack.enter_context(_pool(len(probes)))
         try:
-            findings = check(probes, pool, interface=interface, start_seconds=start_seconds)
+            with interrupts.heard():
+                findings = check(probes, pool, interface=interface, start_seconds=start_seconds)
         except BaseException:
             for started in commands:
                 started.kill()  # so that the threads end that wait for an answer
@@ -79,6 +81,39 @@ def check_hosts(hosts: Sequence[NamedHost], way: Ssh | Srun, *, interface: str, 
         for started in commands:
             started.end()
         return findings
+
+
+class _Interrupts:
+    """Holds Ctrl-C back but for the body of `heard`: a command must not start without somebody who ends it."""
+
+    def __init__(self) -> None:
+        self._held = True
+        self._came = False
+
+    def __enter__(self) -> _Interrupts:
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before is not signal.SIG_IGN:  # by nohup or `&`
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """Let KeyboardInterrupt be raised in the body; at once if Ctrl-C has come before."""
+        self._held = False
+        try:
+            if self._came:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._held = True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._held:
+            raise KeyboardInterrupt
+        self._came = True
 
 
 def check_ranks(environment: Mapping[str, str], *, interface: str) -> Findings | None:

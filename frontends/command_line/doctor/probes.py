@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import itertools
 import math
-import os
 import secrets
 import selectors
 import signal
@@ -66,11 +65,6 @@ class ProbeByCommand:
         self._link = Link(self._selector, descriptors, self._answers.append, math.inf, marker)
         self._link.send_bytes(self._connection.preamble)
         self._link.send("open", marker)
-        self._pidfd = -1  # a thread gets no SIGCHLD
-        if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):  # a sandbox forbids it: its end is not noticed in time then
-                self._pidfd = os.pidfd_open(self._connection.pid)
-                self._selector.register(self._pidfd, selectors.EVENT_READ, self._connection.on_child_exit)
 
     def ask(self, *question: object, seconds: float) -> Any:
         """The answer."""
@@ -102,9 +96,6 @@ class ProbeByCommand:
             self._turn_until(lambda: self._connection.ended, END_SECONDS)
         self._connection.close()
         self._selector.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
 
     def _turn_until(self, done: Callable[[], bool], seconds: float) -> bool:
         """Handle events until `done` returns True; False if that takes longer."""

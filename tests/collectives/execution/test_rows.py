@@ -41,7 +41,7 @@ def test_rows_that_stand_alone_do_the_same(transport: str, size: int) -> None:
             assert plan is not None
             bound = plan.bound[BoundPlan]
             assert len(bound.single_rows) == len(bound.rows) == len(plan.program.instructions)
-            bound.working = bound.single_rows
+            bound.joined = bound.single_rows
             assert (getattr(comm, collective)(x) == result).all()
 
     with world_of(transport, size, compiled=["off"]) as world:

@@ -28,7 +28,7 @@ def positions(comm: Communicator) -> list[CallPosition]:
 
 def bind(comm: Communicator, plan: Plan, *rows: Row) -> None:
     """Let a plan run these rows, whatever its staging slot."""
-    plan.bound[BoundPlan] = SimpleNamespace(rows=rows, working=rows, memory=lambda *call: [])
+    plan.bound[BoundPlan] = SimpleNamespace(rows=rows, joined=rows, memory=lambda *call: [])
     plan.tally.next = 1 << 60  # no call is timed
 
 

@@ -119,7 +119,7 @@ def test_a_host_with_another_version(tmp_path: Path) -> None:
 
 def test_more_ranks_than_slots_is_said_before_anything_starts(tmp_path: Path) -> None:
     code, err = attempt(tmp_path, "-H", "h1:2,h2:2", "-np", "5")
-    assert code == 1
+    assert code == 2
     assert "ronde run: -np 5: there are only 4 slots" in err
     assert not (tmp_path / "h1.ssh").exists()
 

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.launch.hosts.connection import MAX_FRAME, Decoder, Link, Message, encode
+from collectives.launch.hosts.connection import MAX_FRAME, CommandConnection, Decoder, Link, Message, encode
+from collectives.launch.processes import Guardian
+from transports.testing.leaks import Leaks
 
 MESSAGES: list[Message] = [["hello", {"a": "b"}], ["output", 3, 1, b"\xff\x00"], ["beat"], ["start", [1.5, None, True]]]
 
@@ -148,3 +150,25 @@ def test_events_that_come_with_the_end_of_the_link_do_nothing() -> None:
         for event in sorted(events, key=lambda event: event.__name__):  # _read before _write
             event()
         assert link.closed == "the connection has ended"
+
+
+def test_the_end_of_a_command_leaves_nothing_to_watch() -> None:
+    """A selector that still watched the process would find it readable for ever, and its owner would not sleep."""
+    with (
+        Leaks(),
+        contextlib.closing(selectors.DefaultSelector()) as selector,
+        contextlib.closing(Guardian()) as guardian,
+    ):
+        guardian.start()
+        connection = CommandConnection(["true"], None, selector, guardian)
+        ends = connection.open()
+        until = time.monotonic() + 30
+        while not connection.ended:
+            assert time.monotonic() < until
+            for key, _ in selector.select(1):
+                key.data()
+        assert connection.end == "true exited with 0"
+        connection.close()
+        for end in ends:
+            os.close(end)
+        assert not selector.get_map()

@@ -95,7 +95,7 @@ def test_newcomers_find_room_in_parts(tmp_path: Path) -> None:
 
 def test_a_limit_that_is_too_low_ends_an_elastic_job() -> None:
     done = ronde("run", "--min-np", str(RANKS), "true", limit=40)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert b"ronde run: the limit of open descriptors is 40 (ulimit -Hn): too low for 20 ranks" in done.stderr
 
 

@@ -61,19 +61,19 @@ def test_drain(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert os.stat(runtime).st_mode & 0o777 == 0o700
         assert cli.main(["drain", "h2"]) == 0
         assert capsys.readouterr().out == "drained h2\n"
-        assert cli.main(["drain", "bad", "--job", "0a"]) == 1
+        assert cli.main(["drain", "bad", "--job", "0a"]) == 2
         assert "job 0a: host 'bad': is not known" in capsys.readouterr().err
         with served("0b"):
-            assert cli.main(["drain", "h2"]) == 1
+            assert cli.main(["drain", "h2"]) == 2
             assert "several elastic jobs run (0a, 0b); name one by --job" in capsys.readouterr().err
             assert cli.main(["drain", "h2", "--job", "0b"]) == 0
     assert not list(runtime.iterdir())
-    assert cli.main(["drain", "h2"]) == 1
+    assert cli.main(["drain", "h2"]) == 2
     assert "no elastic job runs in" in capsys.readouterr().err
 
 
 def test_no_such_job(runtime: Path) -> None:
-    with pytest.raises(ConfigError, match="job 0a: does not answer"):
+    with pytest.raises(ConfigError, match="job 0a: no such elastic job"):
         control.ask_job("0a", {"drain": "h"})
 
 

@@ -181,20 +181,20 @@ def alone(*options: str, extra: dict[str, str] | None = None) -> tuple[int, str]
 def test_a_node_that_does_not_come_is_named() -> None:
     code, err = alone("--nodes", "3", "--node-rank", "0", "--start-timeout", "0.5")
     assert code == 1
-    assert "DeadlineExceeded: --meet: node 1, 2 of 3 did not come to tcp://127.0.0.1:" in err
+    assert "ronde run: --meet: node 1, 2 of 3 did not come to tcp://127.0.0.1:" in err
 
 
 def test_no_node_0() -> None:
     code, err = alone("--nodes", "3", "--node-rank", "1", "--start-timeout", "0.5")
     assert code == 1
-    assert re.match(r"ronde: RendezvousError: no connection to the store at tcp://127.0.0.1:\d+: .*refused", err)
+    assert re.match(r"ronde run: no connection to the store at tcp://127.0.0.1:\d+: .*refused", err)
 
 
 @pytest.mark.parametrize(
     ("options", "extra", "code", "text"),
     [
-        (["--nodes", "2", "--node-rank", "0"], {"X": ""}, 1, "--meet: the nodes need a secret"),
-        (["--nodes", "2", "--node-rank", "0"], {"RONDE_SECRET": "abc"}, 1, "at least 32 hexadecimal digits"),
+        (["--nodes", "2", "--node-rank", "0"], {"X": ""}, 2, "--meet: the nodes need a secret"),
+        (["--nodes", "2", "--node-rank", "0"], {"RONDE_SECRET": "abc"}, 2, "at least 32 hexadecimal digits"),
         (["--nodes", "2", "--node-rank", "2"], None, 2, "--node-rank, 0 to 1"),
         (["--nodes", "2"], None, 2, "needs --meet HOST:PORT and --node-rank"),
         (["--nodes", "2", "--node-rank", "0", "-H", "h1"], None, 2, "without -H and --hostfile"),
