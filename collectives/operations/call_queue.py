@@ -113,15 +113,18 @@ class CallQueue:
     def run_planned(self, planned: PlannedCall, x: Array, out: Array | None, seconds: float) -> Any:
         """The same as `run(PlainJob(planned, x, out, seconds))`, without the job: a small call takes hardly longer than
         the making of one."""
-        take, clear, me, finish = self._take, self._clear, get_ident(), None
+        me = get_ident()
         try:
-            if self._queue or self._closed or (take(HOLDER, me) is not me and not self._take_back(me)):
+            if self._queue or self._closed or (self._take(HOLDER, me) is not me and not self._take_back(me)):
                 return self._run_later(PlainJob(planned, x, out, seconds))
-            result, begin = new_array(planned.shape, planned.dtype) if out is None else out, planned.begin
-            answer = UNTRIED if begin is None else begin(x, result)
-            if answer is not None:
+            begin = planned.begin
+            result = new_array(planned.shape, planned.dtype) if out is None else out
+            finish = None
+            if begin is None:
+                finish = planned.go_on(UNTRIED, x, out, result, seconds)
+            elif (answer := begin(x, result)) is not None:
                 finish = planned.go_on(answer, x, out, result, seconds)
-            clear()
+            self._clear()
             if self._waiting:
                 self._turn.tell()
         except BaseException as error:
