@@ -5,7 +5,7 @@
 #              is a part of it). .ci/run does make test, then make cluster TABLE=
 # make check   the checks, and the tests on threads and arrays. Left to make test: processes, frameworks, and the
 #              mark long (tests/security, tests/gpu, proofs of all sizes, training, two cases of conformance)
-# make nightly tests of more than a minute each
+# make nightly the tests that take long and have shorter siblings in make test (the list NIGHTLY in tests/conftest.py)
 # make proof   the proofs for all sizes up to 257 and the property tests with 300 examples, for hours
 # make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)
 # make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")

@@ -7,6 +7,7 @@ import multiprocessing.process
 import os
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,88 @@ MARKS = {
     "collectives/schedule": "proof",
 }
 """The mark of all tests in a folder or file."""
+
+NIGHTLY = (
+    # training examples
+    "test_examples.py::test_elastic_digits",
+    "test_examples.py::test_diloco_digits",
+    "test_examples.py::test_parameter_server_digits",
+    "test_examples.py::test_train_digits[auto]",
+    "frontends/test_keras_examples.py::test_horovod_style_with_a_checkpoint",
+    "frontends/test_keras_examples.py::test_jax",
+    "frontends/test_keras_examples.py::test_sequence_to_sequence",
+    "frontends/test_torch_examples.py::test_ddp[spawn]",
+    "frontends/test_torch_examples.py::test_horovod_style_with_a_checkpoint",
+    "frontends/test_torch_examples.py::test_horovod_style_in_bfloat16_under_torchrun",
+    "frontends/test_torch_examples.py::test_a_pipeline_is_one_process",
+    "frontends/test_tensorflow_training.py::test_examples[tensorflow_tape_digits.py]",
+    "frontends/test_jax_training.py::test_the_example[",
+    "frontends/test_torch_feedback.py::test_training_ends_where_it_does_without_compression[options1]",
+    "frontends/test_torch_compression.py::test_training_ends_where_it_does_without_compression",
+    "frontends/test_keras_training.py::test_compressions_with_a_memory[tensorflow]",
+    "frontends/test_keras_training.py::test_compressions_with_a_memory[jax]",
+    # pages that measure or train
+    "test_snippets.py::test_a_page[docs/guides/tuning.md]",
+    "test_snippets.py::test_a_page[docs/simulate.md]",
+    "test_snippets.py::test_a_page[docs/model-parallel.md]",
+    "test_snippets.py::test_a_page_about_a_framework",
+    "test_snippets.py::test_programs_of_a_page_run_on_other_numbers_of_ranks",
+    # the compiler: it takes ten seconds each time
+    "collectives/jit/test_start.py::test_p1_compiling_takes_70_seconds",
+    "collectives/jit/test_start.py::test_p1_the_ranks_meet_though_compiling_takes_longer_than_that[shm]",
+    "collectives/jit/test_start.py::test_p1_some_ranks_have_the_code_and_others_do_not[tcp]",
+    "collectives/jit/test_start.py::test_p1_communicators_that_are_made_later_have_the_code",
+    "collectives/jit/test_start.py::test_l14_a_compiler_that_is_killed",
+    "collectives/jit/test_start.py::test_l14_on_waits_before_the_ranks_meet",
+    "collectives/jit/test_start.py::test_l14_a_home_that_cannot_be_written_or_is_new[/proc/none]",
+    # fuzzing, chaos, large memory
+    "frontends/test_any_parameters.py::test_any_gradients_equal_one_process[tensorflow",
+    "frontends/test_any_parameters.py::test_any_gradients_equal_one_process[keras",
+    "collectives/operations/test_huge.py::test_more_than_two_to_the_31_elements",
+    "chaos/test_campaign.py::test_a_short_soak",
+    "collectives/test_communicator.py::test_thousands_of_mixed_collectives_leave_nothing_behind[auto",
+    "collectives/test_communicator.py::test_thousands_of_mixed_collectives_leave_nothing_behind[shm",
+    # further cases of tests that stay
+    "transports/launchers/test_nesting.py::test_l4_launcher_in_launcher[ronde-",
+    "transports/launchers/test_nesting.py::test_l4_launcher_in_launcher[torchrun-torchrun]",
+    "transports/launchers/test_nesting.py::test_l4_launcher_in_launcher[torchrun-openmpi]",
+    "transports/launchers/test_nesting.py::test_l4_launcher_in_launcher[torchrun-mpich]",
+    "transports/launchers/test_nesting.py::test_l4_launcher_in_launcher[openmpi-torchrun]",
+    "frontends/test_tensorflow_training.py::test_no_deadlock_in_any_order[2-tcp]",
+    "frontends/test_tensorflow_ops.py::test_every_operation_eager_and_in_functions[3-tcp]",
+    "frontends/test_jax_ops.py::test_every_operation_in_all_ways[3-tcp-ffi]",
+    "frontends/test_jax_ops.py::test_gradients[3-tcp-callback]",
+    "frontends/test_jax_training.py::test_training_is_that_of_one_process[3-tcp-callback]",
+    "frontends/test_torch_works.py::test_a_rank_that_has_done_its_part_is_not_lost_t3_ends_without_destroy[auto]",
+    "frontends/test_torch_works.py::test_a_rank_that_has_done_its_part_is_not_lost_t3_ends_without_destroy[tcp]",
+    "collectives/test_fork.py::test_data_loader_of_torch[shm]",
+    "collectives/test_fork.py::test_work_of_torch_in_flight[tcp]",
+    "collectives/launch/processes/test_sandbox.py::test_p2_calls_that_are_refused_are_not_needed[shm-EPERM]",
+    "collectives/launch/processes/test_sandbox.py::test_p2_calls_that_are_refused_are_not_needed[shm-EINVAL]",
+    "collectives/launch/processes/test_sandbox.py::test_p2_calls_that_are_refused_are_not_needed[tcp-ENOSYS]",
+    "collectives/launch/processes/test_sandbox.py::test_p2_calls_that_are_refused_are_not_needed[tcp-EINVAL]",
+    "collectives/launch/supervision/test_elastic.py::test_a_rank_is_killed_before_the_first_world_has_begun[3-",
+    "collectives/launch/supervision/test_elastic.py::test_e5_e6_a_rank_that_exits_with_0_ends_the_program[3-",
+    "security/test_tls_links.py::test_the_transport_keeps_its_promises_under_tls[options1]",
+)
+"""Beginnings of the names of tests that `make nightly` runs, not `make test`: those that take long, and have shorter
+siblings that stay."""
+
+LONG_RUN = 600
+BUDGET = {
+    "frontends": 900,
+    "collectives/launch": 450,
+    "collectives/operations": 300,
+    "collectives/watchdog": 120,
+    "collectives/jit": 120,
+    "collectives": 150,
+    "collectives/algorithms": 100,
+    "collectives/execution": 100,
+    "collectives/membership": 100,
+    "transports": 130,
+    ".": 200,
+}
+"""Seconds of tests, of all jobs together, by folder; 60 for others."""
 
 FIRST = ("frontends", "chaos", "netns", "test_examples.py", "collectives/membership")
 """Folders whose files take longest. They start first, so that no worker is left alone with one of them in the end."""
@@ -70,7 +153,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for folder, mark in MARKS.items():
             if belongs(item.path, folder):
                 item.add_marker(mark)
+        if item.nodeid.removeprefix("tests/").startswith(NIGHTLY):
+            item.add_marker("nightly")
     items.sort(key=lambda item: not any(belongs(item.path, folder) for folder in FIRST))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """After many tests, the seconds that each folder has taken beside its budget: those of all jobs together."""
+    spent: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                parts = Path(report.nodeid.partition("::")[0]).parts[1:-1]
+                spent["/".join(parts[:2]) or "."] += report.duration
+    if sum(spent.values()) > LONG_RUN:
+        terminalreporter.section("seconds by folder, and those beyond the budget")
+        for folder, seconds in spent.most_common():
+            beyond = seconds - BUDGET.get(folder, 60)
+            terminalreporter.write_line(f"{seconds:6.0f}{f'{beyond:+6.0f}' if beyond > 0 else '':6}  {folder}")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -36,6 +36,20 @@ def run(script: str, launcher: str, tmp_path: Path, **environment: str) -> tuple
     return arguments.read_text().splitlines()[1:], secret.read_text()
 
 
+def test_the_workflow_runs_what_make_runs() -> None:
+    root = DEPLOY.parent
+    jobs = yaml.safe_load((root / ".github/workflows/tests.yml").read_text())["jobs"]
+    makefile = (root / "Makefile").read_text()
+    commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
+    assert commands["linux"] == [".ci/run"]
+    assert commands["nightly"] == ["make nightly"]
+    (threads,) = [text for text in commands["elsewhere"] if "pytest" in text]
+    marks = threads[threads.index('-m "') :]
+    assert f"$(PYTEST) {marks} --no-processes" in makefile
+    systems = {entry["system"] for entry in jobs["elsewhere"]["strategy"]["matrix"]["include"]}
+    assert {system.split("-")[0] for system in systems} == {"ubuntu", "macos", "windows"}
+
+
 def test_the_indexed_job_has_what_its_ranks_read() -> None:
     service, job, policy = manifests("kubernetes.yaml")
     assert [one["kind"] for one in (service, job, policy)] == ["Service", "Job", "NetworkPolicy"]

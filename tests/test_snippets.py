@@ -194,7 +194,6 @@ def test_a_page(tmp_path: Path, page: str) -> None:
         assert said or page == "docs/tutorial/two-hosts.md"
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("page", [page for page in PLAYED if page not in FRAMEWORKS])
 def test_programs_of_a_page_run_on_other_numbers_of_ranks(tmp_path: Path, page: str) -> None:
     started = [command for command in play(page, tmp_path) if re.match(r"ronde run -np \d+ python \w+\.py$", command)]

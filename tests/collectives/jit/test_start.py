@@ -135,7 +135,6 @@ def test_p1_the_ranks_meet_though_compiling_takes_longer_than_that(place: Place,
     assert place.makes == 1
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_p1_compiling_takes_70_seconds(place: Place, transport: str) -> None:
     began = time.monotonic()
