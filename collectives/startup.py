@@ -62,7 +62,7 @@ def init(
     process_sets       process sets to add at once, the same on all ranks; see add_process_set
 
     Without rank, size and store the ranks are those of the launcher that started this process: `ronde run`, torchrun,
-    an MPI launcher, srun or another that docs/launchers.md lists. A launcher whose ranks cannot meet is an error;
+    an MPI launcher, srun or another that docs/launching.md lists. A launcher whose ranks cannot meet is an error;
     without a launcher, or with RONDE_LAUNCHER=none, this process is a world of one. A process that a rank has started
     inherits its environment, but is not that rank: with `rank=0, size=1, store="memory:"` it makes a world of its own.
 

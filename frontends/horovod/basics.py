@@ -69,7 +69,7 @@ def _check_distinct(sets: Sequence[ProcessSet | Sequence[int]]) -> None:
 def init(
     comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
-    """Connect to the other ranks of the launcher (docs/launchers.md); without one, make a world of one rank. Further
+    """Connect to the other ranks of the launcher (docs/launching.md); without one, make a world of one rank. Further
     calls do nothing.
 
     comm          must be None; Horovod's lists of MPI ranks are not supported: use process sets

@@ -2,7 +2,7 @@
 
     python -m tests.netns.elastic_random --minutes 30 --seed 1
     python -m tests.netns.elastic_random --minutes 2 --seed 7 --where "2 hosts"
-    python -m tests.netns.elastic_random --minutes 30 --write docs/elastic-launch.md
+    python -m tests.netns.elastic_random --minutes 30 --write docs/evidence.md
 
 The hosts are network namespaces with a real sshd. The launcher, and with it the store, is on the first host, which
 stays; but half of the jobs on three hosts have standbys of the store, and that host is switched off at their end. Each

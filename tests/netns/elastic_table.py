@@ -2,7 +2,7 @@
 
     python -m tests.netns.elastic_table                                       all of it, for a few minutes
     python -m tests.netns.elastic_table --where "2 hosts" --event rank_killed  one cell
-    python -m tests.netns.elastic_table --write docs/elastic-launch.md
+    python -m tests.netns.elastic_table --write docs/evidence.md
 
 The hosts are network namespaces with a real sshd. The launcher, and with it the store, is on the first host. Every cell
 has hosts of its own, two ranks on each, and the settings that there are by default. All ranks check the sum of every

@@ -2,7 +2,7 @@
 
     python -m tests.netns.table                                     all of it, for a quarter of an hour
     python -m tests.netns.table --launcher ssh --event rank_killed  one cell
-    python -m tests.netns.table --write docs/clusters.md --json benchmarks/results/launchers.json
+    python -m tests.netns.table --write docs/evidence.md --json benchmarks/results/launchers.json
 
 The hosts are network namespaces; sshd, Slurm, mpiexec and torchrun are the real ones. Every cell has hosts of its own.
 The ranks are in endless allreduces, with the settings that there are by default. All is over when no process is left

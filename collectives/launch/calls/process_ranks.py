@@ -102,9 +102,9 @@ class ProcessRanks:
                 call = (self._payload, self._pickler)
                 arguments = (rank, environment, self._config.transport, *call, sender, stream)
                 process = context.Process(target=work, args=arguments, name=f"ronde-rank-{rank}")
+                self._processes.append(_Process(rank, process, receiver))  # an interrupt finds it, to end it
                 with without_interrupts():
                     process.start()
-            self._processes.append(_Process(rank, process, receiver))
         if self._output is not None:
             self._output.start()
 
@@ -122,13 +122,14 @@ class ProcessRanks:
     def close(self, *, abort: bool) -> None:
         """Wait for the processes (not with `abort`), then terminate and at last kill them. Releases everything."""
         with self._resources:
+            started = [process.process for process in self._processes if process.process.pid is not None]
             for end in ([] if abort else [None]) + [BaseProcess.terminate, BaseProcess.kill]:
                 deadline = time.monotonic() + GRACE
-                for process in self._processes:
+                for process in started:
                     if end is not None:
-                        end(process.process)
-                for process in self._processes:
-                    process.process.join(max(0.0, deadline - time.monotonic()))
-            for process in self._processes:
-                if process.process.exitcode is not None:
-                    process.process.close()
+                        end(process)
+                for process in started:
+                    process.join(max(0.0, deadline - time.monotonic()))
+            for process in started:
+                if process.exitcode is not None:
+                    process.close()
