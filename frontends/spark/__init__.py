@@ -1,8 +1,8 @@
 """Ronde inside a Spark cluster: Spark has started the workers, Ronde connects them.
 
 `run` calls a function on one rank in each task of a barrier stage, `run_elastic` in tasks that Spark starts again one
-by one. `job` and `elastic` are the side of the driver, `task` that of the workers, and `desk` the connections between
-them. The ranks meet as guests of collectives.launch.
+by one. `job` and `elastic` are the side of the driver, `task` that of the workers, `desk` and `link` the connections
+between them. The ranks meet as guests of collectives.launch.
 
 `estimator` has what estimators for dataframes share: `data` writes and reads the rows, `store` keeps them and the
 checkpoints. The public modules `torch` and `keras` add the frameworks. The door imports none of these.

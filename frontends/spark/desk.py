@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import secrets
 import socket
 import socketserver
 import threading
 import time
 from dataclasses import dataclass
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, Final
 
+from collectives.config import Config
 from collectives.launch import Place
+from frontends.spark.link import Link
+from transports.auth import new_secret
+from transports.errors import ConnectError
+from transports.tls import Tls
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """The address of the driver and the key, by which a task connects. `repr` leaves out the key."""
+    """The address of the driver and the key, by which a task connects. `repr` leaves out the key.
+
+    tls  the settings tls_certificate, tls_key and tls_ca, files on each node; empty without TLS
+    """
 
     address: tuple[str, int]
     key: bytes
+    tls: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Invitation({self.address})"
+
+    def accept(self) -> Link:
+        """Connect to the driver. Raises OSError or RondeError if that fails."""
+        return Link.dial(self.address, self.key, Tls(*self.tls) if self.tls else None, KNOWN_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,6 @@ class JobEnded:
 
 Message = Arrival | Joined | Line | Result | Gone
 
-
 KNOWN_SECONDS: Final = 10.0
 """Seconds for a connection to prove that it knows the key."""
 MOST_UNKNOWN: Final = 128
@@ -94,8 +102,9 @@ SHORTEST_SECONDS: Final = 1.0
 class Desk(socketserver.ThreadingTCPServer):
     """The driver's side: puts what tasks send into `events`, as (number of the task, message).
 
-    host  a name or an address of the driver, by which the tasks reach it
-    bind  the address to listen at
+    host    a name or an address of the driver, by which the tasks reach it
+    bind    the address to listen at
+    config  Ronde's settings: those of TLS hold for the tasks' connections too
 
     A connection that does not prove in KNOWN_SECONDS that it knows the key is closed. If MOST_UNKNOWN have not, the
     oldest of them is closed for a new one, but not before SHORTEST_SECONDS.
@@ -105,17 +114,19 @@ class Desk(socketserver.ThreadingTCPServer):
 
     request_queue_size = MOST_UNKNOWN
 
-    def __init__(self, host: str, bind: str) -> None:
+    def __init__(self, host: str, bind: str, config: Config) -> None:
         self.events: queue.Queue[tuple[int, Message] | JobEnded] = queue.Queue()
-        self._key = secrets.token_bytes(32)
+        self._key = new_secret()
+        self._tls = config.load_tls()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._unknown: dict[socket.socket, float] = {}  # since when, the oldest first
         self._ended = False
         self._sockets: set[socket.socket] = set()
-        self._tasks: dict[int, tuple[socket.socket, Connection]] = {}
+        self._tasks: dict[int, tuple[socket.socket, Link]] = {}
         super().__init__((bind, 0), socketserver.BaseRequestHandler)
-        self.invitation = Invitation((host, self.server_address[1]), self._key)
+        files = (config.tls_certificate, config.tls_key, config.tls_ca) if self._tls is not None else ()
+        self.invitation = Invitation((host, self.server_address[1]), self._key, files)
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="ronde-spark-desk", daemon=True)
         self._thread.start()
 
@@ -160,19 +171,17 @@ class Desk(socketserver.ThreadingTCPServer):
         task = None
         try:
             with (
-                Connection(os.dup(own.fileno())) as connection,
-                contextlib.suppress(EOFError, OSError, AuthenticationError),
+                contextlib.suppress(OSError, ConnectError),
+                Link.answer(own, self._key, self._tls, KNOWN_SECONDS) as link,
             ):
-                deliver_challenge(connection, self._key)
-                answer_challenge(connection, self._key)
                 self._known(own)
-                arrival: Arrival = connection.recv()
+                arrival: Arrival = link.receive()
                 with self._lock:
-                    self._tasks[arrival.task] = own, connection
+                    self._tasks[arrival.task] = own, link
                 task = arrival.task
                 self.events.put((task, arrival))
                 while True:
-                    self.events.put((task, connection.recv()))
+                    self.events.put((task, link.receive()))
         finally:
             self._known(own)
             with self._lock:

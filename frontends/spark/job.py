@@ -15,6 +15,7 @@ from typing import Any, Final
 import cloudpickle
 from pyspark import InheritableThread, SparkContext
 
+from collectives.config import Config
 from collectives.launch import (
     REPORT_SECONDS,
     ElasticOutcomes,
@@ -107,7 +108,7 @@ def wait_for_slots(context: SparkContext, count: int, until: float) -> None:
 def open_desk(context: SparkContext) -> Desk:
     """A desk at the address by which the executors reach the driver."""
     host = context.getConf().get("spark.driver.host")
-    return Desk(host, context.getConf().get("spark.driver.bindAddress", host))
+    return Desk(host, context.getConf().get("spark.driver.bindAddress", host), Config.load())
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
-from multiprocessing.connection import Client, Connection
 
 import cloudpickle
 from pyspark import TaskContext
@@ -16,6 +15,7 @@ from pyspark import TaskContext
 from collectives.launch import Place, Seat, call_as_rank, free_address
 from collectives.world import is_initialized, world
 from frontends.spark.desk import Arrival, Invitation, Joined, Line, Result
+from frontends.spark.link import Link
 
 
 def call(invitation: Invitation, fn: bytes, _: Iterable[int]) -> Iterable[None]:
@@ -27,13 +27,13 @@ def call(invitation: Invitation, fn: bytes, _: Iterable[int]) -> Iterable[None]:
     """
     context = TaskContext.get()
     assert context is not None
-    with Client(invitation.address, authkey=invitation.key) as driver:
-        address = _own_address(driver)
+    with invitation.accept() as driver:
+        address = driver.own_address
         place = Place(socket.gethostname(), address)
         driver.send(Arrival(context.taskAttemptId(), place, os.getpid(), free_address(address)))
         try:
-            seat: Seat = driver.recv()
-        except (EOFError, OSError):  # the driver has ended the job
+            seat: Seat = driver.receive()
+        except OSError:  # the driver has ended the job
             return ()
         gpus = context.resources().get("gpu")
         if gpus is not None:
@@ -54,20 +54,14 @@ def call(invitation: Invitation, fn: bytes, _: Iterable[int]) -> Iterable[None]:
     return ()
 
 
-def _own_address(driver: Connection) -> str:
-    """The address of this node on the way to the driver."""
-    with socket.socket(fileno=os.dup(driver.fileno())) as copy:
-        return str(copy.getsockname()[0])
-
-
-def _send(driver: Connection, message: Joined | Line | Result) -> None:
+def _send(driver: Link, message: Joined | Line | Result) -> None:
     with contextlib.suppress(OSError):  # the driver has ended the job
         driver.send(message)
 
 
-def _abort_with_driver(driver: Connection, left: threading.Event) -> None:
+def _abort_with_driver(driver: Link, left: threading.Event) -> None:
     """Wait until the driver ends the connection; abort the world unless this rank has left it."""
-    with contextlib.suppress(EOFError, OSError):
-        driver.recv()
+    with contextlib.suppress(OSError):
+        driver.receive()
     if not left.is_set() and is_initialized():
         world().abort("the job was cancelled")
