@@ -1,6 +1,6 @@
 """Breaks ranks on purpose, thousands of times, and judges what the others do: the failure contract, tried.
 
-python -m tests.chaos --help      `make chaos` runs it all; docs/reliability.md has the promises, docs/evidence.md the results
+python -m tests.chaos --help      `make chaos` runs it all; docs/evidence.md has the results of the last runs
 
     calls.py        random collectives whose results are known exactly
     faults.py       what can go wrong, where it can, and what the contract says of it
