@@ -237,19 +237,22 @@ def call(comm: Communicator, collective: str, size: int, algorithm: str | None) 
 
 
 def _turn(comm: Communicator, one: Callable[[], object], seconds: float) -> float:
-    """Return the seconds of a call that all ranks begin together: the median over a turn, of the slowest rank."""
+    """Return the seconds of a call that all ranks begin together: the median over a turn, of the slowest rank. The turn
+    takes about `seconds`, with the barriers."""
 
-    def times(count: int) -> float:
-        taken = np.empty(count)
+    def times(count: int) -> tuple[float, float]:
+        """The median of so many calls, and the seconds of one with its barrier."""
+        taken, start = np.empty(count), time.perf_counter()
         for number in range(count):
             comm.barrier()
             began = time.perf_counter()
             one()
             taken[number] = time.perf_counter() - began
-        return float(comm.allreduce(np.array(np.median(taken)), "max"))
+        median, whole = comm.allreduce(np.array([np.median(taken), time.perf_counter() - start]), "max").tolist()
+        return median, whole / count
 
-    once = times(2)
-    return times(int(np.clip(seconds / max(once, 1e-7), 1, 1000)))
+    _, once = times(2)
+    return times(int(np.clip(seconds / max(once, 1e-7), 1, 1000)))[0]
 
 
 def terms(comm: Communicator) -> Costs:
