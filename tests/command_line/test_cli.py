@@ -14,7 +14,7 @@ import collectives
 from collectives import ConfigError
 from frontends.command_line import cli
 from frontends.command_line import run as run_command
-from tests.collectives.launch.launcher import RONDE, environment
+from tests.collectives.launch.launcher import RONDE, environment, running
 
 
 @pytest.fixture(autouse=True)
@@ -86,17 +86,15 @@ def test_the_reader_of_the_output_may_leave() -> None:
 
 @pytest.mark.parametrize("command", ["bench --seconds 60", "tune allreduce --seconds 60", "simulate allreduce"])
 def test_ctrl_c_ends_a_command_without_a_traceback(command: str) -> None:
-    words = [*RONDE, *command.split()]
-    if words[-2] == "simulate":
+    words = command.split()
+    if words[0] == "simulate":
         words += ["--ranks", "1048576", "--size", "1,2,3,4,5,6,7,8,9,10,11,12"]
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGINT
+    with running(*words) as started:
+        assert started.process.stdout is not None
+        assert started.process.stdout.readline()
+        os.killpg(started.process.pid, signal.SIGINT)
+        code, _, err = started.finish()
+    assert code == 128 + signal.SIGINT
     assert b"Traceback" not in err
 
 

@@ -84,7 +84,7 @@ def test_the_command_prints_the_picture_or_the_names(capsys: pytest.CaptureFixtu
     [
         (["--algorithm", "rings"], "--algorithm rings: for allreduce it must be one of "),
         (["--algorithm", "ring", "-np", "1"], "size=1: must be 2 to 64 ranks"),
-        (["--algorithm", "ring", "--hosts", "9"], "--hosts 9: must be 1 to the number of ranks, 4"),
+        (["--algorithm", "ring", "--hosts", "9"], "--hosts 9: must divide the number of ranks, 4"),
         (["--algorithm", "tree", "--segments", "2"], "segments=2: must be 1 for 'tree'"),
         (["--algorithm", "ring", "-o", "ring.png"], "--output ring.png: must end with one of .svg, .html, .txt"),
     ],
@@ -98,8 +98,10 @@ def test_bad_arguments(words: list[str], error: str, capsys: pytest.CaptureFixtu
 
 def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "no" / "ring.svg"
-    assert main(["draw", "allreduce", "--algorithm", "ring", "-o", str(file)]) == 1
-    assert capsys.readouterr().err == f"ronde draw: {file}: No such file or directory\n"
+    with pytest.raises(SystemExit) as caught:
+        main(["draw", "allreduce", "--algorithm", "ring", "-o", str(file)])
+    assert caught.value.code == 2
+    assert f"there is no folder {str(file.parent)!r}" in capsys.readouterr().err
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -422,10 +423,12 @@ def test_draw(worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_drawing_names_the_command_that_installs_matplotlib(
     worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     files = traced(worlds.get("local", 2), tmp_path / "t.json", lambda comm: comm.barrier())
-    assert cli.main(["timeline", "draw", str(tmp_path / "all.svg"), *map(str, files)]) == 1
-    assert "ronde timeline draw needs matplotlib: pip install 'ronde[plot]'" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["timeline", "draw", str(tmp_path / "all.svg"), *map(str, files)])
+    assert ended.value.code == 2
+    assert "needs matplotlib: pip install 'ronde[plot]'" in capsys.readouterr().err
 
 
 def test_merge_aligns_clocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -454,7 +457,7 @@ def test_merge_refuses_files_that_do_not_belong_together(tmp_path: Path, capsys:
     (tmp_path / "other").write_text('[{"name": "ronde", "args": {}},\n')
 
     def said(*names: str) -> str:
-        assert cli.main(["timeline", "merge", str(tmp_path / "out"), *(str(tmp_path / name) for name in names)]) == 1
+        assert cli.main(["timeline", "merge", str(tmp_path / "out"), *(str(tmp_path / name) for name in names)]) == 2
         return capsys.readouterr().err
 
     assert "text: is not the timeline of a rank" in said("a", "text")
@@ -463,8 +466,10 @@ def test_merge_refuses_files_that_do_not_belong_together(tmp_path: Path, capsys:
     assert "is a timeline of rank 0, as " in said("a", "a")
     assert "belong to different jobs" in said("a", "b")
     assert not (tmp_path / "out").exists()
-    assert cli.main(["timeline", "merge", str(tmp_path / "no" / "out"), str(tmp_path / "a")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["timeline", "merge", str(tmp_path / "no" / "out"), str(tmp_path / "a")])
+    assert ended.value.code == 2
+    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
