@@ -82,6 +82,6 @@ def name_of(pid: int) -> str:
 
 def test_several_launchers_are_refused(cluster: Slurm) -> None:
     code, _, err = cluster.run("srun", "-n", "2", *RUN, "true")
-    assert code == 1
+    assert code == 2
     assert "srun" in err
     assert "has started several copies of this launcher, `ronde run`" in err
