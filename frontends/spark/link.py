@@ -41,15 +41,13 @@ class Link:
         until = time.monotonic() + seconds
         sock = socket.create_connection(address, seconds)
         sock.setblocking(False)
-        with contextlib.ExitStack() as failed:
-            link = cls(sock if tls is None else tls.dial(sock))
-            failed.callback(link.close)
-            link._shake(until)
-            proof = auth.Client(key, link._purpose(tls))
+
+        def prove(link: Link, purpose: bytes) -> None:
+            proof = auth.Client(key, purpose)
             link._write(proof.hello, until)
             link._write(proof.answer(link._read(auth.CHALLENGE_BYTES, until)), until)
-            failed.pop_all()
-        return link
+
+        return cls._proved(sock if tls is None else tls.dial(sock), tls, until, prove)
 
     @classmethod
     def answer(cls, sock: socket.socket, key: bytes, tls: Tls | None, seconds: float) -> Link:
@@ -57,13 +55,22 @@ class Link:
         until = time.monotonic() + seconds
         own = sock.dup()
         own.setblocking(False)
-        with contextlib.ExitStack() as failed:
-            link = cls(own if tls is None else tls.accept(own))
-            failed.callback(link.close)
-            link._shake(until)
-            proof = auth.Server(key, link._purpose(tls))
+
+        def prove(link: Link, purpose: bytes) -> None:
+            proof = auth.Server(key, purpose)
             link._write(proof.challenge(link._read(auth.HELLO_BYTES, until)), until)
             proof.verify(link._read(auth.PROOF_BYTES, until))
+
+        return cls._proved(own if tls is None else tls.accept(own), tls, until, prove)
+
+    @classmethod
+    def _proved(cls, sock: socket.socket, tls: Tls | None, until: float, prove: Callable[[Link, bytes], None]) -> Link:
+        """A link whose ends have proved to each other that they know the key; closed if they do not."""
+        with contextlib.ExitStack() as failed:
+            link = cls(sock)
+            failed.callback(link.close)
+            link._shake(until)
+            prove(link, _PURPOSE if tls is None else tls.bind(sock, _PURPOSE))
             failed.pop_all()
         return link
 
@@ -93,9 +100,6 @@ class Link:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _purpose(self, tls: Tls | None) -> bytes:
-        return _PURPOSE if tls is None else tls.bind(self._sock, _PURPOSE)
 
     def _shake(self, until: float) -> None:
         """Do the handshake of TLS."""
