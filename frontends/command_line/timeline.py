@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -161,7 +162,8 @@ def is_merged(path: Path) -> bool:
     """True for a file that `merge` has written. Raises ConfigError for a file that cannot be read."""
     try:
         with path.open(encoding="utf-8") as lines:
-            headers = [event for event in _events(lines) if event.get("name") == HEADER]
+            first = itertools.takewhile(lambda event: "ts" not in event, _events(lines))
+            headers = [event for event in first if event.get("name") == HEADER]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     return len(headers) > 1

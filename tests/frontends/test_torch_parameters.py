@@ -79,8 +79,7 @@ def check(training: Training, world: World, options: dict[str, Any]) -> None:
     for own in found:
         assert not isinstance(own, str), own
         for number, (mine, wanted) in enumerate(zip(own, training.weights(), strict=True)):
-            # Weights of magnitude 1 in float32, which may cancel: a bound of a few roundings where the sum is near 0.
-            assert mine == pytest.approx(wanted, abs=4e-7), number
+            assert mine == pytest.approx(wanted), number
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -27,7 +27,7 @@ from collectives.metrics.trace_file import Event
 from collectives.operations.clock_sync import compare_clocks
 from collectives.planning.plan import Call
 from frontends.command_line import cli
-from frontends.command_line.timeline import lanes_of, merge, read
+from frontends.command_line.timeline import is_merged, lanes_of, merge, read
 from tests.collectives.launch.launcher import ronde
 from tests.worlds import World, Worlds, world_of
 
@@ -448,6 +448,16 @@ def test_merge_aligns_clocks(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert zero["ts"] == one["ts"]
     cli.main(["timeline", "merge", str(tmp_path / "all"), str(tmp_path / "0.json"), str(tmp_path / "1.json")])
     assert "agree within 5 us" in capsys.readouterr().out
+
+
+def test_a_merged_file_is_told_from_that_of_a_rank(tmp_path: Path) -> None:
+    files = [str(tmp_path / f"{rank}.json") for rank in range(2)]
+    for rank, name in enumerate(files):
+        timeline = Timeline(Path(name), Header(rank, 2, "h", 7, 0, 0))
+        timeline.put([Event("collectives", "barrier", now(), now() + 10, {})])
+        timeline.close()
+    assert cli.main(["timeline", "merge", str(tmp_path / "all.json"), *files]) == 0
+    assert [is_merged(path) for path in sorted(tmp_path.glob("*.json"))] == [False, False, True]
 
 
 def test_merge_refuses_files_that_do_not_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
