@@ -56,7 +56,7 @@ nightly: $(VENV)/.test
 check: JOBS = 4
 check: lint
 	@echo "== pytest, on threads and arrays"
-	@$(PYTEST) -m "not cluster and not engines and not nightly and not frameworks and not processes and not long" --no-processes $(ARGS)
+	@$(PYTEST) -m "not cluster and not engines and not nightly and not frameworks and not processes and not long" $(ARGS)
 
 proof: $(VENV)/.test
 	@RONDE_PROOF=long RONDE_FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal \

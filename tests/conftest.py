@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing.process
 import os
 import re
-import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -124,22 +124,18 @@ BUDGET = {
 FIRST = ("frontends", "chaos", "netns", "test_examples.py", "collectives/membership")
 """Folders whose files take longest. They start first, so that no worker is left alone with one of them in the end."""
 
+STARTS = ("multiprocessing.Process", "subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn")
+"""The audit events of a process that starts. The first is the tests' own: multiprocessing has none."""
+
+SLOW_MARKS = ("processes", "frameworks", "cluster", "engines", "long", "nightly")
+"""The marks of tests that `make check` leaves out."""
+
 KEEPERS = {"worlds", "pool", "frameworks", "ray_cluster", "dask_client", "spark"}
 """Fixtures that keep what a test opens for the tests after it, and close it in the end."""
 
 
 def belongs(path: Path, folder: str) -> bool:
     return path.is_relative_to(TESTS / folder)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "skip every test when it starts a process"
-    parser.addoption("--no-processes", action="store_true", help=text)
-
-
-def skip_instead(*args: Any, **kwargs: Any) -> Any:
-    """Stands for all functions that start a process."""
-    pytest.skip("starts a process (--no-processes)")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -174,24 +170,40 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_processes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With --no-processes, makes every function that starts a process skip the test that calls it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.config.getoption("--no-processes"):
-            patch.setattr(subprocess.Popen, "__init__", skip_instead)
-            patch.setattr(multiprocessing.process.BaseProcess, "start", skip_instead)
-            for name in {"fork", "forkpty", "posix_spawn", "posix_spawnp"} & set(dir(os)):
-                patch.setattr(os, name, skip_instead)
-        yield
+def fork_server(request: pytest.FixtureRequest) -> None:
+    """Starts the process that `run_processes` forks ranks from, before any test could be blamed for it."""
+    modules = {item.module for item in request.session.items if isinstance(item, pytest.Function)}
+    if any(getattr(module, "run_processes", None) is run_processes for module in modules):
+        start_fork_server()
 
 
 @pytest.fixture(autouse=True, scope="session")
-def fork_server(request: pytest.FixtureRequest, no_processes: None) -> None:
-    """Starts the process that `run_processes` forks ranks from, before any test could be blamed for it."""
-    modules = {item.module for item in request.session.items if isinstance(item, pytest.Function)}
-    wanted = any(getattr(module, "run_processes", None) is run_processes for module in modules)
-    if wanted and not request.config.getoption("--no-processes"):
-        start_fork_server()
+def started() -> Iterator[list[str]]:
+    """The processes that this one starts, but for the compiler's, which any test may be the first to need."""
+    names: list[str] = []
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in STARTS and "collectives.jit" not in str(arguments):
+            names.append(f"{event} {arguments[:1]}")
+
+    def start(process: BaseProcess) -> None:
+        sys.audit(STARTS[0], process.name)
+        begin(process)
+
+    sys.addaudithook(note)
+    begin = BaseProcess.start
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BaseProcess, "start", start)
+        yield names
+
+
+@pytest.fixture(autouse=True)
+def processes_are_marked(request: pytest.FixtureRequest, started: list[str]) -> Iterator[None]:
+    """Fails a test that starts a process and has no mark that keeps it out of `make check`."""
+    before = len(started)
+    yield
+    if started[before:] and not any(request.node.get_closest_marker(mark) for mark in SLOW_MARKS):
+        pytest.fail(f"mark this test with `processes`: it starts {started[before:]}")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -45,7 +45,7 @@ def test_the_workflow_runs_what_make_runs() -> None:
     assert commands["nightly"] == ["make nightly"]
     (threads,) = [text for text in commands["elsewhere"] if "pytest" in text]
     marks = threads[threads.index('-m "') :]
-    assert f"$(PYTEST) {marks} --no-processes" in makefile
+    assert f"$(PYTEST) {marks}" in makefile
     systems = {entry["system"] for entry in jobs["elsewhere"]["strategy"]["matrix"]["include"]}
     assert {system.split("-")[0] for system in systems} == {"ubuntu", "macos", "windows"}
 

@@ -1,12 +1,13 @@
-"""The lists of conftest.py name tests that exist."""
+"""The lists of conftest.py name tests that exist, and tests have the marks that they need."""
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
 
-from tests.conftest import BUDGET, FIRST, MARKS, NIGHTLY, TESTS
+from tests.conftest import BUDGET, FIRST, MARKS, NIGHTLY, SLOW_MARKS, TESTS
 
 
 @pytest.mark.parametrize("name", NIGHTLY)
@@ -18,3 +19,25 @@ def test_a_nightly_test_exists(name: str) -> None:
 @pytest.mark.parametrize("folder", [*MARKS, *FIRST, *BUDGET])
 def test_a_folder_exists(folder: str) -> None:
     assert (TESTS / folder).exists()
+
+
+def test_a_test_that_sleeps_is_marked() -> None:
+    """More than 0.2 s, in a test of threads."""
+    slow, found = set(SLOW_MARKS), []
+    for path in TESTS.rglob("test_*.py"):
+        if {MARKS.get(str(folder)) for folder in path.relative_to(TESTS).parents} & slow:
+            continue
+        for function in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(function, ast.FunctionDef) and function.name.startswith("test_"):
+                marks = {ast.unparse(one).removeprefix("pytest.mark.") for one in function.decorator_list}
+                marked = bool(marks & slow)
+                found += [f"{path}: {function.name}" for call in ast.walk(function) if sleeps(call) and not marked]
+    assert found == []
+
+
+def sleeps(node: ast.AST) -> bool:
+    """True for a call `time.sleep(seconds)` of more than 0.2 s."""
+    if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "time.sleep"):
+        return False
+    (seconds,) = node.args
+    return isinstance(seconds, ast.Constant) and isinstance(seconds.value, (int, float)) and seconds.value > 0.2

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from collectives import Communicator, Config, connect
+from collectives.execution.executor import Executor
+from collectives.planning.plan import Plan
 from collectives.world import world_scope
 from transports.rendezvous.bootstrap import join
 from transports.rendezvous.memory import MemoryStore
@@ -127,3 +129,19 @@ def world_of(transport: str, size: int, **settings: Any) -> Iterator[World]:
         yield world
     finally:
         world.close()
+
+
+def executor_of(comm: Communicator) -> Executor:
+    """The executor of a communicator, for tests of what no result shows: which plans it keeps, and how they run."""
+    return comm._executor
+
+
+def kept_plans(comm: Communicator) -> list[Plan]:
+    """The plans that a communicator keeps."""
+    return list(executor_of(comm).planner._plans.values())
+
+
+def newest_plan(comm: Communicator) -> Plan | None:
+    """The plan of the newest call."""
+    executor = executor_of(comm)
+    return executor._recent_plan(executor.calls)

@@ -102,6 +102,17 @@ class AnyReceive(Receive):
                 self.view = self.view[: arrival.nbytes]
 
 
+class Target(Protocol):
+    """The destination of an arriving payload. The whole payload is written into `view`, then `finish` is called."""
+
+    @property
+    def view(self) -> memoryview:
+        """Memory of the length of the payload."""
+
+    def finish(self) -> None:
+        """The payload is complete."""
+
+
 class Loan(Protocol):
     """The buffer of a sender, which this process can read."""
 

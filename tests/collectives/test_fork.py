@@ -24,7 +24,7 @@ import collectives as ronde
 from collectives import ConfigError, ForkedError, run
 from collectives.communicator import Communicator
 from collectives.operations.call_turn import HOLDER
-from tests.worlds import world_of
+from tests.worlds import executor_of, world_of
 from transports import forking
 from transports.lifecycle import Lifecycle
 
@@ -128,7 +128,7 @@ def check_calls(comm: Communicator, tag: int) -> None:
 def locked(comm: Communicator) -> Iterator[None]:
     """Another thread holds every lock that a call of the rank takes, while the body runs."""
     locks: list[Any] = [owner.lock for owner in list(forking._inherited) if isinstance(owner, Lifecycle)]
-    locks += [comm._queue._turn.lock, comm._engine._lock, comm.meter._lock, comm._executor.planning]
+    locks += [comm._queue._turn.lock, comm._engine._lock, comm.meter._lock, executor_of(comm).planning]
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -19,6 +19,7 @@ from collectives.schedule.steps import Buf
 from tests.gpu.bodies import host
 from tests.gpu.gpus import Gpus, gpus
 from tests.gpu.machine import Work
+from tests.worlds import executor_of
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +141,7 @@ def test_every_algorithm_woven() -> None:
 
 def test_every_segment_that_is_written_goes_back_once_and_after_its_last_step() -> None:
     def body(comm: Communicator, cupy: Any) -> None:
-        planner = comm._executor.planner
+        planner = executor_of(comm).planner
         for name, known in algorithms("allreduce").items():
             if known.multihost or known.windows:
                 continue

@@ -308,6 +308,7 @@ def count_selects(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> Call
 
 
 @pytest.mark.parametrize("source", [1, 2])
+@pytest.mark.long
 def test_a_long_wait_sleeps_until_it_is_woken(source: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 waits for a rank of its host, or of another one. Sleeps last 32 ms after the first ones; with slices of a
     millisecond there were hundreds."""

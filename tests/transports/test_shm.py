@@ -182,6 +182,7 @@ def test_a_doorbell_wakes_its_sleeper() -> None:
     segment.close()
 
 
+@pytest.mark.long
 def test_waiting_for_a_late_rank_burns_no_core() -> None:
     def body(t: Any) -> float:
         made = t.ability(OneSided).expose("w", BOTH, 8, soon())

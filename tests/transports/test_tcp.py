@@ -355,6 +355,7 @@ def test_options_out_of_range_are_refused(setting: dict[str, Any]) -> None:
         Options(**setting)
 
 
+@pytest.mark.long
 def test_a_peer_that_does_not_read_for_long_is_not_lost() -> None:
     """Its window is closed for longer than peer_timeout: it computes."""
     length = 16 << 20
@@ -376,6 +377,7 @@ def test_a_peer_that_never_connected_is_lost_too() -> None:
             recv(a, 1, 0, 1)
 
 
+@pytest.mark.long
 def test_a_peer_that_is_awaited_for_long_comes_all_the_same() -> None:
     """The connection that the rank which waits has made does no harm."""
     with ranks(2) as (a, b):

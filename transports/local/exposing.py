@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from transports import exposing
 from transports.driver import Awaited
 from transports.engine import Engine
@@ -13,23 +11,18 @@ from transports.local.seat import Seat
 from transports.local.window import Exposure, LocalWindow
 
 
-class Seated(Protocol):
-    """The link to the ranks of a window."""
+class Exposures(exposing.Exposures[LocalWindow]):
+    """The windows of a link. `hub` must be set before the first is made."""
 
     hub: Hub
-    seat: Seat
 
-
-class Exposures(exposing.Exposures[LocalWindow]):
-    """The windows of a link."""
-
-    def __init__(self, engine: Engine, link: Seated, ranks: tuple[int, ...]) -> None:
+    def __init__(self, engine: Engine, seat: Seat, ranks: tuple[int, ...]) -> None:
         """`ranks`: those that the link joins."""
         super().__init__(engine, ranks)
-        self._link = link
+        self._seat = seat
 
     def _make(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> LocalWindow:
-        engine, hub = self._engine, self._link.hub
+        engine, hub = self._engine, self.hub
         exposure = hub.gathering.get(key) or hub.gathering.setdefault(key, Exposure(ranks, nbytes))
         if (exposure.ranks, exposure.nbytes) != (ranks, nbytes):
             self._keys.discard(key)
@@ -48,7 +41,7 @@ class Exposures(exposing.Exposures[LocalWindow]):
         hub.gathering.pop(key, None)
         with engine.lock:
             engine.check_sound()
-            window = LocalWindow(engine, exposure, self._link.seat.bell, self._windows.discard)
+            window = LocalWindow(engine, exposure, self._seat.bell, self._windows.discard)
             self._windows.add(window)
         return window
 

@@ -26,7 +26,7 @@ class LocalLink(Link):
         self.hub = Hub()  # until `open` finds that of the group
         self._eager_bytes = options.eager_bytes
         self.seat = Seat(engine)
-        self._exposures = Exposures(engine, self, self.ranks)
+        self._exposures = Exposures(engine, self.seat, self.ranks)
 
     @property
     def authenticated(self) -> bool:
@@ -37,7 +37,7 @@ class LocalLink(Link):
         engine, group = self.engine, self.engine.group
         hub = meet(self.group.store, engine.rank, deadline)
         with engine.lock:
-            self.hub = hub
+            self.hub = self._exposures.hub = hub
             engine.loop.use(self.seat.bell)
             hub.seats[engine.rank] = self.seat
             if engine.failure is not None:  # an abort has come before the hub was found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from transports import exposing
 from transports.descriptors import explained
@@ -29,16 +29,6 @@ _ROOM: Final = (
 )
 
 
-class Offerer(Protocol):
-    """The link to the ranks of a window."""
-
-    def offer(self, peer: int, payload: bytes) -> None:
-        """Send an offer."""
-
-    def bells_of(self, ranks: Sequence[int]) -> list[Doorbell]:
-        """The doorbells of ranks."""
-
-
 class Offer:
     """An offer that is arriving."""
 
@@ -55,10 +45,21 @@ class Offer:
 class Exposures(exposing.Exposures[ShmWindow]):
     """The windows of a link, and those that are being made. All is guarded by the engine's lock."""
 
-    def __init__(self, engine: Engine, link: Offerer, ranks: tuple[int, ...], directory: str, *, spins: bool) -> None:
-        """`ranks`: those that the link joins. `spins`: see ShmWindow."""
+    def __init__(
+        self,
+        engine: Engine,
+        ranks: tuple[int, ...],
+        directory: str,
+        *,
+        send: Callable[[int, bytes], None],
+        bells_of: Callable[[Sequence[int]], list[Doorbell]],
+        spins: bool,
+    ) -> None:
+        """`ranks`: those that the link joins. `send` sends an offer to a peer. `bells_of`: the doorbells of ranks.
+        `spins`: see ShmWindow."""
         super().__init__(engine, ranks)
-        self._link = link
+        self._send = send
+        self._bells_of = bells_of
         self._directory = directory
         self._spins = spins
         self._offers: dict[str, dict[str, Any]] = {}
@@ -119,11 +120,11 @@ class Exposures(exposing.Exposures[ShmWindow]):
             room = error.errno not in (errno.ENOSPC, errno.ENOMEM)
             if not room:
                 text += f". {_ROOM}"
-            self._send({**offer, "error": text, "room": room}, ranks)
+            self._send_all({**offer, "error": text, "room": room}, ranks)
             failure = RendezvousError if room else NoRoom
             raise failure(f"rank {rank} cannot make window {key!r}: {text}", rank=rank) from error
         try:
-            self._send({**offer, "path": segment.path}, ranks)
+            self._send_all({**offer, "path": segment.path}, ranks)
             return self._registered(segment, ranks, nbytes)
         except BaseException:
             segment.unlink()
@@ -161,7 +162,7 @@ class Exposures(exposing.Exposures[ShmWindow]):
                     segment,
                     ranks,
                     nbytes,
-                    self._link.bells_of(ranks),
+                    self._bells_of(ranks),
                     spins=self._spins,
                     forget=self._windows.discard,
                 )
@@ -171,10 +172,10 @@ class Exposures(exposing.Exposures[ShmWindow]):
             self._windows.add(made)
             return made
 
-    def _send(self, offer: dict[str, Any], ranks: tuple[int, ...]) -> None:
+    def _send_all(self, offer: dict[str, Any], ranks: tuple[int, ...]) -> None:
         payload = pack(offer)
         for rank in ranks[1:]:
-            self._link.offer(rank, payload)
+            self._send(rank, payload)
 
     def _deliver(self, payload: bytearray) -> None:
         offer = _decoded(payload)

@@ -19,13 +19,14 @@ from transports.errors import (
 )
 from transports.liveness import Identity, Watch
 from transports.loop import READ
+from transports.matching import Target
 from transports.requests import Sending
 from transports.shm.board import CLOSED, Board
 from transports.shm.doorbell import HAS_DESCRIPTOR, Doorbell
 from transports.shm.exposing import Exposures
 from transports.shm.fence import barrier
 from transports.shm.options import AUTOMATIC_SPIN, Options
-from transports.shm.ring import MESSAGE, Arrive, Arriving, Incoming, Outgoing
+from transports.shm.ring import MESSAGE, Arrive, Incoming, Outgoing
 
 A = TypeVar("A")
 
@@ -53,7 +54,9 @@ class ShmLink(Link):
             spin = options.spin_us * 1e-6
         engine.loop.wait_like(spin, _YIELDS_FOR)
         self._bells: dict[int, Doorbell] = {}
-        self.exposures = Exposures(engine, self, self.ranks, options.directory, spins=spin > 0)
+        self.exposures = Exposures(
+            engine, self.ranks, options.directory, send=self.offer, bells_of=self.bells_of, spins=spin > 0
+        )
         self._board: Board | None = None
         self._watch: Watch | None = None
         self._outgoing: dict[int, Outgoing] = {}
@@ -115,7 +118,7 @@ class ShmLink(Link):
         self.largest = outgoing.piece
 
     def _arrivals_from(self, peer: int) -> Arrive:
-        def arrive(kind: int, tag: int, check: int, length: int) -> Arriving | None:
+        def arrive(kind: int, tag: int, check: int, length: int) -> Target | None:
             if kind == MESSAGE:
                 return self.engine.arrive(peer, tag, check, length, self._options.max_parked_bytes)
             if kind == _OFFER:

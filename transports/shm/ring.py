@@ -15,7 +15,7 @@ import ctypes
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from transports.compiled import (
     BELL,
@@ -35,6 +35,8 @@ from transports.compiled import (
 )
 from transports.copying import fetch_bytes, write_bytes
 from transports.errors import TransportError
+from transports.matching import Target
+from transports.requests import Sending
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import WEAKLY_ORDERED, barrier
 
@@ -54,23 +56,8 @@ class RingMemory:
     data: memoryview
 
 
-class Arriving(Protocol):
-    """The place of the payload of an arriving frame."""
-
-    view: memoryview
-
-    def finish(self) -> None:
-        """The payload is complete in `view`."""
-
-
-Arrive = Callable[[int, int, int, int], Arriving | None]
+Arrive = Callable[[int, int, int, int], Target | None]
 """Called with kind, tag, check and length of a frame. None: leave it in the ring, and ask again at the next `drain`."""
-
-
-class Sending(Protocol):
-    """A send in flight."""
-
-    done: bool
 
 
 class _Outbound:
@@ -241,7 +228,7 @@ class Incoming(_End):
         super().__init__(memory, bell)
         self.peer = peer
         self._arrive = arrive
-        self._inbound: Arriving | None = None
+        self._inbound: Target | None = None
         self._offset = 0
         self._length = 0
         self._read = 0

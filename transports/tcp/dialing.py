@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Protocol
+from collections.abc import Callable
 
 from transports.base import Group
 from transports.errors import RondeError
@@ -14,19 +14,15 @@ from transports.tcp.options import Options
 from transports.tcp.outgoing import Outgoing
 
 
-class Seeker(Protocol):
-    """The transport that needs the lanes."""
-
-    def unreachable(self, peer: int, error: RondeError) -> None:
-        """Report that a connection cannot be made. Its lane was released."""
-
-
 class Dialing:
     """Makes connections for lanes. `addresses` must be set before the first."""
 
-    def __init__(self, seeker: Seeker, loop: Loop, group: Group, options: Options) -> None:
+    def __init__(
+        self, unreachable: Callable[[int, RondeError], None], loop: Loop, group: Group, options: Options
+    ) -> None:
+        """`unreachable`: called with a peer that no connection can be made to, and the error. The lane is released."""
         self.addresses: dict[int, Address] = {}
-        self._seeker = seeker
+        self._unreachable = unreachable
         self._loop = loop
         self._group = group
         self._options = options
@@ -80,7 +76,7 @@ class Dialing:
         here, there = self._group.members[own], self._group.members[peer]
         if here.host != there.host and self.addresses[peer][0] == self.addresses[own][0]:
             text += "; this host has that address too: name the interface that joins the hosts (setting interface)"
-        self._seeker.unreachable(peer, type(error)(text, rank=own, peer=peer))
+        self._unreachable(peer, type(error)(text, rank=own, peer=peer))
 
 
 def purpose(group: Group, receiver: int) -> bytes:

@@ -14,6 +14,7 @@ from transports import tls
 from transports.compiled import BUFFER, END, HEAD_BYTES, IN, IN_DATA, Words
 from transports.errors import RondeError, TransportError
 from transports.loop import READ, Loop
+from transports.matching import Target
 from transports.tcp import sockets
 from transports.tcp.dead_links import LinkHealth
 from transports.tcp.frames import ABORT, DATA, GOODBYE, HEADER, MAX_CONTROL_BYTES, SPREAD, parse_abort
@@ -30,17 +31,6 @@ _DELAY_EVERY: Final = 0.02
 """Seconds between two calls of `delay_answers`: the system drops the setting after 40 ms without a message."""
 _unpack_from: Final = HEADER.unpack_from
 _CUT_OFF: Final = "it closed the connection without a GOODBYE frame"
-
-
-class Target(Protocol):
-    """The destination of a payload. The whole payload is written into `view`, then `finish` is called."""
-
-    @property
-    def view(self) -> memoryview:
-        """Memory of the length of the payload."""
-
-    def finish(self) -> None:
-        """The payload is complete."""
 
 
 class LaneOwner(Protocol):

@@ -51,8 +51,7 @@ _ABSENT: Final = 0.1  # seconds to wait for a peer before this rank connects to 
 class TcpLink(Link):
     """Frames over TCP. See the module and `transports.engine`.
 
-    It is also the `LaneOwner` of its lanes, the `Seeker` of new ones and the `AcceptedOwner` of its listener: these
-    call it with the lock held.
+    It is also the `LaneOwner` of its lanes. They, its listener and its dialing call it with the lock held.
     """
 
     sockets = True
@@ -64,14 +63,14 @@ class TcpLink(Link):
         group, loop = engine.group, engine.loop
         loop.wait_like(spin_seconds(engine.cores, options), 0.0)
         self._listener = Listener(
-            self,
+            self.accepted,
             loop,
             secret=group.secret,
             purpose=purpose(group, engine.rank),
             tls=group.tls,
             options=options,
         )
-        self._dialing = Dialing(self, loop, group, options)
+        self._dialing = Dialing(self.unreachable, loop, group, options)
         self._outgoing: dict[int, Outgoing] = {}
         self._incoming: dict[int, Incoming] = {}
         self._stripings: dict[int, Striping] = {}
@@ -251,12 +250,14 @@ class TcpLink(Link):
         self.unreachable(lane.peer, PeerLost(text, rank=rank, peer=lane.peer))
 
     def unreachable(self, peer: int, error: RondeError) -> None:
+        """Report, after a grace, that a peer is lost."""
         life = self.engine.life
         if self._suspicion is None and life.failure is None and not life.closing and peer not in self._departed:
             self._suspicion = time.monotonic() + _GRACE, error
             self.engine.loop.hurry(self._suspicion[0])
 
     def accepted(self, sock: socket.socket, rank: int, connection: int) -> str | None:
+        """See transports.tcp.listener.Accepted."""
         engine = self.engine
         if rank not in self.peers:
             return f"it introduced itself as rank {rank}, of {engine.size} ranks, to rank {engine.rank}"

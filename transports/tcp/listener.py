@@ -6,7 +6,8 @@ import logging
 import math
 import socket
 import time
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from transports.descriptors import explained
 from transports.loop import READ, Loop
@@ -23,12 +24,9 @@ _PAUSE: Final = 0.1
 _BACKLOG: Final = 4096
 
 
-class AcceptedOwner(Protocol):
-    """The receiver of connections that have proved themselves."""
-
-    def accepted(self, sock: socket.socket, rank: int, connection: int) -> str | None:
-        """Take the socket of connection number `connection` from `rank`. If a reason is returned, the connection is
-        refused and the listener closes the socket."""
+Accepted = Callable[[socket.socket, int, int], str | None]
+"""(socket, rank, number of the connection from that rank): takes a connection that has proved itself. If it returns a
+reason, the connection is refused and the listener closes the socket."""
 
 
 class Listener:
@@ -39,10 +37,10 @@ class Listener:
     """
 
     def __init__(
-        self, host: AcceptedOwner, loop: Loop, *, secret: bytes, purpose: bytes, tls: Tls | None, options: Options
+        self, accepted: Accepted, loop: Loop, *, secret: bytes, purpose: bytes, tls: Tls | None, options: Options
     ) -> None:
         self.closed = False
-        self._host = host
+        self._accepted = accepted
         self._loop = loop
         self._secret = secret
         self._purpose = purpose
@@ -118,7 +116,7 @@ class Listener:
 
     def authenticated(self, incoming: IncomingHandshake, sock: socket.socket, rank: int, connection: int) -> None:
         self._forget(incoming)
-        objection = self._host.accepted(sock, rank, connection)
+        objection = self._accepted(sock, rank, connection)
         if objection is not None:
             sock.close()
             self._log(incoming, objection)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import socket
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
 from transports import tls
 from transports.compiled import OUT, OUT_DATA, Words
 from transports.loop import READ, WRITE, Loop
+from transports.requests import Sending
 from transports.tcp import sockets
 from transports.tcp.frames import GOODBYE_FRAME, HEADER
 from transports.tcp.lanes import Lane, LaneOwner
@@ -19,12 +20,6 @@ _BUFFERS_AT_ONCE: Final = 64
 _BYTES_AT_ONCE: Final = 3 << 18
 """Maximum bytes written before this rank reads again. Longer writes leave the caches before the peer reads them."""
 _JOIN_BELOW: Final = 1 << 12
-
-
-class Sending(Protocol):
-    """A send in flight."""
-
-    done: bool
 
 
 class _Part:

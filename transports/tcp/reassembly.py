@@ -11,8 +11,9 @@ from typing import Final
 
 from transports.errors import RondeError, TransportError
 from transports.loop import Loop
+from transports.matching import Target
 from transports.tcp.frames import GOODBYE_FRAME, HEADER, MAX_CONNECTIONS, PIECE, PIECE_BYTES, SERIALS
-from transports.tcp.lanes import Lane, LaneOwner, Target
+from transports.tcp.lanes import Lane, LaneOwner
 
 _FUTURE: Final = SERIALS // 2
 """Number of messages that may be announced after one of their pieces arrives; lower numbers are of earlier messages."""

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import Final
 
 from transports.loop import Loop
+from transports.requests import Sending
 from transports.tcp import sockets
 from transports.tcp.frames import GOODBYE_FRAME, PIECE_BYTES, SERIALS, data_header, piece_header, spread_frame
 from transports.tcp.lanes import LaneOwner
-from transports.tcp.outgoing import Outgoing, Sending
+from transports.tcp.outgoing import Outgoing
 
 _UNSENT_BYTES: Final = 1 << 17
 """Bytes that may wait in the system's buffer of a stripe before they are sent. The system's own limit is megabytes: a

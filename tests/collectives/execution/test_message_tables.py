@@ -16,7 +16,7 @@ from collectives import Communicator, DeadlineExceeded, MismatchError
 from collectives.execution.message_table import MessageTable
 from tests.collectives.ranks import SECONDS, meeting_place, member
 from tests.processes import run_processes
-from tests.worlds import world_of
+from tests.worlds import executor_of, newest_plan, world_of
 from transports.channel import Channel
 
 pytest.importorskip("numba", reason="half of these tests need the compiled interpreter")
@@ -51,9 +51,9 @@ def world(compiled: list[str], size: int = 2, **settings: Any) -> Any:
 
 def table_of(comm: Communicator) -> MessageTable | None:
     """The table of the newest call."""
-    plan = comm._executor._recent_plan(comm._executor.calls)
+    plan = newest_plan(comm)
     assert plan is not None
-    found = comm._executor.table(plan)
+    found = executor_of(comm).table(plan)
     assert found is None or isinstance(found, MessageTable)
     return found
 

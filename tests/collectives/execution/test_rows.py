@@ -10,13 +10,13 @@ import pytest
 from collectives import Communicator
 from collectives.algorithms import algorithms
 from collectives.execution.rows import BoundPlan
-from tests.worlds import world_of
+from tests.worlds import executor_of, world_of
 
 
 @pytest.mark.parametrize("transport", ["local", "tcp"])
 def test_a_hook_is_called_before_the_first_row_and_after_every_row(transport: str) -> None:
     def body(comm: Communicator) -> int:
-        x, executor, called = np.ones(5), comm._executor, []
+        x, executor, called = np.ones(5), executor_of(comm), []
         comm.allreduce(x)
         executor.overlap = lambda plan, source, target: lambda: called.append(0)
         comm.allreduce(x)
@@ -33,7 +33,7 @@ def test_a_hook_is_called_before_the_first_row_and_after_every_row(transport: st
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_rows_that_stand_alone_do_the_same(transport: str, size: int) -> None:
     def body(comm: Communicator) -> None:
-        executor = comm._executor
+        executor = executor_of(comm)
         for collective, count in (("allreduce", 40 * size), ("allgather", 40), ("alltoall", 40 * size)):
             x = np.arange(count) + comm.rank
             result = getattr(comm, collective)(x)
@@ -63,7 +63,7 @@ def test_every_algorithm_gives_the_same_timed_or_not_and_in_every_turn(
         compared = 0
         for collective in ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather", "alltoall"):
             for name, known in algorithms(collective).items():
-                if known.native or known.multihost or (known.single_copy and not comm._executor.planner.single_copy):
+                if known.native or known.multihost or (known.single_copy and not executor_of(comm).planner.single_copy):
                     continue
                 for count, dtype in ((1, "float32"), (size, "int16"), (7 * size, "float64"), (600 * size, "float32")):
                     if count > 1 or collective not in ("reduce_scatter", "alltoall"):
@@ -71,7 +71,7 @@ def test_every_algorithm_gives_the_same_timed_or_not_and_in_every_turn(
         return compared
 
     def compare(comm: Communicator, collective: str, name: str, x: Any) -> int:
-        executor, call = comm._executor, getattr(comm, collective)
+        executor, call = executor_of(comm), getattr(comm, collective)
         for number in range(4):
             try:
                 result = call(x, algorithm=name)

@@ -20,7 +20,7 @@ from collectives import Communicator
 from collectives.algorithms import algorithms
 from collectives.execution.executor import Executor
 from collectives.planning.plan import Call
-from tests.worlds import world_of
+from tests.worlds import executor_of, kept_plans, world_of
 from transports.onesided import Memory, Window
 from transports.shm import remote
 
@@ -59,7 +59,7 @@ def test_ranks_may_work_in_place_or_not_each_as_it_likes(transport: str, size: i
                 assert (got == size - 1).all()
 
     with world_of(transport, size) as world:
-        assert all(comm._executor.planner.single_copy for comm in world.communicators)
+        assert all(executor_of(comm).planner.single_copy for comm in world.communicators)
         world.run(body)
 
 
@@ -100,11 +100,7 @@ def test_both_ways_give_the_same(transport: str) -> None:
             fixed[:] = number
             plans[number % 2].run()
             assert (fixed == number * size).all()
-        return {
-            (plan.call.collective, plan.algorithm.name)
-            for plan in comm._executor.planner._plans.values()
-            if plan.tally.calls
-        }
+        return {(plan.call.collective, plan.algorithm.name) for plan in kept_plans(comm) if plan.tally.calls}
 
     with world_of(transport, size) as world:
         used, *others = world.run(body)
@@ -120,10 +116,10 @@ def test_a_system_without_the_permission_is_detected(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("transports.shm.remote.copy_from", refuse)
 
     def body(comm: Communicator) -> None:
-        assert not comm._executor.planner.single_copy
+        assert not executor_of(comm).planner.single_copy
         x = np.ones(LARGE, np.float32)
         assert (comm.allreduce(x) == 2).all()
-        assert not any(plan.algorithm.single_copy for plan in comm._executor.planner._plans.values())
+        assert not any(plan.algorithm.single_copy for plan in kept_plans(comm))
         with pytest.raises(
             ValueError, match=r"algorithm='single_copy': it needs ranks that may read each other's memory"
         ):
@@ -222,7 +218,7 @@ def test_copies_are_exposed_of_unreadable_memory(transport: str) -> None:
             assert comm.rank == 0 or (others == same).all()  # the page changes between the two reads of rank 0
 
     with world_of(transport, 3) as world:
-        assert all(comm._executor.planner.single_copy for comm in world.communicators)
+        assert all(executor_of(comm).planner.single_copy for comm in world.communicators)
         world.run(body)
 
 
@@ -272,7 +268,7 @@ def test_copies_stay_until_no_rank_reads_them(monkeypatch: pytest.MonkeyPatch) -
         return well
 
     def body(comm: Communicator) -> bool:
-        executor, mine = comm._executor, count - 10 * (comm.rank == 2)
+        executor, mine = executor_of(comm), count - 10 * (comm.rank == 2)
         call = Call("allgather", np.dtype(np.float64), (mine,), algorithm="single_copy", shape=(mine,))
         x, out = np.full(mine, comm.rank), np.empty(3 * mine)
         comm.barrier()
@@ -293,8 +289,8 @@ def compute() -> bool:
         x = np.full(count, comm.rank + 1.0)
         for _ in range(12):
             assert (comm.allreduce(x) == 6).all()
-        assert (comm.allreduce(x, algorithm="single_copy") == 6).all() or not comm._executor.planner.single_copy
-    return comm._executor.planner.single_copy
+        assert (comm.allreduce(x, algorithm="single_copy") == 6).all() or not executor_of(comm).planner.single_copy
+    return executor_of(comm).planner.single_copy
 
 
 def test_processes_read_each_other() -> None:

@@ -17,7 +17,7 @@ from collectives.planning.rules import Rules
 from collectives.planning.select import Selector
 from collectives.schedule.contracts import SPECS
 from collectives.schedule.steps import Geometry
-from tests.worlds import world_of
+from tests.worlds import executor_of, kept_plans, world_of
 
 STAGE = 1 << 20
 
@@ -106,12 +106,12 @@ def test_a_plan_goes_through_all_its_places() -> None:
         x = np.ones(1 << 14, np.float32)
         for _ in range(80):
             comm.allreduce(x)
-        plan = next(plan for plan in comm._executor.planner._plans.values() if plan.call.blocks == (1 << 14,))
+        plan = next(plan for plan in kept_plans(comm) if plan.call.blocks == (1 << 14,))
         bound = plan.bound[BoundPlan]
         memory = [array for slot in range(plan.staging_slots) for array in bound.memory(slot, x, x)[2:]]
         assert len({array.ctypes.data for array in memory}) == 2 * plan.staging_slots  # the own stage and the other's
-        comm._executor.forget_plans()
-        assert not comm._executor.planner._plans
+        executor_of(comm).forget_plans()
+        assert not kept_plans(comm)
         assert (comm.allreduce(x) == 2).all()
 
     with world_of("local", 2) as world:

@@ -14,7 +14,7 @@ import pytest
 
 from collectives import AbortedError, Communicator, DeadlineExceeded, MismatchError
 from collectives.execution.executor import Executor
-from tests.worlds import World, world_of
+from tests.worlds import World, executor_of, newest_plan, world_of
 from transports.errors import ClosedError, RondeError
 
 pytest.importorskip("numba", reason="half of these tests need the compiled interpreter")
@@ -43,13 +43,13 @@ def test_which_calls_have_tables() -> None:
         x = np.ones(10, np.float32)
         for op, dtype in (("sum", "f4"), ("max", "i8"), ("average", "f8"), ("band", "u2"), ("prod", "f2")):
             comm.allreduce(x.astype(dtype), op)
-            plan = comm._executor._recent_plan(comm._executor.calls)
+            plan = newest_plan(comm)
             assert plan is not None
-            assert (comm._executor.table(plan) is not None) == has
+            assert (executor_of(comm).table(plan) is not None) == has
         comm.allreduce(x.astype(np.complex64), "prod")  # more than one loop of NumPy's
-        plan = comm._executor._recent_plan(comm._executor.calls)
+        plan = newest_plan(comm)
         assert plan is not None
-        assert comm._executor.table(plan) is None
+        assert executor_of(comm).table(plan) is None
 
     for setting in ("on", "off"):
         with world([setting]) as ranks:
@@ -170,7 +170,7 @@ def test_a_rank_that_waits_tells_where(compiled: list[str]) -> None:
             assert "allreduce(float64, 3 elements, op=sum), call 5, direct: others staged" in found[0].text
             assert "waits for rank 1" in found[0].text
         comm.allreduce(x, out=x)
-        assert comm._executor.position() is None
+        assert executor_of(comm).position() is None
 
     with world(compiled) as ranks:
         other = ranks.communicators
@@ -200,7 +200,7 @@ def test_an_interrupt_in_the_middle_tells_the_others(compiled: list[str], monkey
         x = np.ones(3)
         warm(comm, x)
         if comm.rank == 0:
-            window = comm._executor._window
+            window = executor_of(comm)._window
             assert window is not None
 
             def interrupted(*_: Any) -> None:
@@ -280,7 +280,7 @@ def test_all_calls_and_steps_are_in_the_metrics_and_the_timeline(compiled: list[
         for _ in range(95):
             comm.allreduce(x, out=x)
         assert comm.metrics()["collectives"]["allreduce"]["calls"] == 100
-        assert comm._executor.calls == 100
+        assert executor_of(comm).calls == 100
 
     with world(compiled) as ranks:
         ranks.run(body)
@@ -321,7 +321,7 @@ def test_the_plans_are_forgotten_with_their_tables() -> None:
     def body(comm: Communicator) -> None:
         x = np.ones(3)
         warm(comm, x)
-        executor: Executor = comm._executor
+        executor: Executor = executor_of(comm)
         assert executor._tables
         executor.forget_plans()
         assert not executor._tables

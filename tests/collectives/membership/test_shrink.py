@@ -276,6 +276,7 @@ def test_shrink_does_not_wait_for_ranks_of_a_silent_host() -> None:
         world.run(rank)
 
 
+@pytest.mark.long
 def test_shrink_waits_for_late_ranks_of_a_live_host() -> None:
     gate = threading.Barrier(4)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from collectives.execution.windows import Windows
 from collectives.operations.fusion import CACHED, LARGEST, WINDOW, Buffer, BundleItem, bundles
 from collectives.operations.signature import Signature
-from tests.worlds import World, Worlds, world_of
+from tests.worlds import World, Worlds, executor_of, world_of
 from transports.onesided import NoRoom
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -133,7 +133,7 @@ def test_bundles_are_combined_in_windows(worlds: Worlds, transport: str, joins: 
         if not joins:
             for found in (comm.grouped_allreduce(arrays), comm.grouped_allreduce_async(arrays, name="g").wait()):
                 assert [one[7] for one in found] == [3 * number + 3 for number in range(12)]
-            assert not any(call.windows for call in calls(comm._executor))
+            assert not any(call.windows for call in calls(executor_of(comm)))
             assert len([call for call in calls(comm._named.host.executor) if call.windows]) == 2, (
                 "of 5 arrays, and of 2"
             )

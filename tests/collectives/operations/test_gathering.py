@@ -12,7 +12,7 @@ import pytest
 from collectives import AbortedError, Communicator, MismatchError
 from collectives.algorithms import algorithms
 from collectives.operations.speculation import even_call
-from tests.worlds import world_of
+from tests.worlds import executor_of, world_of
 
 SIZE = 3
 BY_MESSAGES = [
@@ -97,7 +97,7 @@ def test_all_ranks_hear_of_a_refusal(algorithm: str, size: int, count: int, tran
     """Whoever refuses: each rank alone, the last two, and all; by TCP, and by shared memory inside two hosts."""
 
     def body(comm: Communicator) -> None:
-        executor, x, out = comm._executor, np.full(count, comm.rank, np.float32), np.empty(count * size, np.float32)
+        executor, x, out = executor_of(comm), np.full(count, comm.rank, np.float32), np.empty(count * size, np.float32)
         plan = executor.planner.plan(even_call(x.dtype, x.shape, algorithm))
         for refusing in (*({rank} for rank in range(size)), set(), {size - 2, size - 1}, set(range(size))):
             if comm.rank in refusing:
@@ -134,7 +134,7 @@ def test_a_rank_that_leaves_a_refusal_aborts(interrupted: int, monkeypatch: pyte
             comm.allgather(np.ones(4))
         together.wait(30)
         if comm.rank == interrupted:
-            monkeypatch.setattr(comm._executor, "_refuse", leave)
+            monkeypatch.setattr(executor_of(comm), "_refuse", leave)
         with pytest.raises(KeyboardInterrupt if comm.rank == interrupted else AbortedError):
             comm.allgather(np.ones(4 + comm.rank))
 

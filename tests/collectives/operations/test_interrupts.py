@@ -21,7 +21,7 @@ from collectives import AbortedError, Communicator, DeadlineExceeded, RondeError
 from collectives.execution import Table
 from collectives.execution.executor import Executor
 from collectives.jit import layout
-from tests.worlds import World
+from tests.worlds import World, executor_of
 from transports import shm
 from transports.anysource import AnySource
 
@@ -107,7 +107,7 @@ class Allreduce:
 
     def begun(self, comm: Communicator) -> int:
         """Number of calls that have begun on this rank."""
-        return comm._executor.calls
+        return executor_of(comm).calls
 
 
 class Allgather(Allreduce):

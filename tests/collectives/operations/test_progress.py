@@ -192,6 +192,7 @@ def test_calls_are_counted_and_timed(ring_world: World) -> None:
     ring_world.run(body)
 
 
+@pytest.mark.long
 def test_an_idle_thread_costs_nothing(ring_world: World) -> None:
     def body(comm: Communicator) -> float:
         comm.allreduce_async(np.ones(100)).wait()

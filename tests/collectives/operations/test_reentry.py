@@ -19,7 +19,7 @@ from collectives import AbortedError, ClosedError, Communicator, DeadlineExceede
 from collectives.jit import CALLS
 from tests.collectives.ranks import meeting_place, member
 from tests.processes import run_processes
-from tests.worlds import world_of
+from tests.worlds import executor_of, world_of
 from transports import shm
 
 TRANSPORTS = ["local", "tcp", pytest.param("shm", marks=pytest.mark.skipif(shm.usable() is not None, reason="shm"))]
@@ -214,7 +214,7 @@ def one_burst(comm: Communicator, made: random.Random | None, counts: dict[str, 
             counts["signals"] += 1
             signal.setitimer(signal.ITIMER_REAL, made.uniform(50e-6, 2e-3))
         for _ in range(40):
-            number = comm._executor.calls
+            number = executor_of(comm).calls
             counts["wrong"] += comm.allreduce(np.full(4, number, np.float32)).tolist() != [2 * number] * 4
     except Stop:
         pass
@@ -248,7 +248,7 @@ def test_c2_signals_at_random_moments(transport: str, compiled: str, capsys: pyt
 
 def near_the_wrap(comm: Communicator) -> None:
     comm.barrier()
-    comm._executor.words[CALLS] = (1 << 39) - 5
+    executor_of(comm).words[CALLS] = (1 << 39) - 5
     for number in range(20):
         x = np.full(2, float(number))
         assert comm.allreduce(x).tolist() == [2.0 * number] * 2

@@ -22,7 +22,7 @@ from collectives.planning.calibration import CLEAR, USUAL
 from collectives.planning.rules import SingleCopy
 from collectives.planning.select import SINGLE_COPY_BYTES, Demand
 from collectives.schedule import Geometry
-from tests.worlds import BOUND, SECRET, world_of
+from tests.worlds import BOUND, SECRET, executor_of, kept_plans, world_of
 from transports.copying import MEASURED_BYTES
 from transports.rendezvous import MemoryStore, join
 
@@ -165,7 +165,7 @@ def plans(comm: Communicator) -> list[tuple[str, int]]:
     for name, count in itertools.product(COLLECTIVES, counts):
         count -= count % comm.size
         getattr(comm, name)(np.ones(count, np.float32))
-    return [(plan.algorithm.name, plan.geometry.segments) for plan in comm._executor.planner._plans.values()]
+    return [(plan.algorithm.name, plan.geometry.segments) for plan in kept_plans(comm)]
 
 
 def noisy(monkeypatch: pytest.MonkeyPatch, seed: int, tick: Callable[[random.Random], float]) -> None:
@@ -223,8 +223,8 @@ def test_calls_of_a_calibration_are_not_counted(monkeypatch: pytest.MonkeyPatch)
     with world_of("local", 2, calibrate=True) as world:
         comm = world.communicators[0]
         assert comm._selector.calibration is not None
-        assert comm._executor.calls == 0
-        assert not comm._executor.planner._plans
+        assert executor_of(comm).calls == 0
+        assert not kept_plans(comm)
         assert not comm.metrics()["collectives"]
 
 

@@ -18,7 +18,7 @@ from collectives.execution.executor import Executor
 from collectives.execution.rows import BoundPlan, Row
 from collectives.metrics.meter import Meter
 from collectives.planning.plan import Plan
-from tests.worlds import world_of
+from tests.worlds import executor_of, kept_plans, world_of
 from transports.errors import DeadlineExceeded, RondeError
 
 
@@ -33,13 +33,13 @@ def bind(comm: Communicator, plan: Plan, *rows: Row) -> None:
 
 
 def plan_of(comm: Communicator, x: Any) -> Plan:
-    plans = comm._executor.planner._plans.values()
+    plans = kept_plans(comm)
     return next(plan for plan in plans if plan.call.collective == "allreduce" and plan.call.blocks == (x.size,))
 
 
 def test_each_row_has_a_position() -> None:
     def rank(comm: Communicator) -> list[list[CallPosition]]:
-        executor, x = comm._executor, np.ones(8)
+        executor, x = executor_of(comm), np.ones(8)
         found: list[list[CallPosition]] = []
         comm.allreduce(x)
         plan = plan_of(comm, x)
@@ -71,7 +71,7 @@ def test_a_position_can_be_asked_for_at_every_line_of_a_call(transport: str) -> 
         asked: list[CallPosition | None] = []
 
         def trace(frame: FrameType, event: str, argument: Any) -> Any:
-            asked.append(comm._executor.position())
+            asked.append(executor_of(comm).position())
             return trace
 
         for _ in range(3):
@@ -111,7 +111,7 @@ def test_failed_call_keeps_its_position_until_the_error_is_raised(monkeypatch: p
         assert positions(comm) == []
 
     def fail(comm: Communicator, step: int) -> None:
-        comm._executor._counter.step = step
+        executor_of(comm)._counter.step = step
         raise DeadlineExceeded("too late")
 
     monkeypatch.setattr(Executor, "_fail", look)
@@ -140,7 +140,7 @@ def test_error_of_a_compiled_call_names_the_call_and_the_awaited_rank() -> None:
         x = np.ones(8)
         for _ in range(4):
             comm.allreduce(x)
-        plan = next(iter(comm._executor.planner._plans.values()))
+        plan = next(iter(kept_plans(comm)))
         plan.tally.next = 1 << 60
         if comm.rank:
             return ""

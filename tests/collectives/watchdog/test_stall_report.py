@@ -102,6 +102,7 @@ def test_barrier_reports_on_one_stall_come_at_growing_intervals(reports: Reports
     assert [at - began >= least for at, least in zip(times, (0.2, 0.4, 0.8), strict=True)] == [True] * 3
 
 
+@pytest.mark.long
 def test_no_report_while_no_rank_waits_or_with_the_setting_zero(
     reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
