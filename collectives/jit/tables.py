@@ -214,7 +214,7 @@ class TableWriter:
         head[layout.TALLY] = tally
         head[layout.MISALIGNED] = alignment - 1
         head[layout.STAGED_CALLS] = staged
-        head[layout.TAG] = tag
+        head[layout.TAG] = tag - (tag >> 63 << 64)  # its 64 bits as those of a signed number
         times = [0] * (len(self._rows) + 2)
         return np.array([*head, *(word for row in self._rows for word in row), *times], np.int64)
 

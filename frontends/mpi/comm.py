@@ -16,7 +16,10 @@ from frontends.mpi.handles import SURFACE
 from frontends.mpi.info import INFO_NULL, Info
 from frontends.mpi.matched import Message
 from frontends.mpi.objects import bcast
+from frontends.mpi.operations import Ended
 from frontends.mpi.peers import FOR_CREATE_GROUP, Peers
+from frontends.mpi.recovery import shrink
+from frontends.mpi.requests import Request
 from frontends.mpi.status import Status
 from frontends.mpi.topologies import DistributedGraph, Graph, Grid
 
@@ -58,6 +61,13 @@ class Comm(Collectives):
     def Split(self, color: int = 0, key: int = 0) -> Any:
         chosen = self._split(color, key)
         return Intracomm() if chosen is None else Intracomm.of(self.peers.among(chosen))
+
+    def Shrink(self) -> Any:
+        made = shrink(self.peers)
+        return kind_of(made).of(made)
+
+    def Ishrink(self) -> tuple[Any, Request]:
+        return self.Shrink(), Request.begun(Ended((-1, -1, 0, False)))
 
     def Split_type(self, split_type: int, key: int = 0, info: Info = INFO_NULL) -> Any:
         return self.Split(self._host_color(split_type, info), key)

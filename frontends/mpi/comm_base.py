@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from frontends.mpi import constants
+from frontends.mpi import constants, recovery
 from frontends.mpi.attributes import Attributed
 from frontends.mpi.constants import (
     COMM_TYPE_HW_GUIDED,
@@ -151,6 +151,7 @@ class CommBase(Attributed, Handling):
     # ---- duplicates
 
     def _twin(self) -> Any:
+        self.peers.check()
         made = self.peers.twin()
         made.topology = self.peers.topology
         made.errhandler = self.peers.errhandler
@@ -238,6 +239,30 @@ class CommBase(Attributed, Handling):
             return super()._predefined_attribute(keyval)
         return values[keyval]
 
+    # ---- failures
+
+    def Revoke(self) -> None:
+        self.peers.revoked = True
+
+    def Is_revoked(self) -> bool:
+        return self.peers.revoked
+
+    def Get_failed(self) -> Group:
+        return _group(self.peers, recovery.failed(self.peers))
+
+    def Ack_failed(self, num_to_ack: int | None = None) -> int:
+        peers = self.peers
+        lost = recovery.failed(peers)
+        peers.acknowledged |= set(lost[:num_to_ack])
+        return len(peers.acknowledged)
+
+    def Agree(self, flag: int) -> int:
+        return recovery.agree(self.peers, int(flag))
+
+    def Iagree(self, flag: Any) -> Request:
+        place = recovery.flag_of(flag)
+        return Request.begun(recovery.begin_agreement(self.peers, int(place[0]), place))
+
     # ---- left out
 
     def _missing(name: str, instead: str) -> Any:  # type: ignore[misc]
@@ -247,14 +272,6 @@ class CommBase(Attributed, Handling):
         call.__name__ = name
         return call
 
-    Revoke = _missing("Revoke", "catch the error, and call shrink of ronde's communicator")
-    Is_revoked = _missing("Is_revoked", "catch the error, and call shrink of ronde's communicator")
-    Get_failed = _missing("Get_failed", "catch the error, and call shrink of ronde's communicator")
-    Ack_failed = _missing("Ack_failed", "catch the error, and call shrink of ronde's communicator")
-    Agree = _missing("Agree", "catch the error, and call shrink of ronde's communicator")
-    Iagree = _missing("Iagree", "catch the error, and call shrink of ronde's communicator")
-    Shrink = _missing("Shrink", "catch the error, and call shrink of ronde's communicator")
-    Ishrink = _missing("Ishrink", "catch the error, and call shrink of ronde's communicator")
     Join: Any = classmethod(_missing("Join", "start all ranks together"))
 
     # ---- smaller ones

@@ -47,6 +47,7 @@ class Messages(CommBase):
         return pickle.loads(data.data) if len(data) else None
 
     def _check(self, rank: int, tag: int, *, receive: bool) -> None:
+        self.peers.check()
         if not (0 <= tag <= TAG_LIMIT or (receive and tag == ANY_TAG)):
             raise error("ERR_TAG", f"tag={tag}: must be 0 to {TAG_LIMIT}{', or ANY_TAG' if receive else ''}")
         if not (0 <= rank < self.peers.peer_count or rank == PROC_NULL or (receive and rank == ANY_SOURCE)):

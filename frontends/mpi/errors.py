@@ -213,6 +213,8 @@ class Failure(Exception, RondeError):
 
 def failure(cause: RondeError) -> Failure:
     """The error of MPI for an error of Ronde, which becomes its cause."""
+    if isinstance(cause, Failure):
+        return cause
     name = "ERR_OTHER"
     if isinstance(cause, (PeerLost, AbortedError, DeadlineExceeded)):
         name = "ERR_PROC_FAILED"

@@ -26,12 +26,15 @@ class Peers(AttributedBody):
     """The ranks of a communicator.
 
     process     the state of this rank
-    channel     their messages
+    messages    their messages
     ranks       the world's ranks of the local group
     remote      those of the remote group; None for an intracommunicator
     rank        this process's number in the local group
     local       of an intercommunicator, the communicator of the local group
     topology    the topology of its handles, if it has one
+    revoked     True once it is only good for an agreement, and for a communicator of the ranks that are left
+    acknowledged  the ranks of the world whose failure the program has acknowledged
+    successor   the same in the world of the ranks that are left; None before they have met
     """
 
     def __init__(
@@ -46,7 +49,10 @@ class Peers(AttributedBody):
     ) -> None:
         super().__init__()
         self.process = process
-        self.channel = channel
+        self.messages = channel
+        self.revoked = False
+        self.acknowledged: frozenset[int] = frozenset()
+        self.successor: Peers | None = None
         self.ranks = tuple(ranks)
         self.remote = None if remote is None else tuple(remote)
         self.rank = self.ranks.index(channel.ranks[channel.rank])
@@ -80,9 +86,22 @@ class Peers(AttributedBody):
         """The rank with a number of the channel."""
         return self._ranks_of[number]
 
+    def check(self) -> None:
+        """Raise Exception if it is revoked."""
+        if self.revoked:
+            raise error("ERR_REVOKED", f"{self.name or 'it'} can only agree and shrink")
+
+    @property
+    def channel(self) -> Channel:
+        """Its messages. Raises Exception if it is revoked."""
+        self.check()
+        return self.messages
+
     @property
     def collectives(self) -> Communicator:
-        """The communicator of Ronde for its collectives. The first call is collective."""
+        """The communicator of Ronde for its collectives. The first call is collective. Raises Exception if it is
+        revoked."""
+        self.check()
         made = self._collectives
         if made is None:
             try:
@@ -94,17 +113,18 @@ class Peers(AttributedBody):
     def channel_among(self, numbers: Sequence[int], tag: int = FOR_CHANNELS) -> Channel:
         """A new channel among some of the channel's ranks. Collective among them."""
         try:
-            return self.channel.among(numbers, tag, PATIENCE)
+            return self.messages.among(numbers, tag, PATIENCE)
         except RondeError as cause:
             raise failure(cause)  # noqa: B904 - its cause is the error
 
     def twin(self) -> Peers:
         """The same ranks with messages and collectives of their own. Collective."""
-        channel = self.channel_among(range(len(self.channel.ranks)))
+        channel = self.channel_among(range(len(self.messages.ranks)))
         return Peers(self.process, channel, self.ranks, remote=self.remote, local=self.local and self.local.twin())
 
     def among(self, ranks: Sequence[int], tag: int = FOR_CHANNELS) -> Peers:
         """Some of the ranks of an intracommunicator, by their numbers in it. Collective among them."""
+        self.check()
         return Peers(self.process, self.channel_among(ranks, tag), [self.ranks[rank] for rank in ranks])
 
     def close(self) -> None:

@@ -33,6 +33,8 @@ class Process:
     attended   receives in flight: the sender of a synchronous message waits for the news that it has been matched
     buffered   buffered sends in flight
     probing    held between a matched probe's look at a message and its receive
+    successor  after a failure, the state in the world of the ranks that are left; None before they have met
+    moved      the ranks that are left: their numbers in this world and in that
     """
 
     def __init__(self, world: Communicator) -> None:
@@ -42,6 +44,8 @@ class Process:
         self.probing = threading.RLock()
         self.bodies: dict[str, Any] = {}
         self.buffer: Any = None
+        self.successor: Process | None = None
+        self.moved: dict[int, int] = {}
         self.is_local = world.transport.name == "local"
         self._serials = itertools.count(1)
 

@@ -1,7 +1,7 @@
 """Run mpi4py's own tests, from its source distribution, on ronde.mpi.
 
     make compatibility ARGS=mpi4py
-    python -m tests.compatibility.mpi4py_suite [FILE...] [--worlds 1 2 3] [--transport shm] [--source FOLDER]
+    python -m tests.compatibility.mpi4py_suite [FILE...] [--worlds 1 2 3] [--transports shm tcp] [--source FOLDER]
 
 The source distribution is fetched once with pip, into build/mpi4py; none of its files belongs to this repository.
 Every file of tests runs in ranks of its own. A test counts as passed if it passes on all ranks, as skipped if no rank
@@ -76,17 +76,20 @@ def _read(path: Path) -> Outcomes:
     return {row["name"]: (row["outcome"], row["reason"]) for row in rows}
 
 
-def _earlier() -> dict[str, dict[int, Outcomes]]:
-    """The results of earlier runs."""
+def _earlier() -> dict[str, dict[str, Outcomes]]:
+    """The results of earlier runs: by file, then by world."""
     if not RESULTS.exists():
         return {}
     read = json.loads(RESULTS.read_text(encoding="utf-8"))
     return {
-        name: {
-            int(size): {test: (one[0], one[1]) for test, one in outcomes.items()} for size, outcomes in sizes.items()
-        }
-        for name, sizes in read.items()
+        name: {world: {test: (one[0], one[1]) for test, one in outcomes.items()} for world, outcomes in worlds.items()}
+        for name, worlds in read.items()
     }
+
+
+def world_name(size: int, transport: str) -> str:
+    """The name of a world in the table. A rank alone uses no transport."""
+    return "1 rank" if size == 1 else f"{size} ranks, {transport}"
 
 
 def counts(outcomes: Outcomes) -> str:
@@ -95,12 +98,11 @@ def counts(outcomes: Outcomes) -> str:
     return "/".join(str(kinds.count(kind)) for kind in ("passed", "skipped", "failed"))
 
 
-def table(found: Mapping[str, Mapping[int, Outcomes]], worlds: Sequence[int]) -> str:
+def table(found: Mapping[str, Mapping[str, Outcomes]], worlds: Sequence[str]) -> str:
     """The table of a page: a row for each file."""
-    head = " | ".join(f"{size} rank{'s' if size > 1 else ''}" for size in worlds)
-    lines = [f"| file | {head} |", "|---" * (len(worlds) + 1) + "|"]
+    lines = [f"| file | {' | '.join(worlds)} |", "|---" * (len(worlds) + 1) + "|"]
     for name in sorted(found):
-        cells = " | ".join(counts(found[name][size]) if size in found[name] else "-" for size in worlds)
+        cells = " | ".join(counts(found[name][world]) if world in found[name] else "-" for world in worlds)
         lines.append(f"| {name.removeprefix('test_')} | {cells} |")
     return "\n".join(lines)
 
@@ -112,7 +114,7 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("files", nargs="*", help="names of files, such as test_comm or comm; by default all")
     parser.add_argument("--worlds", nargs="+", type=int, default=[1, 2, 3], help="numbers of ranks")
-    parser.add_argument("--transport", default="shm")
+    parser.add_argument("--transports", nargs="+", default=["shm", "tcp"])
     parser.add_argument("--source", type=Path, help="folder of mpi4py's tests, in place of the one that is fetched")
     parser.add_argument("--table", action="store_true", help="run nothing; the table of earlier results")
     parser.add_argument("--page", action="store_true", help="write the table into docs/mpi.md")
@@ -124,17 +126,18 @@ def main(words: Sequence[str]) -> int:
     log = BUILD / "output.log"
     log.unlink(missing_ok=True)
     found = _earlier()
+    worlds = {world_name(size, way): (size, way) for way in options.transports for size in options.worlds}
     for name in [] if options.table else names:
-        for size in options.worlds:
+        for world, (size, transport) in worlds.items():
             began = time.monotonic()
-            outcomes = run_file(folder, name, size, options.transport, log)
-            found.setdefault(name, {})[size] = outcomes
+            outcomes = run_file(folder, name, size, transport, log)
+            found.setdefault(name, {})[world] = outcomes
             RESULTS.write_text(json.dumps(found), encoding="utf-8")
-            print(f"{name} on {size}: {counts(outcomes)} in {time.monotonic() - began:.0f} s", flush=True)
+            print(f"{name} on {world}: {counts(outcomes)} in {time.monotonic() - began:.0f} s", flush=True)
             for test, (outcome, reason) in outcomes.items():
                 if outcome == "failed":
                     print(f"    {test}: {reason}", flush=True)
-    text = table(found, options.worlds)
+    text = table(found, list(worlds))
     print(text)
     if options.page:
         page = PAGE.read_text(encoding="utf-8")

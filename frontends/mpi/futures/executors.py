@@ -87,6 +87,7 @@ class MPIPoolExecutor(Executor):
         self._comm: MPI.Intracomm | None = options.pop("_comm", None)
         self._closed = False
         self._futures: deque[Future[Any]] = deque()
+        self._ending: threading.Thread | None = None
 
     def _started(self) -> Pool:
         """The pool, which begins with the first task."""
@@ -167,12 +168,14 @@ class MPIPoolExecutor(Executor):
         if cancel_futures:
             for future in self._futures:
                 future.cancel()
-        if was_closed or pool is None:
-            return
-        if wait:
+        if pool is None or was_closed:
+            if wait and self._ending is not None:
+                self._ending.join()
+        elif wait:
             self._end(pool)
         else:
-            threading.Thread(target=self._end, args=(pool,), name="ronde.mpi futures: shutdown").start()
+            self._ending = threading.Thread(target=self._end, args=(pool,), name="ronde.mpi futures: shutdown")
+            self._ending.start()
 
     def _end(self, pool: Pool) -> None:
         pool.close()

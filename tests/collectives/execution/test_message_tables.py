@@ -106,6 +106,20 @@ def several(comm: Communicator, made: np.random.Generator, late: Callable[[], No
     return [array.tobytes() for array in found]
 
 
+def test_communicators_that_their_members_made_run_in_machine_code(answers: list[int | None]) -> None:
+    """Their numbers have the highest bit of a tag."""
+
+    def body(comm: Communicator) -> None:
+        with comm.subset([0, 2] if comm.rank % 2 == 0 else [1]) as some:
+            total = some.allreduce(np.full(3, comm.rank + 1.0))
+            assert total.tolist() == [2.0 if comm.rank == 1 else 4.0] * 3
+            assert comm.rank == 1 or table_of(some) is not None
+
+    with world(["on"], 3) as ranks:
+        ranks.run(body)
+    assert answers
+
+
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_same_bits_however_late_the_ranks_are(size: int) -> None:
     def body(comm: Communicator, seed: int) -> list[bytes]:

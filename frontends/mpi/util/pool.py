@@ -1,0 +1,261 @@
+"""Pools of workers with the interface of multiprocessing, on the ranks of `ronde.mpi.futures` or on threads.
+
+from ronde.mpi.util.pool import Pool       # start with: ronde run -np 4 python -m ronde.mpi.futures script.py
+with Pool() as pool:
+    print(pool.map(square, range(100)))
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed
+from itertools import islice
+from typing import Any, ClassVar, Self
+
+from frontends.mpi.futures import MPIPoolExecutor
+
+Function = Callable[..., Any]
+Told = Callable[[Any], object] | None
+
+
+class AsyncResult:
+    """The result of one call, or of all calls of a map, that may not be there yet."""
+
+    def __init__(
+        self, futures: list[Future[Any]], join: Callable[[list[Any]], Any], callback: Told, errback: Told
+    ) -> None:
+        """`join` makes the result of those of the futures; `callback` is told of it, `errback` of an error."""
+        self._futures, self._join = futures, join
+        self._callback, self._errback = callback, errback
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._missing = len(futures)
+        self._value: Any = None
+        self._error: BaseException | None = None
+        for future in futures:
+            future.add_done_callback(self._count)
+        if not futures:
+            self._end()
+
+    def _count(self, _: Future[Any]) -> None:
+        with self._lock:
+            self._missing -= 1
+            last = not self._missing
+        if last:
+            self._end()
+
+    def _end(self) -> None:
+        try:
+            self._value = self._join([future.result() for future in self._futures])
+        except CancelledError:
+            self._error = TimeoutError("the pool was terminated before the call")
+        except BaseException as error:  # noqa: BLE001 - `get` raises it
+            self._error = error
+        told = self._callback if self._error is None else self._errback
+        try:
+            if told is not None:
+                told(self._value if self._error is None else self._error)
+        finally:
+            self._ended.set()
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The result. Raises the error of the call, TimeoutError if there is no result within that many seconds."""
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"there is no result after {timeout} s")
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the result or an error, for at most that many seconds."""
+        self._ended.wait(timeout)
+
+    def ready(self) -> bool:
+        """True once there is a result or an error."""
+        return self._ended.is_set()
+
+    def successful(self) -> bool:
+        """True if there is a result, False for an error. Raises ValueError if there is neither."""
+        if not self.ready():
+            raise ValueError("the call has not ended")
+        return self._error is None
+
+
+ApplyResult = AsyncResult
+MapResult = AsyncResult
+
+
+class Results(Iterator[Any]):
+    """The results of a map, one after the other. An error is raised in the place of the results of its chunk."""
+
+    def __init__(self, chunks: Iterator[Future[list[Any]]]) -> None:
+        self._chunks = chunks
+        self._ready: deque[Any] = deque()
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def next(self, timeout: float | None = None) -> Any:
+        """The next result. Raises TimeoutError if there is none within that many seconds."""
+        while not self._ready:
+            self._ready.extend(next(self._chunks).result(timeout))
+        return self._ready.popleft()
+
+
+class Pool:
+    """Workers that call functions.
+
+    processes              number of workers; by default all other ranks
+    initializer, initargs  function that each worker calls first, and its arguments
+
+    Raises ValueError for fewer than one worker, TypeError for an initializer that cannot be called. Other options of
+    multiprocessing's pool have no effect, and give a warning.
+    """
+
+    Executor: ClassVar[Callable[..., Executor]] = MPIPoolExecutor
+
+    def __init__(
+        self,
+        processes: int | None = None,
+        initializer: Function | None = None,
+        initargs: Iterable[Any] = (),
+        **options: Any,
+    ) -> None:
+        for name in [name for name in ("maxtasksperchild", "context") if options.pop(name, None) is not None]:
+            warnings.warn(f"{name} has no effect in a pool of ranks", UserWarning, stacklevel=2)
+        self._executor: Any = type(self).Executor(
+            processes, initializer=initializer, initargs=tuple(initargs), **options
+        )
+        self._pending: set[Future[Any]] = set()
+
+    # ---- one call
+
+    def apply(self, func: Function, args: Iterable[Any] = (), kwds: Mapping[str, Any] | None = None) -> Any:
+        """The result of one call."""
+        return self.apply_async(func, args, kwds).get()
+
+    def apply_async(
+        self,
+        func: Function,
+        args: Iterable[Any] = (),
+        kwds: Mapping[str, Any] | None = None,
+        callback: Told = None,
+        error_callback: Told = None,
+    ) -> AsyncResult:
+        """Begin one call. The callbacks are told of its result or error, in a thread of the pool."""
+        return AsyncResult([self._submit(func, *args, **(kwds or {}))], _first, callback, error_callback)
+
+    def _submit(self, func: Function, *args: Any, **kwds: Any) -> Future[Any]:
+        future: Future[Any] = self._executor.submit(func, *args, **kwds)
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        return future
+
+    # ---- many calls
+
+    def map(self, func: Function, iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
+        """The results of a function on items, in their order."""
+        return self.map_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
+
+    def map_async(
+        self,
+        func: Function,
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+        callback: Told = None,
+        error_callback: Told = None,
+    ) -> MapResult:
+        """Begin a map. A worker takes `chunksize` items at a time, by default a quarter of its share."""
+        items = list(iterable)
+        return AsyncResult(list(self._chunks(_map, func, items, chunksize)), _joined, callback, error_callback)
+
+    def imap(self, func: Function, iterable: Iterable[Any], chunksize: int = 1) -> Results:
+        """An iterator over the results, in the order of the items."""
+        return Results(iter(list(self._chunks(_map, func, iterable, chunksize))))
+
+    def imap_unordered(self, func: Function, iterable: Iterable[Any], chunksize: int = 1) -> Results:
+        """An iterator over the results as they come."""
+        return Results(as_completed(list(self._chunks(_map, func, iterable, chunksize))))
+
+    def starmap(self, func: Function, iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
+        """As `map`, with the arguments of each call as one item."""
+        return self.starmap_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
+
+    def starmap_async(
+        self,
+        func: Function,
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+        callback: Told = None,
+        error_callback: Told = None,
+    ) -> MapResult:
+        """As `map_async`, with the arguments of each call as one item."""
+        items = list(iterable)
+        return AsyncResult(list(self._chunks(_starmap, func, items, chunksize)), _joined, callback, error_callback)
+
+    def istarmap(self, func: Function, iterable: Iterable[Any], chunksize: int = 1) -> Results:
+        """As `imap`, with the arguments of each call as one item."""
+        return Results(iter(list(self._chunks(_starmap, func, iterable, chunksize))))
+
+    def istarmap_unordered(self, func: Function, iterable: Iterable[Any], chunksize: int = 1) -> Results:
+        """As `imap_unordered`, with the arguments of each call as one item."""
+        return Results(as_completed(list(self._chunks(_starmap, func, iterable, chunksize))))
+
+    def _chunks(
+        self, body: Function, func: Function, iterable: Iterable[Any], chunksize: int | None
+    ) -> Iterator[Future[list[Any]]]:
+        if chunksize is None:
+            iterable = list(iterable)
+            chunksize = max(1, -(-len(iterable) // (4 * max(1, self._executor._max_workers))))
+        if chunksize < 1:
+            raise ValueError(f"chunksize={chunksize}: must be 1 or more")
+        items = iter(iterable)
+        while chunk := list(islice(items, chunksize)):
+            yield self._submit(body, func, chunk)
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Take no more calls."""
+        self._executor.shutdown(wait=False)
+
+    def terminate(self) -> None:
+        """Take no more calls, and drop those that no worker has begun."""
+        for future in list(self._pending):
+            future.cancel()
+        self.close()
+
+    def join(self) -> None:
+        """Wait for the workers. `close` or `terminate` comes first."""
+        self._executor.shutdown(wait=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class ThreadPool(Pool):
+    """The same with threads of this process as workers."""
+
+    Executor: ClassVar[Callable[..., Executor]] = ThreadPoolExecutor
+
+
+def _map(func: Function, chunk: list[Any]) -> list[Any]:
+    return [func(item) for item in chunk]
+
+
+def _starmap(func: Function, chunk: list[Any]) -> list[Any]:
+    return [func(*item) for item in chunk]
+
+
+def _first(results: list[Any]) -> Any:
+    return results[0]
+
+
+def _joined(results: list[list[Any]]) -> list[Any]:
+    return [item for chunk in results for item in chunk]

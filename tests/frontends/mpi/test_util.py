@@ -1,0 +1,146 @@
+"""Pools as those of multiprocessing, and locks, counters, conditions and semaphores that ranks share."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.frontends.mpi.conftest import Run
+
+
+def cube(x: int) -> int:
+    if x < 0:
+        raise KeyError(x)
+    return x**3
+
+
+def test_a_pool_has_the_calls_of_multiprocessing(ranks: Run) -> None:
+    def body(comm: Any) -> None:
+        from frontends.mpi.util.pool import ThreadPool
+
+        with ThreadPool(2) as pool:
+            numbers = list(range(25))
+            assert pool.apply(cube, (3,)) == 27
+            assert pool.map(cube, numbers) == pool.map(cube, iter(numbers), 4) == [x**3 for x in numbers]
+            assert (
+                sorted(pool.imap_unordered(cube, numbers, 3))
+                == list(pool.imap(cube, numbers))
+                == pool.map(cube, numbers)
+            )
+            assert pool.starmap(pow, [(2, 3), (3, 2)]) == list(pool.istarmap(pow, [(2, 3), (3, 2)])) == [8, 9]
+            told: list[Any] = []
+            pool.map_async(cube, [1, 2], callback=told.append).wait()
+            pool.apply_async(cube, (-1,), error_callback=told.append).wait()
+            assert told[0] == [1, 8]
+            assert isinstance(told[1], KeyError)
+            with pytest.raises(KeyError):
+                pool.map(cube, [1, -1])
+            results = pool.imap(cube, [1, -1, 2])
+            assert next(results) == 1
+            with pytest.raises(KeyError):
+                next(results)
+            assert list(results) == [8]
+            with pytest.raises(ValueError, match="chunksize=0"):
+                pool.map(cube, [1], 0)
+        pool.join()
+        with pytest.raises(RuntimeError):
+            pool.apply(cube, (1,))
+
+    ranks(1, body)
+
+
+def test_a_call_that_was_terminated_has_no_result(ranks: Run) -> None:
+    def body(comm: Any) -> None:
+        from frontends.mpi.util.pool import Pool
+
+        gate = threading.Event()
+        pool = Pool(1)
+        first, second = pool.apply_async(gate.wait), pool.apply_async(cube, (1,))
+        assert not second.ready()
+        with pytest.raises(ValueError, match="not ended"):
+            second.successful()
+        with pytest.raises(TimeoutError):
+            second.get(0.01)
+        pool.terminate()
+        gate.set()
+        pool.join()
+        assert first.get()
+        assert not second.successful()
+        with pytest.raises(TimeoutError):
+            second.get()
+
+    ranks(1, body)
+
+
+def test_options_without_effect_give_a_warning(ranks: Run) -> None:
+    def body(comm: Any) -> None:
+        from frontends.mpi.util.pool import Pool
+
+        with pytest.warns(UserWarning, match="maxtasksperchild"):
+            Pool(1, maxtasksperchild=1)
+        with pytest.raises(ValueError, match="max_workers=0"):
+            Pool(0)
+        with pytest.raises(TypeError, match="initializer=3"):
+            Pool(1, initializer=3)  # type: ignore[arg-type]
+
+    ranks(1, body)
+
+
+@pytest.mark.parametrize("transport", ["local", "shm"])
+def test_a_mutex_excludes_and_a_counter_counts(ranks: Run, transport: str) -> None:
+    def body(comm: Any) -> Any:
+        from frontends.mpi.util import sync
+
+        mutex, counter = sync.Mutex(comm=comm), sync.Counter(5, 2, comm=comm, root=comm.size - 1)
+        runs = []
+        for _ in range(3):
+            with mutex:
+                runs.append([next(counter) for _ in range(4)])
+        assert all(np.diff(run).tolist() == [2] * 3 for run in runs)
+        with pytest.raises(RuntimeError, match="does not hold"):
+            mutex.release()
+        mutex.free()
+        with pytest.raises(RuntimeError, match="freed"):
+            mutex.acquire()
+        everything = np.sort(np.ravel(comm.allgather(runs))).tolist()
+        counter.free()
+        with sync.Sequential(comm):
+            pass
+        return everything == list(range(5, 5 + 2 * len(everything), 2))
+
+    assert ranks(3, body, transport) == [True] * 3
+
+
+def test_a_condition_wakes_in_order_and_a_semaphore_has_its_permits(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        from frontends.mpi.util import sync
+
+        condition, permits = sync.Condition(comm=comm), sync.Semaphore(comm.size - 1, comm=comm)
+        if comm.rank:
+            with condition:
+                comm.send(None, 0)
+                condition.wait()
+        else:
+            for _ in range(1, comm.size):
+                comm.recv()
+            with condition:  # all wait, since each held the lock when it sent
+                woken = condition.notify(), condition.notify_all(), condition.notify()
+            assert woken == (1, comm.size - 2, 0)
+        with pytest.raises(RuntimeError, match="does not hold"):
+            condition.notify()
+        comm.Barrier()
+        got = comm.allgather(permits.acquire(blocking=False))
+        assert got.count(True) == comm.size - 1
+        if got[comm.rank]:
+            permits.release()
+        comm.Barrier()
+        with pytest.raises(ValueError, match="more than"):
+            permits.release()
+        condition.free()
+        permits.free()
+        return True
+
+    assert ranks(3, body) == [True] * 3
