@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from transports import registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,6 +113,7 @@ def foreign_attributes(tree: ast.Module) -> Iterator[str]:
                 yield f"{node.name}.{part.target.id}"
 
 
+@pytest.mark.processes
 def test_contracts_between_modules_hold() -> None:
     command = "from importlinter.cli import lint_imports_command as lint; lint()"
     done = subprocess.run(

@@ -90,12 +90,14 @@ def test_no_manifest_holds_a_secret(name: str) -> None:
     assert not re.search("[0-9a-f]{32}", (DEPLOY / name).read_text())
 
 
+@pytest.mark.processes
 def test_sbatch_hands_the_secret_over_in_the_environment(tmp_path: Path) -> None:
     arguments, secret = run("train.sbatch", "srun", tmp_path)
     assert re.fullmatch("[0-9a-f]{64}", secret)
     assert arguments == ["--kill-on-bad-exit=1", "python", "examples/train_digits.py"]
 
 
+@pytest.mark.processes
 def test_lsf_counts_the_slots_of_each_host(tmp_path: Path) -> None:
     slots = tmp_path / "slots"
     slots.write_text("east\neast\neast\neast\nwest\nwest\nwest\nwest\n")
@@ -103,6 +105,7 @@ def test_lsf_counts_the_slots_of_each_host(tmp_path: Path) -> None:
     assert arguments == ["run", "-np", "8", "-H", "east:4,west:4", "python", "examples/train_digits.py"]
 
 
+@pytest.mark.processes
 def test_ssh(tmp_path: Path) -> None:
     arguments, _ = run("train-ssh.sh", "ronde", tmp_path, HOSTS="a:1,b:1")
     assert arguments[:6] == ["run", "-np", "8", "-H", "a:1,b:1", "--start-timeout"]

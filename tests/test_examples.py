@@ -13,6 +13,7 @@ from tests.collectives.launch.launcher import ronde
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 def test_train_digits(transport: str) -> None:
     script = str(EXAMPLES / "train_digits.py")
@@ -82,6 +83,7 @@ def test_parameter_server_digits_with_a_killed_server() -> None:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("size", "grid"), [(1, "1 x 1"), (4, "2 x 2")])
 def test_mpi_jacobi(size: int, grid: str) -> None:
     done = ronde("run", "-np", str(size), "--mpi4py", str(EXAMPLES / "mpi_jacobi.py"))

@@ -88,6 +88,7 @@ def test_table_of_two_trees() -> None:
     ]
 
 
+@pytest.mark.processes
 def test_functions_of_an_allreduce() -> None:
     names = house.passed(ROOT, "local")
     assert names[0] == "collectives/communicator.py: Communicator.allreduce"
@@ -101,6 +102,7 @@ def test_a_folder_without_the_packages_is_refused(tmp_path: Path, capsys: pytest
     assert "has no package 'collectives'" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_an_argument_that_is_neither_folder_nor_revision_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         house.main(["no-such-revision", "--transport", "none"])

@@ -174,6 +174,7 @@ def test_a_page_about_a_framework(tmp_path: Path, page: str) -> None:
     assert len(said) == 2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("page", [page for page in PLAYED if page not in FRAMEWORKS])
 def test_a_page(tmp_path: Path, page: str) -> None:
     said = play(page, tmp_path)
@@ -271,6 +272,7 @@ def check_options(page: str, command: str, words: list[str]) -> None:
             assert word.partition("=")[0] in parser._option_string_actions, f"{page}: {command}: {word}"
 
 
+@pytest.mark.processes
 def test_the_page_of_messages(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(snippets("docs/messages.md")[0])
@@ -291,6 +293,7 @@ if os.environ["RONDE_RANK"] == "1":
 """Put before the snippet, it kills rank 1 in the middle."""
 
 
+@pytest.mark.processes
 def test_ranks_go_on_as_the_reliability_page_says(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(DEATH + snippets("docs/reliability.md")[0])

@@ -20,6 +20,7 @@ def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=BOUND, cwd=ROOT, check=False)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("bed", "cases"),
     [
@@ -43,12 +44,14 @@ def test_a_short_soak() -> None:
     assert "0 failures, no growth" in done.stdout
 
 
+@pytest.mark.processes
 def test_a_case_can_be_repeated() -> None:
     done = chaos("case", "threads/local/kill/3/1", "--times", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("passed threads/local/kill/3/1, noticed after") == 2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("case", ["local/hang/4/678230", "shm/drop/5/680358", "local/kill/3/678561"])
 def test_cases_that_failed_once(case: str) -> None:
     """A rank hung where all meet after an attempt in vain; ranks were missed while a window was made."""
@@ -56,6 +59,7 @@ def test_cases_that_failed_once(case: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.processes
 def test_unknown_arguments_are_refused() -> None:
     assert "must be among" in chaos("campaign", "--only", "earthquake").stderr
     assert "must be bed/transport/fault/ranks/seed" in chaos("case", "kill").stderr

@@ -25,6 +25,7 @@ class Blind(Order):
         Watchdog._guard = lambda watchdog: None  # type: ignore[method-assign]
 
 
+@pytest.mark.processes
 def test_without_detection_a_stopped_rank_is_noticed_too_late() -> None:
     case = Case("processes", "tcp", "stop", 2, 3)
     with ProcessBed(patience=5.0, start="spawn") as bed:
@@ -33,6 +34,7 @@ def test_without_detection_a_stopped_rank_is_noticed_too_late() -> None:
         assert {"late", "culprit"} <= {finding.broken for finding in bed.run(case).findings}
 
 
+@pytest.mark.processes
 def test_without_a_heartbeat_a_silent_host_is_noticed_too_late() -> None:
     case = Case("processes", "auto", "stop", 2, 3)  # each rank is alone on its host
     with ProcessBed({"heartbeat": 0.0, "timeout": SECONDS}, start="spawn") as bed:

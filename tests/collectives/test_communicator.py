@@ -646,6 +646,7 @@ def test_a_function_has_the_signature_of_its_method(name: str) -> None:
     assert f"Communicator.{name}." in inspect.cleandoc(function.__doc__ or "").replace("\n", " ")
 
 
+@pytest.mark.processes
 def test_the_asynchronous_twins_are_up_to_date() -> None:
     assert twins.TARGET.read_text("utf-8") == twins.twins(), "run: python -m docs._tools.twins"
 

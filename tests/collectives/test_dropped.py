@@ -53,6 +53,7 @@ def drop_many(comm: Communicator, count: int) -> list[int]:
     return [*seen, descriptors()]
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_c5_dropped_splits_hold_no_descriptors(tmp_path: Any, transport: str) -> None:
@@ -76,6 +77,7 @@ def use_up(comm: Communicator, who: int) -> tuple[str, str] | None:
     return None
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
 @pytest.mark.parametrize("who", [-1, 0, 1])
 def test_c5_dropped_splits_want_of_descriptors_is_an_error_of_all_ranks(tmp_path: Any, who: int) -> None:

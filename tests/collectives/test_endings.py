@@ -91,17 +91,20 @@ def check_parts(out: str) -> None:
     assert re.search(r"lost [01] rank [01] .*ended normally", out), out
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", ["shm", "tcp", "auto"])
 def test_what_a_rank_has_sent_before_its_end_arrives(tmp_path: Path, transport: str) -> None:
     check_parts(output(tmp_path, 3, f"{PART}\npart(ronde.init())", "--transport", transport))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_the_end_of_a_process_of_multiprocessing_is_orderly_too(tmp_path: Path, method: str) -> None:
     text = PROCESSES.replace("METHOD", method).replace("FABRIC", "tcp" if method == "fork" else "shm")
     check_parts(output(tmp_path, 1, text))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("meetings", [0, 1])
 @pytest.mark.parametrize("options", [[], ["--keep-going"]], ids=["", "keep going"])
 def test_a_rank_that_ends_before_it_meets_the_others_is_named(

@@ -233,11 +233,13 @@ def rank_process() -> None:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", PROCESSES)
 def test_forked_by_processes(transport: str) -> None:
     run(rank_process, np=2, transport=transport)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("transport", "hosts"), THREADS)
 def test_forked_by_threads(transport: str, hosts: tuple[str, ...]) -> None:
     """Several ranks in the forked process; with hosts, two transports in each."""
@@ -298,6 +300,7 @@ def rank_with_children() -> None:
     check_calls(comm, 8)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_processes_of_the_standard_library(transport: str) -> None:
     run(rank_with_children, np=2, transport=transport)
@@ -320,6 +323,7 @@ def test_init_again_after_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     ronde.shutdown()
 
 
+@pytest.mark.processes
 def test_world_of_one(tmp_path: Path) -> None:
     """Also without peers a child is no rank, and it writes nothing into the timeline of its parent."""
     path = tmp_path / "timeline.json"

@@ -60,6 +60,7 @@ def test_a_bad_level_is_an_error() -> None:
     assert all(collectives.Config.load({"log_level": level}) for level in LEVELS)
 
 
+@pytest.mark.processes
 def test_ranks_say_who_they_are() -> None:
     script = "import numpy, ronde; ronde.init(); ronde.allreduce(numpy.ones(1)); ronde.shutdown()"
     command = [sys.executable, "-m", "ronde", "run", "-np", "2", "--set", "log_level=info"]

@@ -12,6 +12,7 @@ from frontends.command_line.bench import COLLECTIVES
 from tests.collectives.launch.launcher import ronde
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_every_collective_is_timed_and_right(tmp_path: Path, collective: str) -> None:
     file = tmp_path / "out.json"
@@ -31,6 +32,7 @@ def test_every_collective_is_timed_and_right(tmp_path: Path, collective: str) ->
     assert all(row["time"] > 0 for row in report["rows"])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [

@@ -73,6 +73,7 @@ def test_an_empty_variable_is_not_a_setting(monkeypatch: pytest.MonkeyPatch) -> 
     assert collectives.Config.load() == collectives.Config()
 
 
+@pytest.mark.processes
 def test_the_reader_of_the_output_may_leave() -> None:
     command = [*RONDE, "simulate", "allreduce", "--ranks", "16..1024", "--size", "1K..1G"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
@@ -84,6 +85,7 @@ def test_the_reader_of_the_output_may_leave() -> None:
         assert process.wait(60) == 128 + signal.SIGPIPE
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("command", ["bench --seconds 60", "tune allreduce --seconds 60", "simulate allreduce"])
 def test_ctrl_c_ends_a_command_without_a_traceback(command: str) -> None:
     words = command.split()
@@ -193,12 +195,14 @@ def loaded(code: str) -> set[str]:
     return set(done.stderr.split())
 
 
+@pytest.mark.processes
 def test_the_package_loads_no_command_line() -> None:
     found = loaded("import ronde")
     assert "ronde" in found
     assert not {"argparse", "frontends.command_line"} & found
 
 
+@pytest.mark.processes
 def test_a_command_is_imported_when_it_runs() -> None:
     commands = {f"frontends.command_line.{module}" for module, _ in cli.COMMANDS.values()}
     help_of_all = "from frontends.command_line import main\ntry: main(['--help'])\nexcept SystemExit: pass\nimport os"

@@ -90,6 +90,7 @@ def test_start_timeout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert "HOROVOD_START_TIMEOUT='soon': must be a number of seconds" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_job_with_variables_of_horovod() -> None:
     extra = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "20", "HOROVOD_CYCLE_TIME": "1", "HOROVOD_AUTOTUNE": "1"}
     done = ronde("run", "-np", "1", "--no-prefix", "sh", "-c", "echo $RONDE_STALL", extra=extra)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--max", "1K", "--factor", "16", "--seconds", "0.01")
 
 
+@pytest.mark.processes
 def test_bench_on_hosts(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)}
@@ -29,6 +30,7 @@ def test_bench_on_hosts(tmp_path: Path) -> None:
     assert json.loads(file.read_text())["ranks"] == 3
 
 
+@pytest.mark.processes
 def test_bench_by_every_rank_of_a_launcher(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     words = [*RONDE, "bench", "allgather", *SHORT, "--transport", "tcp", "--json", str(file)]
@@ -40,6 +42,7 @@ def test_bench_by_every_rank_of_a_launcher(tmp_path: Path) -> None:
     assert (report["ranks"], report["transport"]) == (3, "tcp")
 
 
+@pytest.mark.processes
 def test_tune_on_hosts(tmp_path: Path) -> None:
     file = tmp_path / "rules.toml"
     variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)}
@@ -51,6 +54,7 @@ def test_tune_on_hosts(tmp_path: Path) -> None:
     assert Rules.read(str(file)).costs
 
 
+@pytest.mark.processes
 def test_another_number_than_that_of_the_launcher() -> None:
     words = [*RONDE, "bench", "-np", "3", *SHORT]
     done = ronde("run", "-np", "2", *words, extra={"PYTHONPATH": str(ROOT)})
@@ -58,6 +62,7 @@ def test_another_number_than_that_of_the_launcher() -> None:
     assert b"ronde bench: -np 3: " in done.stderr
 
 
+@pytest.mark.processes
 def test_an_error_on_every_rank_ends_the_launcher() -> None:
     words = [*RONDE, "bench", "--algorithm", "nosuch", *SHORT]
     done = ronde("run", "-np", "2", *words, extra={"PYTHONPATH": str(ROOT)})

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 from frontends.command_line.measuring import progress
 with progress("tune", 3) as done:

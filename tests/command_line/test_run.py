@@ -28,6 +28,7 @@ def run(np: int, script: str, *options: str, given: bytes = b"") -> tuple[int, l
 # Input and output of ranks
 
 
+@pytest.mark.processes
 def test_every_rank_runs_and_its_lines_have_its_prefix() -> None:
     code, out, err = run(3, "echo out $RONDE_RANK; echo err $RONDE_RANK >&2")
     assert code == 0
@@ -35,12 +36,14 @@ def test_every_rank_runs_and_its_lines_have_its_prefix() -> None:
     assert sorted(err.splitlines()) == ["[rank 0] err 0", "[rank 1] err 1", "[rank 2] err 2"]
 
 
+@pytest.mark.processes
 def test_prefixes_are_aligned() -> None:
     code, out, _ = run(11, "echo x")
     assert code == 0
     assert sorted(out) == sorted(f"[rank {rank:2}] x" for rank in range(11))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("options", "prefix"), [([], r"\[rank 0\] "), (["--no-prefix"], "")])
 def test_lines_with_the_time_in_front(options: list[str], prefix: str) -> None:
     before = datetime.now().replace(microsecond=0)
@@ -54,6 +57,7 @@ def test_lines_with_the_time_in_front(options: list[str], prefix: str) -> None:
     assert before <= min(stamps) <= max(stamps) <= datetime.now()
 
 
+@pytest.mark.processes
 def test_output_bytes_pass_unchanged() -> None:
     done = ronde("run", "-np", "1", "--no-prefix", "printf", r"\377\376\n\n50%%\r100%%\r\nno end")
     assert done.returncode == 0
@@ -61,6 +65,7 @@ def test_output_bytes_pass_unchanged() -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.processes
 def test_environment_of_ranks() -> None:
     code, out, _ = run(2, "env", "--set", "timeout=30", "--set", "tcp.interface=lo", "--transport", "tcp")
     assert code == 0
@@ -79,12 +84,14 @@ def test_environment_of_ranks() -> None:
     assert re.fullmatch("[0-9a-f]{64}", told[0]["RONDE_SECRET"])
 
 
+@pytest.mark.processes
 def test_variables_set_by_the_user_stay() -> None:
     done = ronde("run", "-np", "1", "sh", "-c", "echo $OMP_NUM_THREADS $RONDE_TIMEOUT",
                  extra={"OMP_NUM_THREADS": "7", "RONDE_TIMEOUT": "11"})  # fmt: skip
     assert done.stdout == b"[rank 0] 7 11\n"
 
 
+@pytest.mark.processes
 def test_secret_is_on_no_command_line() -> None:
     with running("run", "-np", "1", "sh", "-c", "echo ready $$ $PPID $RONDE_SECRET; exec sleep 1000") as launcher:
         ((rank, parent, secret),) = launcher.read_words("ready", 1)
@@ -95,6 +102,7 @@ def test_secret_is_on_no_command_line() -> None:
         launcher.finish()
 
 
+@pytest.mark.processes
 def test_a_python_file_runs_in_this_python(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; print(sys.executable, sys.argv[1:])")
@@ -102,12 +110,14 @@ def test_a_python_file_runs_in_this_python(tmp_path: Path) -> None:
     assert done.stdout.decode() == f"[rank 0] {sys.executable} ['--np', '-x']\n"
 
 
+@pytest.mark.processes
 def test_only_rank_0_reads_the_input() -> None:
     code, out, _ = run(2, "cat; echo end", given=b"hello\n")
     assert code == 0
     assert sorted(out) == ["[rank 0] end", "[rank 0] hello", "[rank 1] end"]
 
 
+@pytest.mark.processes
 def test_large_output_arrives_completely_and_in_order() -> None:
     lines = 20000
     script = (
@@ -124,6 +134,7 @@ def test_large_output_arrives_completely_and_in_order() -> None:
 # How a job ends
 
 
+@pytest.mark.processes
 def test_a_failing_rank_ends_the_others(tmp_path: Path) -> None:
     script = f"""
         if [ $RONDE_RANK = 2 ]; then cat {tmp_path}/begun0 {tmp_path}/begun1; echo the reason >&2; exit 3; fi
@@ -138,6 +149,7 @@ def test_a_failing_rank_ends_the_others(tmp_path: Path) -> None:
     assert re.search(r"ronde: rank 1 afterwards: exited with 0", err)
 
 
+@pytest.mark.processes
 def test_survivors_of_a_killed_rank_report_first(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "link")
     script = f"""
@@ -171,6 +183,7 @@ world.barrier()
 """
 
 
+@pytest.mark.processes
 def test_culprit_is_reported_even_if_it_ends_last(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(CULPRIT)
     os.mkfifo(tmp_path / "link")
@@ -185,18 +198,21 @@ def test_culprit_is_reported_even_if_it_ends_last(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.processes
 def test_report_has_only_the_last_lines_of_stderr() -> None:
     code, _, err = run(1, "i=0; while [ $i -lt 50 ]; do echo word $i >&2; i=$((i+1)); done; exit 1")
     assert code == 1
     assert re.findall(r"^    word (\d+)$", err, re.MULTILINE) == [str(i) for i in range(30, 50)]
 
 
+@pytest.mark.processes
 def test_rank_that_ignores_sigterm_is_killed() -> None:
     code, _, err = run(2, "[ $RONDE_RANK = 1 ] && exit 5; trap '' TERM; while :; do sleep 1; done", "--grace", "0.2")
     assert code == 5
     assert "ronde: rank 0 afterwards: ended by the launcher (SIGKILL)" in err
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_whole_tree(number: signal.Signals) -> None:
     with running("run", "-np", "2", "--grace", "0.2", "sh", "-c", WITH_CHILD) as launcher:
@@ -210,6 +226,7 @@ def test_a_signal_ends_the_whole_tree(number: signal.Signals) -> None:
     assert err.decode() == f"ronde: ended by {number.name}\n"
 
 
+@pytest.mark.processes
 def test_second_ctrl_c_kills_ranks_that_clean_up() -> None:
     script = "trap 'echo cleaning' INT TERM; echo ready; while :; do sleep 0.05; done"
     with running("run", "-np", "2", "--grace", "1000", "sh", "-c", script) as launcher:
@@ -221,6 +238,7 @@ def test_second_ctrl_c_kills_ranks_that_clean_up() -> None:
     assert code == 128 + signal.SIGINT
 
 
+@pytest.mark.processes
 def test_ranks_are_killed_after_the_launcher_is_killed() -> None:
     with running("run", "-np", "2", "sh", "-c", WITH_CHILD) as launcher:
         pids = [int(word) for words in launcher.read_words("ready", 2) for word in words]
@@ -230,6 +248,7 @@ def test_ranks_are_killed_after_the_launcher_is_killed() -> None:
             assert watch.all_ended(within=BOUND)
 
 
+@pytest.mark.processes
 def test_timeout_ends_the_job() -> None:
     code, _, err = run(2, "[ $RONDE_RANK = 0 ] && exit 0; exec sleep 1000", "--timeout", "0.3")
     assert code == 124
@@ -238,6 +257,7 @@ def test_timeout_ends_the_job() -> None:
     assert "ronde: rank 1: ended by the launcher (SIGTERM)" in err
 
 
+@pytest.mark.processes
 def test_processes_left_behind_by_ranks_are_ended() -> None:
     with running("run", "-np", "1", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo ready $!; sleep 0.1") as launcher:
         ((child,),) = launcher.read_words("ready", 1)
@@ -247,6 +267,7 @@ def test_processes_left_behind_by_ranks_are_ended() -> None:
     assert (code, err) == (0, b"")
 
 
+@pytest.mark.processes
 def test_closed_output_ends_the_job() -> None:
     with running("run", "-np", "2", "sh", "-c", "echo ready $$; while :; do echo talk; done") as launcher:
         pids = [int(word) for (word, *_) in launcher.read_words("ready", 2)]
@@ -257,6 +278,7 @@ def test_closed_output_ends_the_job() -> None:
             assert watch.all_ended()
 
 
+@pytest.mark.processes
 def test_slow_reader_does_not_keep_the_launcher_from_ending() -> None:
     with running("run", "-np", "2", "sh", "-c", "echo full of words >&2; while :; do echo talk; done") as launcher:
         assert launcher.process.stderr is not None
@@ -268,6 +290,7 @@ def test_slow_reader_does_not_keep_the_launcher_from_ending() -> None:
 # Programs that cannot be started
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("program", "code", "reason"), [("no-such-program", 127, "No such file"), ("/", 126, "Permission denied")]
 )

@@ -13,6 +13,7 @@ from frontends.command_line.tune import COLLECTIVES, Found, rules
 from tests.collectives.launch.launcher import ronde
 
 
+@pytest.mark.processes
 def test_every_collective_is_measured_and_the_table_is_used(tmp_path: Path) -> None:
     file = tmp_path / "rules.toml"
     done = ronde(
@@ -36,6 +37,7 @@ def test_every_collective_is_measured_and_the_table_is_used(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

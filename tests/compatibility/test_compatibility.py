@@ -81,6 +81,7 @@ def test_tests_of_torch_run_on_ronde(tmp_path: Path) -> None:
     assert "monitored_barrier is only implemented for GLOO backend" in log.read_text()
 
 
+@pytest.mark.processes
 def test_a_process_that_is_late_is_ended(tmp_path: Path) -> None:
     words = ["-c", "import time; print('here', flush=True); time.sleep(600)"]
     assert runs._run(words, GLOO, tmp_path / "log", 0.5) is None

@@ -46,12 +46,14 @@ def test_modules_are_found_as_attributes() -> None:
         ronde.caffe  # noqa: B018
 
 
+@pytest.mark.processes
 def test_importing_it_loads_no_framework_and_no_numpy_frontend() -> None:
     script = f"import sys; from ronde import *; print([m for m in sys.modules if m in {(*FRAMEWORKS, 'frontends')}])"
     done = python(script)
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_missing_framework_is_named_with_the_command_that_installs_it(framework: str) -> None:
     done = python(f"import sys; sys.modules[{framework!r}] = None; import ronde.{framework}")
@@ -69,6 +71,7 @@ for name, original in {pairs!r}:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("module", sorted({name.split(".")[1] for name in modules() if "." in name}))
 def test_modules_export_names_of_the_modules_that_they_stand_for(module: str) -> None:
     """`__all__` of each is that of the original, or lists some names of the original; the objects are the same."""
@@ -92,6 +95,7 @@ def original(name: str) -> str:
     return name.replace("frontends.", "collectives.", 1) if name in of_collectives else name
 
 
+@pytest.mark.processes
 def test_the_package_is_a_command() -> None:
     command = [sys.executable, "-m", "ronde"]
     done = subprocess.run([*command, "--version"], cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -100,6 +104,7 @@ def test_the_package_is_a_command() -> None:
     assert (done.returncode, "usage: ronde" in done.stderr) == (2, True)
 
 
+@pytest.mark.processes
 def test_tensorflow_alone_does_not_load_keras_layers() -> None:
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("tensorflow is not installed: pip install 'ronde[tensorflow]'")
@@ -108,6 +113,7 @@ def test_tensorflow_alone_does_not_load_keras_layers() -> None:
     assert done.stdout == "False\n", done.stdout + done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["collectives", "frontends", "transports"])
 @pytest.mark.parametrize("what", ["script", "command"])
 def test_l3_a_folder_of_one_of_its_names_is_an_error_that_names_both(tmp_path: Path, name: str, what: str) -> None:
@@ -133,6 +139,7 @@ def test_l3_a_folder_of_one_of_its_names_is_an_error_that_names_both(tmp_path: P
     assert str(ROOT) in last
 
 
+@pytest.mark.processes
 def test_l11_an_interrupt_while_the_command_imports(tmp_path: Path) -> None:
     slow = tmp_path / "numpy" / "__init__.py"
     slow.parent.mkdir()

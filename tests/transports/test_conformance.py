@@ -26,12 +26,14 @@ def test_threads(name: str) -> None:
     assert len(report.outcomes) > 60
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ["tcp", "shm", "auto"])
 def test_processes(name: str, size: int, tmp_path: Path) -> None:
     run_processes(run_rank, size, name, size, str(tmp_path / "store"), timeout=SECONDS)
 
 
+@pytest.mark.processes
 def test_auto_in_processes_on_two_hosts(tmp_path: Path) -> None:
     hosts = ["east", "west", "east", "west"]
     run_processes(run_rank, 4, "auto", 4, str(tmp_path / "store"), hosts, timeout=SECONDS)

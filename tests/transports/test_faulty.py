@@ -223,6 +223,7 @@ def test_kill_by_a_function() -> None:
     assert [transport.rank for transport in killed] == [1]
 
 
+@pytest.mark.processes
 def test_kill_ends_a_process(tmp_path: Path) -> None:
     results = run_processes(send_until_killed, 2, str(tmp_path / "store"), timeout=SECONDS, dying=[0])
     assert results == [None, "rank 0"]

@@ -454,10 +454,12 @@ class Odd(Exception):
         super().__init__("odd")
 
 
+@pytest.mark.processes
 def test_processes_return_their_results_by_rank() -> None:
     assert run_processes(square, 3, 10, timeout=60) == [10, 11, 14]
 
 
+@pytest.mark.processes
 def test_the_error_of_a_process_comes_home_with_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("transports.testing.ranks.GRACE", 0.1)
     with pytest.raises(PeerLost, match="the cause") as caught:
@@ -470,6 +472,7 @@ def test_the_error_of_a_process_comes_home_with_its_traceback(monkeypatch: pytes
     assert sys.platform == "win32" or "in misbehave" in notes.split("rank 0 was still running")[1]
 
 
+@pytest.mark.processes
 def test_an_error_that_cannot_travel_comes_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transports.testing.ranks.GRACE", 0.1)
     with pytest.raises(RuntimeError, match="Odd: odd") as caught:
@@ -477,12 +480,14 @@ def test_an_error_that_cannot_travel_comes_as_text(monkeypatch: pytest.MonkeyPat
     assert "raise Odd(1, 2)" in caught.value.__notes__[0]
 
 
+@pytest.mark.processes
 def test_a_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transports.testing.ranks.GRACE", 0.1)
     with pytest.raises(RuntimeError, match="rank 1 ended without a word, exit code 7"):
         run_processes(misbehave, 2, "die", timeout=60)
 
 
+@pytest.mark.processes
 def test_processes_that_hang_are_killed() -> None:
     with pytest.raises(TimeoutError, match=r"ranks \[0, 1\] of 2 did not end within 1"):
         run_processes(misbehave, 2, "hang", timeout=1.0)
@@ -538,6 +543,7 @@ with Leaks(settle=0.05, directory=sys.argv[1]):
 """
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="this platform has no proc(5)")
 @pytest.mark.parametrize("used", [False, True])
 def test_leaks_blames_nobody_for_a_file_that_a_foreign_process_uses(tmp_path: Path, used: bool) -> None:
@@ -556,6 +562,7 @@ def test_leaks_blames_nobody_for_a_file_that_a_foreign_process_uses(tmp_path: Pa
     assert ("LeakError: left behind: file" in errors) != used
 
 
+@pytest.mark.processes
 def test_leaks_finds_processes(quick: Leaks) -> None:
     left: list[subprocess.Popen[bytes]] = []
 

@@ -51,6 +51,7 @@ def test_p3_an_emulated_process_is_not_taken_for_dead(monkeypatch: pytest.Monkey
     assert Identity.own() == seen
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("pidfd", [True, False])
 def test_a_watch_tells_the_dead_from_the_living(pidfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not pidfd:
@@ -71,6 +72,7 @@ def test_a_watch_tells_the_dead_from_the_living(pidfd: bool, monkeypatch: pytest
         watch.close()
 
 
+@pytest.mark.processes
 def test_a_descriptor_that_is_taken_away_is_no_death() -> None:
     with child() as (pid, identity):
         watch = Watch()
@@ -87,6 +89,7 @@ def test_a_descriptor_that_is_taken_away_is_no_death() -> None:
         watch.close()
 
 
+@pytest.mark.processes
 def test_a_stopped_process_is_reported_after_a_while_until_it_continues() -> None:
     with child() as (pid, identity):
         watch = Watch()

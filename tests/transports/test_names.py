@@ -89,6 +89,7 @@ def test_addresses_and_names_are_resolved() -> None:
         names.connect(("x" * 70, 1), time.monotonic() + BOUND)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs root, for a network without lo")
 def test_l17_without_loopback_a_job_ends_at_once() -> None:
     began = time.monotonic()

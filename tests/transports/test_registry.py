@@ -57,6 +57,7 @@ def test_built_in_backends_are_whole(name: str) -> None:
     assert dataclasses.is_dataclass(backend.Options)
 
 
+@pytest.mark.processes
 def test_nothing_is_imported_before_it_is_asked_for() -> None:
     text = (
         "import sys; from transports import registry; registry.names(); "

@@ -405,6 +405,7 @@ def wait_in_vain(t: ShmTransport, made: Window, way: str) -> None:
         t.ability(OneSided).expose("v", (0, 1, 2), 8, soon())
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="a zombie is told from the living by /proc")
 def test_a_killed_process_is_missed_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()

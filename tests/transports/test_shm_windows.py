@@ -148,6 +148,7 @@ def rank_that_exchanges_patterns(rank: int, directory: str, rounds: int) -> None
     store.close()
 
 
+@pytest.mark.processes
 def test_data_that_processes_publish_are_complete_in_every_round(tmp_path: Path) -> None:
     run_processes(rank_that_exchanges_patterns, 2, str(tmp_path), 5_000, timeout=ROUNDS_SECONDS)
 

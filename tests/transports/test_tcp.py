@@ -150,6 +150,7 @@ def test_abort_before_open_and_close_without_open() -> None:
     a.close(soon())
 
 
+@pytest.mark.processes
 def test_a_killed_process_is_lost_on_every_rank(tmp_path: Path) -> None:
     run_processes(bereave, 3, str(tmp_path), timeout=3 * SECONDS, dying=[1])
 

@@ -46,6 +46,7 @@ def pyright() -> list[tuple[str, int]]:
     return [(Path(error["file"]).name, error["range"]["start"]["line"] + 1) for error in errors]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("checker", [mypy, pyright])
 def test_ten_mistakes_are_found_and_nothing_else(checker: Callable[[], list[tuple[str, int]]]) -> None:
     errors = checker()

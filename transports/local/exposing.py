@@ -12,13 +12,12 @@ from transports.local.window import Exposure, LocalWindow
 
 
 class Exposures(exposing.Exposures[LocalWindow]):
-    """The windows of a link. `hub` must be set before the first is made."""
+    """The windows of a link. `hub` must be that of the group before the first is made."""
 
-    hub: Hub
-
-    def __init__(self, engine: Engine, seat: Seat, ranks: tuple[int, ...]) -> None:
+    def __init__(self, engine: Engine, hub: Hub, seat: Seat, ranks: tuple[int, ...]) -> None:
         """`ranks`: those that the link joins."""
         super().__init__(engine, ranks)
+        self.hub = hub
         self._seat = seat
 
     def _make(self, key: str, ranks: tuple[int, ...], nbytes: int, deadline: float) -> LocalWindow:

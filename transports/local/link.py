@@ -26,7 +26,7 @@ class LocalLink(Link):
         self.hub = Hub()  # until `open` finds that of the group
         self._eager_bytes = options.eager_bytes
         self.seat = Seat(engine)
-        self._exposures = Exposures(engine, self.seat, self.ranks)
+        self._exposures = Exposures(engine, self.hub, self.seat, self.ranks)
 
     @property
     def authenticated(self) -> bool:

@@ -191,6 +191,7 @@ def test_named_tensors_may_come_in_any_order(worlds: Worlds) -> None:
         np.testing.assert_array_equal(results[0]["b"], world.run(alone, compressor)[0])
 
 
+@pytest.mark.processes
 def test_the_documentation_works_as_shown(tmp_path: Path) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "compression.md").read_text(), re.DOTALL)
     script = tmp_path / "script.py"

@@ -165,6 +165,7 @@ def on_cores(rank: int, url: str, layout: str, cores: int, naps: bool) -> tuple[
         return found, isinstance(table_of(comm), MessageTable)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound to a core here")
 @pytest.mark.parametrize(
     ("layout", "cores", "naps"),

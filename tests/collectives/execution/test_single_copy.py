@@ -293,5 +293,6 @@ def compute() -> bool:
     return executor_of(comm).planner.single_copy
 
 
+@pytest.mark.processes
 def test_processes_read_each_other() -> None:
     assert len(set(ronde.run(compute, np=3, transport="shm", timeout=60))) == 1

@@ -123,6 +123,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
             time.sleep(0.05)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_p1_the_ranks_meet_though_compiling_takes_longer_than_that(place: Place, transport: str) -> None:
     slow = {"RONDE_TRANSPORT": transport, "RONDE_CONNECT_TIMEOUT": "12"}
@@ -151,6 +152,7 @@ def test_p1_communicators_that_are_made_later_have_the_code(place: Place) -> Non
     assert place.makes == 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_p1_some_ranks_have_the_code_and_others_do_not(place: Place, transport: str) -> None:
     place.run(2, 0)
@@ -159,6 +161,7 @@ def test_p1_some_ranks_have_the_code_and_others_do_not(place: Place, transport: 
     assert place.makes == 2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("home", ["/proc/none", "new"])
 def test_l14_a_home_that_cannot_be_written_or_is_new(place: Place, home: str) -> None:
     home = home if home.startswith("/") else str(place.path / home)
@@ -182,6 +185,7 @@ def test_l14_a_compiler_that_is_killed(place: Place) -> None:
     assert place.makes == 2
 
 
+@pytest.mark.processes
 def test_l14_a_compiler_that_fails(place: Place) -> None:
     compiled, err = place.run(2, 0, MAKE="fails")
     assert compiled == [False, False]
@@ -195,6 +199,7 @@ def test_l14_a_compiler_that_fails(place: Place) -> None:
     assert b"ConfigError: compiled='on'" in ended.stderr
 
 
+@pytest.mark.processes
 def test_l14_a_damaged_file(place: Place) -> None:
     place.run(2, 0)
     for path in place.kept():
@@ -203,6 +208,7 @@ def test_l14_a_damaged_file(place: Place) -> None:
     assert place.makes == 2
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs root, to mount small disks")
 @pytest.mark.parametrize(("memory", "compiled"), [("32m", True), ("4k", False)])
 def test_l14_a_disk_that_is_full(place: Place, memory: str, compiled: bool) -> None:

@@ -36,11 +36,13 @@ def run(folder: Path, script: str) -> tuple[int, list[str], str]:
     return done.returncode, sorted(done.stdout.decode().splitlines()), done.stderr.decode()
 
 
+@pytest.mark.processes
 def test_one_after_the_other(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "for name in b c d; do $PYTHON $PROGRAM $name $FOLDER || exit; done")
     assert (code, out) == (0, [f"{name} {rank} 2" for name in "bcd" for rank in range(2)]), err
 
 
+@pytest.mark.processes
 def test_l19_two_at_once_fail_both(tmp_path: Path) -> None:
     """The second program comes on each rank while the first one runs: neither of them goes on, nor with the other."""
     code, out, err = run(

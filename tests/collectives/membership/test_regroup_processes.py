@@ -63,6 +63,7 @@ def go_on(comm: Communicator, stack: contextlib.ExitStack) -> list[list[int]]:
         comm = new
 
 
+@pytest.mark.processes
 @linux
 @pytest.mark.parametrize("transport", PROCESSES)
 def test_processes_come_and_go(transport: str) -> None:

@@ -56,6 +56,7 @@ def processes_killed(rank: int, url: str) -> dict[str, tuple[int, int]]:
         return {name: (comm.rank, comm.size) for name, comm in comms.items()}
 
 
+@pytest.mark.processes
 @linux
 def test_shrink_after_killed_processes() -> None:
     with meeting_place() as url:
@@ -79,6 +80,7 @@ def process_that_serves_the_store_killed(rank: int, transport: str, port: int) -
             return new.rank, new.size
 
 
+@pytest.mark.processes
 @linux
 @pytest.mark.parametrize("transport", PROCESSES)
 def test_shrink_after_the_loss_of_the_process_that_serves_the_store(transport: str) -> None:
@@ -122,6 +124,7 @@ def process_stopped(rank: int, url: str) -> list[str]:
         return texts
 
 
+@pytest.mark.processes
 @linux
 def test_shrink_after_a_stopped_process_which_then_continues() -> None:
     with meeting_place() as url:
@@ -155,6 +158,7 @@ def process_that_dies_in_shrink(rank: int, url: str, transport: str, moment: str
             return new.rank, new.size
 
 
+@pytest.mark.processes
 @linux
 @pytest.mark.parametrize(
     ("transport", "moment"),
@@ -183,6 +187,7 @@ def process_that_dies_in_init(rank: int, url: str) -> None:
                 ronde.connect(group, config, soon())
 
 
+@pytest.mark.processes
 @linux
 def test_connect_with_a_process_that_dies() -> None:
     with meeting_place() as url:
@@ -244,6 +249,7 @@ def init_again(rank: int, url: str, transport: str) -> list[int]:
     return generations
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_init_again(transport: str) -> None:
     with meeting_place() as url:
@@ -274,6 +280,7 @@ sys.exit(int(sys.argv[2 + seat // 2]))
 """
 
 
+@pytest.mark.processes
 @linux
 @pytest.mark.parametrize(
     ("lost", "codes", "code"), [("SIGKILL", "00", 0), ("SIGKILL", "30", 0), ("SIGSTOP", "33", 3), ("SIGSTOP", "00", 0)]
@@ -290,6 +297,7 @@ def test_launcher_with_keep_going_waits_for_the_survivors(tmp_path: Path, lost: 
     assert ("rank 0 failed: exited with 3" in said) == (codes[0] == "3")
 
 
+@pytest.mark.processes
 def test_launcher_without_keep_going_ends_the_survivors(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = ronde_command("run", "-np", "3", str(tmp_path / "script.py"), "SIGKILL", "0", "0")

@@ -260,6 +260,7 @@ def test_failed_allreduce_ends_with_the_failed_step(tmp_path: Path) -> None:
     assert last["dur"] > 1e5
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform == "win32", reason="kills with a signal")
 def test_killed_rank_leaves_a_readable_timeline(tmp_path: Path) -> None:
     script = tmp_path / "script.py"

@@ -105,6 +105,7 @@ def in_processes(count: int) -> int:
     return int(comm.join(timeout=PATIENCE))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_processes(transport: str) -> None:
     lasts = ronde.run(in_processes, 2, args=(500,), transport=transport, timeout=60)

@@ -409,6 +409,7 @@ def rank_that_is_killed(rank: int, url: str, transport: str) -> str:
         return str(caught.value)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are watched on Linux")
 @pytest.mark.parametrize("transport", ["tcp", "shm", "auto"])
 def test_a_killed_rank_fails_receives_from_any_rank(transport: str) -> None:

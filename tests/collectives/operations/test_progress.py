@@ -78,6 +78,7 @@ def busy(calls: int) -> list[float]:
     return seconds
 
 
+@pytest.mark.processes
 def test_beside_a_busy_loop() -> None:
     first, second = ronde.run(functools.partial(busy, 60), 2, transport="shm", timeout=120.0)
     print(f"median {np.median(first + second) * 1e6:.0f} us")  # it ends at all: the thread cannot get Python's lock

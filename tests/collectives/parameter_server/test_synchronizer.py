@@ -308,6 +308,7 @@ ronde.shutdown()
 """
 
 
+@pytest.mark.processes
 def test_a_killed_process_costs_at_most_one_change_of_each_worker(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(KILLED)

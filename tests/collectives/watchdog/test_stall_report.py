@@ -194,6 +194,7 @@ ronde.shutdown()
 """
 
 
+@pytest.mark.processes
 def test_report_is_on_stderr_by_default(tmp_path: Path) -> None:
     script = tmp_path / "late.py"
     script.write_text(LATE)

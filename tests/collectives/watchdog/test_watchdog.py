@@ -74,6 +74,7 @@ def rank_that_is_killed(rank: int, url: str) -> dict[str, str]:
         return texts
 
 
+@pytest.mark.processes
 @linux
 def test_killed_process_is_lost_on_every_rank() -> None:
     with meeting_place() as url:
@@ -92,6 +93,7 @@ def test_killed_process_is_lost_on_every_rank() -> None:
 # ---- launchers that end
 
 
+@pytest.mark.processes
 @linux
 def test_ranks_whose_launcher_has_ended_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as launcher:
@@ -134,6 +136,7 @@ def rank_that_is_stopped(rank: int, url: str, transport: str) -> list[str]:
     return texts
 
 
+@pytest.mark.processes
 @linux
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_stopped_process_is_lost_on_every_rank(transport: str) -> None:
@@ -164,6 +167,7 @@ def rank_that_closes(rank: int, url: str, transport: str) -> float:
         return time.monotonic() - began
 
 
+@pytest.mark.processes
 @linux
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 def test_close_does_not_wait_for_a_stopped_process(transport: str) -> None:
@@ -185,6 +189,7 @@ def rank_of_a_stopped_job(rank: int, url: str) -> str:
         return "sound"
 
 
+@pytest.mark.processes
 @linux
 def test_job_stopped_as_a_whole_continues() -> None:
     with meeting_place() as url:
@@ -224,6 +229,7 @@ def rank_that_may_close(rank: int, url: str) -> str:
         return "sound"
 
 
+@pytest.mark.processes
 @linux
 def test_process_that_closed_before_it_ended_is_not_lost() -> None:
     with meeting_place() as url:
@@ -245,6 +251,7 @@ if sys.argv[2] == "shutdown":
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("transport", "ending"), [("shm", "exit"), ("tcp", "shutdown"), ("tcp", "exit")])
 def test_ranks_that_end_one_after_the_other_are_not_lost(tmp_path: Path, transport: str, ending: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -302,6 +309,7 @@ def rank_on_a_host(rank: int, url: str, hosts: str, transport: str, heartbeat: f
         return str(failure)
 
 
+@pytest.mark.processes
 @linux
 @pytest.mark.parametrize(("hosts", "transport"), [("ab", "tcp"), ("aab", "auto")])
 def test_ranks_of_a_silent_host_are_lost(hosts: str, transport: str) -> None:
@@ -315,6 +323,7 @@ def test_ranks_of_a_silent_host_are_lost(hosts: str, transport: str) -> None:
         assert text.endswith("(setting heartbeat: 1 s)")
 
 
+@pytest.mark.processes
 @linux
 def test_silent_host_without_the_setting_heartbeat_is_not_lost() -> None:
     with meeting_place() as url:
@@ -490,6 +499,7 @@ WAYS = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("way", WAYS)
 def test_error_of_a_rank_that_ends_reaches_the_other_ranks(tmp_path: Path, way: str) -> None:
     script = tmp_path / "script.py"

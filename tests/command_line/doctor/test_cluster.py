@@ -29,6 +29,7 @@ def doctor(folder: Path, *options: str, before: str = "") -> tuple[int, dict[str
     return done.returncode, json.loads(done.stdout or b"{}"), done.stderr.decode()
 
 
+@pytest.mark.processes
 def test_hosts_by_ssh(tmp_path: Path) -> None:
     code, found, err = doctor(tmp_path, "-H", "localhost,h1:4,h2")
     assert (code, found["problems"], err) == (0, [], "")
@@ -41,6 +42,7 @@ def test_hosts_by_ssh(tmp_path: Path) -> None:
         assert link["rate"] > 0
 
 
+@pytest.mark.processes
 def test_hosts_that_do_not_answer_are_named_and_the_others_are_checked(tmp_path: Path) -> None:
     before = """case $host in
         h2) echo "ssh: Could not resolve hostname h2: Name or service not known" >&2; exit 255 ;;
@@ -58,6 +60,7 @@ def test_hosts_that_do_not_answer_are_named_and_the_others_are_checked(tmp_path:
         assert not Path(f"/proc/{(tmp_path / f'{host}.ssh').read_text().strip()}").exists()
 
 
+@pytest.mark.processes
 def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
     variables = install(tmp_path, "echo here >&2; exec sleep 120") | {"PYTHONPATH": str(ROOT)}
     with running("doctor", "--start-timeout", "100", "-H", "h1", extra=variables) as started:
@@ -70,6 +73,7 @@ def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
             assert watch.all_ended()
 
 
+@pytest.mark.processes
 def test_the_table(tmp_path: Path) -> None:
     variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)}
     done = ronde("doctor", "--start-timeout", "60", "-H", "h1,h2", extra=variables)
@@ -81,18 +85,21 @@ def test_the_table(tmp_path: Path) -> None:
     assert out.endswith("hosts h1, h2: all right\n")
 
 
+@pytest.mark.processes
 def test_a_bad_list_of_hosts() -> None:
     done = ronde("doctor", "-H", "a b")
     assert done.returncode == 2
     assert b"ronde doctor: -H a b:" in done.stderr
 
 
+@pytest.mark.processes
 def test_no_launcher_and_no_hosts() -> None:
     done = ronde("doctor", "--cluster")
     assert done.returncode == 2
     assert b"no launcher has started this process as a rank; name the hosts by -H or --hostfile" in done.stderr
 
 
+@pytest.mark.processes
 def test_every_rank_of_a_launcher_runs_it() -> None:
     """By the variables of `ronde run`; ranks of one host have one probe, so there is no link."""
     done = ronde(
@@ -103,6 +110,7 @@ def test_every_rank_of_a_launcher_runs_it() -> None:
     assert len(found["hosts"]) == 1
 
 
+@pytest.mark.processes
 def test_ranks_that_do_not_come(tmp_path: Path) -> None:
     """Rank 1 of 2 never starts; they would meet in a file."""
     extra = {"RONDE_RANK": "0", "RONDE_SIZE": "2", "RONDE_STORE": f"file://{tmp_path}", "RONDE_SECRET": "0" * 64}

@@ -14,6 +14,8 @@ from frontends.command_line.doctor import machine as doctor
 from tests.collectives.launch.launcher import environment, ronde
 from transports import registry
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

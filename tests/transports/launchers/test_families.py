@@ -99,6 +99,7 @@ def why_not(env: dict[str, str]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", EACH)
 def test_rank_and_size(name: str) -> None:
     env, rank, size = EACH[name]
@@ -119,6 +120,7 @@ def test_no_launcher() -> None:
     assert describe({}) == {"launcher": None, "meeting": "no launcher: a world of one", "problem": None}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("inner", "outer", "family"),
     [
@@ -159,6 +161,7 @@ def test_batch_script_is_no_rank_of_slurm(step: str | None) -> None:
 # How the ranks meet
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("env", "text"),
     [
@@ -247,12 +250,14 @@ def test_bad_variables(env: dict[str, str], text: str) -> None:
     assert text in describe(env)["problem"]
 
 
+@pytest.mark.processes
 def test_launcher_can_be_named() -> None:
     both = TORCHRUN | OPENMPI
     assert found(both | {"RONDE_LAUNCHER": "openmpi"}).rank == 2
     assert found(both).rank == 3
 
 
+@pytest.mark.processes
 def test_all_ranks_on_one_host() -> None:
     assert found(MPICH).one_host
     assert found(FLUX).one_host
@@ -262,6 +267,7 @@ def test_all_ranks_on_one_host() -> None:
     assert not found({"PMI_RANK": "0", "PMI_SIZE": "2"}).one_host
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("env", "name"),
     [

@@ -153,6 +153,7 @@ ronde.shutdown()
 """
 
 
+@pytest.mark.processes
 def test_l4_inherited_variables_do_not_win() -> None:
     stale = {
         **BY_HAND,

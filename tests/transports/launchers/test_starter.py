@@ -33,6 +33,7 @@ def found(variables: dict[str, str], wrapper: list[str]) -> str:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("wrapper", [[], ["sh", "-c", '"$0" "$@"; true']], ids=["alone", "in a shell"])
 @pytest.mark.parametrize("variables", [TORCHRUN, OPENMPI], ids=["torchrun", "openmpi"])
 def test_who_has_started_a_rank(variables: dict[str, str], wrapper: list[str]) -> None:
@@ -41,6 +42,7 @@ def test_who_has_started_a_rank(variables: dict[str, str], wrapper: list[str]) -
     assert found(variables, wrapper) == str((os.getpid(), True, name))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("variables", [{}, NOT_AT_ALL, BY_HAND, {**OPENMPI, "RONDE_LAUNCHER": "none"}])
 def test_processes_that_nobody_looks_after(variables: dict[str, str]) -> None:
     assert found(variables, []) == "None"

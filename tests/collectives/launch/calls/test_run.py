@@ -98,16 +98,19 @@ def run(fn: Callable[..., Any], np: int = 2, *args: Any, transport: str = PROCES
     return ronde.run(fn, np, args, kwargs, transport=transport, timeout=TIMEOUT)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_are_in_rank_order(kind: str) -> None:
     assert run(contribute, 3, 10.0, offset=1.0, transport=kind) == [(0, 3, 33.0), (1, 3, 33.0), (2, 3, 33.0)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_single_rank(kind: str) -> None:
     assert run(contribute, 1, 1.0, offset=2.0, transport=kind) == [(0, 1, 2.0)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_error_of_a_rank_is_raised_with_a_note(kind: str) -> None:
     with pytest.raises(KeyError, match="the reason") as caught:
@@ -119,12 +122,14 @@ def test_error_of_a_rank_is_raised_with_a_note(kind: str) -> None:
         assert "in fail_on_1" in note
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_system_exit_of_a_rank_becomes_a_runtime_error(kind: str) -> None:
     with pytest.raises(RuntimeError, match=r"rank 1 raised SystemExit\(3\)"):
         run(leave, 2, 3, transport=kind)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_timeout_of_the_whole_call(kind: str) -> None:
     with pytest.raises(ronde.DeadlineExceeded, match=r"not finished within timeout=\S+ s: rank 0, 1$"):
@@ -141,43 +146,51 @@ def test_the_calling_thread_has_no_world() -> None:
     assert not ronde.is_initialized()
 
 
+@pytest.mark.processes
 def test_large_results() -> None:
     for rank, result in enumerate(run(give, 2, 3_000_001)):
         assert result.shape == (3_000_001,)
         assert (result == rank).all()
 
 
+@pytest.mark.processes
 def test_error_names_a_rank_that_exits() -> None:
     with pytest.raises(RuntimeError, match=r"rank 1 \(pid \d+\) exited with 7"):
         run(vanish)
 
 
+@pytest.mark.processes
 def test_error_names_a_rank_that_is_killed() -> None:
     with pytest.raises(RuntimeError, match=r"rank 1 \(pid \d+\) killed by SIGKILL"):
         run(die, 2, signal.SIGKILL)
 
 
+@pytest.mark.processes
 def test_error_names_a_rank_that_does_not_finish() -> None:
     with pytest.raises(ronde.DeadlineExceeded, match="rank 0"):
         ronde.run(finish_unless_0, 1, transport=PROCESSES, timeout=0.5)
 
 
+@pytest.mark.processes
 def test_error_that_cannot_be_unpickled() -> None:
     with pytest.raises(RuntimeError, match="rank 1 raised Peculiar: one") as caught:
         run(fail_on_1, 2, Peculiar, "one", "two")
     assert "in fail_on_1" in caught.value.__notes__[0]
 
 
+@pytest.mark.processes
 def test_result_that_cannot_be_pickled() -> None:
     with pytest.raises(TypeError, match=r"the result of rank 1 \(lock\) cannot be pickled"):
         run(give_unpicklable)
 
 
+@pytest.mark.processes
 def test_result_that_cannot_be_unpickled() -> None:
     with pytest.raises(RuntimeError, match=r"the result of rank 0 cannot be unpickled: ValueError\('does not want"):
         run(give_unloadable, 1)
 
 
+@pytest.mark.processes
 def test_function_that_only_cloudpickle_pickles() -> None:
     pytest.importorskip("cloudpickle")
 
@@ -216,6 +229,7 @@ def test_arguments_that_cannot_be_pickled_are_refused() -> None:
         run(nothing, 2, threading.Lock())
 
 
+@pytest.mark.processes
 def test_function_of_an_interactive_session() -> None:
     script = (
         "import sys, collectives\n"
@@ -253,6 +267,7 @@ print("".join(output.text for output in notebook.cells[0].outputs))
 """
 
 
+@pytest.mark.processes
 def test_notebook_shows_the_output_of_the_ranks() -> None:
     for name in ("cloudpickle", "nbclient", "ipykernel"):
         pytest.importorskip(name)
@@ -297,6 +312,7 @@ def test_a_consequence_in_an_error_of_another_class_is_known_after_transit() -> 
     assert root_cause([arrived, reason]) is reason
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="processes are watched by pidfds, as Linux has")
 def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
     script = tmp_path / "script.py"

@@ -37,12 +37,14 @@ def attempt(folder: Path, *options: str, before: str = "", command: tuple[str, .
 # Hosts that cannot be reached
 
 
+@pytest.mark.processes
 def test_words_of_ssh(tmp_path: Path) -> None:
     before = 'if [ $host = h2 ]; then echo "ssh: Could not resolve hostname h2" >&2; exit 255; fi'
     code, err = attempt(tmp_path, "-H", "h1,h2", before=before)
     assert (code, err) == (1, "ronde run: host h2: ssh: Could not resolve hostname h2\n")
 
 
+@pytest.mark.processes
 def test_all_hosts_are_named_that_fail(tmp_path: Path) -> None:
     before = 'if [ $host != h1 ]; then echo "No ED25519 host key is known for $host" >&2; exit 255; fi'
     code, err = attempt(tmp_path, "-H", "h1,h2,h3", before=before)
@@ -54,6 +56,7 @@ def test_all_hosts_are_named_that_fail(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.processes
 def test_an_ssh_that_says_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "silent"
     folder.mkdir()
@@ -64,6 +67,7 @@ def test_an_ssh_that_says_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, b"ronde run: host h1: ssh exited with 3 and said nothing\n")
 
 
+@pytest.mark.processes
 def test_a_login_that_is_refused_by_its_shell(tmp_path: Path) -> None:
     code, err = attempt(tmp_path, "-H", "h1", before='echo; echo "This account is currently not available."; exit 1')
     assert code == 1
@@ -71,11 +75,13 @@ def test_a_login_that_is_refused_by_its_shell(tmp_path: Path) -> None:
     assert err.endswith("This account is currently not available.\n")
 
 
+@pytest.mark.processes
 def test_a_host_that_does_not_answer(tmp_path: Path) -> None:
     code, err = attempt(tmp_path, "-H", "h1,h2", "--start-timeout", "6", before="[ $host = h2 ] && sleep 1000")
     assert (code, err) == (1, "ronde run: host h2: was not reached within 6 s\n")
 
 
+@pytest.mark.processes
 def test_how_many_hosts_are_reached_at_once(tmp_path: Path) -> None:
     """Those beyond the limit are not begun with while none of the others has answered, and are named as well."""
     hosts = [f"h{number}" for number in range(MOST_AT_ONCE + 3)]
@@ -86,6 +92,7 @@ def test_how_many_hosts_are_reached_at_once(tmp_path: Path) -> None:
     assert f"host {hosts[-1]}: was not reached within 8 s" in err
 
 
+@pytest.mark.processes
 def test_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     done = ronde("run", "-H", "h1", "true", extra={"PYTHONPATH": str(ROOT)})
@@ -94,6 +101,7 @@ def test_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"'ssh'" in done.stderr
 
 
+@pytest.mark.processes
 def test_a_host_without_this_python(tmp_path: Path) -> None:
     before = 'if [ $host = h2 ]; then command="exec /no/python -c x"; fi'
     code, err = attempt(tmp_path, "-H", "h1,h2", before=before)
@@ -101,6 +109,7 @@ def test_a_host_without_this_python(tmp_path: Path) -> None:
     assert re.match(r"ronde run: host h2: .*/no/python: (No such file|not found)", err)
 
 
+@pytest.mark.processes
 def test_a_host_with_another_version(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
@@ -117,6 +126,7 @@ def test_a_host_with_another_version(tmp_path: Path) -> None:
     assert "host h1" not in err
 
 
+@pytest.mark.processes
 def test_more_ranks_than_slots_is_said_before_anything_starts(tmp_path: Path) -> None:
     code, err = attempt(tmp_path, "-H", "h1:2,h2:2", "-np", "5")
     assert code == 2
@@ -149,6 +159,7 @@ def pid_of(folder: Path, host: str, part: str) -> int:
     return int((folder / f"{host}.{part}").read_text())
 
 
+@pytest.mark.processes
 def test_ctrl_c_while_hosts_are_being_reached(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "reached")
     variables = install(tmp_path, f"echo > {tmp_path}/reached; exec sleep 1000") | {"PYTHONPATH": str(ROOT)}
@@ -160,6 +171,7 @@ def test_ctrl_c_while_hosts_are_being_reached(tmp_path: Path) -> None:
             assert ssh.all_ended()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
     with started(tmp_path) as (launcher, ranks, agents):
@@ -170,6 +182,7 @@ def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) -> Non
     assert (code, err.decode()) == (128 + number, f"ronde: ended by {number.name}\n")
 
 
+@pytest.mark.processes
 def test_everything_ends_after_the_launcher_is_killed(tmp_path: Path) -> None:
     with started(tmp_path) as (launcher, ranks, agents):
         launcher.process.kill()
@@ -177,6 +190,7 @@ def test_everything_ends_after_the_launcher_is_killed(tmp_path: Path) -> None:
         assert agents.all_ended(within=BOUND)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("part", "number"), [("agent", signal.SIGKILL), ("ssh", signal.SIGKILL)])
 def test_an_agent_or_its_ssh_is_killed(tmp_path: Path, part: str, number: signal.Signals) -> None:
     with started(tmp_path) as (launcher, ranks, agents):
@@ -190,6 +204,7 @@ def test_an_agent_or_its_ssh_is_killed(tmp_path: Path, part: str, number: signal
     assert re.search(r"ronde: rank 0: ended by the launcher \(SIGTERM\), pid \d+ on h1\n", err.decode())
 
 
+@pytest.mark.processes
 def test_an_agent_that_is_told_to_end_says_so(tmp_path: Path) -> None:
     with started(tmp_path) as (launcher, ranks, agents):
         os.kill(pid_of(tmp_path, "h1", "agent"), signal.SIGTERM)
@@ -200,6 +215,7 @@ def test_an_agent_that_is_told_to_end_says_so(tmp_path: Path) -> None:
     assert err.decode().startswith("ronde: host h1 was lost: its agent was ended by SIGTERM\n")
 
 
+@pytest.mark.processes
 def test_a_host_falls_silent(tmp_path: Path) -> None:
     with started(tmp_path, "--host-timeout", "1") as (launcher, ranks, agents):
         agent = pid_of(tmp_path, "h2", "agent")
@@ -212,6 +228,7 @@ def test_a_host_falls_silent(tmp_path: Path) -> None:
     assert err.decode().startswith("ronde: host h2 was lost: no sign of life for 1 s\n")
 
 
+@pytest.mark.processes
 def test_the_launcher_falls_silent(tmp_path: Path) -> None:
     with started(tmp_path, "--host-timeout", "1") as (launcher, ranks, agents):
         launcher.process.send_signal(signal.SIGSTOP)
@@ -223,6 +240,7 @@ def test_the_launcher_falls_silent(tmp_path: Path) -> None:
     assert re.match(r"ronde: host h[12] was lost: ", err.decode())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ended", [False, True])
 def test_ranks_outlast_a_silent_launcher_if_the_store_has_standbys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
@@ -257,6 +275,7 @@ def test_ranks_outlast_a_silent_launcher_if_the_store_has_standbys(
     assert code == 255
 
 
+@pytest.mark.processes
 def test_the_others_go_on_without_a_host(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     script = f"echo ready $$ $$; [ $RONDE_RANK = 2 ] && exec sleep 1000; read x < {tmp_path}/go; echo done"
@@ -271,6 +290,7 @@ def test_the_others_go_on_without_a_host(tmp_path: Path) -> None:
     assert b"done" in out
 
 
+@pytest.mark.processes
 def test_processes_left_behind_on_another_host_are_ended(tmp_path: Path) -> None:
     script = "sleep 1000 >/dev/null 2>&1 & echo ready $! $!; sleep 0.1"
     with started(tmp_path, hosts="h1:1", script=script) as (launcher, ranks, agents):
@@ -280,6 +300,7 @@ def test_processes_left_behind_on_another_host_are_ended(tmp_path: Path) -> None
     assert (code, err) == (0, b"")
 
 
+@pytest.mark.processes
 def test_closed_output_ends_the_job(tmp_path: Path) -> None:
     with started(tmp_path, script="echo ready $$ $$; while :; do echo talk; done") as (launcher, ranks, agents):
         assert launcher.process.stdout is not None
@@ -289,6 +310,7 @@ def test_closed_output_ends_the_job(tmp_path: Path) -> None:
         assert agents.all_ended(within=5.0)
 
 
+@pytest.mark.processes
 def test_a_slow_reader_makes_ranks_wait_and_holds_no_sign_of_life_up(tmp_path: Path) -> None:
     script = "echo ready $$ $$; while :; do echo talk >&2; done"
     with started(tmp_path, "--host-timeout", "1", script=script) as (launcher, ranks, _):
@@ -298,6 +320,7 @@ def test_a_slow_reader_makes_ranks_wait_and_holds_no_sign_of_life_up(tmp_path: P
         assert ranks.all_ended(within=BOUND)
 
 
+@pytest.mark.processes
 def test_the_cause_is_found_when_the_host_with_the_store_dies(tmp_path: Path) -> None:
     script = (
         "import collectives as ronde, os; w = ronde.init(); w.barrier()\n"

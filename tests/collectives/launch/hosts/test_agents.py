@@ -40,6 +40,7 @@ def run(
     return done.returncode, sorted(done.stdout.decode().splitlines()), done.stderr.decode()
 
 
+@pytest.mark.processes
 def test_ranks_of_two_hosts(tmp_path: Path) -> None:
     script = "echo $RONDE_RANK $RONDE_SIZE $RONDE_LOCAL_RANK $RONDE_LOCAL_SIZE $OF_LOGIN $PWD; echo problem >&2"
     code, out, err = run(tmp_path, script, "-H", "h1:2,h2")
@@ -56,12 +57,14 @@ def test_ranks_of_two_hosts(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.processes
 def test_ranks_here_are_started_without_ssh(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "echo ${OF_LOGIN:-here}", "-H", "localhost:1,h2:1")
     assert (code, out) == (0, ["[rank 0, localhost] here", "[rank 1, h2] h2"]), err
     assert not (tmp_path / "localhost.ssh").exists()
 
 
+@pytest.mark.processes
 def test_a_host_file_and_fewer_ranks_than_slots(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("h1 slots=2\nh2 slots=2\nh3 slots=2\n")
     code, out, err = run(tmp_path, "echo $OF_LOGIN", "--hostfile", str(tmp_path / "hosts"), "-np", "3", "--no-prefix")
@@ -69,6 +72,7 @@ def test_a_host_file_and_fewer_ranks_than_slots(tmp_path: Path) -> None:
     assert not (tmp_path / "h3.ssh").exists()
 
 
+@pytest.mark.processes
 def test_environment_on_another_host(tmp_path: Path) -> None:
     value = 'it\'s "quoted" $HOME `x` !y\nand a line'
     extra = {"BASH_FUNC_f%%": "() {  true\n}", "LANG_OF": "x", "ODD": value, "RONDE_STALL": "7"}
@@ -86,17 +90,20 @@ def test_environment_on_another_host(tmp_path: Path) -> None:
     assert not {"LANG_OF", "BASH_FUNC_f%%"} & set(found)
 
 
+@pytest.mark.processes
 def test_only_rank_0_reads_the_input_wherever_it_is(tmp_path: Path) -> None:
     text = b"".join(b"line %d\n" % n for n in range(100_000))
     code, out, err = run(tmp_path, "wc -c", "-H", "h1:1,h2:1", "--no-prefix", given=text)
     assert (code, out) == (0, sorted(["0", str(len(text))])), err
 
 
+@pytest.mark.processes
 def test_an_input_that_nobody_reads_holds_nothing_up(tmp_path: Path) -> None:
     code, _, err = run(tmp_path, "exec <&-; exit 0", "-H", "h1:1", given=b"x" * 1_000_000)
     assert code == 0, err
 
 
+@pytest.mark.processes
 def test_large_output_arrives_completely_and_in_order(tmp_path: Path) -> None:
     script = "i=0; while [ $i -lt 20000 ]; do echo line $i of a rank that has much to say; i=$((i+1)); done"
     variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)}
@@ -107,6 +114,7 @@ def test_large_output_arrives_completely_and_in_order(tmp_path: Path) -> None:
         assert mine == [f"[rank {rank}, {host}] line {n} of a rank that has much to say" for n in range(20000)]
 
 
+@pytest.mark.processes
 def test_output_files(tmp_path: Path) -> None:
     script = r"printf 'out %s\nno end' $RONDE_RANK; echo err >&2"
     code, _, err = run(tmp_path, script, "-H", "localhost:1,h2:1", "--output-filename", str(tmp_path / "logs"))
@@ -116,6 +124,7 @@ def test_output_files(tmp_path: Path) -> None:
         assert (tmp_path / f"logs/rank.{rank}/stderr").read_text() == "err\n"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("hosts", ["h1:2,h2:2", "localhost:1,h2:2"])
 def test_a_world_over_agents(tmp_path: Path, hosts: str) -> None:
     script = (
@@ -129,6 +138,7 @@ def test_a_world_over_agents(tmp_path: Path, hosts: str) -> None:
     assert done.stdout.decode().splitlines() == [f"{sum(range(size))} {size}"] * size
 
 
+@pytest.mark.processes
 def test_a_world_over_agents_with_tls(tmp_path: Path) -> None:
     script = "import collectives as ronde; w = ronde.init(); print(int(w.allreduce(w.rank + 1.0)))"
     certificates = Authority(tmp_path).end().variables
@@ -138,6 +148,7 @@ def test_a_world_over_agents_with_tls(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, b"6\n6\n6\n"), done.stderr.decode()
 
 
+@pytest.mark.processes
 def test_several_ranks_of_another_host_ask_a_proxy_of_the_store(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "echo $OF_LOGIN $RONDE_STORE", "-H", "h1:2,h2:3,h3", "--no-prefix")
     assert code == 0, err
@@ -149,6 +160,7 @@ def test_several_ranks_of_another_host_ask_a_proxy_of_the_store(tmp_path: Path) 
     assert stores[-1] == ["h3", store], "a single rank asks the store itself"
 
 
+@pytest.mark.processes
 def test_ranks_behind_proxies_lose_one_and_go_on(tmp_path: Path) -> None:
     script = """
 import os, signal
@@ -174,6 +186,7 @@ print(world.allreduce(1))
 # How a job ends
 
 
+@pytest.mark.processes
 def test_a_failing_rank_ends_those_of_other_hosts(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "begun")
     script = f"""
@@ -186,6 +199,7 @@ def test_a_failing_rank_ends_those_of_other_hosts(tmp_path: Path) -> None:
     assert re.search(r"ronde: rank 0 afterwards: ended by the launcher \(SIGTERM\), pid \d+ on h1\n", err)
 
 
+@pytest.mark.processes
 def test_the_store_on_another_host_knows_the_culprit(tmp_path: Path) -> None:
     script = (
         "import collectives as ronde, os, signal; w = ronde.init(); w.barrier()\n"
@@ -198,12 +212,14 @@ def test_the_store_on_another_host_knows_the_culprit(tmp_path: Path) -> None:
     assert "ronde: rank 1 failed: exited with 1 (host h2" in done.stderr.decode()
 
 
+@pytest.mark.processes
 def test_keep_going(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "[ $RONDE_RANK = 0 ] && exit 5; echo done", "-H", "h1,h2", "--keep-going")
     assert (code, out) == (0, ["[rank 1, h2] done"])
     assert re.search(r"ronde: rank 0 failed: exited with 5, pid \d+", err)
 
 
+@pytest.mark.processes
 def test_time_limit(tmp_path: Path) -> None:
     code, _, err = run(tmp_path, "exec sleep 1000", "-H", "h1,h2", "--time-limit", "0.5")
     assert code == 124
@@ -211,6 +227,7 @@ def test_time_limit(tmp_path: Path) -> None:
     assert re.search(r"ronde: rank 1: ended by the launcher \(SIGTERM\), pid \d+ on h2", err)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_rank_that_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     script = f"[ $RONDE_RANK = 1 ] && kill -{number.value} $$; exec sleep 1000"
@@ -219,6 +236,7 @@ def test_a_rank_that_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     assert f"ronde: rank 1 failed: killed by {number.name} (host h2" in err
 
 
+@pytest.mark.processes
 def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
     variables = install(tmp_path) | {"PYTHONPATH": str(ROOT)}
     done = ronde("run", "-H", "localhost,h2", "no-such-program", extra=variables)
@@ -272,6 +290,7 @@ def test_a_host_is_lost_from_the_moment_at_which_it_may_have_ranks(told_to_start
             assert host.failure == Failure("its agent was ended by SIGINT", lost=told_to_start)
 
 
+@pytest.mark.processes
 def test_l1_program_that_is_missing_on_another_host(tmp_path: Path) -> None:
     """The rank that has started here is ended. The program is a descriptor that the other host does not have."""
     program = tmp_path / "program"
@@ -285,6 +304,7 @@ def test_l1_program_that_is_missing_on_another_host(tmp_path: Path) -> None:
     assert "host h2: cannot start '/proc/self/fd/9'" in done.stderr
 
 
+@pytest.mark.processes
 def test_l1_program_that_is_missing_on_all_hosts(tmp_path: Path) -> None:
     for hosts in ("localhost:1,h2:1", "h1:1,h2:1", "localhost:1,127.0.0.2:1", "h1"):
         done = ronde("run", "-H", hosts, "./nosuch", extra=install(tmp_path) | {"PYTHONPATH": str(ROOT)})
@@ -292,6 +312,7 @@ def test_l1_program_that_is_missing_on_all_hosts(tmp_path: Path) -> None:
         assert (done.returncode, "Traceback" in text, "./nosuch" in text) == (127, False, True), text
 
 
+@pytest.mark.processes
 def test_a_folder_that_is_missing_on_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
@@ -303,6 +324,7 @@ def test_a_folder_that_is_missing_on_another_host(tmp_path: Path, monkeypatch: p
     assert len(text.splitlines()) == 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("more", [[], ["--min-np", "2"]], ids=["plain", "elastic"])
 def test_l2_two_names_of_this_host(more: list[str]) -> None:
     done = ronde(
@@ -326,6 +348,7 @@ def test_l10_facts_of_another_version() -> None:
         fields_of(Start, {"command": ["x"]})
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("hosts", "address"), [("h1:1,localhost:1", "127.0.0.5"), ("localhost:1,h1:1", "127.0.0.1")], ids=["there", "here"]
 )
@@ -341,6 +364,7 @@ def test_l13_the_address_for_torch_is_where_rank_0_runs(tmp_path: Path, hosts: s
     assert int(first.split()[1]) > 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ranks", [1, 3], ids=["one rank", "several ranks, which get a proxy"])
 def test_no_rank_starts_where_the_store_cannot_be_reached(ranks: int) -> None:
     with selectors.DefaultSelector() as selector, contextlib.closing(Guardian()) as guardian, socket.socket() as free:

@@ -152,6 +152,7 @@ def test_events_that_come_with_the_end_of_the_link_do_nothing() -> None:
         assert link.closed == "the connection has ended"
 
 
+@pytest.mark.processes
 def test_the_end_of_a_command_leaves_nothing_to_watch() -> None:
     """A selector that still watched the process would find it readable for ever, and its owner would not sleep."""
     with (

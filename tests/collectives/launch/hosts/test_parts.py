@@ -65,6 +65,7 @@ def test_a_limit_that_is_too_low_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         parts.divided(20)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("host", ["localhost", "h1"])
 def test_ranks_in_parts_are_as_others(tmp_path: Path, host: str) -> None:
     script = "echo $RONDE_RANK $RONDE_LOCAL_RANK $RONDE_LOCAL_SIZE $(wc -c); [ $RONDE_RANK != 13 ] || exit 7"
@@ -77,6 +78,7 @@ def test_ranks_in_parts_are_as_others(tmp_path: Path, host: str) -> None:
     assert "rank 13" in done.stderr.decode()
 
 
+@pytest.mark.processes
 def test_newcomers_find_room_in_parts(tmp_path: Path) -> None:
     """The newcomer replaces a rank that was killed."""
     go = tmp_path / "go"
@@ -93,12 +95,14 @@ def test_newcomers_find_room_in_parts(tmp_path: Path) -> None:
     assert "process 13 failed: killed by SIGKILL" in done.stderr.decode()
 
 
+@pytest.mark.processes
 def test_a_limit_that_is_too_low_ends_an_elastic_job() -> None:
     done = ronde("run", "--min-np", str(RANKS), "true", limit=40)
     assert done.returncode == 2
     assert b"ronde run: the limit of open descriptors is 40 (ulimit -Hn): too low for 20 ranks" in done.stderr
 
 
+@pytest.mark.processes
 def test_a_program_that_cannot_be_started_is_one_error() -> None:
     done = ronde("run", "-np", str(RANKS), "/nowhere/program")
     assert (done.returncode, done.stderr.decode().strip()) == (
@@ -107,6 +111,7 @@ def test_a_program_that_cannot_be_started_is_one_error() -> None:
     )
 
 
+@pytest.mark.processes
 def test_the_loss_of_an_agent_ends_its_ranks_and_the_job() -> None:
     script = "echo $$; [ $RONDE_RANK = 0 ] || exec sleep 100; read -r line; kill -9 $PPID; exec sleep 100"
     command = few_descriptors("run", "-np", str(RANKS), "--no-prefix", "sh", "-c", script)

@@ -69,6 +69,7 @@ def test_tasks_per_node() -> None:
     assert tasks_per_node("2(x3),1,4(x2)") == [2, 2, 2, 1, 4, 4]
 
 
+@pytest.mark.processes
 def test_a_job_in_an_allocation(tmp_path: Path) -> None:
     script = tmp_path / "srun"
     script.write_text(SRUN)
@@ -80,6 +81,7 @@ def test_a_job_in_an_allocation(tmp_path: Path) -> None:
     assert sorted(done.stdout.decode().splitlines()) == lines
 
 
+@pytest.mark.processes
 def test_the_doctor_in_an_allocation(tmp_path: Path) -> None:
     script = tmp_path / "srun"
     script.write_text(SRUN)

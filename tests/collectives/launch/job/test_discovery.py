@@ -28,16 +28,19 @@ def slots(found: Discovery) -> dict[str, int]:
     return {host.name: host.slots for host in found.find()}
 
 
+@pytest.mark.processes
 def test_a_script(tmp_path: Path) -> None:
     text = 'echo "h1:4"; echo; echo "# none"; echo "user@h2"; echo "[fd00::1]:2"; echo $1 noise >&2'
     assert slots(discovery.script(written(tmp_path, text), 3)) == {"h1": 4, "h2": 3, "fd00::1": 2}
 
 
+@pytest.mark.processes
 def test_a_script_with_arguments_that_names_no_host(tmp_path: Path) -> None:
     path = written(tmp_path, '[ "$2" = "a b" ]')
     assert slots(discovery.script(f"{path} x 'a b'", 1)) == {}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -55,6 +58,7 @@ def test_a_script_that_fails(tmp_path: Path, text: str, complaint: str) -> None:
     assert complaint in str(caught.value)
 
 
+@pytest.mark.processes
 def test_e7_a_script_has_ended_though_a_child_holds_its_output(tmp_path: Path) -> None:
     alone = 'python3 -c \'import os, time; os.setsid(); open("{}", "w").write(str(os.getpid())); time.sleep(60)\' &'
     path = written(
@@ -68,17 +72,20 @@ def test_e7_a_script_has_ended_though_a_child_holds_its_output(tmp_path: Path) -
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.processes
 def test_a_script_that_prints_too_much(tmp_path: Path) -> None:
     with pytest.raises(DiscoveryError, match=r"1048576 bytes"):
         discovery.script(written(tmp_path, "head -c 3000000 /dev/zero"), 1).find()
 
 
+@pytest.mark.processes
 def test_a_script_that_closes_its_output_early_is_waited_for(tmp_path: Path) -> None:
     path = written(tmp_path, "echo h1:2; exec >&- 2>&-; sleep 0.3; exit 3")
     with pytest.raises(DiscoveryError, match="exited with 3"):
         discovery.script(path, 1).find()
 
 
+@pytest.mark.processes
 def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "COMMAND_SECONDS", 0.3)
     path = written(tmp_path, f"sleep 98764 & echo $! > {tmp_path}/pid; wait")
@@ -90,6 +97,7 @@ def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypa
         assert child.all_ended(within=30)
 
 
+@pytest.mark.processes
 def test_a_script_that_is_gone(tmp_path: Path) -> None:
     path = Path(written(tmp_path, "echo h1"))
     found = discovery.script(str(path), 1)
@@ -120,6 +128,7 @@ def test_addresses_behind_a_name() -> None:
         dns("no-such-host.invalid", 1).find()
 
 
+@pytest.mark.processes
 def test_an_allocation_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = tmp_path / "nodes"
     nodes.write_text(

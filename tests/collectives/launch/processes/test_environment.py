@@ -103,6 +103,7 @@ def test_srun_command() -> None:
     assert words[-5:] == [sys.executable, "-S", "-E", "-c", BOOTSTRAP]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash", "csh", "tcsh", "zsh", "fish"])
 def test_no_shell_changes_the_bootstrap_text(shell: str) -> None:
     if shutil.which(shell) is None:
@@ -127,6 +128,7 @@ def bootstrapped(folder: Path, module: str, variables: dict[str, str], given: st
     )
 
 
+@pytest.mark.processes
 def test_bootstrap_takes_folder_and_variables_from_its_input(tmp_path: Path) -> None:
     (tmp_path / "an_agent.py").write_text("import os, sys; print(os.getcwd(), repr(os.environ['V']), sys.stdin.read())")
     value = 'it\'s "quoted"\n$HOME !x \udcff\\'
@@ -134,6 +136,7 @@ def test_bootstrap_takes_folder_and_variables_from_its_input(tmp_path: Path) -> 
     assert done.stdout == f"{tmp_path} {value!r} rest\n"
 
 
+@pytest.mark.processes
 def test_l3_the_folder_of_an_agent_is_the_last_place_for_modules(tmp_path: Path) -> None:
     for name in ("collectives", "transports"):
         (tmp_path / name).mkdir()
@@ -143,6 +146,7 @@ def test_l3_the_folder_of_an_agent_is_the_last_place_for_modules(tmp_path: Path)
     assert (done.returncode, done.stdout) == (0, "imported\n"), done.stderr
 
 
+@pytest.mark.processes
 def test_a_folder_that_an_agent_cannot_enter_is_one_sentence(tmp_path: Path) -> None:
     done = bootstrapped(tmp_path / "nosuch", "an_agent", {}, "")
     assert agent_commands.NO_FOLDER[done.returncode] == errno.ENOENT

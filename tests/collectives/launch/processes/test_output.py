@@ -129,6 +129,7 @@ def test_exit_code_and_text_of_a_status(status: int, code: int, text: str) -> No
     assert (exit_code(status), describe_status(status)) == (code, text)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds")
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_children_are_collected_in_the_order_in_which_they_ended(order: tuple[int, ...]) -> None:

@@ -26,6 +26,7 @@ assert comm.allreduce(np.ones(3)).tolist() == [comm.size] * 3
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("refused", ["ENOSYS", "EPERM", "EINVAL"])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_p2_calls_that_are_refused_are_not_needed(tmp_path: Path, refused: str, transport: str) -> None:

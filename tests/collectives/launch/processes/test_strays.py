@@ -48,6 +48,7 @@ def assert_none_is_left(word: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ending", ["0", "3", "stubborn"])
 def test_l6_a_child_that_called_setsid(tmp_path: Path, ending: str) -> None:
     code = f"{STRAY}\nstray({ending == 'stubborn'})\nsys.exit({0 if ending == 'stubborn' else ending})"
@@ -57,6 +58,7 @@ def test_l6_a_child_that_called_setsid(tmp_path: Path, ending: str) -> None:
     assert left(word) == []
 
 
+@pytest.mark.processes
 def test_l6_also_in_an_elastic_job_and_when_the_launcher_is_killed(tmp_path: Path) -> None:
     word, code = tmp_path.name, f"{STRAY}\nimport ronde\nronde.init()\nstray(False)"
     ended = ronde("run", "-np", "2", "--min-np", "1", sys.executable, "-c", code, extra={"STRAY": word})
@@ -71,6 +73,7 @@ def test_l6_also_in_an_elastic_job_and_when_the_launcher_is_killed(tmp_path: Pat
         assert_none_is_left(word)
 
 
+@pytest.mark.processes
 def test_l6_a_process_that_is_to_outlive_the_job(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys\nos.environ.pop('RONDE_JOB')\n"
@@ -82,6 +85,7 @@ def test_l6_a_process_that_is_to_outlive_the_job(tmp_path: Path) -> None:
     assert_none_is_left(tmp_path.name)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("killed", [False, True])
 def test_l6_a_discovery_script_that_still_runs(tmp_path: Path, killed: bool) -> None:
     script = tmp_path / "find"

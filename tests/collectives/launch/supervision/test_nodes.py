@@ -94,6 +94,7 @@ def test_bytes_travel_through_a_store_both_ways_and_end() -> None:
 # With processes
 
 
+@pytest.mark.processes
 def test_nodes_make_one_world_and_print_their_own_output() -> None:
     with nodes(3, "echo $RONDE_RANK $RONDE_SIZE $RONDE_LOCAL_RANK $RONDE_LOCAL_SIZE; echo e >&2", np=2) as launchers:
         for node, launcher in enumerate(launchers):
@@ -104,6 +105,7 @@ def test_nodes_make_one_world_and_print_their_own_output() -> None:
             assert len(err.splitlines()) == 2
 
 
+@pytest.mark.processes
 def test_a_world_over_nodes() -> None:
     script = (
         "import collectives as ronde, numpy as np; w = ronde.init();"
@@ -115,6 +117,7 @@ def test_a_world_over_nodes() -> None:
             assert (code, out) == (0, b"10 4\n10 4\n"), err.decode()
 
 
+@pytest.mark.processes
 def test_a_world_over_nodes_with_tls(tmp_path: Path) -> None:
     script = "import collectives as ronde; w = ronde.init(); print(int(w.allreduce(w.rank + 1.0)))"
     options = ["--transport", "tcp", "--no-prefix"]
@@ -125,6 +128,7 @@ def test_a_world_over_nodes_with_tls(tmp_path: Path) -> None:
             assert (code, out) == (0, b"3\n"), err.decode()
 
 
+@pytest.mark.processes
 def test_a_failing_rank_ends_all_nodes_and_node_0_reports() -> None:
     script = "if [ $RONDE_RANK = 1 ]; then echo the reason >&2; exit 7; fi; exec sleep 1000"
     with nodes(2, script) as (first, second):
@@ -136,12 +140,14 @@ def test_a_failing_rank_ends_all_nodes_and_node_0_reports() -> None:
         assert err.decode().endswith("the reason\nronde: the job ended with exit code 7; node 0 tells why\n")
 
 
+@pytest.mark.processes
 def test_a_program_that_one_node_does_not_have(tmp_path: Path) -> None:
     script = tmp_path / "there"
     with nodes(2, f"exec {script}") as launchers:
         assert [launcher.finish()[0] for launcher in launchers] == [127, 127]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("victim", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGINT)])
 def test_a_node_that_dies_ends_the_others(victim: int, number: signal.Signals) -> None:
     with nodes(2, SLEEP, "--host-timeout", "3", "--grace", "1") as launchers:
@@ -159,6 +165,7 @@ def test_a_node_that_dies_ends_the_others(victim: int, number: signal.Signals) -
     assert re.search(rf"^ronde( run)?: {lost} was lost: ", err.decode(), re.MULTILINE), err.decode()
 
 
+@pytest.mark.processes
 def test_ctrl_c_on_node_0_ends_all() -> None:
     with nodes(2, SLEEP) as launchers:
         pids = [int(launcher.read_words("ready", 1)[0][0]) for launcher in launchers]
@@ -178,18 +185,21 @@ def alone(*options: str, extra: dict[str, str] | None = None) -> tuple[int, str]
     return done.returncode, done.stderr.decode()
 
 
+@pytest.mark.processes
 def test_a_node_that_does_not_come_is_named() -> None:
     code, err = alone("--nodes", "3", "--node-rank", "0", "--start-timeout", "0.5")
     assert code == 1
     assert "ronde run: --meet: node 1, 2 of 3 did not come to tcp://127.0.0.1:" in err
 
 
+@pytest.mark.processes
 def test_no_node_0() -> None:
     code, err = alone("--nodes", "3", "--node-rank", "1", "--start-timeout", "0.5")
     assert code == 1
     assert re.match(r"ronde run: no connection to the store at tcp://127.0.0.1:\d+: .*refused", err)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "extra", "code", "text"),
     [
@@ -205,6 +215,7 @@ def test_bad_options(options: list[str], extra: dict[str, str] | None, code: int
     assert (found, text in err) == (code, True), err
 
 
+@pytest.mark.processes
 def test_another_secret() -> None:
     port = free_port()
     options = ["--meet", f"127.0.0.1:{port}", "--start-timeout", "5"]
@@ -215,6 +226,7 @@ def test_another_secret() -> None:
         assert first.finish()[0] == 1
 
 
+@pytest.mark.processes
 def test_the_same_node_twice() -> None:
     with nodes(3, SLEEP, "--start-timeout", "5") as launchers:
         arguments = launchers[1].process.args
