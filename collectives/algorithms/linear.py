@@ -20,7 +20,12 @@ def _cost(g: Geometry) -> Cost:
     return Cost(g.size - 1, share(g), copied=1 / g.size)
 
 
-@algorithm("gather", "linear", traffic=_traffic, cost=_cost)
+def _rooted_cost(g: Geometry) -> Cost:
+    """All messages of the root are under way at a time."""
+    return _cost(g)._replace(flight=max(1, g.size - 1))
+
+
+@algorithm("gather", "linear", traffic=_traffic, cost=_rooted_cost)
 def gather(g: Geometry) -> Iterator[Step]:
     """Every rank sends its block to the root. Traffic (p - 1) / p N."""
     if g.rank != g.root:
@@ -31,7 +36,7 @@ def gather(g: Geometry) -> Iterator[Step]:
     yield copy(inp(g.rank), out(g.rank), "copy own block")
 
 
-@algorithm("scatter", "linear", traffic=_traffic, cost=_cost)
+@algorithm("scatter", "linear", traffic=_traffic, cost=_rooted_cost)
 def scatter(g: Geometry) -> Iterator[Step]:
     """The root sends each rank its block. Traffic (p - 1) / p N."""
     if g.rank != g.root:
