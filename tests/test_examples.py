@@ -90,3 +90,18 @@ def test_mpi_jacobi(size: int, grid: str) -> None:
     assert done.returncode == 0, done.stderr.decode()
     assert f"{grid} ranks, 200 steps: warmest" in done.stdout.decode()
     assert "as one process: yes" in done.stdout.decode()
+
+
+@pytest.mark.processes
+def test_mpi_emcee() -> None:
+    pytest.importorskip("emcee", reason="emcee is not installed: pip install emcee")
+    script = str(EXAMPLES / "mpi_emcee.py")
+    said = [
+        ronde("run", "-np", str(size), "--no-prefix", sys.executable, "-m", "ronde.mpi.futures", script).stdout.decode()
+        for size in (1, 3)
+    ]
+    assert said[0] == said[1]
+    found = re.fullmatch(r"slope (\S+), height (\S+), accepted (\S+)\n", said[0])
+    assert found is not None, said
+    assert abs(float(found[1]) - 0.7) < 0.03
+    assert abs(float(found[2]) - 2.0) < 0.2
