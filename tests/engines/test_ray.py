@@ -346,20 +346,21 @@ def test_inside_a_placement_group_its_bundles_are_used() -> None:
 
 def test_inside_a_placement_group_bundles_that_are_taken_are_named() -> None:
     @ray.remote(num_cpus=1)
-    def trial() -> str:
-        settings = engine.RayExecutor.create_settings(placement_group_timeout_s=5)
-        try:
-            with engine.RayExecutor(settings, num_workers=2):
-                return "started"
-        except DeadlineExceeded as error:
-            return str(error)
+    class Trial:  # a task would give its CPU back while it waits
+        def run(self) -> str:
+            settings = engine.RayExecutor.create_settings(placement_group_timeout_s=5)
+            try:
+                with engine.RayExecutor(settings, num_workers=2):
+                    return "started"
+            except DeadlineExceeded as error:
+                return str(error)
 
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     group = ray.util.placement_group([{"CPU": 1}] * 2, strategy="PACK")
     strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
     try:
-        told = ray.get(trial.options(scheduling_strategy=strategy).remote(), timeout=SECONDS)
+        told = ray.get(Trial.options(scheduling_strategy=strategy).remote().run.remote(), timeout=SECONDS)
         assert "bundles without room: 0" in told or "bundles without room: 1, 0" in told
     finally:
         ray.util.remove_placement_group(group)
