@@ -100,6 +100,10 @@ class Communicator(AsynchronousCalls):
         DeadlineExceeded  if some ranks did not call it within `timeout`; it names them, on the ranks that did call
         ClosedError       if a rank closed without calling it; it names that rank
 
+    Deadlines
+        `timeout` is in seconds, by default those of the setting `timeout`; `math.inf` stands for none. Reports on
+        calls that make no progress come in any case.
+
     Errors of all methods
         TypeError, ValueError  a bad argument, found before anything is sent. The communicator stays usable.
         MismatchError          the ranks' calls do not fit together. The communicator is aborted unless the method says

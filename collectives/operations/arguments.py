@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from collectives.schedule import split_evenly
 
 _NUMBERS = (int, float, np.integer, np.floating)
+
+FOREVER: Final = 2_000_000.0
+"""Seconds, 23 days, that stand for no deadline: more are too many milliseconds for calls of the system that wait."""
 
 
 class Arguments:
@@ -33,9 +35,9 @@ class Arguments:
         """The seconds that a call may take. Raises ValueError for a bad value."""
         if timeout is None:
             return self.seconds
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
-            raise ValueError(f"timeout={timeout!r}: must be a positive, finite number of seconds")
-        return float(timeout)
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise ValueError(f"timeout={timeout!r}: must be a positive number of seconds, or math.inf")
+        return min(float(timeout), FOREVER)
 
     def deadline(self) -> float:
         """The time by which an answer that is asked for now must be known (monotonic seconds)."""

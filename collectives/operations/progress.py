@@ -99,7 +99,7 @@ class RingWork(Work[Any]):
                 pass
             return
         until = time.monotonic() + timeout
-        while not self._ended(self.number, min(_SLICE, int(1e9 * max(0.0, until - time.monotonic())))):
+        while not self._ended(self.number, int(min(_SLICE, 1e9 * max(0.0, until - time.monotonic())))):
             if time.monotonic() >= until:
                 raise DeadlineExceeded(f"the operation did not complete within {timeout} s; it is still in flight")
 
