@@ -22,25 +22,34 @@ class Op:
                  functions do. A ufunc works too. The arrays are pieces of any length of the ranks' arrays
     commutative  False: contributions are combined in rank order, in the tree of `reproducible=True`
     name         for messages; by default that of the function. The same on all ranks
+    trial        False: the function is not tried before a call, for one that fails on zeros or has effects
 
     The function must be associative. All ranks get the same bits as long as it gives the same result for the same
     arguments. Arrays may have a structured dtype, if it has no Python objects. Arrays on GPUs are combined in host
     memory.
 
-    Raises TypeError for a function that cannot be called. A call with an op tries it on arrays of two zeros, and raises
-    what it raises there, or TypeError if it returns another dtype or length, before anything is sent. An error that it
-    raises later aborts the communicator.
+    Raises TypeError for a function that cannot be called. A call of a new kind tries the function on arrays of two
+    zeros, and raises what it raises there, or TypeError if it returns another dtype or length, before anything is sent.
+    An error that it raises later aborts the communicator.
 
     Source: MPI_Op_create of MPI 4.1, section 6.9.5.
     """
 
-    __slots__ = ("_text", "commutative", "function", "name")
+    __slots__ = ("_text", "commutative", "function", "name", "trial")
 
-    def __init__(self, function: Callable[[Array, Array], Any], commutative: bool = True, *, name: str = "") -> None:
+    def __init__(
+        self,
+        function: Callable[[Array, Array], Any],
+        commutative: bool = True,
+        *,
+        name: str = "",
+        trial: bool = True,
+    ) -> None:
         if not callable(function):
             raise TypeError(f"function={function!r}: must be a function of two arrays")
         self.function = function
         self.commutative = bool(commutative)
+        self.trial = bool(trial)
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self._text = f"Op({self.name})" if commutative else f"Op({self.name}, commutative=False)"
 
@@ -64,10 +73,12 @@ class Op:
         out[...] = result
 
     def check(self, dtype: np.dtype[Any]) -> None:
-        """Try the function on arrays of a dtype. Raises what it raises, and TypeError if its result does not fit or the
-        dtype cannot be communicated."""
+        """Try the function on arrays of a dtype, if it may be tried. Raises what it raises, and TypeError if its result
+        does not fit or the dtype cannot be communicated."""
         if dtype.names is None or dtype.hasobject or not dtype.isnative:
             check_dtype(dtype, "x")
+        if not self.trial:
+            return
         zeros = np.zeros(2, dtype)
         with np.errstate(all="ignore"):
             self.combine(zeros, zeros, np.empty_like(zeros))

@@ -50,7 +50,9 @@ class OpBody(Body):
         made = self._ops.get(body)
         if made is None:
             combine = self._pairs if not self.own else _on_buffers(self.function, datatype)
-            made = self._ops[body] = collectives.Op(combine, self.commutes, name=self.predefined or "of the program")
+            made = self._ops[body] = collectives.Op(
+                combine, self.commutes, name=self.predefined or "of the program", trial=False
+            )
         return made, dtype
 
     def _pairs(self, a: Any, b: Any) -> Any:

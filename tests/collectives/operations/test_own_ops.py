@@ -222,3 +222,22 @@ def test_ops_that_differ_are_a_mismatch() -> None:
                 comm.allreduce(np.ones(3), Op(np.add, commutative=comm.rank != 1))
 
         world.run(program)
+
+
+def test_a_function_that_fails_on_zeros_is_not_tried_if_it_says_so(worlds: Worlds) -> None:
+    """Without the trial the first call of the function is on the ranks' numbers."""
+    seen: list[float] = []
+
+    def quotient(a: Any, b: Any) -> Any:
+        seen.append(float(b.min()))
+        if not b.all():
+            raise ZeroDivisionError("zeros")
+        return a / b
+
+    def body(comm: Communicator) -> Any:
+        with pytest.raises(ZeroDivisionError):
+            comm.allreduce(np.full(2, comm.rank + 1.0), Op(quotient, False))
+        return comm.allreduce(np.full(2, comm.rank + 1.0), Op(quotient, False, trial=False)).tolist()
+
+    assert worlds.get("local", 2).run(body) == [[0.5, 0.5]] * 2
+    assert seen.count(0.0) == 2, "once on each rank, in the trial"
