@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from transports.base import Group
+from transports.core_count import usable_cores
 
 _SHARED: Final = 10e-6
 """Seconds of a yield after which the core counts as shared. A yield of an unshared core takes a tenth of this."""
@@ -52,8 +53,7 @@ class Cores:
     @property
     def suffice(self) -> bool:
         """True if there is a core for each rank of this host, and each rank is a process of its own."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cores >= self._count and not self.shares_process
+        return usable_cores() >= self._count and not self.shares_process
 
     def leave(self) -> None:
         """Yield this thread's core. If another thread used it for long, move to this rank's own part of the cores."""

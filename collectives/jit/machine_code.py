@@ -92,6 +92,8 @@ def obstacle() -> str | None:
         return f"the compiled interpreter is for CPython, not {sys.implementation.name}"
     if sys.maxsize < 2**32 or sys.byteorder != "little":
         return "the compiled interpreter needs a 64-bit little-endian machine"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return "the compiled interpreter needs Python's lock, which this Python runs without"
     try:
         version("numba"), version("llvmlite")
     except PackageNotFoundError:

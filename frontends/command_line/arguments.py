@@ -12,7 +12,7 @@ from typing import Any
 
 from collectives.launch.hosts import Srun, Ssh
 from collectives.launch.job import NamedHost, Place, allocated, parse_file, parse_list, share_out
-from collectives.launch.processes import usable_cores
+from transports.core_count import usable_cores
 from transports.errors import ConfigError
 
 

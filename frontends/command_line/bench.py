@@ -25,6 +25,7 @@ from collectives.gpu import cuda
 from frontends.command_line.arguments import add_sizes, output_file, positive, sizes_of, whole
 from frontends.command_line.measuring import add_ranks, measure_on_ranks, no_progress, progress, size_of
 from frontends.command_line.plots import add_plot, plot_sizes
+from transports.core_count import usable_cores
 from transports.errors import RondeError
 
 COLLECTIVES: Final = (
@@ -188,7 +189,7 @@ def machine() -> dict[str, Any]:
     """Return the facts of the machine that results depend on."""
     return {
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": platform.platform(),
         "python": platform.python_version(),

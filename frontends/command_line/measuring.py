@@ -14,12 +14,12 @@ from typing import Final, Generic, TypeVar
 
 from collectives.config import Config
 from collectives.launch import run
-from collectives.launch.processes import usable_cores
 from collectives.startup import init
 from collectives.world import shutdown, world
 from frontends.command_line.arguments import add_hosts, count, places_of
 from frontends.command_line.run import run_job, start_timeout, variables_of
 from transports import launchers
+from transports.core_count import usable_cores
 from transports.errors import ConfigError, RondeError
 
 T = TypeVar("T")

@@ -38,7 +38,6 @@ from collectives.launch.processes import (
     exported,
     fill_standard_descriptors,
     passed_on,
-    usable_cores,
 )
 from collectives.launch.supervision import Meeting, OwnJob, attend, come, given_secret, lead, parse_address, supervise
 from collectives.scaling import Cooldown, Terms
@@ -46,6 +45,7 @@ from frontends.command_line import horovod_settings
 from frontends.command_line.arguments import add_host_names, add_ways, count, places_of, positive, seconds, whole
 from transports import launchers, registry
 from transports.auth import new_secret
+from transports.core_count import usable_cores
 from transports.errors import ConfigError
 from transports.interfaces import choose_address
 from transports.settings import did_you_mean

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from collections import Counter
@@ -27,6 +26,7 @@ from frontends.horovod import (
     is_lossy,
     predivided,
 )
+from transports.core_count import usable_cores
 
 Groups = int | Sequence[Sequence[Any]] | None
 
@@ -124,7 +124,7 @@ class Reducer:
         ranks get the same answer.
         """
         comm = self._process_set.communicator
-        return comm.local_size == comm.size and (os.cpu_count() or 1) < 2 * comm.size
+        return comm.local_size == comm.size and usable_cores() < 2 * comm.size
 
     def _own(self, gradient: Any) -> Any:
         """Return a local gradient, divided by the number of ranks if `scale_local_gradients` is set."""

@@ -8,9 +8,11 @@ import os
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,12 +127,18 @@ def test_host_depends_on_the_mount_of_shared_memory_not_on_the_hostname(monkeypa
     elsewhere = host()
     assert elsewhere != here
 
-    def missing(path: str) -> os.stat_result:
-        raise FileNotFoundError(path)
+    def missing(path: str, **options: Any) -> os.stat_result:
+        if path == "/dev/shm":
+            raise FileNotFoundError(path)
+        return real(path, **options)
 
     monkeypatch.setattr(os, "stat", missing)
     fallback = host()
     assert fallback not in (here, elsewhere)
+    monkeypatch.setattr(uuid, "getnode", lambda: 1 << 40)  # there is no network card: it is random
+    without = host()
+    monkeypatch.setattr(uuid, "getnode", lambda: 1 << 40 | 5)
+    assert host() == without
     monkeypatch.setattr(socket, "gethostname", lambda: "a-third-container")
     assert host() not in (here, elsewhere, fallback)
 

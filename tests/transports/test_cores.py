@@ -176,3 +176,9 @@ def test_the_system_does_it() -> None:
     thread.join()
     assert seen == [mine.part(allowed), allowed]
     assert os.sched_getaffinity(0) == allowed
+
+
+def test_a_limit_of_a_core_is_not_enough_for_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "usable_cores", lambda: 1)
+    assert not of(0, "aa").suffice
+    assert of(0, "ab").suffice

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import socket
+import tempfile
 import time
 import urllib.parse
 import urllib.request
@@ -60,7 +61,7 @@ def open_store(url: str, secret: bytes, deadline: float, *, tls: Tls | None = No
 def this_member() -> Member:
     """The calling process. Processes that share kernel and /dev/shm have the same `host`, independent of their hostname
     and network: the digest of the kernel's boot id (random(4)) and the identity of the mount. On a system without
-    these, the digest of hostname and network card's address."""
+    these, the digest of the hostname, the network card's address if there is one, and the folder of temporary files."""
     own = Identity.own()
     return Member(_host_identity(), socket.gethostname(), own.pid, own.start, own.space)
 
@@ -73,7 +74,9 @@ def _host_identity() -> str:
         shared = os.stat("/dev/shm")
         identity = f"{boot}:{shared.st_dev}:{shared.st_ino}"
     except OSError:
-        identity = f"{socket.gethostname()}:{uuid.getnode()}"
+        card, folder = uuid.getnode(), os.stat(tempfile.gettempdir())
+        known = "" if card >> 40 & 1 else card  # without a card it is a random number, another one in each process
+        identity = f"{socket.gethostname()}:{known}:{folder.st_dev}:{folder.st_ino}"
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 

@@ -26,7 +26,6 @@ from collectives.launch.processes.processes import (
     signal_process,
     signals_as_bytes,
     spawn,
-    usable_cores,
 )
 from collectives.launch.processes.rank_processes import RankProcesses
 
@@ -55,5 +54,4 @@ __all__ = [
     "signals_as_bytes",
     "spawn",
     "torch_address",
-    "usable_cores",
 ]

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from collectives.launch.processes.processes import usable_cores
 from transports import launchers
+from transports.core_count import usable_cores
 from transports.errors import ConfigError
 
 PASSED_ON: Final = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_*", "RONDE_*")

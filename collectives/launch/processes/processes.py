@@ -18,13 +18,6 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _DEFAULTS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE", "SIGCHLD", "SIGXFSZ", "SIGUSR1", "SIGUSR2")
 
 
-def usable_cores() -> int:
-    """Number of cores that this process may run on."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def adopt_orphans() -> None:
     """Make this process the parent of descendants whose parent has died, so that it can wait for them.
 

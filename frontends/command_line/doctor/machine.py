@@ -15,12 +15,12 @@ from collectives.config import Config, Settings, unknown_variables
 from collectives.jit import cache_folder, obstacle
 from collectives.launch import run
 from collectives.launch.job import allocated
-from collectives.launch.processes import usable_cores
 from collectives.version import __version__
 from frontends.command_line.arguments import add_hosts, count, hosts_of, positive
 from frontends.command_line.doctor import cluster
 from frontends.command_line.doctor.facts import first_version, frameworks, gpu_software
 from transports import copying, launchers, registry
+from transports.core_count import usable_cores
 from transports.errors import ConfigError
 from transports.interfaces import interfaces
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from collectives.jit import cache
+from collectives.jit import cache, obstacle
 from collectives.jit.cache import (
     UnusableFolder,
     begin_making,
@@ -187,3 +188,10 @@ def test_a_user_without_a_home_has_a_folder(
     assert cache_folder() == folders[1]
     keep("a", b"text")
     assert find("a") == b"text"
+
+
+def test_p6_a_python_without_its_lock_has_no_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    assert "lock" in str(obstacle())
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    assert "lock" not in str(obstacle())
