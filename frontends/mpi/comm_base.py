@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+import collectives
 from frontends.mpi import constants, recovery
 from frontends.mpi.attributes import Attributed
 from frontends.mpi.constants import (
@@ -41,14 +42,20 @@ class Predefined(Body):
     def __init__(self, name: str, make: Callable[[Process], Peers]) -> None:
         self.predefined = name
         self._make = make
+        self._latest: tuple[Any, Any] = (None, None)
+        """A world, and the communicator in it: those of the last call."""
 
     def resolve(self) -> Peers:
         """The communicator of this rank."""
+        world, latest = self._latest
+        if world is not None and world is collectives.world():
+            return latest  # type: ignore[no-any-return]
         process = current()
         found: Peers | None = process.bodies.get(self.predefined)
         if found is None:
             found = process.bodies.setdefault(self.predefined, self._make(process))
             found.name = found.name or f"MPI_{self.predefined}"
+        self._latest = process.world, found
         return found
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from frontends.mpi import inter, intra, neighbors, objects
+from frontends.mpi import inter, intra, neighbors, objects, plain
 from frontends.mpi.comm_messages import Messages
 from frontends.mpi.info import Info
 from frontends.mpi.ops import SUM, Op
@@ -25,8 +25,11 @@ def forms(name: str) -> tuple[Form, Form, Form]:
         made: Plan = getattr(room, name)(peers, *arguments, **options)
         return made
 
+    short: Callable[..., bool] | None = getattr(plain, name, None)
+
     def blocking(self: Messages, *arguments: Any, **options: Any) -> None:
-        plan(self, *arguments, **options).run()
+        if short is None or not short(self.peers, *arguments, **options):
+            plan(self, *arguments, **options).run()
 
     def immediate(self: Messages, *arguments: Any, **options: Any) -> Request:
         return Request.begun(plan(self, *arguments, **options).begin())

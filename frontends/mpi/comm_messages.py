@@ -18,6 +18,7 @@ from frontends.mpi.info import INFO_NULL, Info
 from frontends.mpi.memory import Bytes, as_memory
 from frontends.mpi.objects import check_authenticated
 from frontends.mpi.operations import ANY_TAGS, Ended, Envelope, Operation, Receiving, Sending, Several
+from frontends.mpi.peers import Peers
 from frontends.mpi.pickles import encoded, pickle
 from frontends.mpi.requests import Prequest, Request
 from frontends.mpi.specs import message
@@ -46,18 +47,20 @@ class Messages(CommBase):
         """The object of bytes that have arrived; None for none."""
         return pickle.loads(data.data) if len(data) else None
 
-    def _check(self, rank: int, tag: int, *, receive: bool) -> None:
-        self.peers.check()
+    def _check(self, rank: int, tag: int, *, receive: bool) -> Peers:
+        """The ranks, if a message from or to one of them can have the tag. Raises Exception."""
+        peers = self.peers
+        peers.check()
         if not (0 <= tag <= TAG_LIMIT or (receive and tag == ANY_TAG)):
             raise error("ERR_TAG", f"tag={tag}: must be 0 to {TAG_LIMIT}{', or ANY_TAG' if receive else ''}")
-        if not (0 <= rank < self.peers.peer_count or rank == PROC_NULL or (receive and rank == ANY_SOURCE)):
+        if not (0 <= rank < peers.peer_count or rank == PROC_NULL or (receive and rank == ANY_SOURCE)):
             more = ", ANY_SOURCE" if receive else ""
-            raise error("ERR_RANK", f"rank {rank}: must be 0 to {self.peers.peer_count - 1}{more} or PROC_NULL")
+            raise error("ERR_RANK", f"rank {rank}: must be 0 to {peers.peer_count - 1}{more} or PROC_NULL")
+        return peers
 
     def _send(self, data: Callable[[], Bytes], dest: int, tag: int, mode: int) -> Operation:
         """Begin to send. The data of a buffered message are copied, and nobody waits for it."""
-        peers = self.peers
-        self._check(dest, tag, receive=False)
+        peers = self._check(dest, tag, receive=False)
         if dest == PROC_NULL:
             return Ended(_NO_RANK)
         if mode != _BUFFERED:
@@ -78,10 +81,10 @@ class Messages(CommBase):
         *,
         attended: bool = True,
     ) -> Operation:
-        self._check(source, tag, receive=True)
+        peers = self._check(source, tag, receive=True)
         if source == PROC_NULL:
             return Ended(_NO_RANK)
-        return Receiving(self.peers, target, finish, source, tag, attended=attended)
+        return Receiving(peers, target, finish, source, tag, attended=attended)
 
     def _receive_block(self, block: Block, source: int, tag: int, *, attended: bool = True) -> Operation:
         target, scatter = block.target()

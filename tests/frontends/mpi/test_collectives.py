@@ -230,3 +230,55 @@ def test_what_is_left_out_says_so() -> None:
     ):
         with pytest.raises(NotImplementedError):
             call()
+
+
+def test_arrays_that_are_not_plain_take_the_long_way(ranks: Run) -> None:
+    """The same calls on strided, read-only, differently shaped, small, structured and shared arrays."""
+
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        mine, seen = float(comm.rank + 1), []
+        strided = np.zeros((4, 2))[:, 0]
+        with pytest.raises((BufferError, ValueError)):
+            comm.Allreduce(np.full(4, mine), strided)
+        out = np.zeros((2, 2))
+        comm.Allreduce(np.full(4, mine), out)
+        seen.append(out.tolist())
+        same = np.full(3, mine)
+        comm.Allreduce(MPI.IN_PLACE, same)
+        seen.append(same.tolist())
+        fixed = np.full(2, mine)
+        fixed.flags.writeable = comm.rank != 0
+        comm.Bcast(fixed)
+        seen.append(fixed.tolist())
+        halves = np.zeros(2, np.float16)
+        comm.Allreduce(np.full(2, mine, np.float16), halves)
+        seen.append(halves.tolist())
+        turned = np.full((2, 2), mine, order="F")
+        comm.Allreduce(turned if comm.rank else np.full(4, mine), out)
+        seen.append(out.tolist())
+        both = np.zeros((2, 2), np.int32)
+        sent = np.full(2, comm.rank, np.int32)
+        comm.Allgather(sent if comm.rank else [sent, 8, MPI.BYTE], both)
+        seen.append(both.tolist())
+        request, total = comm.Irecv(np.zeros(1), 1 - comm.rank), np.zeros(1)  # it is looked after meanwhile
+        comm.Allreduce(np.full(1, mine), total, op=MPI.MAX)
+        comm.Send(np.zeros(1), 1 - comm.rank)
+        request.Wait()
+        seen.append(total.tolist())
+        with pytest.raises(ValueError):
+            comm.Allreduce(np.full(2, mine), np.zeros(3))
+        with pytest.raises(MPI.Exception) as caught:
+            comm.Bcast(np.zeros(1), 9)
+        return seen, caught.value.Get_error_class() == MPI.ERR_ROOT
+
+    expected = [
+        [[3.0, 3.0], [3.0, 3.0]],
+        [3.0] * 3,
+        [1.0, 1.0],
+        [3.0, 3.0],
+        [[3.0, 3.0], [3.0, 3.0]],
+        [[0, 0], [1, 1]],
+        [2.0],
+    ]
+    assert ranks(2, body) == [(expected, True)] * 2
