@@ -37,6 +37,7 @@ from frontends.torch.calls import collective, message
 from frontends.torch.described import Described
 from frontends.torch.dispatch import Seen, seen
 from frontends.torch.groups import (
+    averages_integers,
     check_count,
     check_dtypes,
     check_lists,
@@ -53,6 +54,7 @@ from frontends.torch.groups import (
     single,
     sizes,
     sparse,
+    whole_mean,
 )
 from frontends.torch.monitored import MonitoredBarrier
 from frontends.torch.stores import open_store
@@ -134,6 +136,9 @@ class ProcessGroup(Described):
             parts, finish = sparse(single(tensors), opts)
             return self._run("grouped_allgather", opts, [tensor], finish, parts)
         array = writable_array(tensor)
+        if len(tensors) == 1 and averages_integers(opts, tensor):
+            calls, finish = whole_mean(tensor, array, self.size())
+            return self._run_all("allreduce", opts, list(tensors), finish, calls)
         return self._run("allreduce", opts, list(tensors), finish, array, out=array, **combining(opts, [tensor]))
 
     @collective("all_reduce", dist.AllreduceCoalescedOptions)

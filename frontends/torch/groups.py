@@ -45,7 +45,8 @@ def single(tensors: Sequence[Any]) -> Any:
 def combining(opts: Any, tensors: Iterable[torch.Tensor]) -> dict[str, Any]:
     """Return op and, for PREMUL_SUM, the scale factor as the communicator's arguments, to reduce these tensors.
 
-    Raises RuntimeError, as gloo, for AVG of integers or bool on the CPU: the mean is no integer. NCCL truncates.
+    Raises RuntimeError, as gloo, for AVG of integers or bool on the CPU: the mean is no integer. NCCL truncates. See
+    `whole_mean` for an allreduce of one tensor.
     """
     kind = opts.reduceOp.op
     if kind in _LOGICAL_OPS and all(tensor.dtype is torch.bool for tensor in tensors):
@@ -59,10 +60,45 @@ def combining(opts: Any, tensors: Iterable[torch.Tensor]) -> dict[str, Any]:
 
 def _refuse_integers(tensors: Iterable[torch.Tensor]) -> None:
     for tensor in tensors:
-        if tensor.device.type == "cpu" and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+        if _has_integers(tensor):
             raise RuntimeError(
                 f"op=AVG: is not for {tensor.dtype} on the CPU, whose mean is no integer; use SUM and divide"
             )
+
+
+def _has_integers(tensor: torch.Tensor) -> bool:
+    """True for integers and bool on the CPU."""
+    return tensor.device.type == "cpu" and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+
+
+def averages_integers(opts: Any, tensor: torch.Tensor) -> bool:
+    """Return True for AVG of a tensor of integers on the CPU."""
+    return bool(opts.reduceOp.op == dist.ReduceOp.RedOpType.AVG) and _has_integers(tensor)
+
+
+def whole_mean(
+    tensor: torch.Tensor, array: Any, size: int
+) -> tuple[list[tuple[tuple[Any, ...], dict[str, Any]]], Callable[[list[Any]], None]]:
+    """Return the allreduces by which a tensor of integers gets its mean over the ranks, and a function that puts it
+    there. Lightning averages its counters where the backend is not gloo.
+
+    The function raises RuntimeError, with the tensor unchanged, on all ranks if a mean is no integer. The remainders of
+    the ranks' numbers by `size` tell: their sum is divisible by it.
+    """
+    if tensor.dtype is torch.bool:
+        _refuse_integers([tensor])
+    rest = np.asarray(array % size, np.int64)
+
+    def finish(values: list[Any]) -> None:
+        mean, rests = values
+        if np.any(rests % size):
+            raise RuntimeError(
+                f"op=AVG: the mean of {tensor.dtype} on the CPU is no integer in {np.count_nonzero(rests % size)} of "
+                f"{tensor.numel()} elements; use SUM and divide"
+            )
+        put(as_tensor(mean), tensor)
+
+    return [((array.copy(),), {"op": "average"}), ((rest,), {"op": "sum"})], finish
 
 
 def combined(tensors: Sequence[Any], opts: Any) -> tuple[Any, Callable[[list[Any]], None] | None]:

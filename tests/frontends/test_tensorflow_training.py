@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import random
 import re
 from collections.abc import Callable
@@ -216,7 +215,7 @@ def in_groups(rank: int, size: int) -> None:
     ):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reducing, "BUCKET", 128)
-            patch.setattr(os, "cpu_count", lambda cores=cores: cores)
+            patch.setattr(reducing, "usable_cores", lambda cores=cores: cores)
             compiled = tf.function(functools.partial(gradients, **options)).get_concrete_function()
         kinds = [node.type for node in compiled.graph.get_operations()]
         assert kinds.count("RondeCall") == calls, (cores, options)

@@ -95,6 +95,33 @@ def test_methods_of_groups_take_the_forms_that_gloo_takes(pool: Pools) -> None:
     assert ours[0][0] == [3.0, 6.0, 9.0]
 
 
+def means_of_integers(path: str) -> None:
+    """Lightning averages its counters so, where the backend is not gloo."""
+    with group(path) as (rank, size):
+        for dtype in (torch.int64, torch.int8, torch.uint8, torch.int16):
+            x = torch.tensor([3, 100, 2 * rank], dtype=dtype)
+            dist.all_reduce(x, dist.ReduceOp.AVG)
+            assert x.tolist() == [3, 100, size - 1]
+            work = dist.all_reduce(x, dist.ReduceOp.AVG, async_op=True)
+            work.wait()
+            assert x.tolist() == [3, 100, size - 1]
+        count = torch.tensor(2**62 + (rank == 0))
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(count, dist.ReduceOp.AVG)
+        assert count.item() == 2**62 + (rank == 0)
+        many = torch.tensor(2**62)
+        dist.all_reduce(many, dist.ReduceOp.AVG)
+        assert many.item() == 2**62
+        x = torch.tensor([-3, rank == 0], dtype=torch.int32)
+        work = dist.all_reduce(x, dist.ReduceOp.AVG, async_op=True)
+        with pytest.raises(RuntimeError):
+            work.wait()
+        assert x.tolist() == [-3, rank == 0]
+        x = torch.ones(1)
+        dist.all_reduce(x)  # the group goes on
+        assert x.item() == size
+
+
 def wrong_calls(path: str) -> None:
     with group(path) as (_, size):
         world, x = dist.group.WORLD, torch.ones(2)
@@ -108,7 +135,11 @@ def wrong_calls(path: str) -> None:
             world.allreduce([x, x.clone()], dist.ReduceOp.AVG)
         for dtype in (torch.int64, torch.uint8, torch.bool):
             with pytest.raises(RuntimeError):
-                world.allreduce(torch.ones(2, dtype=dtype), dist.ReduceOp.AVG)
+                world.reduce_scatter_single(
+                    torch.ones(1, dtype=dtype), torch.ones(size, dtype=dtype), op=dist.ReduceOp.AVG
+                )
+        with pytest.raises(RuntimeError):
+            world.allreduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG)
         with pytest.raises(ValueError, match="op=SUM: 0 tensors"):
             world.allreduce([])
         with pytest.raises(ValueError, match=r"several must be alike"):
@@ -123,6 +154,11 @@ def wrong_calls(path: str) -> None:
 
 def test_wrong_calls_are_refused_before_anything_is_sent(pool: Pools, meeting: str) -> None:
     pool(2).run(wrong_calls, meeting)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_means_of_integers_are_exact_or_an_error(pool: Pools, meeting: str, size: int) -> None:
+    pool(size).run(means_of_integers, meeting)
 
 
 def late_ranks(path: str) -> list[str]:

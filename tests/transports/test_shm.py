@@ -21,7 +21,7 @@ import pytest
 from tests.processes import run_processes
 from tests.transports.groups import group_of_processes, groups, on_ranks, recv, send, soon
 from tests.transports.shm_ranks import BOTH, SECONDS, await_sleep, briefly, make, small_rings
-from transports import shm
+from transports import cores, shm
 from transports.errors import (
     AbortedError,
     ClosedError,
@@ -246,9 +246,9 @@ def test_spinning_is_for_processes_that_have_a_core_each(monkeypatch: pytest.Mon
 
     assert not spins(2, Options())
     assert spins(2, Options(spin_us=5))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    monkeypatch.setattr(cores, "usable_cores", lambda: 64)
     assert spins(1, Options())
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(), raising=False)
+    monkeypatch.setattr(cores, "usable_cores", lambda: 0)
     assert not spins(1, Options())
 
 
