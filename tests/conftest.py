@@ -61,7 +61,6 @@ NIGHTLY = (
     "frontends/test_tensorflow_training.py::test_examples[tensorflow_v1_hook_digits.py]",
     "frontends/test_numpy_loops.py::test_the_example[2-options0]",
     "frontends/test_jax_training.py::test_the_page",
-    "test_examples.py::test_train_digits[tcp]",
     "frontends/test_tensorflow_feedback.py::test_training_ends_where_it_does_without_compression",
     "collectives/compression/test_compression.py::test_training_reaches_the_loss_of_uncompressed_training",
     "frontends/test_keras_elastic.py::test_the_others_go_on_without_a_lost_rank[tape]",
