@@ -24,7 +24,7 @@ from frontends.mpi.handles import SURFACE
 from frontends.mpi.info import INFO_NULL, Info, InfoBody
 from frontends.mpi.memory import BOTTOM, as_memory, buffer
 from frontends.mpi.objects import receive, send
-from frontends.mpi.operations import Ended
+from frontends.mpi.operations import Ended, Receiving
 from frontends.mpi.ops import SUM, Op, combine_arrays
 from frontends.mpi.peers import Peers
 from frontends.mpi.requests import Request
@@ -43,6 +43,7 @@ class WinBody(AttributedBody):
     parts     by rank: the memory, and the unit of displacements; of a window of `Create` only this rank has a part
     segment   the shared memory; None for a window of the program's memory
     flavor    as the attribute WIN_CREATE_FLAVOR has it
+    ending    the receives of the news that ranks have ended their access, after Post
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class WinBody(AttributedBody):
         self.flavor = flavor
         self.errhandler: Any = None
         self.info: dict[str, str] = {}
-        self.exposed: tuple[int, ...] = ()
+        self.ending: list[Receiving] = []
         self.accessed: tuple[int, ...] = ()
 
     def check(self) -> None:
@@ -361,8 +362,9 @@ class Win(Attributed, Handling):
 
     def Post(self, group: Group, assertion: int = 0) -> None:
         body = self._known()
-        body.exposed = self._numbers(group)
-        for rank in body.exposed:
+        exposed = self._numbers(group)
+        body.ending = [receive(body.peers, rank, _COMPLETED) for rank in exposed]
+        for rank in exposed:
             send(body.peers, None, rank, _POSTED)
 
     def Start(self, group: Group, assertion: int = 0) -> None:
@@ -379,12 +381,15 @@ class Win(Attributed, Handling):
 
     def Wait(self) -> bool:
         body = self._known()
-        for rank in body.exposed:
-            receive(body.peers, rank, _COMPLETED).wait()
-        body.exposed = ()
+        ending, body.ending = body.ending, []
+        for news in ending:
+            news.wait()
         return True
 
     def Test(self) -> bool:
+        body = self._known()
+        if not all(news.test() for news in body.ending):
+            return False
         return self.Wait()
 
 

@@ -105,3 +105,29 @@ def test_a_file_that_is_missing_is_an_error_on_all_ranks(ranks: Run, tmp_path: P
         return caught.value.Get_error_class() == MPI.ERR_NO_SUCH_FILE
 
     assert ranks(2, body) == [True, True]
+
+
+@pytest.mark.parametrize("transport", ["local", "shm"])
+def test_the_end_of_an_exposure_can_be_tested(ranks: Run, transport: str) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        window = MPI.Win.Allocate(8, 1, MPI.INFO_NULL, comm)
+        other = comm.group.Incl([1 - comm.rank])
+        if comm.rank == 0:
+            window.Start(other)
+            comm.Barrier()
+            window.Complete()
+            comm.Barrier()
+            seen = []
+        else:
+            window.Post(other)
+            seen = [window.Test()]
+            comm.Barrier()
+            comm.Barrier()
+            while not window.Test():
+                pass
+            seen.append(window.Test())
+        window.Free()
+        return seen
+
+    assert ranks(2, body, transport) == [[], [False, True]]
