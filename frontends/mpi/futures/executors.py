@@ -153,12 +153,7 @@ class MPIPoolExecutor(Executor):
         unordered: bool = False,
     ) -> Iterator[Any]:
         """The same as `map`, with the arguments of each call as one item."""
-        if chunksize < 1:
-            raise ValueError(f"chunksize={chunksize}: must be 1 or more")
-        items = iter(iterable)
-        futures = []
-        while chunk := list(islice(items, chunksize)):
-            futures.append(self.submit(_call_all, fn, chunk))
+        futures = [self.submit(call_all, fn, chunk) for chunk in chunks(iterable, chunksize)]
         return _results(futures, timeout, unordered)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -183,7 +178,17 @@ class MPIPoolExecutor(Executor):
             master.busy = False
 
 
-def _call_all(fn: Callable[..., Any], chunk: list[Any]) -> list[Any]:
+def chunks(iterable: Iterable[Any], chunksize: int) -> Iterator[list[Any]]:
+    """The items in lists of `chunksize`, the last one shorter. Raises ValueError for fewer than 1."""
+    if chunksize < 1:
+        raise ValueError(f"chunksize={chunksize}: must be 1 or more")
+    items = iter(iterable)
+    while chunk := list(islice(items, chunksize)):
+        yield chunk
+
+
+def call_all(fn: Callable[..., Any], chunk: list[Any]) -> list[Any]:
+    """The results of a function on tuples of arguments: the task of a worker."""
     return [fn(*arguments) for arguments in chunk]
 
 

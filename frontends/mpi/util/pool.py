@@ -12,10 +12,10 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed
-from itertools import islice
 from typing import Any, ClassVar, Self
 
 from frontends.mpi.futures import MPIPoolExecutor
+from frontends.mpi.futures.executors import call_all, chunks
 
 Function = Callable[..., Any]
 Told = Callable[[Any], object] | None
@@ -169,19 +169,18 @@ class Pool:
         error_callback: Told = None,
     ) -> MapResult:
         """Begin a map. A worker takes `chunksize` items at a time, by default a quarter of its share."""
-        items = list(iterable)
-        return AsyncResult(list(self._chunks(_map, func, items, chunksize)), _joined, callback, error_callback)
+        return self.starmap_async(func, zip(iterable), chunksize, callback, error_callback)
 
     def imap(self, func: Function, iterable: Iterable[Any], chunksize: int = 1) -> Results:
         """An iterator over the results, in the order of the items."""
-        return Results(iter(list(self._chunks(_map, func, iterable, chunksize))))
+        return self.istarmap(func, zip(iterable), chunksize)
 
     def imap_unordered(self, func: Function, iterable: Iterable[Any], chunksize: int = 1) -> Results:
         """An iterator over the results as they come."""
-        return Results(as_completed(list(self._chunks(_map, func, iterable, chunksize))))
+        return self.istarmap_unordered(func, zip(iterable), chunksize)
 
     def starmap(self, func: Function, iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
-        """As `map`, with the arguments of each call as one item."""
+        """`map` with the arguments of each call as one item."""
         return self.starmap_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
 
     def starmap_async(
@@ -192,29 +191,22 @@ class Pool:
         callback: Told = None,
         error_callback: Told = None,
     ) -> MapResult:
-        """As `map_async`, with the arguments of each call as one item."""
+        """`map_async` with the arguments of each call as one item."""
         items = list(iterable)
-        return AsyncResult(list(self._chunks(_starmap, func, items, chunksize)), _joined, callback, error_callback)
+        if chunksize is None:
+            chunksize = max(1, -(-len(items) // (4 * max(1, self._executor._max_workers))))
+        return AsyncResult(self._begin(func, items, chunksize), _joined, callback, error_callback)
 
     def istarmap(self, func: Function, iterable: Iterable[Any], chunksize: int = 1) -> Results:
-        """As `imap`, with the arguments of each call as one item."""
-        return Results(iter(list(self._chunks(_starmap, func, iterable, chunksize))))
+        """`imap` with the arguments of each call as one item."""
+        return Results(iter(self._begin(func, iterable, chunksize)))
 
     def istarmap_unordered(self, func: Function, iterable: Iterable[Any], chunksize: int = 1) -> Results:
-        """As `imap_unordered`, with the arguments of each call as one item."""
-        return Results(as_completed(list(self._chunks(_starmap, func, iterable, chunksize))))
+        """`imap_unordered` with the arguments of each call as one item."""
+        return Results(as_completed(self._begin(func, iterable, chunksize)))
 
-    def _chunks(
-        self, body: Function, func: Function, iterable: Iterable[Any], chunksize: int | None
-    ) -> Iterator[Future[list[Any]]]:
-        if chunksize is None:
-            iterable = list(iterable)
-            chunksize = max(1, -(-len(iterable) // (4 * max(1, self._executor._max_workers))))
-        if chunksize < 1:
-            raise ValueError(f"chunksize={chunksize}: must be 1 or more")
-        items = iter(iterable)
-        while chunk := list(islice(items, chunksize)):
-            yield self._submit(body, func, chunk)
+    def _begin(self, func: Function, iterable: Iterable[Any], chunksize: int) -> list[Future[list[Any]]]:
+        return [self._submit(call_all, func, chunk) for chunk in chunks(iterable, chunksize)]
 
     # ---- the end
 
@@ -243,14 +235,6 @@ class ThreadPool(Pool):
     """The same with threads of this process as workers."""
 
     Executor: ClassVar[Callable[..., Executor]] = ThreadPoolExecutor
-
-
-def _map(func: Function, chunk: list[Any]) -> list[Any]:
-    return [func(item) for item in chunk]
-
-
-def _starmap(func: Function, chunk: list[Any]) -> list[Any]:
-    return [func(*item) for item in chunk]
 
 
 def _first(results: list[Any]) -> Any:
