@@ -72,8 +72,9 @@ def _has_integers(tensor: torch.Tensor) -> bool:
 
 
 def averages_integers(opts: Any, tensor: torch.Tensor) -> bool:
-    """Return True for AVG of a tensor of integers on the CPU."""
-    return bool(opts.reduceOp.op == dist.ReduceOp.RedOpType.AVG) and _has_integers(tensor)
+    """Return True for AVG of a tensor of integers, not bool, on the CPU."""
+    is_mean = opts.reduceOp.op == dist.ReduceOp.RedOpType.AVG
+    return bool(is_mean) and tensor.dtype is not torch.bool and _has_integers(tensor)
 
 
 def whole_mean(
@@ -85,8 +86,6 @@ def whole_mean(
     The function raises RuntimeError, with the tensor unchanged, on all ranks if a mean is no integer. The remainders of
     the ranks' numbers by `size` tell: their sum is divisible by it.
     """
-    if tensor.dtype is torch.bool:
-        _refuse_integers([tensor])
     rest = np.asarray(array % size, np.int64)
 
     def finish(values: list[Any]) -> None:
@@ -98,7 +97,7 @@ def whole_mean(
             )
         put(as_tensor(mean), tensor)
 
-    return [((array.copy(),), {"op": "average"}), ((rest,), {"op": "sum"})], finish
+    return [((array,), {"op": "average"}), ((rest,), {"op": "sum"})], finish
 
 
 def combined(tensors: Sequence[Any], opts: Any) -> tuple[Any, Callable[[list[Any]], None] | None]:
