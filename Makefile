@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-# Tests wait often, those of the cluster most: there are more jobs than the two cores that they are made for. `worksteal`
+# Tests wait often, those on threads and of the cluster most: there are more jobs than the two cores that they are made for. `worksteal`
 # keeps the tests of a framework in one job as long as it can, so that its ranks start once.
 #
 # The tests start hundreds of processes that import Ronde: they need its bytecode kept.
@@ -53,6 +53,7 @@ test: lint
 nightly: $(VENV)/.test
 	@$(PYTEST) -m nightly $(ARGS)
 
+check: JOBS = 4
 check: lint
 	@echo "== pytest, on threads and arrays"
 	@$(PYTEST) -m "not cluster and not engines and not nightly and not frameworks and not processes and not long" $(ARGS)
