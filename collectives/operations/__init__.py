@@ -7,7 +7,7 @@ arrays is a `Space`.
 
 from __future__ import annotations
 
-from collectives.operations.arguments import Arguments, dtype_name
+from collectives.operations.arguments import FOREVER, Arguments, dtype_name
 from collectives.operations.call_queue import CallQueue
 from collectives.operations.call_turn import Calls, run_whole
 from collectives.operations.channel import MESSAGES, OWN_CHANNEL, Channel, Receipt
@@ -25,6 +25,7 @@ from collectives.operations.start import MAKE_JOB, ArrayOperations, Make, Start,
 from collectives.operations.work import DeferredResult, Promise, Work
 
 __all__ = [
+    "FOREVER",
     "MAKE_JOB",
     "MESSAGES",
     "OWN_CHANNEL",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from collectives.operations import FOREVER
+
 UNDEFINED: Final = -32766
 ANY_SOURCE: Final = -1
 ANY_TAG: Final = -1
@@ -128,5 +130,5 @@ MAX_LIBRARY_VERSION_STRING: Final = 8192
 MAX_PSET_NAME_LEN: Final = 256
 MAX_STRINGTAG_LEN: Final = 256
 
-PATIENCE: Final = 2_000_000.0
+PATIENCE: Final = FOREVER
 """Seconds: the deadline of calls that MPI lets wait for ever. Lost ranks are found by other means, within seconds."""

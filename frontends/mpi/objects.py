@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives import RondeError, TransportError
+from collectives import TransportError
 from frontends.mpi.constants import PATIENCE, PROC_NULL, ROOT
 from frontends.mpi.errors import error, failure
 from frontends.mpi.intra import check_root
@@ -29,13 +29,9 @@ def check_authenticated(peers: Peers) -> None:
 
 def _run(peers: Peers, method: str, *arguments: Any) -> Any:
     process = peers.process
-    try:
-        if process.attended:
-            work = getattr(peers.collectives, f"{method}_async")(*arguments, timeout=PATIENCE)
-            return process.wait(work)
-        return getattr(peers.collectives, method)(*arguments, timeout=PATIENCE)
-    except RondeError as cause:
-        raise failure(cause)  # noqa: B904 - its cause is the error
+    if process.attended:
+        return process.wait(peers.call(f"{method}_async", *arguments, timeout=PATIENCE))
+    return peers.call(method, *arguments, timeout=PATIENCE)
 
 
 def _wrap(obj: Any) -> Any:
@@ -93,12 +89,8 @@ def alltoall(peers: Peers, sendobj: Sequence[Any] | None) -> list[Any]:
 
 
 def _alltoall(peers: Peers, data: Any, splits: list[int]) -> tuple[Any, Any]:
-    communicator = peers.collectives
-    try:
-        work = communicator.alltoall_async(data, splits, return_splits=True, timeout=PATIENCE)
-        return peers.process.wait(work)  # type: ignore[no-any-return]
-    except RondeError as cause:
-        raise failure(cause)  # noqa: B904 - its cause is the error
+    work = peers.call("alltoall_async", data, splits, return_splits=True, timeout=PATIENCE)
+    return peers.process.wait(work)  # type: ignore[no-any-return]
 
 
 def _each(count: int, objects: Sequence[Any] | None) -> list[Any]:

@@ -110,6 +110,13 @@ class Peers(AttributedBody):
                 raise failure(cause)  # noqa: B904 - its cause is the error
         return made
 
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """The result of a collective of Ronde. Raises MPI's Exception."""
+        try:
+            return getattr(self.collectives, method)(*arguments, **options)
+        except RondeError as cause:
+            raise failure(cause)  # noqa: B904 - its cause is the error
+
     def channel_among(self, numbers: Sequence[int], tag: int = FOR_CHANNELS) -> Channel:
         """A new channel among some of the channel's ranks. Collective among them."""
         try:

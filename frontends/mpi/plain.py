@@ -12,9 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives import RondeError
 from frontends.mpi.constants import PATIENCE
-from frontends.mpi.errors import failure
 from frontends.mpi.ops import SUM, Op
 from frontends.mpi.peers import Peers
 
@@ -40,10 +38,7 @@ def allreduce(peers: Peers, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> bool:
     name: Any = op._known().name
     if not name or sendbuf.dtype is not recvbuf.dtype or sendbuf.size != recvbuf.size or not recvbuf.flags.writeable:
         return False
-    try:
-        peers.collectives.allreduce(sendbuf.reshape(-1), name, out=recvbuf.reshape(-1), timeout=PATIENCE)
-    except RondeError as error:
-        raise failure(error)  # noqa: B904 - its cause is the error
+    peers.call("allreduce", sendbuf.reshape(-1), name, out=recvbuf.reshape(-1), timeout=PATIENCE)
     return True
 
 
@@ -51,11 +46,8 @@ def bcast(peers: Peers, buf: Any, root: int = 0) -> bool:
     """Bcast of a plain array that may be written."""
     if not (_is_plain(buf) and _is_short(peers)) or not buf.flags.writeable or not 0 <= root < peers.size:
         return False
-    try:
-        data = _bytes(buf)
-        peers.collectives.broadcast(data, root, out=data, timeout=PATIENCE)
-    except RondeError as error:
-        raise failure(error)  # noqa: B904 - its cause is the error
+    data = _bytes(buf)
+    peers.call("broadcast", data, root, out=data, timeout=PATIENCE)
     return True
 
 
@@ -66,8 +58,5 @@ def allgather(peers: Peers, sendbuf: Any, recvbuf: Any) -> bool:
     if sendbuf.dtype is not recvbuf.dtype or recvbuf.size != peers.size * sendbuf.size:
         return False
     sizes = [sendbuf.nbytes] * peers.size
-    try:
-        peers.collectives.allgather(_bytes(sendbuf), out=_bytes(recvbuf), expected=sizes, timeout=PATIENCE)
-    except RondeError as error:
-        raise failure(error)  # noqa: B904 - its cause is the error
+    peers.call("allgather", _bytes(sendbuf), out=_bytes(recvbuf), expected=sizes, timeout=PATIENCE)
     return True

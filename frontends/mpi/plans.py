@@ -6,9 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from collectives import RondeError
 from frontends.mpi.blocks import Block, Blocks
-from frontends.mpi.errors import failure
 from frontends.mpi.operations import INTERNAL, Awaited, Ended, Operation, Receiving, Sending, Several
 from frontends.mpi.peers import Peers
 
@@ -52,10 +50,7 @@ class Collective(Plan):
 
     def begin(self) -> Operation:
         call = self._prepare()
-        try:
-            work = getattr(self._peers.collectives, f"{call.method}_async")(*call.arguments, **call.options)
-        except RondeError as error:
-            raise failure(error)  # noqa: B904 - its cause is the error
+        work = self._peers.call(f"{call.method}_async", *call.arguments, **call.options)
         operation = Awaited(self._peers, work, call.finish or _nothing)
         operation.keeps = call
         return operation
@@ -64,10 +59,7 @@ class Collective(Plan):
         if self._peers.process.attended:
             return super().run()
         method, arguments, options, finish = self._prepare()
-        try:
-            result = getattr(self._peers.collectives, method)(*arguments, **options)
-        except RondeError as error:
-            raise failure(error)  # noqa: B904 - its cause is the error
+        result = self._peers.call(method, *arguments, **options)
         return None if finish is None else finish(result)
 
 
