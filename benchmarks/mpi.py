@@ -146,7 +146,7 @@ def table(rounds: Sequence[dict[str, dict[str, float]]], peers: Sequence[str]) -
 
 def main(words: Sequence[str]) -> int:
     """Run the comparison, and print the table."""
-    from benchmarks.compare import PEERS, python_of
+    from benchmarks.compare import installed
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mpi", description="ronde.mpi beside mpi4py")
     parser.add_argument("--rounds", type=int, default=7)
@@ -158,9 +158,9 @@ def main(words: Sequence[str]) -> int:
     own = [sys.executable, "-m", "ronde", "run", "-np", "2", "--no-prefix", "--transport", options.transport]
     commands = {OURS: [*own, sys.executable, *worker, OURS]}
     for name in options.peers:
-        python = python_of(PEERS[name], options.venvs)
-        (start,) = PEERS[name].command(python, 2, options.transport)
-        commands[name] = [*start[: start.index(str(python))], str(python), *worker, name]
+        peer = installed(name, options.venvs)
+        (start,) = peer.command(2, options.transport)
+        commands[name] = [*start[: start.index(str(peer.python))], str(peer.python), *worker, name]
     rounds: list[dict[str, dict[str, float]]] = []
     for number in range(options.rounds):
         order = sorted(commands) if number % 2 else sorted(commands, reverse=True)

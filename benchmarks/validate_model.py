@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.compare import OURS, Job, size_text, time_text
 from benchmarks.compare_hosts import bits_per_second, world
 from collectives.proof import Network, Topology, simulate_on
 from collectives.simulation import choices
 from frontends.command_line.arguments import byte_count
 from frontends.command_line.bench import machine
+from frontends.command_line.beside import OURS, Job, size_text, time_text
 from tests.netns.network import obstacle
 
 WORLDS: Final = ("4x1", "8x1", "4x2", "2x4")

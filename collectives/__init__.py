@@ -9,214 +9,36 @@
 
 The functions here act on the world communicator. `Communicator` has the same as methods; its docstring explains arrays,
 order, names and errors.
+
+The names are imported at the first use of one, so that a room can be used without all others: a viewer of a job needs
+few of them.
 """
 
 from __future__ import annotations
 
-from collectives.annotations import OpName
-from collectives.arrays import OPS, Op
-from collectives.communicator import Communicator
-from collectives.config import Config
-from collectives.functions import (
-    abort,
-    allgather,
-    allgather_async,
-    allgather_object,
-    allgather_object_async,
-    allreduce,
-    allreduce_async,
-    alltoall,
-    alltoall_async,
-    barrier,
-    barrier_async,
-    broadcast,
-    broadcast_async,
-    broadcast_object,
-    broadcast_object_async,
-    changes_pending,
-    channel,
-    compose,
-    compose_async,
-    cross_rank,
-    cross_size,
-    empty,
-    exscan,
-    exscan_async,
-    gather,
-    gather_async,
-    gather_object,
-    gather_object_async,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_async,
-    iprobe,
-    join,
-    join_async,
-    leave,
-    local_rank,
-    local_size,
-    metrics,
-    metrics_text,
-    plan,
-    probe,
-    rank,
-    recv,
-    recv_async,
-    recv_object,
-    recv_object_async,
-    reduce,
-    reduce_async,
-    reduce_scatter,
-    reduce_scatter_async,
-    regroup,
-    reset_metrics,
-    scan,
-    scan_async,
-    scatter,
-    scatter_async,
-    scatter_object,
-    scatter_object_async,
-    send,
-    send_async,
-    send_object,
-    send_object_async,
-    sendrecv,
-    sendrecv_async,
-    serve_metrics,
-    shrink,
-    size,
-    split,
-    start_timeline,
-    stop_timeline,
-    subset,
-)
-from collectives.launch import run
-from collectives.operations import Status, Work
-from collectives.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from collectives.proof import import_msccl
-from collectives.startup import connect, init, wait_to_join
-from collectives.version import __version__ as __version__
-from collectives.world import NotInitializedError, is_initialized, shutdown, world, world_scope
-from transports.errors import (
-    AbortedError,
-    ClosedError,
-    ConfigError,
-    ConnectError,
-    DeadlineExceeded,
-    ForkedError,
-    MismatchError,
-    PeerLost,
-    ReentryError,
-    RendezvousError,
-    RondeError,
-    TransportError,
-)
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "OPS",
-    "AbortedError",
-    "ClosedError",
-    "Communicator",
-    "Config",
-    "ConfigError",
-    "ConnectError",
-    "DeadlineExceeded",
-    "ForkedError",
-    "MismatchError",
-    "NotInitializedError",
-    "Op",
-    "OpName",
-    "PeerLost",
-    "ProcessSet",
-    "ReentryError",
-    "RendezvousError",
-    "RondeError",
-    "Status",
-    "TransportError",
-    "Work",
-    "abort",
-    "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allgather_object_async",
-    "allreduce",
-    "allreduce_async",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "barrier_async",
-    "broadcast",
-    "broadcast_async",
-    "broadcast_object",
-    "broadcast_object_async",
-    "changes_pending",
-    "channel",
-    "compose",
-    "compose_async",
-    "connect",
-    "cross_rank",
-    "cross_size",
-    "empty",
-    "exscan",
-    "exscan_async",
-    "gather",
-    "gather_async",
-    "gather_object",
-    "gather_object_async",
-    "global_process_set",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_async",
-    "import_msccl",
-    "init",
-    "iprobe",
-    "is_initialized",
-    "join",
-    "join_async",
-    "leave",
-    "local_rank",
-    "local_size",
-    "metrics",
-    "metrics_text",
-    "plan",
-    "probe",
-    "rank",
-    "recv",
-    "recv_async",
-    "recv_object",
-    "recv_object_async",
-    "reduce",
-    "reduce_async",
-    "reduce_scatter",
-    "reduce_scatter_async",
-    "regroup",
-    "remove_process_set",
-    "reset_metrics",
-    "run",
-    "scan",
-    "scan_async",
-    "scatter",
-    "scatter_async",
-    "scatter_object",
-    "scatter_object_async",
-    "send",
-    "send_async",
-    "send_object",
-    "send_object_async",
-    "sendrecv",
-    "sendrecv_async",
-    "serve_metrics",
-    "shrink",
-    "shutdown",
-    "size",
-    "split",
-    "start_timeline",
-    "stop_timeline",
-    "subset",
-    "wait_to_join",
-    "world",
-    "world_scope",
-]
+from collectives.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from collectives.public import *  # noqa: F403
+    from collectives.public import __all__ as __all__
+
+
+def __getattr__(name: str) -> Any:
+    """Import a module, or all public names, at the first use."""
+    if name == "__all__" or not name.startswith("__"):
+        found = importlib.util.find_spec(f"{__name__}.{name}")
+        if found is not None and found.origin is not None:  # a folder alone is no module
+            return importlib.import_module(f"{__name__}.{name}")
+        public = importlib.import_module(f"{__name__}.public")
+        globals().update({each: getattr(public, each) for each in (*public.__all__, "__all__")})
+        if name in globals():
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

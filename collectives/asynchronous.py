@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from collectives.annotations import A, Number, OpName, Options, ReduceOptions, Scalar, ScaledOptions, SupportsArray, T
 from collectives.arrays import Array, Op
 from collectives.execution import Peers
-from collectives.operations import PointToPoint, ReceiveOptions, Starter, Status, Work
+from collectives.operations import Pickler, PointToPoint, ReceiveOptions, Starter, Status, Work
 
 
 class AsynchronousCalls:
@@ -179,6 +179,7 @@ class AsynchronousCalls:
         *,
         out: Array | None = ...,
         expected: Sequence[int] | None = ...,
+        agreed: bool = ...,
         name: str | None = ...,
         **options: Unpack[Options],
     ) -> Work[Array]: ...
@@ -190,6 +191,7 @@ class AsynchronousCalls:
         *,
         out: A | None = ...,
         expected: Sequence[int] | None = ...,
+        agreed: bool = ...,
         name: str | None = ...,
         **options: Unpack[Options],
     ) -> Work[A]: ...
@@ -200,6 +202,7 @@ class AsynchronousCalls:
         *,
         out: Any = None,
         expected: Sequence[int] | None = None,
+        agreed: bool = False,
         algorithm: str | None = None,
         timeout: float | None = None,
         stream: Any = None,
@@ -210,7 +213,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `allgather`
         """
-        return self._begin(name).arrays("allgather", x, out, (expected, algorithm), timeout, stream, blocking)
+        return self._begin(name).arrays("allgather", x, out, (expected, agreed, algorithm), timeout, stream, blocking)
 
     @overload
     def gather_async(
@@ -220,6 +223,7 @@ class AsynchronousCalls:
         *,
         out: Array | None = ...,
         expected: Sequence[int] | None = ...,
+        agreed: bool = ...,
         name: str | None = ...,
         **options: Unpack[Options],
     ) -> Work[Array | None]: ...
@@ -232,6 +236,7 @@ class AsynchronousCalls:
         *,
         out: A | None = ...,
         expected: Sequence[int] | None = ...,
+        agreed: bool = ...,
         name: str | None = ...,
         **options: Unpack[Options],
     ) -> Work[A | None]: ...
@@ -243,6 +248,7 @@ class AsynchronousCalls:
         *,
         out: Any = None,
         expected: Sequence[int] | None = None,
+        agreed: bool = False,
         algorithm: str | None = None,
         timeout: float | None = None,
         stream: Any = None,
@@ -253,7 +259,9 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `gather`
         """
-        return self._begin(name).arrays("gather", x, out, (root, expected, algorithm), timeout, stream, blocking)
+        return self._begin(name).arrays(
+            "gather", x, out, (root, expected, agreed, algorithm), timeout, stream, blocking
+        )
 
     @overload
     def scatter_async(
@@ -263,6 +271,7 @@ class AsynchronousCalls:
         *,
         counts: Sequence[int] | None = ...,
         out: None = ...,
+        agreed: bool = ...,
         name: str | None = ...,
         **options: Unpack[Options],
     ) -> Work[Array]: ...
@@ -275,6 +284,7 @@ class AsynchronousCalls:
         *,
         counts: Sequence[int] | None = ...,
         out: A | None = ...,
+        agreed: bool = ...,
         name: str | None = ...,
         **options: Unpack[Options],
     ) -> Work[A]: ...
@@ -286,6 +296,7 @@ class AsynchronousCalls:
         *,
         counts: Sequence[int] | None = None,
         out: Any = None,
+        agreed: bool = False,
         algorithm: str | None = None,
         timeout: float | None = None,
         stream: Any = None,
@@ -296,7 +307,7 @@ class AsynchronousCalls:
 
         name  see Names in Communicator; other arguments as for `scatter`
         """
-        return self._begin(name).arrays("scatter", x, out, (root, counts, algorithm), timeout, stream, blocking)
+        return self._begin(name).arrays("scatter", x, out, (root, counts, agreed, algorithm), timeout, stream, blocking)
 
     @overload
     def alltoall_async(
@@ -307,6 +318,7 @@ class AsynchronousCalls:
         out: A | None = ...,
         expected: Sequence[int] | None = ...,
         return_splits: Literal[False] = ...,
+        agreed: bool = ...,
         name: str | None = ...,
         **options: Unpack[Options],
     ) -> Work[A]: ...
@@ -320,6 +332,7 @@ class AsynchronousCalls:
         out: A | None = ...,
         expected: Sequence[int] | None = ...,
         return_splits: Literal[True],
+        agreed: bool = ...,
         name: str | None = ...,
         **options: Unpack[Options],
     ) -> Work[tuple[A, NDArray[np.int64]]]: ...
@@ -333,6 +346,7 @@ class AsynchronousCalls:
         out: A | None = ...,
         expected: Sequence[int] | None = ...,
         return_splits: bool,
+        agreed: bool = ...,
         name: str | None = ...,
         **options: Unpack[Options],
     ) -> Work[A | tuple[A, NDArray[np.int64]]]: ...
@@ -345,6 +359,7 @@ class AsynchronousCalls:
         out: Any = None,
         expected: Sequence[int] | None = None,
         return_splits: bool = False,
+        agreed: bool = False,
         algorithm: str | None = None,
         timeout: float | None = None,
         stream: Any = None,
@@ -356,7 +371,7 @@ class AsynchronousCalls:
         name  see Names in Communicator; other arguments as for `alltoall`
         """
         return self._begin(name).arrays(
-            "alltoall", x, out, (splits, expected, return_splits, algorithm), timeout, stream, blocking
+            "alltoall", x, out, (splits, expected, return_splits, agreed, algorithm), timeout, stream, blocking
         )
 
     @overload
@@ -503,44 +518,70 @@ class AsynchronousCalls:
         return self._begin(name).job("compose", body, what, timeout)
 
     def broadcast_object_async(
-        self, obj: Any = None, root: int = 0, *, timeout: float | None = None, name: str | None = None
+        self,
+        obj: Any = None,
+        root: int = 0,
+        *,
+        timeout: float | None = None,
+        pickler: Pickler | None = None,
+        name: str | None = None,
     ) -> Work[Any]:
         """Begin `broadcast_object` and return its Work.
 
         name  see Names in Communicator; other arguments as for `broadcast_object`
         """
-        return self._begin(name).job("broadcast_object", obj, root, timeout)
+        return self._begin(name).job("broadcast_object", obj, root, timeout, pickler)
 
-    def allgather_object_async(self, obj: T, *, timeout: float | None = None, name: str | None = None) -> Work[list[T]]:
+    def allgather_object_async(
+        self, obj: T, *, timeout: float | None = None, pickler: Pickler | None = None, name: str | None = None
+    ) -> Work[list[T]]:
         """Begin `allgather_object` and return its Work.
 
         name  see Names in Communicator; other arguments as for `allgather_object`
         """
-        return self._begin(name).job("allgather_object", obj, timeout)
+        return self._begin(name).job("allgather_object", obj, timeout, pickler)
 
     def gather_object_async(
-        self, obj: T, root: int = 0, *, timeout: float | None = None, name: str | None = None
+        self,
+        obj: T,
+        root: int = 0,
+        *,
+        timeout: float | None = None,
+        pickler: Pickler | None = None,
+        name: str | None = None,
     ) -> Work[list[T] | None]:
         """Begin `gather_object` and return its Work.
 
         name  see Names in Communicator; other arguments as for `gather_object`
         """
-        return self._begin(name).job("gather_object", obj, root, timeout)
+        return self._begin(name).job("gather_object", obj, root, timeout, pickler)
 
     def scatter_object_async(
-        self, objs: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None, name: str | None = None
+        self,
+        objs: Sequence[Any] | None = None,
+        root: int = 0,
+        *,
+        timeout: float | None = None,
+        pickler: Pickler | None = None,
+        name: str | None = None,
     ) -> Work[Any]:
         """Begin `scatter_object` and return its Work.
 
         name  see Names in Communicator; other arguments as for `scatter_object`
         """
-        return self._begin(name).job("scatter_object", objs, root, timeout)
+        return self._begin(name).job("scatter_object", objs, root, timeout, pickler)
 
     def send_async(
-        self, x: SupportsArray | Number, dst: int, *, tag: int = 0, timeout: float | None = None
+        self,
+        x: SupportsArray | Number,
+        dst: int,
+        *,
+        tag: int = 0,
+        synchronous: bool = False,
+        timeout: float | None = None,
     ) -> Work[None]:
         """Begin `send`, with the same arguments, and return its Work."""
-        return self._begin(None).message(PointToPoint.send, x, dst, tag, timeout)
+        return self._begin(None).message(PointToPoint.send, x, dst, tag, timeout, synchronous)
 
     @overload
     def recv_async(self, x: A, src: int | None = ..., **options: Unpack[ReceiveOptions]) -> Work[A]: ...
@@ -556,19 +597,35 @@ class AsynchronousCalls:
         tag: int | None = 0,
         timeout: float | None = None,
         status: Status | None = None,
+        shorter: bool = False,
     ) -> Work[Any]:
         """Begin `recv`, with the same arguments, and return its Work."""
-        return self._begin(None).message(PointToPoint.recv, x, src, tag, timeout, status)
+        return self._begin(None).message(PointToPoint.recv, x, src, tag, timeout, status, shorter)
 
-    def send_object_async(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> Work[None]:
+    def send_object_async(
+        self,
+        obj: Any,
+        dst: int,
+        *,
+        tag: int = 0,
+        synchronous: bool = False,
+        timeout: float | None = None,
+        pickler: Pickler | None = None,
+    ) -> Work[None]:
         """Begin `send_object`, with the same arguments, and return its Work."""
-        return self._begin(None).message(PointToPoint.send_object, obj, dst, tag, timeout)
+        return self._begin(None).message(PointToPoint.send_object, obj, dst, tag, timeout, synchronous, pickler)
 
     def recv_object_async(
-        self, src: int | None = None, *, tag: int | None = 0, timeout: float | None = None, status: Status | None = None
+        self,
+        src: int | None = None,
+        *,
+        tag: int | None = 0,
+        timeout: float | None = None,
+        status: Status | None = None,
+        pickler: Pickler | None = None,
     ) -> Work[Any]:
         """Begin `recv_object`, with the same arguments, and return its Work."""
-        return self._begin(None).message(PointToPoint.recv_object, src, tag, timeout, status)
+        return self._begin(None).message(PointToPoint.recv_object, src, tag, timeout, status, pickler)
 
     @overload
     def sendrecv_async(

@@ -10,6 +10,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Unpack, overload
 
@@ -27,14 +28,15 @@ from collectives.annotations import (
     SupportsArray,
     T,
 )
-from collectives.arrays import Array, Op, check_dtype
+from collectives.arrays import Array, Op, check_dtype, named_dtype
 from collectives.asynchronous import AsynchronousCalls
 from collectives.config import TIMELINE_STYLES, Config
 from collectives.execution import Peers, Windows
 from collectives.family import Family
+from collectives.flight import save
 from collectives.gpu import DeviceAccess, DeviceCalls, DeviceOperations
 from collectives.membership import CONNECT_SECONDS, Standby, ask_to_leave, regroup, terms_of
-from collectives.metrics import Endpoint, Header, HorovodTimeline, Meter, Timeline, Trace, prometheus_text, rank_path
+from collectives.metering import Endpoint, Header, HorovodTimeline, Meter, Timeline, Trace, prometheus_text, rank_path
 from collectives.negotiation import Engine
 from collectives.operations import (
     MAKE_JOB,
@@ -44,8 +46,11 @@ from collectives.operations import (
     Channel,
     HostOperations,
     Persistent,
+    Pickler,
     PointToPoint,
     ReceiveOptions,
+    Repeated,
+    RepeatingStarter,
     Starter,
     Status,
     Work,
@@ -70,6 +75,7 @@ _PLANNED: Final = (
     *("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather", "gather", "scatter", "alltoall", "barrier"),
     *("scan", "exscan", "grouped_allreduce", "grouped_allgather"),
 )
+_REPEATED: Final = tuple(name for name in _PLANNED if name != "barrier" and not name.startswith("grouped"))
 
 
 class Communicator(AsynchronousCalls):
@@ -124,6 +130,7 @@ class Communicator(AsynchronousCalls):
         ranks: tuple[int, ...] | None = None,
         context: int = 0,
         selector: Selector | None = None,
+        single_copy: bool = False,
     ) -> None:
         """The communicator of all ranks of an open transport, which `close` will close.
 
@@ -133,6 +140,7 @@ class Communicator(AsynchronousCalls):
         ranks        the transport's ranks that belong to it, in the order of the new ranks; by default all
         context      the number of a split among its family, 1 or more
         selector     its own, with the measurements of the communicator that it was split from; by default they are made
+        single_copy  the ranks are known to be able to read each other's memory
         """
         is_first = family is None
         family = Family(transport, config) if family is None else family
@@ -152,14 +160,18 @@ class Communicator(AsynchronousCalls):
         self.meter = Meter(self.trace)
         tag, geometry = context << 32, Geometry(self.rank, self.size, hosts=self._hosts)
         self._windows = Windows(transport, family.abort_signal, ranks, tag)
-        parts = geometry, self._selector, config, family.abort_signal, family.positions, self.meter, self._windows
-        ordered = HostOperations(transport, ranks, tag, *parts)
-        try:
-            ordered.stage()
-        except BaseException:
-            ordered.close()
-            raise
-        named = HostOperations(transport, ranks, tag | _NAMED, *parts, ordered)
+        parts = config, family.abort_signal, family.positions, self.meter, self._windows, family.flight
+        ordered = HostOperations(transport, ranks, tag, geometry, self._selector, *parts, single_copy=single_copy)
+        if context == 0:  # the others make their staging window before their first call
+            try:
+                ordered.stage()
+            except BaseException:
+                ordered.close()
+                raise
+            single_copy = ordered.executor.planner.single_copy
+        # A selector of its own: named calls are planned before all ranks are known to have made ordered ones
+        own, names = copy.copy(self._selector), tag | _NAMED
+        named = HostOperations(transport, ranks, names, geometry, own, *parts, named=True, single_copy=single_copy)
         self._ordered, self._named = DeviceCalls(ordered), DeviceCalls(named)
         self._executor, self._arguments = ordered.executor, ordered.arguments
         self._queue = CallQueue(f"communicator {context} of rank {transport.rank}", transport.group, self._executor)
@@ -213,6 +225,7 @@ class Communicator(AsynchronousCalls):
             cause = error if isinstance(error, RondeError) else AbortedError(f"rank {group.rank} gave up: {error!r}")
             root = family.abort_signal.resolve(cause)
             family.watchdog.close()
+            family.flight.close()
             transport.close(deadline)
             if root is cause or cause is not error:
                 raise
@@ -466,8 +479,8 @@ class Communicator(AsynchronousCalls):
 
         x          array or number; the same shape and dtype on all ranks. Off the root its contents do not matter
         root       rank that gives the data
-        out        array for the result, of exactly its shape and dtype; `out=x` works in place; by default a new array
-                   of the kind of `x`
+        out        array for the result, of exactly its shape and dtype; `out=x` works in place, on the root also for a
+                   read-only array; by default a new array of the kind of `x`
         algorithm  name of an algorithm to use; by default the rule table and the cost model choose
         timeout    seconds that the call may take; by default the setting `timeout`
         stream     for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle (int);
@@ -478,12 +491,24 @@ class Communicator(AsynchronousCalls):
 
     @overload
     def allgather(
-        self, x: Scalar, *, out: Array | None = ..., expected: Sequence[int] | None = ..., **options: Unpack[Options]
+        self,
+        x: Scalar,
+        *,
+        out: Array | None = ...,
+        expected: Sequence[int] | None = ...,
+        agreed: bool = ...,
+        **options: Unpack[Options],
     ) -> Array: ...
 
     @overload
     def allgather(
-        self, x: A, *, out: A | None = ..., expected: Sequence[int] | None = ..., **options: Unpack[Options]
+        self,
+        x: A,
+        *,
+        out: A | None = ...,
+        expected: Sequence[int] | None = ...,
+        agreed: bool = ...,
+        **options: Unpack[Options],
     ) -> A: ...
 
     def allgather(
@@ -492,6 +517,7 @@ class Communicator(AsynchronousCalls):
         *,
         out: Any = None,
         expected: Sequence[int] | None = None,
+        agreed: bool = False,
         algorithm: str | None = None,
         timeout: float | None = None,
         stream: Any = None,
@@ -503,6 +529,8 @@ class Communicator(AsynchronousCalls):
                    0-d array or a number counts as one row
         out        array for the result, of exactly its shape and dtype; by default a new array of the kind of `x`
         expected   rows that this rank expects from each rank; by default any
+        agreed     True if all ranks give the same `expected`: they exchange no sizes first. If their parts are others,
+                   they raise MismatchError, and the communicator is aborted
         algorithm  name of an algorithm to use; by default the rule table and the cost model choose
         timeout    seconds that the call may take; by default the setting `timeout`
         stream     for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle (int);
@@ -512,7 +540,7 @@ class Communicator(AsynchronousCalls):
         Raises MismatchError on every rank if dtypes or dimensions other than the first differ, or if a part or the
         result is not what a rank expects by `expected` or `out`. The communicator stays usable.
         """
-        return self._run.arrays("allgather", x, out, (expected, algorithm), timeout, stream, blocking)
+        return self._run.arrays("allgather", x, out, (expected, agreed, algorithm), timeout, stream, blocking)
 
     @overload
     def gather(
@@ -522,6 +550,7 @@ class Communicator(AsynchronousCalls):
         *,
         out: Array | None = ...,
         expected: Sequence[int] | None = ...,
+        agreed: bool = ...,
         **options: Unpack[Options],
     ) -> Array | None: ...
 
@@ -533,6 +562,7 @@ class Communicator(AsynchronousCalls):
         *,
         out: A | None = ...,
         expected: Sequence[int] | None = ...,
+        agreed: bool = ...,
         **options: Unpack[Options],
     ) -> A | None: ...
 
@@ -543,6 +573,7 @@ class Communicator(AsynchronousCalls):
         *,
         out: Any = None,
         expected: Sequence[int] | None = None,
+        agreed: bool = False,
         algorithm: str | None = None,
         timeout: float | None = None,
         stream: Any = None,
@@ -556,6 +587,7 @@ class Communicator(AsynchronousCalls):
         out        array for the result, of exactly its shape and dtype. Ignored off the root; by default a new array of
                    the kind of `x`
         expected   rows that the root expects from each rank; by default any
+        agreed     True if all ranks give the same `expected`, as for `allgather`
         algorithm  name of an algorithm to use; by default the rule table and the cost model choose
         timeout    seconds that the call may take; by default the setting `timeout`
         stream     for arrays on GPUs: the CUDA stream for the work, an object with `__cuda_stream__` or a handle (int);
@@ -565,7 +597,7 @@ class Communicator(AsynchronousCalls):
         Raises MismatchError on every rank if dtypes or dimensions other than the first differ, or if a part or the
         result is not what a rank expects by `expected` or `out`. The communicator stays usable.
         """
-        return self._run.arrays("gather", x, out, (root, expected, algorithm), timeout, stream, blocking)
+        return self._run.arrays("gather", x, out, (root, expected, agreed, algorithm), timeout, stream, blocking)
 
     @overload
     def scatter(
@@ -575,6 +607,7 @@ class Communicator(AsynchronousCalls):
         *,
         counts: Sequence[int] | None = ...,
         out: None = ...,
+        agreed: bool = ...,
         **options: Unpack[Options],
     ) -> Array: ...
 
@@ -586,6 +619,7 @@ class Communicator(AsynchronousCalls):
         *,
         counts: Sequence[int] | None = ...,
         out: A | None = ...,
+        agreed: bool = ...,
         **options: Unpack[Options],
     ) -> A: ...
 
@@ -596,6 +630,7 @@ class Communicator(AsynchronousCalls):
         *,
         counts: Sequence[int] | None = None,
         out: Any = None,
+        agreed: bool = False,
         algorithm: str | None = None,
         timeout: float | None = None,
         stream: Any = None,
@@ -606,6 +641,8 @@ class Communicator(AsynchronousCalls):
         x          array of at least one dimension. Ignored off the root
         root       rank that gives the array
         counts     rows for each rank; by default as even as possible, larger parts first. Ignored off the root
+        agreed     True if all ranks give the same `counts`, and `out`: they exchange no sizes first. If these differ,
+                   they raise MismatchError, and the communicator is aborted
         out        array for the result, of exactly its shape and dtype; by default a new array of the kind of `x`
         algorithm  name of an algorithm to use; by default the rule table and the cost model choose
         timeout    seconds that the call may take; by default the setting `timeout`
@@ -616,7 +653,7 @@ class Communicator(AsynchronousCalls):
         Raises MismatchError on every rank if `out` of one has not shape and dtype of its part. The communicator stays
         usable.
         """
-        return self._run.arrays("scatter", x, out, (root, counts, algorithm), timeout, stream, blocking)
+        return self._run.arrays("scatter", x, out, (root, counts, agreed, algorithm), timeout, stream, blocking)
 
     @overload
     def alltoall(
@@ -627,6 +664,7 @@ class Communicator(AsynchronousCalls):
         out: A | None = ...,
         expected: Sequence[int] | None = ...,
         return_splits: Literal[False] = ...,
+        agreed: bool = ...,
         **options: Unpack[Options],
     ) -> A: ...
 
@@ -639,6 +677,7 @@ class Communicator(AsynchronousCalls):
         out: A | None = ...,
         expected: Sequence[int] | None = ...,
         return_splits: Literal[True],
+        agreed: bool = ...,
         **options: Unpack[Options],
     ) -> tuple[A, NDArray[np.int64]]: ...
 
@@ -651,6 +690,7 @@ class Communicator(AsynchronousCalls):
         out: A | None = ...,
         expected: Sequence[int] | None = ...,
         return_splits: bool,
+        agreed: bool = ...,
         **options: Unpack[Options],
     ) -> A | tuple[A, NDArray[np.int64]]: ...
 
@@ -662,6 +702,7 @@ class Communicator(AsynchronousCalls):
         out: Any = None,
         expected: Sequence[int] | None = None,
         return_splits: bool = False,
+        agreed: bool = False,
         algorithm: str | None = None,
         timeout: float | None = None,
         stream: Any = None,
@@ -676,6 +717,8 @@ class Communicator(AsynchronousCalls):
         out            array for the result, of exactly its shape and dtype; by default a new array of the kind of `x`
         expected       rows that this rank expects from each rank, besides `splits`. Either all ranks give them, or none
                        does; by default any
+        agreed         True if all ranks give `splits` and `expected`, and these fit: they exchange no sizes first. If
+                       they do not fit, the ranks raise MismatchError, and the communicator is aborted
         return_splits  True also returns the rows that came from each rank: (result, array of ints)
         algorithm      name of an algorithm to use; by default the rule table and the cost model choose
         timeout        seconds that the call may take; by default the setting `timeout`
@@ -687,7 +730,7 @@ class Communicator(AsynchronousCalls):
         `out`. The communicator stays usable.
         """
         return self._run.arrays(
-            "alltoall", x, out, (splits, expected, return_splits, algorithm), timeout, stream, blocking
+            "alltoall", x, out, (splits, expected, return_splits, agreed, algorithm), timeout, stream, blocking
         )
 
     @overload
@@ -862,52 +905,68 @@ class Communicator(AsynchronousCalls):
         result: T = self._run.job("compose", body, what, timeout)
         return result
 
-    def broadcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
+    def broadcast_object(
+        self, obj: Any = None, root: int = 0, *, timeout: float | None = None, pickler: Pickler | None = None
+    ) -> Any:
         """Give every rank the root's object.
 
         obj      object that can be pickled. Ignored off the root
         root     rank that gives the object
         timeout  seconds that the call may take; by default the setting `timeout`
+        pickler  has `dumps` and `loads`, such as the module dill or cloudpickle; the same on all ranks. By default
+                 pickle, with the buffers of arrays apart from the rest (protocol 5), so that they are copied less often
 
         Raises TypeError if it cannot be pickled, on the root alone. Raises TransportError on every rank if the
         transport's links are not authenticated, since unpickling can run any code. The communicator stays usable after
         both.
         """
-        return self._run.job("broadcast_object", obj, root, timeout)
+        return self._run.job("broadcast_object", obj, root, timeout, pickler)
 
-    def allgather_object(self, obj: T, *, timeout: float | None = None) -> list[T]:
+    def allgather_object(self, obj: T, *, timeout: float | None = None, pickler: Pickler | None = None) -> list[T]:
         """Give every rank the list of all ranks' objects, in rank order.
 
         obj      object that can be pickled
         timeout  seconds that the call may take; by default the setting `timeout`
+        pickler  as for `broadcast_object`
 
         Raises as `broadcast_object` does.
         """
-        result: list[T] = self._run.job("allgather_object", obj, timeout)
+        result: list[T] = self._run.job("allgather_object", obj, timeout, pickler)
         return result
 
-    def gather_object(self, obj: T, root: int = 0, *, timeout: float | None = None) -> list[T] | None:
+    def gather_object(
+        self, obj: T, root: int = 0, *, timeout: float | None = None, pickler: Pickler | None = None
+    ) -> list[T] | None:
         """Give the root the list of all ranks' objects, in rank order. Returns None on the other ranks.
 
         obj      object that can be pickled
         root     rank that gets the list
         timeout  seconds that the call may take; by default the setting `timeout`
+        pickler  as for `broadcast_object`
 
         Raises as `broadcast_object` does.
         """
-        result: list[T] | None = self._run.job("gather_object", obj, root, timeout)
+        result: list[T] | None = self._run.job("gather_object", obj, root, timeout, pickler)
         return result
 
-    def scatter_object(self, objs: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None) -> Any:
+    def scatter_object(
+        self,
+        objs: Sequence[Any] | None = None,
+        root: int = 0,
+        *,
+        timeout: float | None = None,
+        pickler: Pickler | None = None,
+    ) -> Any:
         """Give each rank one of the root's objects: rank i gets `objs[i]`.
 
         objs     objects that can be pickled, one for each rank. Ignored off the root
         root     rank that gives the objects
         timeout  seconds that the call may take; by default the setting `timeout`
+        pickler  as for `broadcast_object`
 
         Raises ValueError on the root alone if there are not as many objects as ranks; else as `broadcast_object`.
         """
-        return self._run.job("scatter_object", objs, root, timeout)
+        return self._run.job("scatter_object", objs, root, timeout, pickler)
 
     def join(self, *, timeout: float | None = None) -> int:
         """Tell the other ranks that this one has no more data, and wait until all ranks have joined.
@@ -929,21 +988,31 @@ class Communicator(AsynchronousCalls):
 
     # ---- messages
 
-    def send(self, x: SupportsArray | Number, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
-        """Send `x` to rank `dst`, which must call `recv` with an array of the same dtype and number of elements, or
-        without an array.
+    def send(
+        self,
+        x: SupportsArray | Number,
+        dst: int,
+        *,
+        tag: int = 0,
+        synchronous: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Send `x` to rank `dst`, which must call `recv` with an array of the same dtype and number of elements, with
+        `shorter=True` and a longer array, or without an array.
 
-        x        array or number
-        dst      rank to send to
-        tag      0 to 2**31 - 1. The receiver chooses messages by their rank and tag
-        timeout  seconds that the call may take; by default the setting `timeout`
+        x            array or number
+        dst          rank to send to
+        tag          0 to 2**31 - 1. The receiver chooses messages by their rank and tag
+        synchronous  True returns no earlier than a receive of rank `dst` has matched the message; that rank may be in
+                     any call of Ronde then
+        timeout      seconds that the call may take; by default the setting `timeout`
 
         Returns when `x` may be changed, which may be before or after the message is received. Messages between two
         ranks of a communicator that match one receive are received in the order sent; with different tags they do not
         wait for each other. They are not ordered with collectives, and those of different communicators never mix. A
         message has no shape. Arrays on GPUs are copied through the host's memory.
         """
-        self._run.message(PointToPoint.send, x, dst, tag, timeout)
+        self._run.message(PointToPoint.send, x, dst, tag, timeout, synchronous)
 
     @overload
     def recv(self, x: A, src: int | None = ..., **options: Unpack[ReceiveOptions]) -> A: ...
@@ -959,6 +1028,7 @@ class Communicator(AsynchronousCalls):
         tag: int | None = 0,
         timeout: float | None = None,
         status: Status | None = None,
+        shorter: bool = False,
     ) -> Any:
         """Receive a message from rank `src`, or from any rank, and return the array with it.
 
@@ -968,15 +1038,17 @@ class Communicator(AsynchronousCalls):
         tag      tag that the message was sent with; None takes any tag
         timeout  seconds that the call may take; by default the setting `timeout`
         status   filled with the rank and the tag of the message, and with what it holds
+        shorter  True takes a message of fewer elements than `x` too, into its first elements; the others keep their
+                 values, and `status.count` is the number of those that came
 
         Takes the first message that matches: messages of one rank do not overtake each other, and a message goes to the
         receive that was begun first of those that it matches. No rank is kept waiting by others that send more.
 
-        Raises MismatchError if the message has another dtype or number of elements than `x`, or is an object: the
-        message is lost, the contents of `x` are undefined, and the communicator stays usable. Raises PeerLost if `src`,
-        or for any rank every other rank, has closed.
+        Raises MismatchError if the message has another dtype or number of elements than `x`, or is an object; with
+        `shorter` if it has another dtype or more elements. The message is lost, the contents of `x` are undefined, and
+        the communicator stays usable. Raises PeerLost if `src`, or for any rank every other rank, has closed.
         """
-        return self._run.message(PointToPoint.recv, x, src, tag, timeout, status)
+        return self._run.message(PointToPoint.recv, x, src, tag, timeout, status, shorter)
 
     def probe(self, src: int | None = None, *, tag: int | None = 0, timeout: float | None = None) -> Status:
         """Wait until a message has arrived that `recv` with the same `src` and `tag` would receive; its envelope.
@@ -1002,18 +1074,29 @@ class Communicator(AsynchronousCalls):
         """
         return self._messages.iprobe(src, tag)
 
-    def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+    def send_object(
+        self,
+        obj: Any,
+        dst: int,
+        *,
+        tag: int = 0,
+        synchronous: bool = False,
+        timeout: float | None = None,
+        pickler: Pickler | None = None,
+    ) -> None:
         """Send an object to rank `dst`, which must call `recv_object`.
 
-        obj      object that can be pickled. It may be changed when the call, also an asynchronous one, returns
-        dst      rank to send to
-        tag      0 to 2**31 - 1, as for `send`
-        timeout  seconds that the call may take; by default the setting `timeout`
+        obj          object that can be pickled. It may be changed when the call, also an asynchronous one, returns
+        dst          rank to send to
+        tag          0 to 2**31 - 1, as for `send`
+        synchronous  as for `send`
+        timeout      seconds that the call may take; by default the setting `timeout`
+        pickler      as for `broadcast_object`; the receiver gives the same
 
         Raises TypeError if the object cannot be pickled. Raises TransportError if the transport's links are not
         authenticated, since unpickling can run any code. Nothing is sent then, and the communicator stays usable.
         """
-        self._run.message(PointToPoint.send_object, obj, dst, tag, timeout)
+        self._run.message(PointToPoint.send_object, obj, dst, tag, timeout, synchronous, pickler)
 
     def recv_object(
         self,
@@ -1022,6 +1105,7 @@ class Communicator(AsynchronousCalls):
         tag: int | None = 0,
         timeout: float | None = None,
         status: Status | None = None,
+        pickler: Pickler | None = None,
     ) -> Any:
         """Receive an object from rank `src`, or from any rank, and return it.
 
@@ -1029,11 +1113,12 @@ class Communicator(AsynchronousCalls):
         tag      tag that the message was sent with; None takes any tag
         timeout  seconds that the call may take; by default the setting `timeout`
         status   filled with the rank and the tag of the message, and with the number of its bytes
+        pickler  as for `broadcast_object`; that of the sender
 
         Takes the first message that matches, as `recv` does. Raises MismatchError if it holds an array: the message is
         lost, and the communicator stays usable. Raises TransportError as `send_object` does, and PeerLost as `recv`.
         """
-        return self._run.message(PointToPoint.recv_object, src, tag, timeout, status)
+        return self._run.message(PointToPoint.recv_object, src, tag, timeout, status, pickler)
 
     @overload
     def sendrecv(
@@ -1104,7 +1189,7 @@ class Communicator(AsynchronousCalls):
         Raises on all ranks, and the communicator stays usable: MismatchError if they ask for different sizes,
         RendezvousError if there is no room; with a name also the errors of named calls.
         """
-        kind = np.dtype(dtype)
+        kind = named_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
         check_dtype(kind, "dtype")
         lengths = tuple(int(n) for n in ((shape,) if isinstance(shape, (int, np.integer)) else shape))
         if any(length < 0 for length in lengths):
@@ -1135,6 +1220,28 @@ class Communicator(AsynchronousCalls):
             raise ValueError(f"collective={collective!r}: must be one of {', '.join(_PLANNED)}")
         jobs = AsynchronousCalls(self._jobs)
         return Persistent(self._queue, functools.partial(getattr(jobs, f"{collective}_async"), *arguments, **options))
+
+    def repeated(self, collective: str, /, *arguments: Any, in_bytes: bool = False, **options: Any) -> Repeated[Any]:
+        """Keep the arguments of a call, to make it many times on other arrays. Nothing is communicated.
+
+            add = comm.repeated("allreduce", gradients, "sum", out=gradients)
+            for array in arrays:
+                add(array, array)
+
+        collective          name of a method: allreduce, reduce, reduce_scatter, broadcast, allgather, gather, scatter,
+                            alltoall, scan or exscan
+        arguments, options  the arguments of that method. The arrays among them are neither used nor kept
+        in_bytes            True makes the call on the memory of contiguous arrays, as arrays of bytes
+
+        The result is called with `x` and `out`, NumPy arrays of any shape and dtype; `out=None` makes a new array, and
+        `x` is None where the method takes None. It does the same as the plain call, which other ranks may make instead,
+        and raises the same errors. Raises ValueError for an unknown collective or a bad timeout.
+        """
+        if collective not in _REPEATED:
+            raise ValueError(f"collective={collective!r}: must be one of {', '.join(_REPEATED)}")
+        calls = AsynchronousCalls(lambda _: RepeatingStarter(self._run, in_bytes=in_bytes))
+        made: Repeated[Any] = getattr(calls, f"{collective}_async")(*arguments, **options)
+        return made
 
     def _jobs(self, name: str | None) -> Starter[Any]:
         """The calls that become jobs, for persistent ones, which keep the communicator."""
@@ -1239,6 +1346,21 @@ class Communicator(AsynchronousCalls):
         self._check_process()
         self._family.recorder.stop()
 
+    def save_flight_record(self, folder: str | os.PathLike[str]) -> Path | None:
+        """Copy the flight record of this rank, its last calls, into a folder; returns the path of the copy. None if
+        this rank keeps no record: the setting `flight_record` is off, there is only one rank, ranks are threads, or
+        the system is Windows.
+
+        folder  is made if it does not exist; the copies of all ranks may lie in one, for `ronde why`
+
+        Not collective; also after a failure. A communicator made by `split` has the record of its world.
+
+        Raises TypeError for a bad folder; OSError if the copy cannot be written.
+        """
+        self._check_process()
+        target, path = Path(os.fspath(folder)), self._family.flight.path
+        return None if path is None else save(path, target)
+
     # ---- groups, failure, end
 
     def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Communicator | None:
@@ -1248,26 +1370,25 @@ class Communicator(AsynchronousCalls):
         key      orders the ranks of a group; ranks with equal keys keep their order
         timeout  seconds that the call may take; by default the setting `timeout`
 
-        Raises RendezvousError, on all ranks and with nothing changed, if there is no room or descriptor for memory that
-        the ranks share.
-
-        The new communicator shares the transport. It must be closed before this one, or is closed with it. One that
-        nothing refers to any more is released by a later `split`.
+        The new communicator shares the transport, and costs one small exchange, no memory and no descriptor. Before its
+        first collective its ranks make the memory that they share on one host; where a rank has no room or descriptor
+        for it, all of them send messages instead. It must be closed before this one, or is closed with it. One that
+        nothing refers to any more is released by a later `split`. Threads may split different communicators at the same
+        time.
         """
         for name, value in (("color", color), ("key", key)):
             if value is not None and (not isinstance(value, (int, np.integer)) or isinstance(value, bool)):
                 raise TypeError(f"{name}={value!r}: must be an int" + (" or None" if name == "color" else ""))
         if color is not None and not 0 <= color < 2**62:
             raise ValueError(f"color={color}: must be 0 or more, or None to join no group")
-        mine = np.array([-1 if color is None else color, key, self._family.newest_context], np.int64)
+        mine = np.array([-1 if color is None else color, key, self._family.new_context()], np.int64)
         table = self.allgather(mine, timeout=timeout).reshape(self.size, 3)
-        context = int(table[:, 2].max()) + 1
-        self._family.newest_context = context
         self._family.release_dropped()
         if color is None:
             return None
-        chosen = sorted((int(table[rank, 1]), rank) for rank in range(self.size) if table[rank, 0] == color)
-        return self._smaller([rank for _, rank in chosen], context, "in split")
+        found = sorted((int(table[rank, 1]), rank) for rank in range(self.size) if table[rank, 0] == color)
+        chosen = [rank for _, rank in found]
+        return self._smaller(chosen, int(table[chosen[0], 2]), "in split")
 
     def _smaller(self, chosen: Sequence[int], context: int, doing: str) -> Communicator:
         """The communicator of some of the ranks, in this order, with this number. Collective among them."""
@@ -1275,7 +1396,13 @@ class Communicator(AsynchronousCalls):
         selector = self._selector.on_hosts(dict.fromkeys(self._hosts[rank] for rank in chosen))
         try:
             return Communicator(
-                self.transport, self._config, family=self._family, ranks=ranks, context=context, selector=selector
+                self.transport,
+                self._config,
+                family=self._family,
+                ranks=ranks,
+                context=context,
+                selector=selector,
+                single_copy=self._executor.planner.single_copy,
             )
         except TransportError as error:  # the other ranks wait for this one, or this one waits for them in vain
             raise self._executor.abort_signal.fail(error, doing) from None
@@ -1289,17 +1416,17 @@ class Communicator(AsynchronousCalls):
         tag      0 to 2**28 - 1: tells calls of `channel` and `subset` apart that threads make at the same time
         timeout  seconds that the call may take; by default the setting `timeout`
         """
-        counter = self._family.channel_counter
+        new_context = self._family.new_context
         if ranks is None:
             own = OWN_CHANNEL | self._context
-            return Channel(self.transport, self._ranks, own, MESSAGES, self._executor, counter)
+            return Channel(self.transport, self._ranks, own, MESSAGES, self._executor, new_context)
         chosen = [self._arguments.root(rank, "ranks") for rank in ranks]
         if len(set(chosen)) != len(chosen) or self.rank not in chosen:
             raise ValueError(f"ranks={list(ranks)!r}: must contain each rank once, and this rank, {self.rank}")
         if not isinstance(tag, (int, np.integer)) or isinstance(tag, bool) or not 0 <= tag < 1 << 28:
             raise ValueError(f"tag={tag!r}: must be an int, 0 to 2**28 - 1")
         self._check_process()
-        meeting = Channel(self.transport, self._ranks, self._context, _MEETING, self._executor, counter)
+        meeting = Channel(self.transport, self._ranks, self._context, _MEETING, self._executor, new_context)
         return meeting.among(chosen, int(tag) << 3, self._arguments.timeout(timeout))
 
     def subset(self, ranks: Sequence[int] | Channel, *, tag: int = 0, timeout: float | None = None) -> Communicator:
@@ -1417,7 +1544,7 @@ class Communicator(AsynchronousCalls):
         if transport.group.parent_store is None:
             raise RendezvousError(f"{name}: the ranks did not meet in a store, so they cannot meet again")
         state = f"closed: its world was {done}; use the communicator that {name} returned"
-        splits = [resources for resources in self._family.communicators if resources is not self._resources]
+        splits = [one for one in list(self._family.communicators) if one is not self._resources]
         for resources in (self._resources, *splits):  # a closed one is in no family, and refuses
             resources.retire(state)
 
@@ -1469,7 +1596,7 @@ class Communicator(AsynchronousCalls):
         if isinstance(self.failure, ForkedError):
             return
         seconds = self._arguments.timeout(timeout)
-        if self.transport.entered or any(one.entered for one in self._family.communicators):
+        if self.transport.entered or any(one.entered for one in list(self._family.communicators)):
             self.abort("a signal handler or a destructor closed it in the middle of a call")
             self.transport.unlocked(functools.partial(self._close, seconds, flush))
         else:
@@ -1488,7 +1615,7 @@ class Communicator(AsynchronousCalls):
                 for resources in mine:
                     all_of_them.callback(resources.release, deadline)
         finally:
-            family.communicators = [resources for resources in family.communicators if resources not in mine]
+            family.forget(mine)
             if self._finalizer is not None:
                 self._finalizer.detach()
             if self._context == 0:
@@ -1496,6 +1623,7 @@ class Communicator(AsynchronousCalls):
                 if self._family.endpoint is not None:
                     self._family.endpoint.close()
                     self._family.endpoint = None
+                self._family.flight.close()
                 with contextlib.closing(self._family.watchdog) as watchdog, contextlib.closing(self._family.fence):
                     watchdog.leave()
                     self.transport.close(deadline if flush is None else begun + flush)

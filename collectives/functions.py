@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast, get_overloads, overload
 
 from collectives.communicator import Communicator
-from collectives.operations import Persistent
-from collectives.world import world
+from collectives.operations import Persistent, Repeated
+from collectives.world_communicator import world
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,6 +88,11 @@ def plan(collective: str, /, *arguments: Any, **options: Any) -> Persistent:
     return world().plan(collective, *arguments, **options)
 
 
+def repeated(collective: str, /, *arguments: Any, in_bytes: bool = False, **options: Any) -> Repeated[Any]:
+    """Keep the arguments of a call, to make it many times on other arrays. See Communicator.repeated."""
+    return world().repeated(collective, *arguments, in_bytes=in_bytes, **options)
+
+
 allreduce = of_world(Communicator.allreduce)
 allreduce_async = of_world(Communicator.allreduce_async)
 reduce = of_world(Communicator.reduce)
@@ -143,6 +148,7 @@ metrics = of_world(Communicator.metrics)
 reset_metrics = of_world(Communicator.reset_metrics)
 metrics_text = of_world(Communicator.metrics_text)
 serve_metrics = of_world(Communicator.serve_metrics)
+save_flight_record = of_world(Communicator.save_flight_record)
 start_timeline = of_world(Communicator.start_timeline)
 stop_timeline = of_world(Communicator.stop_timeline)
 split = of_world(Communicator.split)

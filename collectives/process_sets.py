@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from collectives.communicator import Communicator
-from collectives.world import is_initialized, world
+from collectives.world_communicator import is_initialized, world
 from transports.errors import MismatchError
 
 

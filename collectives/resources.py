@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from collectives.execution import Windows
 from collectives.gpu import DeviceCalls
-from collectives.metrics import Meter, Recorder
+from collectives.metering import Meter, Recorder
 from collectives.negotiation import Engine
 from collectives.operations import CallQueue, PointToPoint
 

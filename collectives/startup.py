@@ -19,7 +19,8 @@ from collectives.failure import report_exit, withdraw_left_out
 from collectives.logs import shown
 from collectives.membership import CONNECT_SECONDS, Standby, terms_of
 from collectives.process_sets import ProcessSet, add_given
-from collectives.world import PROCESS_WORLD, is_initialized, world
+from collectives.sharing import share_arrays
+from collectives.world_communicator import PROCESS_WORLD, is_initialized, world
 from transports import launchers
 from transports.auth import check_secret
 from transports.base import Group
@@ -83,6 +84,8 @@ def init(
         deadline = time.monotonic() + settings.connect_timeout
         with contextlib.ExitStack() as resources:
             rename = resources.enter_context(shown(settings.log_level, f"pid {os.getpid()}"))
+            if settings.share_arrays:
+                resources.enter_context(share_arrays())
             place = _find_place(rank, size, store, secret, join, settings, deadline, resources)
             communicator = _connect_at(place, settings, deadline)
             PROCESS_WORLD.communicator = communicator

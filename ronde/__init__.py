@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collectives import *  # noqa: F403
     from collectives import __all__ as __all__
     from collectives import __version__ as __version__
+    from frontends.top import top as top
     from ronde import compression as compression
     from ronde import dask as dask
     from ronde import elastic as elastic
@@ -67,10 +68,16 @@ _MODULES: Final = (
 """Modules that are imported when they are first used. They are not in `__all__`: a star import loads no framework."""
 
 
+_FUNCTIONS: Final = {"top": "frontends.top"}
+"""Functions of frontends, which need no world communicator, and their modules."""
+
+
 def __getattr__(name: str) -> Any:
-    """Import a module, or all names of `collectives`, at the first use."""
+    """Import a module, a function, or all names of `collectives`, at the first use."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     if "__all__" not in globals():
         collectives = importlib.import_module("collectives")
         globals().update(
@@ -82,7 +89,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__getattr__("__all__"), *_MODULES, "__version__"})
+    return sorted({*__getattr__("__all__"), *_MODULES, *_FUNCTIONS, "__version__"})
 
 
 def _check_packages() -> None:

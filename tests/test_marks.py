@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 
 import pytest
 
-from tests.conftest import BUDGET, FIRST, MARKS, NIGHTLY, SLOW_MARKS, TESTS
+from tests.conftest import BUDGET, FIRST, MARKS, NIGHTLY, ONE_CASE, SLOW_MARKS, TESTS, THINNED
 
 
-@pytest.mark.parametrize("name", NIGHTLY)
-def test_a_nightly_test_exists(name: str) -> None:
-    file, _, function = name.partition("::")
-    assert re.search(rf"^def {function.partition('[')[0]}\(", (TESTS / file).read_text("utf-8"), re.MULTILINE)
+@cache
+def functions() -> list[str]:
+    """The names of all tests, as those of the lists begin: without `tests/`, and without parameters."""
+    return [
+        f"{path.relative_to(TESTS).as_posix()}::{name}"
+        for path in TESTS.rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize("beginning", [*NIGHTLY, *ONE_CASE, *THINNED])
+def test_a_name_of_the_lists_is_that_of_a_test(beginning: str) -> None:
+    whole, case, _ = beginning.partition("[")
+    assert any(name == whole if case else name.startswith(whole) for name in functions())
 
 
 @pytest.mark.parametrize("folder", [*MARKS, *FIRST, *BUDGET])
@@ -41,3 +52,8 @@ def sleeps(node: ast.AST) -> bool:
         return False
     (seconds,) = node.args
     return isinstance(seconds, ast.Constant) and isinstance(seconds.value, (int, float)) and seconds.value > 0.2
+
+
+def test_the_budgets_fit_into_eight_minutes() -> None:
+    """Three jobs run at a time, each for eight minutes."""
+    assert sum(BUDGET.values()) <= 1500

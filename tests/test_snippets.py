@@ -234,7 +234,7 @@ def test_every_command_exists() -> None:
         elif kind == "pip":
             for name in re.findall(r"ronde\[([\w,-]+)\]", command):
                 assert set(name.split(",")) <= extras.keys(), f"{page}: {command}"
-        elif words[1] in ("run", "bench", "tune", "doctor", "timeline"):
+        elif words[1] in ("run", "bench", "tune", "doctor", "timeline", "why"):
             check_options(page, command, words)
     assert all(count > 3 for count in seen.values()), seen
 

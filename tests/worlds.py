@@ -14,11 +14,14 @@ from typing import Any
 from collectives import Communicator, Config, connect
 from collectives.execution.executor import Executor
 from collectives.planning.plan import Plan
-from collectives.world import world_scope
+from collectives.world_communicator import world_scope
+from transports import registry
 from transports.rendezvous.bootstrap import join
 from transports.rendezvous.memory import MemoryStore
 
 BOUND = 180.0
+THERE = tuple(name for name in ("local", "tcp", "shm", "auto") if registry.backend(name).usable() is None)
+"""The transports of this system."""
 COMPILED = os.environ.get("RONDE_COMPILED", "auto")
 """All tests can be run with and without the compiled interpreter."""
 SECRET = b"a secret for tests only"
@@ -144,4 +147,4 @@ def kept_plans(comm: Communicator) -> list[Plan]:
 def newest_plan(comm: Communicator) -> Plan | None:
     """The plan of the newest call."""
     executor = executor_of(comm)
-    return executor._recent_plan(executor.calls)
+    return executor._plan_of(executor.calls)

@@ -8,9 +8,10 @@ use TCP, and log this once.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from transports import registry
 from transports.base import Group, LinkCost, Transport
@@ -22,6 +23,8 @@ from transports.settings import pairs
 A = TypeVar("A")
 
 log = logging.getLogger("ronde.auto")
+_NEWS: Final = logging.WARNING if sys.platform == "linux" else logging.INFO
+"""The level of the line that tells that a host has no shared memory: elsewhere it never has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,8 @@ class AutoTransport(Engine):
         for rank, reason in zip(here, reasons, strict=True):
             if reason:
                 if self.rank == here[0]:
-                    log.warning(
+                    log.log(
+                        _NEWS,
                         "transport %r cannot be used by %s: %s; the ranks of its host use %r instead",
                         name,
                         self.group.describe(rank),

@@ -26,7 +26,8 @@ from transports.liveness import Identity
 from transports.store import Store
 from transports.tls import Tls
 
-MAX_TAG = 2**64 - 1
+MAX_TAG = 2**64 - 3
+"""The tags above it are those of a transport's own frames."""
 MAX_CHECK = 2**32 - 1
 
 FIRST_SLICE: Final = 50e-6
@@ -166,6 +167,11 @@ class Request(ABC):
             PeerLost, AbortedError, ClosedError, ...   the transport's first failure; it is aborted for good
         """
 
+    def withdraw(self) -> bool:
+        """Take a receive back, unless it has matched a frame: then, and for a send, False, and it ends as any other.
+        The default never takes one back."""
+        return False
+
 
 class Transport(ABC):
     """Two-sided byte movement between the ranks of a group. Threads may call it concurrently."""
@@ -198,7 +204,7 @@ class Transport(ABC):
         do not wait for each other. A send completes when its buffer may be used again, which may be before or
         after the peer has posted the receive. `peer` may be the rank itself.
 
-        tag    0 <= tag < 2**64: matched exactly
+        tag    0 <= tag <= MAX_TAG, which is 2**64 - 3: matched exactly
         check  0 <= check < 2**32: compared, not matched: see irecv
 
         Raises ValueError for a bad peer, tag or check; the transport's first failure if it is aborted or closed.
@@ -330,7 +336,7 @@ def check_arguments(transport: Transport, peer: int, tag: int, check: int) -> No
     if not 0 <= peer < transport.size:
         raise ValueError(f"peer={peer!r}: must be a rank, 0 to {transport.size - 1}")
     if not 0 <= tag <= MAX_TAG:
-        raise ValueError(f"tag={tag!r}: must be 0 to 2**64 - 1")
+        raise ValueError(f"tag={tag!r}: must be 0 to 2**64 - 3")
     if not 0 <= check <= MAX_CHECK:
         raise ValueError(f"check={check!r}: must be 0 to 2**32 - 1")
 

@@ -21,8 +21,9 @@ A = TypeVar("A")
 _POLLS: Final = 64
 """Some 25 us, as long as Loop.glances."""
 _YIELDS: Final = 100
-"""Yields where ranks share cores. A yield costs half a microsecond if no other rank can run; to go on in Python costs
-ten times that."""
+"""Yields after the polls, or without polls where ranks share cores. A yield costs half a microsecond if nothing else
+can run; to go on in Python costs a hundred times that. A message of 16 KiB that is late has often been given to a
+thread of the kernel, which needs a core too."""
 
 
 def compiled_messages(engine: Engine, kind: type[A]) -> A | None:
@@ -36,7 +37,7 @@ class CompiledMessages(compiled.CompiledMessages):
     """The ability of an engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self.polls, self.yields = (_POLLS, 0) if engine.loop.polls else (0, _YIELDS)
+        self.polls, self.yields = _POLLS if engine.loop.polls else 0, _YIELDS
         self._engine = engine
 
     def channel(self, dests: Sequence[int], sources: Sequence[int], tag: int, busy: int) -> Channel | None:

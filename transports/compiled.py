@@ -122,9 +122,10 @@ class LaneFrom(Protocol):
 class CompiledMessages(ABC):
     """The ability.
 
-    polls    attempts to receive from a socket that are worthwhile before a message is left to the transport
-    yields   yields of the core that are worthwhile after these, each before an attempt; not 0 only where ranks share
-             cores. Then a table should let other threads run Python meanwhile: a yield may take milliseconds
+    polls    attempts to receive from a socket that are worthwhile before a yield; 0 where ranks share cores. Then a
+             table should let other threads run Python meanwhile, since each yield may take milliseconds
+    yields   yields of the core that are worthwhile after these, each before an attempt, before a message is left to
+             the transport
     """
 
     polls: int

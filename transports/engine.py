@@ -19,25 +19,34 @@ import contextlib
 import dataclasses
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from transports.anysource import AnyRequest, AnySource, Arrival, check_any
-from transports.base import Group, Request, Transport, check_arguments, check_view
+from transports.anysource import AnyRequest, AnySource, Arrival, Taken, check_any
+from transports.base import MAX_TAG, Group, Request, Transport, check_arguments, check_view
 from transports.compiled import LaneFrom, LaneTo
 from transports.cores import Cores
 from transports.driver import Awaited
-from transports.errors import MismatchError, RondeError
+from transports.errors import MismatchError, RondeError, TransportError
 from transports.lifecycle import Lifecycle
 from transports.locks import unlocked
 from transports.loop import Loop
-from transports.matching import AnyReceive, InboundMessage, MatchQueue
-from transports.requests import AnyOf, Owner, Probe, Receiving, ReceivingAny, Sending
+from transports.matching import MatchQueue, Receive, Target
+from transports.requests import AnyOf, Owner, Probe, Receiving, ReceivingAny, Sending, SynchronousSending
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 NEVER: Final = float("inf")
+
+_NOTE: Final = MAX_TAG + 1
+"""The tag of a frame that precedes a synchronous one. The payload of both frames is that one's tag."""
+_MATCHED: Final = MAX_TAG + 2
+"""The tag of the frame that tells of the match."""
+_TAG_BYTES: Final = 8
+_LOOP_EVERY: Final = 32
+"""One of so many frames is not taken, but left to the loop, which looks at all peers."""
 
 
 class Link(ABC):
@@ -80,6 +89,20 @@ class Link(ABC):
     @abstractmethod
     def send(self, peer: int, tag: int, view: memoryview, check: int, sent: int = 0) -> Sending:
         """Begin to send a frame to a peer, of which `sent` bytes were sent by compiled code. See Transport.isend."""
+
+    def ssend(self, peer: int, tag: int, view: memoryview, check: int) -> Request:
+        """Begin to send a frame synchronously: see AnySource.issend."""
+        sending = self.engine.await_match(peer, tag, len(view))
+        self.send(peer, _NOTE, memoryview(tag.to_bytes(_TAG_BYTES)), 0)
+        sending.sending = self.send(peer, tag, view, check)
+        return sending
+
+    def take(
+        self, sources: tuple[int, ...], tags: range, view: memoryview | None, check: int | None, turn: int
+    ) -> Taken | None:
+        """See AnySource.take. Nobody else waits for a frame, and no receive is posted for this one. The link need not
+        reach all of `sources`; `turn` is another number each time, so that another one of them can be first."""
+        return None
 
     def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int) -> None:
         """See Transport.recv; called without the lock."""
@@ -194,12 +217,14 @@ class Engine(Transport, AnySource, Owner):
         self.loop = Loop(self, self.cores)
         self.driver = self.loop.driver
         self.lock = self.driver.lock
-        self.match_queue = MatchQueue(self.rank)
+        self.match_queue = MatchQueue(self.rank, self._tell_match)
+        self._synchronous: dict[tuple[int, int], deque[SynchronousSending]] = {}
         self.sent = Sending(self, self.rank, 0, 0, done=True)
         self.life = Lifecycle(group, kind, self.lock, self._abandon)
         self.links: tuple[Link, ...] = ()
         self._route: dict[int, Link] = {}
         self._holding = False
+        self._taken = 0
 
     @abstractmethod
     def _choose(self, deadline: float) -> tuple[Link, ...]:
@@ -244,10 +269,7 @@ class Engine(Transport, AnySource, Owner):
             try:
                 if peer != self.rank:
                     return self._route[peer].send(peer, tag, view, check)
-                inbound = self.match_queue.arrive(peer, tag, check, len(view))
-                inbound.view[:] = view
-                inbound.finish()
-                self.driver.interrupt()
+                self._send_to_itself(tag, view, check)
             except BaseException as error:
                 self.crashed(error)
                 raise
@@ -264,6 +286,29 @@ class Engine(Transport, AnySource, Owner):
             if self._holding:
                 self.resume()
         return request
+
+    def issend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        check_arguments(self, peer, tag, check)
+        check_view(view, writable=False)
+        with self.lock:
+            if self.life.obstacle is not None:
+                raise self.life.error()
+            try:
+                if peer != self.rank:
+                    return self._route[peer].ssend(peer, tag, view, check)
+                sending = self.await_match(peer, tag, len(view))
+                self.match_queue.note(peer, tag)
+                self._send_to_itself(tag, view, check)
+            except BaseException as error:
+                self.crashed(error)
+                raise
+        return sending
+
+    def _send_to_itself(self, tag: int, view: memoryview, check: int) -> None:
+        inbound = self.match_queue.arrive(self.rank, tag, check, len(view))
+        inbound.view[:] = view
+        inbound.finish()
+        self.driver.interrupt()
 
     def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int = 0) -> None:
         link = self._route.get(peer)
@@ -292,6 +337,24 @@ class Engine(Transport, AnySource, Owner):
             if self._holding:
                 self.resume()
         return request
+
+    def take(
+        self, sources: tuple[int, ...], tags: range, view: memoryview | None, check: int | None = None
+    ) -> Taken | None:
+        link = self._route.get(sources[0] if sources[0] != self.rank else sources[-1])
+        if link is None:
+            return None
+        with self.lock:
+            self._taken = turn = self._taken + 1
+            if turn % _LOOP_EVERY == 0 or not self.loop.quiet or not self.match_queue.is_clear(sources, tags):
+                return None
+            try:
+                return link.take(sources, tags, view, check, turn)
+            except RondeError:  # the transport has failed
+                raise
+            except BaseException as error:
+                self.crashed(error)
+                raise
 
     def probe(self, sources: frozenset[int], tags: range, deadline: float) -> Arrival | None:
         check_any(self, sources, tags, None, None)
@@ -390,7 +453,7 @@ class Engine(Transport, AnySource, Owner):
     def oldest(self, sources: frozenset[int], tags: range) -> Arrival | None:
         return self.match_queue.oldest(sources, tags)
 
-    def withdraw(self, receive: AnyReceive) -> bool:
+    def withdraw(self, receive: Receive) -> bool:
         with self.lock:
             return self.match_queue.withdraw(receive)
 
@@ -417,9 +480,11 @@ class Engine(Transport, AnySource, Owner):
         """See Progress."""
         return min((link.tick(now) for link in self.links), default=NEVER)
 
-    def arrive(self, peer: int, tag: int, check: int, length: int, most: int) -> InboundMessage | None:
+    def arrive(self, peer: int, tag: int, check: int, length: int, most: int) -> Target | None:
         """The message for a frame whose header has arrived; None if it may not be read yet: it stays where it is until
         `Link.resume`, or the next sweep. `most`: bytes of unexpected messages that may be kept."""
+        if tag > MAX_TAG:
+            return _News(self, peer, tag, length)
         try:
             if self.match_queue.takes(peer, tag, check, length, most):
                 return self.match_queue.arrive(peer, tag, check, length)
@@ -427,6 +492,33 @@ class Engine(Transport, AnySource, Owner):
             self.fail(error)
         self.hold(peer, tag, check, length)
         return None
+
+    def await_match(self, peer: int, tag: int, nbytes: int) -> SynchronousSending:
+        """The request of a synchronous send that is about to begin. Its link sets `sending`."""
+        request = SynchronousSending(self, peer, tag, nbytes, self.sent)
+        self._synchronous.setdefault((peer, tag), deque()).append(request)
+        return request
+
+    def _tell_match(self, peer: int, tag: int) -> None:
+        """Tell the sender of a noted frame that a receive has matched it."""
+        if peer == self.rank:
+            self.news(peer, _MATCHED, tag)
+        elif not self.departed(peer):
+            self._route[peer].send(peer, _MATCHED, memoryview(tag.to_bytes(_TAG_BYTES)), 0)
+
+    def news(self, peer: int, kind: int, tag: int) -> None:
+        """A frame of the engine's own has come from a peer, about the next frame with a tag. Raises TransportError if
+        there is none."""
+        if kind == _NOTE:
+            self.match_queue.note(peer, tag)
+            return
+        awaiting = self._synchronous.get((peer, tag))
+        if awaiting is None:
+            raise TransportError(f"it has matched a frame with tag {tag:#x} that was not sent")
+        awaiting.popleft().matched = True
+        if not awaiting:
+            del self._synchronous[peer, tag]
+        self.driver.notify()
 
     def hold(self, peer: int, tag: int, check: int, length: int) -> None:
         """The next frame of a peer waits until a receive is posted, or `resume` is called."""
@@ -472,6 +564,7 @@ class Engine(Transport, AnySource, Owner):
         for link in self.links:
             link.fail(cause)
         self.match_queue.clear()
+        self._synchronous.clear()
         self.driver.interrupt()
 
     def crashed(self, error: BaseException, by: Engine | None = None) -> None:
@@ -500,6 +593,22 @@ class Engine(Transport, AnySource, Owner):
         for link in self.links:
             link.abandon()
         self.match_queue.clear()
+
+
+class _News:
+    """The payload of a frame of an engine's own: see Target."""
+
+    def __init__(self, engine: Engine, peer: int, kind: int, length: int) -> None:
+        if length != _TAG_BYTES:
+            raise TransportError(f"received a frame of the engine with {length} bytes")
+        self.view = memoryview(bytearray(_TAG_BYTES))
+        self._engine = engine
+        self._peer = peer
+        self._kind = kind
+
+    def finish(self) -> None:
+        """The payload is complete."""
+        self._engine.news(self._peer, self._kind, int.from_bytes(self.view))
 
 
 class Assembly(Awaited):

@@ -140,8 +140,9 @@ class Watch:
 
 
 def is_running(process: Identity) -> bool:
-    """True if a process of this host runs; False if it has ended, or is in another namespace of ids."""
-    return process.space == Identity.own().space and not _dead(process)
+    """True if a process of this host runs; False if it has ended, or if that is unknown: it is in another namespace of
+    ids, or there is no POSIX. (os.kill of Windows ends a process, whatever the signal.)"""
+    return os.name == "posix" and process.space == Identity.own().space and not _dead(process)
 
 
 def _dead(process: Identity) -> bool:

@@ -16,7 +16,7 @@ the numbers of the receives decide, which are given out only while there is a re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Final, Protocol
 
@@ -195,11 +195,25 @@ class InboundMessage:
         receive.done = True
 
 
+class NotedMessage(InboundMessage):
+    """A frame whose sender waits for the news of its match."""
+
+    __slots__ = ()
+
+    def claim(self, receive: Receive) -> None:
+        self._queue.tell(self.peer, self.tag)
+        super().claim(receive)
+
+
 class MatchQueue:
     """Posted receives and unexpected frames of one rank, first in first out per (peer, tag)."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, tell: Callable[[int, int], object] = lambda peer, tag: None) -> None:
+        """`tell` is called with the peer and the tag of a noted frame once a receive has matched it."""
         self.rank = rank
+        self.tell = tell
+        self._noted: dict[tuple[int, int], int] = {}
+        """(peer, tag) -> number of the next frames whose match is to be told; empty but while one is arriving."""
         self.unexpected_bytes = 0
         """Payload bytes of the unexpected messages; a transport bounds them by reading no further."""
         self.unexpected_frames = 0
@@ -222,6 +236,11 @@ class MatchQueue:
         self._any.clear()
         self._in_order = None
         self.held.clear()
+        self._noted.clear()
+
+    def note(self, peer: int, tag: int) -> None:
+        """The match of the next frame with this tag from a peer is to be told."""
+        self._noted[peer, tag] = self._noted.get((peer, tag), 0) + 1
 
     def add(self, receive: Receive) -> None:
         """Post a receive. It is done at once if its frame has arrived already."""
@@ -256,11 +275,20 @@ class MatchQueue:
         receive.number = self._numbers
         self._any.append(receive)
 
-    def withdraw(self, receive: AnyReceive) -> bool:
-        """Take a receive from any source back; False if it has matched a frame."""
-        if receive in self._any:
-            self._any.remove(receive)
-        return receive.arrival is None
+    def withdraw(self, receive: Receive) -> bool:
+        """Take a receive back; False if it has matched a frame."""
+        if isinstance(receive, AnyReceive):
+            if receive in self._any:
+                self._any.remove(receive)
+            return receive.arrival is None
+        key = receive.peer, receive.tag
+        posted = self._posted.get(key)
+        if posted is None or receive not in posted:
+            return False
+        posted.remove(receive)
+        if not posted:
+            del self._posted[key]
+        return True
 
     def oldest(self, sources: frozenset[int], tags: range) -> Arrival | None:
         """The envelope of the frame that a receive from any of `sources` with any of `tags` would take now; None if
@@ -281,7 +309,8 @@ class MatchQueue:
             receive = posted.popleft() if posted else None
             if posted is not None and not posted:
                 del self._posted[peer, tag]
-        inbound = InboundMessage(self, peer, tag, check, length, receive, loan)
+        kind = self._kind(peer, tag, matched=receive is not None) if self._noted else InboundMessage
+        inbound = kind(self, peer, tag, check, length, receive, loan)
         if receive is None:
             self._arrivals += 1
             inbound.number = self._arrivals
@@ -289,6 +318,17 @@ class MatchQueue:
             if self._in_order is not None:
                 self._in_order[inbound.number] = inbound
         return inbound
+
+    def _kind(self, peer: int, tag: int, *, matched: bool) -> type[InboundMessage]:
+        """The class of an arriving frame. If its match is to be told and it is matched already, that is told now."""
+        count = self._noted.pop((peer, tag), 0)
+        if not count:
+            return InboundMessage
+        if count > 1:
+            self._noted[peer, tag] = count - 1
+        if matched:
+            self.tell(peer, tag)
+        return NotedMessage
 
     def hold(self, peer: int, tag: int, check: int, length: int) -> None:
         """The next frame of a peer has arrived, but `arrive` may not be called for it yet."""
@@ -300,7 +340,7 @@ class MatchQueue:
         frame does not fit it: then call `arrive`."""
         key = peer, tag
         posted = self._posted.get(key)
-        if not posted or self._any:
+        if not posted or self._any or self._noted:
             return False
         receive = posted[0]
         if receive.check != check or len(receive.view) != len(payload):
@@ -315,17 +355,26 @@ class MatchQueue:
 
     def take_early(self, peer: int, tag: int, most: int) -> InboundMessage | None:
         """Take the unexpected message with this tag from a peer out. None, with nothing done, if there is none or more
-        than one, or if it is not complete or longer than `most` bytes."""
+        than one, or if it is not complete, longer than `most` bytes, or noted."""
         messages = self._unexpected.get((peer, tag))
         if messages is None or len(messages) != 1:
             return None
         inbound = messages[0]
-        if not inbound.complete or len(inbound.view) > most:
+        if not inbound.complete or len(inbound.view) > most or isinstance(inbound, NotedMessage):
             return None
         self._take_out(inbound)
         self.unexpected_bytes -= len(inbound.view)
         self.unexpected_frames -= 1
         return inbound
+
+    def is_clear(self, sources: tuple[int, ...], tags: range) -> bool:
+        """True if the next frame from any of `sources` with any of `tags` is for a receive that is not posted yet. It
+        may be False without need."""
+        if self.held or self._noted:
+            return False
+        if not (self._posted or self._unexpected or self._any):
+            return True
+        return len(tags) == len(sources) == 1 and not self.knows(sources[0], tags.start)
 
     def knows(self, peer: int, tag: int) -> bool:
         """True if a receive is posted for the next frame with this tag from a peer, or the frame has arrived."""

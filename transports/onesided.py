@@ -6,10 +6,11 @@ part directly. This is all that a shared-memory collective needs: no message, no
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -19,15 +20,30 @@ EPOCH: Final = 0
 """Word of a rank's epoch in its control words; see Controls."""
 ASKED: Final = 8
 """Word that is not 0 if a rank sleeps until this one publishes an epoch."""
+EXPOSED: Final = 2
+"""Words of the addresses of the two arrays that a rank exposes."""
+ARENA: Final = 4
+"""Words of what a rank tells of its arena (transports.arenas)."""
 CHECKS: Final = 16
 """Words of the last KEPT epochs and their checks, a pair for each. Epoch e has pair number e % KEPT."""
 KEPT: Final = 8
+OPENED: Final = 1
+"""The value of the word of a rank in Controls.ends that has neither closed nor ended."""
 
 Memory = memoryview | np.ndarray[Any, Any]
 """Bytes: a view of format 'B', or a flat, contiguous array."""
 _PROBE_BYTES: Final = 32
 _PROBED: Final = 2
 """The last epoch of `can_read_peers`."""
+
+
+def address(memory: Memory) -> int:
+    """The address of flat, contiguous memory in this process."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(memory))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # it is read-only, empty, or of a dtype that Python's buffers do not know
+        found: int = np.asarray(memory).__array_interface__["data"][0]  # takes four to ten times as long
+        return found
 
 
 class NoRoom(RendezvousError):
@@ -48,6 +64,11 @@ class Controls(NamedTuple):
     yields     yields of the core, each before a load, that are worthwhile after these
     wake       wakes the ranks that sleep until this rank publishes
     memory     keeps the addresses valid
+    arenas     addresses of the words that locate the arenas of the ranks (transports.arenas); () if ranks read no
+               arrays of each other where they lie
+    ends       address of a word that is not 0 once a rank has failed, and addresses of the words of the ranks, OPENED
+               unless they have closed: to be looked at after reads of a rank's arrays, before it can know of them
+    check      raises the error that these words tell of
     bells      addresses of the doorbells of the ranks: a word of 32 bits, 1 while its rank sleeps by futex(2), and
                greater while it sleeps otherwise. Unless one is greater, to do what `wake` does: store 0 in word ASKED;
                store 0 in every doorbell that is 1, and wake its sleeper by futex(2); wake those that sleep at word
@@ -63,6 +84,9 @@ class Controls(NamedTuple):
     wake: Callable[[], None]
     memory: tuple[Any, ...]
     bells: tuple[int, ...] = ()
+    arenas: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    check: Callable[[], NoReturn] | None = None
 
 
 class Window(ABC):
@@ -124,6 +148,13 @@ class Window(ABC):
         """The control words; None if only `publish` and `wait` may do what they do."""
         return None
 
+    def tells_arena(self, index: int) -> bool:
+        """True if the arrays that a position has exposed may lie in an arena of its process (transports.arenas)."""
+        return False
+
+    shares_arrays: bool = False
+    """True if all ranks had arenas in `can_read_peers`; the same on all."""
+
     def can_read_peers(self, deadline: float, check: int = 0) -> bool:
         """True if every rank can `read` the exposed arrays of every other rank, as a trial shows; the same on all.
         Collective; it must be the first use of the window, of at least 33 bytes: it uses these and the first two
@@ -138,6 +169,7 @@ class Window(ABC):
         for index in peers:
             self.wait(index, _PROBED - 1, deadline, check)
             able = able and self._reads_probe(index)
+        self.shares_arrays = all(map(self.tells_arena, range(len(self.ranks))))
         own[_PROBE_BYTES] = able
         self.publish(_PROBED)
         for index in peers:

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, cast
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from transports.base import Backend
 from transports.engine import Linking
 from transports.errors import ConfigError
 from transports.settings import Values, build, did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINTS: Final = "ronde.transports"
 BUILT_IN: Final[Mapping[str, str]] = {
@@ -36,7 +38,7 @@ _REQUIRED: Final = ("Options", "create", "usable")
 
 def names() -> tuple[str, ...]:
     """The names of all transports, sorted. Nothing is imported."""
-    return tuple(sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))}))
+    return tuple(sorted({*BUILT_IN, *(point.name for point in _entry_points())}))
 
 
 def exists(name: str) -> bool:
@@ -86,9 +88,16 @@ def make_options(name: str, values: Values) -> Any:
     return build(options_class(name), f"transport {name!r}", values)
 
 
+def _entry_points() -> Iterable[EntryPoint]:
+    from importlib.metadata import entry_points  # here, since a built-in transport needs none
+
+    return entry_points(group=ENTRY_POINTS)
+
+
 def _entry_point(name: str) -> EntryPoint:
-    for point in entry_points(group=ENTRY_POINTS, name=name):
-        return point
+    for point in _entry_points():
+        if point.name == name:
+            return point
     known = names()
     raise ConfigError(f"unknown transport {name!r}{did_you_mean(name, known)}; known are: {', '.join(known)}")
 

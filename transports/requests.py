@@ -53,8 +53,8 @@ class Owner(ABC):
         """The envelope of the frame that a receive from any of `sources` would take now."""
 
     @abstractmethod
-    def withdraw(self, receive: AnyReceive) -> bool:
-        """Take a receive from any source back; False if it has matched a frame."""
+    def withdraw(self, receive: Receive) -> bool:
+        """Take a receive back; False if it has matched a frame."""
 
     @abstractmethod
     def progress_to(self, peer: int) -> str:
@@ -96,6 +96,45 @@ class Sending(Request, Awaited):
         self._owner.check_peer(self.peer, self, receiving=False)
 
 
+class SynchronousSending(Request, Awaited):
+    """A send that is done once the send of its bytes is, and the peer has told that a receive has matched it.
+
+    sending  the send of the bytes; set by the link
+    matched  True once the peer has told
+    """
+
+    __slots__ = ("_owner", "matched", "nbytes", "peer", "sending", "tag")
+
+    def __init__(self, owner: Owner, peer: int, tag: int, nbytes: int, sending: Sending) -> None:
+        self._owner = owner
+        self.peer = peer
+        self.tag = tag
+        self.nbytes = nbytes
+        self.sending = sending
+        self.matched = False
+
+    @property
+    def done(self) -> bool:
+        return self.matched and self.sending.done
+
+    def test(self) -> bool:
+        return self.done or self._owner.glance(self)
+
+    def wait(self, deadline: float) -> None:
+        if self.done or self._owner.wait(self, deadline):
+            return
+        owner, peer = self._owner, self.peer
+        raise DeadlineExceeded(
+            f"rank {owner.rank} waited too long for {owner.group.describe(peer)} to receive {self.nbytes} bytes with "
+            f"tag {self.tag:#x}",
+            rank=owner.rank,
+            peer=peer,
+        )
+
+    def check_possible(self) -> None:
+        self._owner.check_peer(self.peer, self, receiving=True)
+
+
 class Receiving(Receive, Request, Awaited):
     """A receive from one rank, done when the match queue has its frame."""
 
@@ -121,6 +160,9 @@ class Receiving(Receive, Request, Awaited):
                 peer=peer,
             )
         self.raise_error()
+
+    def withdraw(self) -> bool:
+        return self._owner.withdraw(self)
 
     def poke(self) -> bool:
         return self._owner.poke(self.peer)
@@ -193,9 +235,9 @@ class AnyOf(Awaited):
     def __init__(self, requests: Sequence[Request]) -> None:
         if not requests:
             raise ValueError("requests: must not be empty")
-        self._requests: list[Sending | Receiving | ReceivingAny] = []
+        self._requests: list[Sending | SynchronousSending | Receiving | ReceivingAny] = []
         for request in requests:
-            assert isinstance(request, (Sending, Receiving, ReceivingAny))
+            assert isinstance(request, (Sending, SynchronousSending, Receiving, ReceivingAny))
             self._requests.append(request)
         self._turns = cycle(self._requests)
 

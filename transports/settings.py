@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
@@ -56,7 +55,9 @@ def pairs(texts: Iterable[str], source: str) -> dict[str, tuple[object, str]]:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' (did you mean 'x'?)' or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    from difflib import get_close_matches  # here, since it is for mistakes
+
+    close = get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -57,9 +57,10 @@ def _dump() -> str:
 
 def _file() -> IO[bytes]:
     """A file in memory where the system has such files."""
-    if hasattr(os, "memfd_create"):
+    try:
         return open(os.memfd_create("ronde-stacks"), "w+b", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)
+    except (AttributeError, OSError):  # not Linux, or a sandbox refuses it
+        return tempfile.TemporaryFile(buffering=0)
 
 
 def _described(line: str) -> Iterator[str]:

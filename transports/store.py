@@ -7,7 +7,7 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from transports.errors import DeadlineExceeded
 from transports.packed import pack, unpack
@@ -23,6 +23,18 @@ _SLICE_SECONDS: Final = 0.05
 """Time between two looks at several keys, where the store cannot wait for all of them."""
 _TABLE: Final = b"\xc1"
 """First byte of a table's value. No msgpack value begins with it."""
+
+
+class Place(NamedTuple):
+    """The way to a store, beside its secret and certificates: see `rendezvous.open_store`.
+
+    purpose  of its server; empty without one
+    prefix   of the keys
+    """
+
+    url: str
+    purpose: bytes = b""
+    prefix: str = ""
 
 
 class Store(ABC):
@@ -128,6 +140,10 @@ class Store(ABC):
     def local_address(self) -> str | None:
         """The local address of the connection to the store. None if the store was not used yet, or is not reached
         through a network (also by loopback): then the address says nothing about routes to other machines."""
+        return None
+
+    def place(self) -> Place | None:
+        """The way for other processes to this store; None if there is none."""
         return None
 
     def with_timeout(self, seconds: float) -> Store:
@@ -281,6 +297,10 @@ class PrefixStore(Store):
 
     def local_address(self) -> str | None:
         return self._inner.local_address()
+
+    def place(self) -> Place | None:
+        found = self._inner.place()
+        return found and found._replace(prefix=found.prefix + self._prefix)
 
     def with_timeout(self, seconds: float) -> Store:
         return PrefixStore(self._inner.with_timeout(seconds), self._prefix[:-1])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import socket
 import ssl
@@ -38,10 +39,13 @@ class Tls:
     key          PEM file with its private key, not encrypted
     ca           PEM file with the certificates of the trusted authorities
 
+    files   the absolute paths of the three
+
     The constructor reads the files. Raises ConfigError naming the setting, the file and the problem.
     """
 
     def __init__(self, certificate: str, key: str, ca: str) -> None:
+        self.files = os.path.abspath(certificate), os.path.abspath(key), os.path.abspath(ca)
         named = {"tls_certificate": certificate, "tls_key": key, "tls_ca": ca}
         texts = {setting: _text(setting, path) for setting, path in named.items()}
         self._own = _first_certificate(certificate, texts["tls_certificate"])

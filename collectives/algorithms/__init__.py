@@ -32,12 +32,13 @@ from collectives.algorithms import (
     windowed,
 )
 from collectives.algorithms.msccl import read_msccl
-from collectives.algorithms.registry import Algorithm, Cost, add, algorithm, algorithms
+from collectives.algorithms.registry import Algorithm, Cost, Generator, add, algorithm, algorithms
 from collectives.algorithms.symmetry import Relation, Symmetry
 
 __all__ = [
     "Algorithm",
     "Cost",
+    "Generator",
     "Relation",
     "Symmetry",
     "add",

@@ -13,15 +13,17 @@ symbolically, in turn, and the steps of a rank are those of its blocks in the or
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ElementTree
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from collectives.algorithms.registry import Algorithm, Cost
 from collectives.schedule import Buf, Geometry, Ref, Step, copy, inp, out, recv, reduce, scratch, send
+
+if TYPE_CHECKING:
+    from xml.etree import ElementTree
 
 _COLLECTIVES: Final = {"allreduce": "allreduce", "allgather": "allgather", "reduce_scatter": "reduce_scatter"}
 _RECEIVING: Final = ("r", "rcs", "rrs", "rrc", "rrcs")
@@ -256,6 +258,8 @@ def read_msccl(text: str) -> Algorithm:
     Raises ValueError for text that is no such file, and for what Ronde does not support, naming GPU, thread block and
     step.
     """
+    from xml.etree import ElementTree  # here, since few ranks read a file
+
     try:
         machine = _Machine(ElementTree.fromstring(text))
     except ElementTree.ParseError as error:

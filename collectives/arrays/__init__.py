@@ -2,7 +2,8 @@
 
 `views` checks array arguments and shares their memory where possible. `ops` holds one table of ops: a new op is one
 entry of it. `averages` has the arithmetic by which averages stay in range. `halves` holds fast kernels for float16 and
-bfloat16. `loops` finds NumPy's inner loops, for compiled code.
+bfloat16. `named_dtypes` is the one place that imports ml_dtypes, where it is installed. `loops` finds NumPy's inner
+loops, for compiled code.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ from collectives.arrays.averages import (
     share,
 )
 from collectives.arrays.loops import Loop, inner_loop
+from collectives.arrays.named_dtypes import FLOAT16, ML_DTYPES, is_small_float, named_dtype, small_floats
 from collectives.arrays.ops import (
     ADASUM,
     ALIASES,
-    BFLOAT16,
-    FLOAT16,
     FLOAT32,
     FLOAT64,
     LOGICAL,
@@ -33,7 +33,6 @@ from collectives.arrays.ops import (
     check_op,
     compiled_kernel,
     compiled_scaling,
-    is_small_float,
     kernel,
     kernel_loop,
     one_element,
@@ -47,6 +46,7 @@ from collectives.arrays.views import (
     Target,
     as_bytes,
     as_numpy,
+    as_view,
     can_be_sent,
     casts,
     check_dtype,
@@ -57,11 +57,11 @@ from collectives.arrays.views import (
 __all__ = [
     "ADASUM",
     "ALIASES",
-    "BFLOAT16",
     "FLOAT16",
     "FLOAT32",
     "FLOAT64",
     "LOGICAL",
+    "ML_DTYPES",
     "OPS",
     "UFUNCS",
     "WIDENED",
@@ -75,6 +75,7 @@ __all__ = [
     "Target",
     "as_bytes",
     "as_numpy",
+    "as_view",
     "averaging_kernel",
     "can_be_sent",
     "casts",
@@ -88,6 +89,7 @@ __all__ = [
     "is_small_float",
     "kernel",
     "kernel_loop",
+    "named_dtype",
     "one_element",
     "real_dtype",
     "rest",
@@ -95,5 +97,6 @@ __all__ = [
     "scaling",
     "scaling_loop",
     "share",
+    "small_floats",
     "type_name",
 ]

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.arrays.loops import Loop, inner_loop
-from collectives.arrays.ops import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Kernel, is_small_float, kernel, scaling
+from collectives.arrays.named_dtypes import HALVES, is_small_float
+from collectives.arrays.ops import FLOAT32, FLOAT64, Kernel, kernel, scaling
 
 Array = NDArray[Any]
 
@@ -223,7 +224,7 @@ def compiled_averaging(dtype: np.dtype[Any], averaging: Averaging) -> CompiledAv
     """Return the C function that does what `averaging_kernel` does; None if there is none."""
     size, a_alone, b_alone, last = averaging
     real = real_dtype(dtype)
-    if real not in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64):
+    if real.name not in HALVES and real not in (FLOAT32, FLOAT64):
         return None
     division = None
     if last and rest(size) != 1:

@@ -14,19 +14,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from collectives.arrays.halves import add_bfloat16, add_float16
 from collectives.arrays.loops import Loop, inner_loop
+from collectives.arrays.named_dtypes import FLOAT16, HALVES, is_small_float
 from collectives.arrays.own_ops import Op
 
 Array = NDArray[Any]
 Kernel = Callable[[Array, Array, Array], object]
 
-BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
-FLOAT16: Final = np.dtype(np.float16)
 FLOAT32: Final = np.dtype(np.float32)
 FLOAT64: Final = np.dtype(np.float64)
 
@@ -75,13 +73,10 @@ LOGICAL: Final = frozenset(spec.name for spec in _TABLE if spec.logical)
 WIDENED: Final = frozenset(spec.name for spec in _TABLE if spec.rounds)
 """Ops of small floats that a reproducible reduction computes in float32 from beginning to end."""
 
+_BY_KIND: Final = {kind: tuple(spec.name for spec in _TABLE if kind in spec.kinds) for kind in "biufc"}
+"""The ops for each kind of dtypes."""
 _BLOCK: Final = 8192
 """Elements: two blocks of float32 stay in a 64 KiB first-level cache."""
-
-
-def is_small_float(dtype: np.dtype[Any]) -> bool:
-    """Return True for float16, bfloat16 and the 8-bit floats of ml_dtypes: dtypes that are combined in float32."""
-    return dtype == FLOAT16 or (dtype.kind not in "biufc" and dtype.itemsize <= 2)
 
 
 def allowed_ops(dtype: np.dtype[Any]) -> frozenset[str]:
@@ -89,9 +84,8 @@ def allowed_ops(dtype: np.dtype[Any]) -> frozenset[str]:
     return frozenset(_defined(dtype)) & UFUNCS.keys()
 
 
-def _defined(dtype: np.dtype[Any]) -> list[str]:
-    kind = dtype.kind if dtype.kind in "biuc" else "f"
-    return [spec.name for spec in _TABLE if kind in spec.kinds]
+def _defined(dtype: np.dtype[Any]) -> tuple[str, ...]:
+    return _BY_KIND[dtype.kind if dtype.kind in "biuc" else "f"]
 
 
 def check_op(op: str, dtype: np.dtype[Any]) -> None:
@@ -110,7 +104,7 @@ def kernel(op: str | Op, dtype: np.dtype[Any]) -> Kernel:
 @cache
 def _kernel_of(op: str, dtype: np.dtype[Any]) -> Kernel:
     ufunc = UFUNCS[op]
-    if ufunc is np.add and dtype in (FLOAT16, BFLOAT16):
+    if ufunc is np.add and dtype.name in HALVES:
         return add_float16 if dtype == FLOAT16 else add_bfloat16
     if ufunc is np.multiply and dtype.kind == "c":
         return _multiply_complex
@@ -137,14 +131,14 @@ def _loop_of(op: str, dtype: np.dtype[Any]) -> Loop | None:
 
 def compiled_kernel(op: str | Op, dtype: np.dtype[Any]) -> str:
     """Return the name of the compiled kernel (collectives.jit) that does what `kernel` does; empty if there is none."""
-    adds = not isinstance(op, Op) and UFUNCS[op] is np.add and dtype in (FLOAT16, BFLOAT16)
+    adds = not isinstance(op, Op) and UFUNCS[op] is np.add and is_small_float(dtype) and dtype.name in HALVES
     return f"add_{dtype.name}" if adds else ""
 
 
 def compiled_scaling(dtype: np.dtype[Any], factor: float) -> tuple[str, Array]:
     """Return the name of the compiled kernel that does what `scale` does, and its second operand, one number; the name
     is empty if there is none."""
-    name = f"scale_{dtype.name}" if dtype in (FLOAT16, BFLOAT16) else ""
+    name = f"scale_{dtype.name}" if dtype.name in HALVES else ""
     return name, np.array([factor], np.float32)
 
 

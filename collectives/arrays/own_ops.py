@@ -28,14 +28,14 @@ class Op:
     arguments. Arrays may have a structured dtype, if it has no Python objects. Arrays on GPUs are combined in host
     memory.
 
-    Raises TypeError for a function that cannot be called. A call of a new kind tries the function on arrays of two
-    zeros, and raises what it raises there, or TypeError if it returns another dtype or length, before anything is sent.
-    An error that it raises later aborts the communicator.
+    Raises TypeError for a function that cannot be called. The first call with a dtype tries the function on arrays of
+    two zeros, and raises what it raises there, or TypeError if it returns another dtype or length, before anything is
+    sent. An error that it raises later aborts the communicator.
 
     Source: MPI_Op_create of MPI 4.1, section 6.9.5.
     """
 
-    __slots__ = ("_text", "commutative", "function", "name", "trial")
+    __slots__ = ("_text", "_tried", "commutative", "function", "name", "trial")
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class Op:
         self.function = function
         self.commutative = bool(commutative)
         self.trial = bool(trial)
+        self._tried: set[np.dtype[Any]] = set()
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self._text = f"Op({self.name})" if commutative else f"Op({self.name}, commutative=False)"
 
@@ -73,12 +74,13 @@ class Op:
         out[...] = result
 
     def check(self, dtype: np.dtype[Any]) -> None:
-        """Try the function on arrays of a dtype, if it may be tried. Raises what it raises, and TypeError if its result
-        does not fit or the dtype cannot be communicated."""
+        """Try the function on arrays of a dtype, if it may be tried and has not been. Raises what it raises, and
+        TypeError if its result does not fit or the dtype cannot be communicated."""
         if dtype.names is None or dtype.hasobject or not dtype.isnative:
             check_dtype(dtype, "x")
-        if not self.trial:
+        if not self.trial or dtype in self._tried:
             return
         zeros = np.zeros(2, dtype)
         with np.errstate(all="ignore"):
             self.combine(zeros, zeros, np.empty_like(zeros))
+        self._tried.add(dtype)

@@ -74,6 +74,15 @@ def as_bytes(array: Array) -> memoryview:
     return array.view(np.uint8).data
 
 
+def as_view(array: Array) -> memoryview:
+    """Return the bytes of a contiguous array, as `as_bytes` does. It takes a quarter of the time where Python knows the
+    format of NumPy's buffer."""
+    try:
+        return array.data.cast("B")
+    except (TypeError, ValueError, BufferError):
+        return as_bytes(array.reshape(-1))
+
+
 @cache
 def casts(dtype: np.dtype[Any]) -> bool:
     """Return True if `array.data.cast("B")` works for non-empty arrays of this dtype. It takes a quarter of the time of

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from collectives.arrays import BFLOAT16, FLOAT16, Array, is_small_float
+from collectives.arrays import FLOAT16, Array, is_small_float, named_dtype
 from collectives.compression.codec import Codec
 
 
@@ -18,7 +19,10 @@ class Cast(Codec):
     NaN and infinity arrive as such.
     """
 
-    dtype: ClassVar[np.dtype[Any]]
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the numbers on their way."""
 
     @property
     def feedback(self) -> bool:
@@ -50,11 +54,18 @@ class Cast(Codec):
 class FP16(Cast):
     """IEEE 754 half precision: 11 significant bits. Beyond 65504 lies infinity; below 6e-5 precision is lost."""
 
-    dtype = FLOAT16
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return FLOAT16
 
 
 @dataclass(frozen=True, slots=True)
 class BF16(Cast):
-    """bfloat16: 8 significant bits, the range of float32."""
+    """bfloat16: 8 significant bits, the range of float32. Raises ModuleNotFoundError without ml_dtypes."""
 
-    dtype = BFLOAT16
+    def __post_init__(self) -> None:
+        named_dtype("bfloat16")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return named_dtype("bfloat16")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.world import is_initialized, world
+from collectives.world_communicator import is_initialized, world
 
 
 class Sampler:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from collectives.communicator import Communicator
 from collectives.elastic.snapshot import NOTHING_FIXED, Arrays, Snapshot
 from collectives.elastic.transfer import give
-from collectives.world import is_initialized, world
+from collectives.world_communicator import is_initialized, world
 from transports.base import runs
 from transports.errors import MismatchError, TransportError
 

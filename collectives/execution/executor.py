@@ -17,14 +17,24 @@ from collectives.execution.binder import NO_DATA, Binder
 from collectives.execution.message_table import tabulate_messages
 from collectives.execution.positions import CallPosition, CallPositions
 from collectives.execution.refusal import refuse
-from collectives.execution.rows import BoundPlan, Row, RowHook, rows_with_hook
+from collectives.execution.rows import BoundPlan, Row, RowHook, rows_with_hook, signalling_row
 from collectives.execution.table import BegunCall, Table, tabulate
 from collectives.execution.windows import Windows
 from collectives.failure import AbortSignal, mismatch
-from collectives.jit import (
+from collectives.flight import (
+    BEGAN,
     CALLS,
-    KEPT_RECENT,
-    RECENT,
+    ENDED,
+    ENTRIES,
+    ENTRY_WORDS,
+    FEWEST_KEPT,
+    KEPT_MASK,
+    TEXT,
+    TIMED,
+    FlightRecord,
+    NoteLog,
+)
+from collectives.jit import (
     STAGED,
     TALLY_CALLS,
     TALLY_NEXT,
@@ -38,13 +48,13 @@ from collectives.jit import (
     fitting,
     take_times,
 )
-from collectives.metrics import Meter, now
+from collectives.metering import Meter, now
 from collectives.planning import MOST_PHASES, Call, Plan, Planner, WindowOffsets
 from collectives.schedule import Instruction, Kind
 from transports import forking
 from transports.base import Request, Transport
 from transports.compiled import CompiledMessages
-from transports.errors import AbortedError, ClosedError, DeadlineExceeded, MismatchError, RondeError
+from transports.errors import AbortedError, ClosedError, ConfigError, DeadlineExceeded, MismatchError, RondeError
 from transports.locks import let_go
 from transports.native import NativeCollectives
 from transports.onesided import Window
@@ -52,12 +62,14 @@ from transports.onesided import Window
 _EPOCHS_PER_CALL: Final = MOST_PHASES + 1
 """Odd, so that a window keeps the checks of successive calls side by side. An epoch has 63 bits: a rank that does
 nothing but calls of 1 us comes to the last one after two years."""
-_TOLD: Final = KEPT_RECENT - 2
-"""Calls that `recent` tells of: two less than are kept, since the next call may begin meanwhile."""
+_TOLD: Final = FEWEST_KEPT - 2
+"""Calls that `recent` tells of: two less than are kept at least, since the next call may begin meanwhile."""
 _WAITING: Final = {Kind.SEND: "to send to", Kind.RECV: "to receive from", Kind.WAIT: "for"}
 _MAX_BOUND: Final = 1 << 15
 """Instructions that are kept bound, of all plans together; some 600 bytes each."""
 _UNKNOWN: Final[Any] = object()
+_SCRATCH: Final = "scratch"
+"""The key of a plan's scratch memory in `Plan.bound`."""
 BindSteps = Callable[[int], Sequence[Callable[[], object]]]
 """(check) -> the steps of a plan, one call each: for plans whose arrays are not in the host's memory."""
 HookMaker = Callable[[Plan, Array, Array], RowHook | None]
@@ -86,9 +98,11 @@ class Executor:
         abort_signal: AbortSignal,
         positions: CallPositions,
         windows: Windows,
+        flight: FlightRecord,
         code: MachineCode | None = None,
     ) -> None:
-        """`code` runs programs as tables where it can; None: all run as functions of Python."""
+        """`flight` notes its calls. `code` runs programs as tables where it can; None: all run as functions of
+        Python."""
         self.ranks = ranks
         self.rank = ranks.index(transport.rank)
         self.key = f"{tag:x}-{ranks[0]}"
@@ -114,20 +128,22 @@ class Executor:
         self._binder = Binder(transport, ranks, tag, windows, code)
         self._counter = self._binder.counter
         self._current: tuple[Plan, int] | None = None
-        self._recent: list[Plan | None] = [None] * KEPT_RECENT
         self._window: Window | None = None
-        self._state = State(code, _EPOCHS_PER_CALL)
-        self.words = self._state.words
-        """The words of the state: the number of the newest call, and the number of calls that were staged."""
-        self._tables: dict[int, Plan] = planner.cache()
-        """Number of a table -> its plan."""
+        self._stage: Callable[[float], object] | None = None
+        """Makes the staging window; None if it is made, or if there is none."""
+        self._flight = flight
+        self._notes: dict[str, NoteLog] = {}
+        log = flight.call_log(self.key, len(ranks), self.rank, planner.label)
+        self._state = State(code, log, _EPOCHS_PER_CALL)
+        self.words = log.words
+        """The words of the log: the number of the newest call, and an entry for each of the last calls."""
+        self._mask, self._times_calls, self._entry = log.words[KEPT_MASK], bool(log.words[TIMED]), 0
         self._messages = None if code is None else transport.ability(CompiledMessages)
         if self._messages is not None:
             self._state.use_messages(self._messages.polls, self._messages.yields)
-        self._newest_table = 0
         self._scratch = NO_DATA
-        self._bound: dict[Call, int] = planner.cache()
-        """Instructions that are kept bound, by call. Emptied with the plans."""
+        self._bound: dict[type, int] = planner.cache()
+        """Instructions that are kept bound, by form. Emptied with the plans."""
         self._exposed: tuple[Array, ...] = ()
         """Copies that a failed speculative call has exposed: another rank may read them until it knows."""
         self._disagreement: MismatchError | None = None
@@ -139,6 +155,16 @@ class Executor:
     def calls(self) -> int:
         """Number of the newest call."""
         return self.words[CALLS]
+
+    def notes(self, ending: str, label: str) -> NoteLog:
+        """The log of what this communicator does beside its calls, MESSAGES or BATCHES; `label` as for FlightRecord."""
+        log = self._notes.get(ending)
+        if log is None:
+            flight = self._flight
+            log = self._notes[ending] = flight.note_log(self.key + ending, len(self.ranks), self.rank, label)
+            if flight is not self._flight:  # it was closed meanwhile, by another thread
+                log.close()
+        return log
 
     @property
     def is_open(self) -> bool:
@@ -169,12 +195,47 @@ class Executor:
         window.epoch_in_words = _epoch_in_words
         self._state.use(window.controls, window.index, window.nbytes // 2)
 
+    def put_off(self, stage: Callable[[float], object]) -> None:
+        """Have `stage` called with a deadline before the first call runs: it takes a staging window by `use`, or has
+        the planner count on none. All ranks make their calls in the same order, so they are all there."""
+        self._stage = stage
+
+    @property
+    def unready(self) -> bool:
+        """True as long as the staging window has been put off. Plans made by then must be made anew for their run."""
+        return self._stage is not None
+
+    def stage(self, deadline: float) -> None:
+        """Make the staging window if that has been put off. Collective. Raises as what was given to `put_off`."""
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            stage(deadline)
+
+    def ready(self, deadline: float) -> None:
+        """Do the same since a call is about to be planned and run. An error aborts the transport."""
+        if self._stage is None:
+            return
+        waiting = _Staging(self)
+        self.positions.add(waiting)
+        try:
+            self.stage(deadline)
+        except ConfigError:
+            raise
+        except RondeError as error:
+            raise self.abort_signal.fail(error, waiting.text) from None
+        finally:
+            self.positions.remove(waiting)
+
     def close(self) -> None:
         """Release the window and all plans with their memory."""
         self.positions.remove(self)
         self.forget_plans()
         self._current = None
-        self._recent = [None] * KEPT_RECENT
+        self._state.close_log()
+        self._flight = FlightRecord()  # of nothing
+        for notes in list(self._notes.values()):
+            notes.close()
+        self.words = self._state.log.words
         self._scratch = NO_DATA
         self._exposed = ()
         if self._window is not None:
@@ -200,6 +261,8 @@ class Executor:
 
         Returns the plan. Raises ValueError before anything is sent if the call cannot be planned; and as `run`.
         """
+        if self._stage is not None:
+            self.ready(deadline)
         offsets = self.windows.offsets(call.collective, source, target)
         plan = self.planner.plan(call if offsets is None else call._replace(windows=offsets))
         self.run(plan, NO_DATA if source is None else source, NO_DATA if target is None else target, deadline)
@@ -228,27 +291,30 @@ class Executor:
         # By functions of Python. All that can fail on this rank alone comes before the number.
         if self._transport.failure is not None:
             raise self._failed(plan, self._transport.failure)
-        words, program = self.words, plan.program
-        number, slot = words[CALLS] + 1, 0
+        program = plan.program
+        number, slot = self.words[CALLS] + 1, 0
         if program.phases:
-            slot = (words[STAGED] + 1) % plan.staging_slots
+            slot = (self._state.words[STAGED] + 1) % plan.staging_slots
         given, taken = self._expose(plan, source, target) if plan.algorithm.single_copy else (source, target)
         memory: list[Any] = []
-        rows: Iterable[Row]
-        joined: Iterable[Row]
+        steps: Sequence[Row] = ()
+        bound: BoundPlan | None = None
         if bind_steps is None:
             bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
-            rows, joined, memory = bound.rows, bound.joined, bound.memory(slot, given, taken)
+            memory = bound.memory(slot, given, taken)
         else:
-            rows = joined = [self._row(at, step) for at, step in enumerate(bind_steps(plan.check_of(number)))]
+            steps = [self._row(at, step) for at, step in enumerate(bind_steps(plan.check_of(number)))]
         counts = plan.tally.words
         counts[TALLY_CALLS] += 1
         times = None
+        rows: Iterable[Row]
         if counts[TALLY_CALLS] >= counts[TALLY_NEXT] or self.overlap is not None:
             hook, times = self._hook(plan, given, taken)
-            joined = rows_with_hook(rows, hook)
+            rows = rows_with_hook(steps if bound is None else bound.rows, hook)
+        else:
+            rows = steps if bound is None else bound.joined
         self._begin(plan, number)
-        if not self._carry_out(plan, number, joined, memory, deadline, times):
+        if not self._carry_out(plan, number, rows, memory, deadline, times):
             if taken is not target:
                 self._exposed = given, taken
             return False
@@ -259,13 +325,15 @@ class Executor:
     def _begin(self, plan: Plan, number: int) -> None:
         """Number a call: from here on this rank has to do its part, or to abort."""
         words = self.words
-        words[RECENT + number % KEPT_RECENT] = 0
-        self._recent[number % KEPT_RECENT] = plan
+        self._entry = entry = ENTRIES + (number & self._mask) * ENTRY_WORDS
+        words[entry + TEXT] = plan.number
+        if self._times_calls:
+            words[entry + BEGAN] = now()
         self._counter.step = 0  # before `_current`: the last call may have had more steps
         self._current = plan, number
         words[CALLS] = number
         if plan.program.phases:
-            words[STAGED] += 1
+            self._state.words[STAGED] += 1
         elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
             self._window.publish(number * _EPOCHS_PER_CALL + 1, plan.check_of(number))
 
@@ -274,16 +342,15 @@ class Executor:
         table: Table | None = plan.bound.get(Table, _UNKNOWN)
         if table is not _UNKNOWN:
             return table
+        if self._stage is not None:
+            return None
         with self.planning:
             if plan.bound.get(Table, _UNKNOWN) is _UNKNOWN:
-                self._keep(plan)
-                self._newest_table += 1
-                number = self._newest_table
-                parts = plan, self._state, number, self._binder, self._scratch_for(plan)
+                self._keep(plan, Table)
+                parts = plan, self._state, self._binder, self._scratch_for(plan)
                 table = tabulate(*parts)
                 if table is None and self._messages is not None and self._window is None:
                     table = tabulate_messages(*parts, self._messages)
-                self._tables[number] = plan
                 plan.bound[Table] = table
             return plan.bound[Table]  # type: ignore[no-any-return]
 
@@ -320,21 +387,26 @@ class Executor:
             hook, times = self._hook(plan, source, target)
         self._counter.step = 0
         self._current = plan, self.calls
-        given, taken = table.flat(source, target)
-        bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
-        rows = bound.single_rows if table.single else bound.rows
-        slot = self.words[STAGED] % plan.staging_slots if plan.program.phases else 0
+        self._entry = ENTRIES + (self.calls & self._mask) * ENTRY_WORDS
+        steps = plan.program.instructions
 
         def rest(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
+            def do(at: int) -> None:
+                row = signalling_row(self._binder, at, steps[at])
+                if row is None:  # most calls end without: nothing is bound before
+                    given, taken = table.flat(source, target)
+                    bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
+                    row = (bound.single_rows if table.single else bound.rows)[at]
+                    if not memory:
+                        slot = self._state.words[STAGED] % plan.staging_slots if plan.program.phases else 0
+                        memory.extend(bound.memory(slot, given, taken))
+                row(memory, epoch, check, deadline, requests)
+
             if hook is not None:
                 hook()
-            call = BegunCall(
-                source, target, lambda at: rows[at](memory, epoch, check, deadline, requests), requests, hook
-            )
-            table.rest(call, max(answer, 0), left=answer >= 0)
+            table.rest(BegunCall(source, target, do, requests, hook), max(answer, 0), left=answer >= 0)
 
-        memory = bound.memory(slot, given, taken)
-        return self._carry_out(plan, self.calls, (rest,), memory, deadline, times, table.outside)
+        return self._carry_out(plan, self.calls, (rest,), [], deadline, times, table.outside)
 
     def _carry_out(
         self,
@@ -364,13 +436,21 @@ class Executor:
             except RondeError as lost:
                 raise self._fail(plan, lost) from None
             plan.tally.words[TALLY_CALLS] -= 1
-            self._current = None
+            self._end()
             return False
         finally:
             if times is not None:
                 self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()], slower)
+        if self._times_calls:  # as `_end`, without another call
+            self.words[self._entry + ENDED] = now()
         self._current = None
         return True
+
+    def _end(self) -> None:
+        """The call has ended."""
+        if self._times_calls:
+            self.words[self._entry + ENDED] = now()
+        self._current = None
 
     def refuse(self, plan: Plan, deadline: float) -> None:
         """Take part in a speculative call by messages whose assumption this rank's part does not meet. All ranks have
@@ -382,7 +462,7 @@ class Executor:
             self._refuse(plan, plan.check_of(number), deadline, 0, requests)
         except RondeError as error:
             raise self._fail(plan, error) from None
-        self._current = None
+        self._end()
 
     def _refuse(self, plan: Plan, check: int, deadline: float, first: int, requests: list[Request | None]) -> None:
         """See execution/refusal.py."""
@@ -421,15 +501,14 @@ class Executor:
         """The last calls: number, the digest that must be equal on all ranks, and the call in words. From any thread;
         empty if a call begins meanwhile."""
         newest = self.calls
-        plans = [(number, self._recent_plan(number)) for number in range(max(1, newest - _TOLD + 1), newest + 1)]
+        plans = [(number, self._plan_of(number)) for number in range(max(1, newest - _TOLD + 1), newest + 1)]
         if self.calls != newest:
             return []
         return [(number, plan.common, plan.call.describe()) for number, plan in plans if plan is not None]
 
-    def _recent_plan(self, number: int) -> Plan | None:
+    def _plan_of(self, number: int) -> Plan | None:
         """The plan of one of the last calls; None if it has been forgotten."""
-        table = self.words[RECENT + number % KEPT_RECENT]
-        return self._tables.get(table) if table else self._recent[number % KEPT_RECENT]
+        return self.planner.numbered.get(self.words[ENTRIES + (number & self._mask) * ENTRY_WORDS + TEXT])
 
     def _describe(self, plan: Plan, number: int, step: int) -> str:
         """The position of this rank in words: call, step, and the rank that it waits for."""
@@ -446,23 +525,28 @@ class Executor:
     def _bind(self, plan: Plan, source: Array, target: Array) -> BoundPlan:
         """Bind a plan, to be run from flat `source` into flat `target`."""
         with self.planning:
-            self._keep(plan)
+            self._keep(plan, BoundPlan)
             bound = BoundPlan(self._binder, plan, self._scratch_for(plan), (len(source), len(target)))
             plan.bound[BoundPlan] = bound
             return bound
 
-    def _keep(self, plan: Plan) -> None:
-        """Count the instructions of a plan that are to be bound once more; forget all plans if they become too many."""
+    def _keep(self, plan: Plan, form: type) -> None:
+        """Count the instructions of a plan that are to be bound in one more form; forget all plans if they become too
+        many."""
         if sum(self._bound.values()) + len(plan.program.instructions) > _MAX_BOUND:
             self.forget_plans()
             plan.bound.clear()
-        self._bound[plan.call] = self._bound.get(plan.call, 0) + len(plan.program.instructions)
+        self._bound[form] = self._bound.get(form, 0) + len(plan.program.instructions)
 
     def _scratch_for(self, plan: Plan) -> Array:
-        nbytes = plan.program.scratch * plan.call.dtype.itemsize
-        if self._scratch.nbytes < nbytes:
-            self._scratch = np.empty(max(nbytes, 2 * self._scratch.nbytes), np.uint8)
-        return self._scratch[:nbytes].view(plan.call.dtype)
+        """The scratch memory of a plan: the same for all forms, since one call may run in two of them."""
+        found: Array | None = plan.bound.get(_SCRATCH)
+        if found is None:
+            nbytes = plan.program.scratch * plan.call.dtype.itemsize
+            if self._scratch.nbytes < nbytes:
+                self._scratch = np.empty(max(nbytes, 2 * self._scratch.nbytes), np.uint8)
+            found = plan.bound[_SCRATCH] = self._scratch[:nbytes].view(plan.call.dtype)
+        return found
 
     def _row(self, at: int, step: Callable[[], object]) -> Row:
         """A step that needs none of the arguments of a row, as one."""
@@ -532,6 +616,19 @@ class Executor:
             store, said = self._transport.group.store, f"{plan.call.describe()}, its call {number}"
             self._disagreement = mismatch(store, self.key, self.rank, len(self.ranks), said, detail)
         return MismatchError(self._disagreement.message, rank=self._disagreement.rank)
+
+
+class _Staging:
+    """The position of a rank that makes the staging window with the others, before its first call."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.text = f"its call {executor.calls + 1}, the first one, for which the ranks make the staging window"
+
+    def position(self) -> CallPosition | None:
+        """The call that is about to begin."""
+        executor = self._executor
+        return CallPosition(executor, executor.calls + 1, 0, self.text, executor.ranks)
 
 
 def _epoch_in_words(epoch: int) -> str:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from collectives.arrays import Array, as_bytes
 from collectives.execution.binder import Binder
 from collectives.execution.table import BegunCall, Rows, Table
-from collectives.jit import ABSOLUTE, CALLS, UNFIT, Operand, State
+from collectives.flight import CALLS
+from collectives.jit import ABSOLUTE, UNFIT, Operand, State
 from collectives.planning import Plan
 from collectives.schedule import Buf, Instruction, Kind, Span
 from transports.base import Request
@@ -81,7 +82,7 @@ class MessageTable(Table):
             message, moved = self._messages[left], self._state.moved
             if moved < HEAD_BYTES + message.nbytes:
                 if moved:
-                    span, check = steps[left].a, self.plan.check_of(self._state.words[CALLS])
+                    span, check = steps[left].a, self.plan.check_of(self._state.log.words[CALLS])
                     data = _NOTHING if span is None else as_bytes(self._array(span, *self.flat(source, target)))
                     self._sending = self._channel.send_rest(message.peer, data, check, moved)
                 break
@@ -112,11 +113,10 @@ class MessageTable(Table):
 
 
 def tabulate_messages(
-    plan: Plan, state: State, number: int, binder: Binder, scratch: Array, messages: CompiledMessages
+    plan: Plan, state: State, binder: Binder, scratch: Array, messages: CompiledMessages
 ) -> MessageTable | None:
     """The table of a plan with messages; None if its program cannot have one. No calls may be staged.
 
-    number   of the table, greater than 0
     scratch  flat, of the plan's dtype
     """
     program, ranks = plan.program, binder.ranks
@@ -133,7 +133,7 @@ def tabulate_messages(
     rows = _MessageRows(plan, state, binder, scratch, channel)
     if not all(rows.add(step) for step in steps) or rows.writer.moved > _MOST_BYTES:
         return None
-    words = rows.table(number, tag=binder.tag, staged=False, releases=messages.yields > 0)
+    words = rows.table(tag=binder.tag, staged=False, releases=not messages.polls)
     return MessageTable(plan, state, words, [channel, *rows.memory], binder, channel, scratch, rows.messages)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from collectives.metrics import Meter
+from collectives.flight import NoteLog
+from collectives.metering import Meter
 
 
 class Caller(Protocol):
@@ -24,6 +25,9 @@ class Caller(Protocol):
     @property
     def calls(self) -> int:
         """Number of the newest collective."""
+
+    def notes(self, ending: str, label: str) -> NoteLog:
+        """See Executor."""
 
     def recent(self) -> Sequence[tuple[int, int, str]]:
         """The last collectives: number, digest that must be equal on all ranks, description."""

@@ -18,6 +18,7 @@ slots. The compiled interpreter runs the same instructions as words (table.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 from collectives.arrays import Array, Kernel, as_bytes, casts, one_element
@@ -39,11 +40,7 @@ _TARGET: Final = 1
 
 
 class BoundPlan:
-    """The rows of one plan, and the memory that they work on.
-
-    rows    of the instructions; messages that are awaited at once are one call of the transport, at the AWAIT
-    joined  the same in fewer functions: a copy and its signal are one, and a wait and what uses the peer's memory
-    """
+    """The rows of one plan, and the memory that they work on. Rows are made when a call runs them first."""
 
     def __init__(self, binder: Binder, plan: Plan, scratch: Array, sizes: tuple[int, int]) -> None:
         """scratch  flat, of the plan's dtype
@@ -59,15 +56,22 @@ class BoundPlan:
         self._kept: list[_Operand] = []
         self._kernels: dict[int, Kernel] = {}
         self._number(sizes)
-        self.rows: tuple[Row, ...] = tuple(self._make(_exchanges(self._steps)))
-        self.joined = tuple(self._join())
-        self._single: tuple[Row, ...] = ()
 
-    @property
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows of the instructions; messages that are awaited at once are one call of the transport, at the
+        AWAIT."""
+        return tuple(self._make(_exchanges(self._steps)))
+
+    @cached_property
+    def joined(self) -> tuple[Row, ...]:
+        """The same in fewer functions: a copy and its signal are one, and a wait and what uses the peer's memory."""
+        return tuple(self._join())
+
+    @cached_property
     def single_rows(self) -> tuple[Row, ...]:
         """Rows of which each does its own instruction alone: for a call that another runner has begun."""
-        self._single = self._single or tuple(self._make({}))
-        return self._single
+        return tuple(self._make({}))
 
     def memory(self, slot: int, source: Array, target: Array) -> list[Any]:
         """The memory of a call in a staging slot, from flat `source` into flat `target`."""
@@ -156,10 +160,9 @@ class BoundPlan:
                 return _begin(binder.counter, at, begin, peer, binder.tag, numbers[data, True], step.request)
             case Kind.AWAIT:
                 return _await(binder.counter, at, step.request)
-        assert binder.window is not None
-        if step.kind is Kind.SIGNAL:
-            return _signal(binder.window.publish, step.phase)
-        return _wait(binder.counter, at, binder.window.wait, step.peer, step.phase)
+        row = signalling_row(binder, at, step)
+        assert row is not None
+        return row
 
     def _join(self) -> Iterator[Row]:
         """The rows that do something, of which some do two instructions."""
@@ -228,6 +231,17 @@ class BoundPlan:
             requests[request] = sendrecv(dest, source, tag, memory[data], memory[view], deadline, check)
 
         return both
+
+
+def signalling_row(binder: Binder, at: int, step: Instruction) -> Row | None:
+    """The row of a SIGNAL or a WAIT, which works on no memory; None for other instructions."""
+    if step.kind is Kind.SIGNAL:
+        assert binder.window is not None
+        return _signal(binder.window.publish, step.phase)
+    if step.kind is Kind.WAIT:
+        assert binder.window is not None
+        return _wait(binder.counter, at, binder.window.wait, step.peer, step.phase)
+    return None
 
 
 def rows_with_hook(rows: Iterable[Row], hook: RowHook | None) -> Iterator[Row]:

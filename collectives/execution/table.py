@@ -4,19 +4,20 @@
     REDUCE  [REDUCE, elements, result, a, b]   arrays are offsets, and those in the stage move with the slot
     SIGNAL  [SIGNAL, phase]
     WAIT    [WAIT, phase, control words of the peer]
+    COPY    [READ, bytes, result, a, words of the peer]   of an array that a peer exposes, in its arena
     SEND    [SEND, bytes, a, lanes of the peer]        messages: message_table.py
     AWAIT   [TAKE, bytes, result, lanes of the peer]   of a RECV, whose own row does nothing
 
 One table serves all calls of a plan and all staging slots. A program with large messages, with messages and a staging
-window, with reads of exposed memory, or with a kernel that is not one C function has no table: its rows are
-functions of Python (rows.py). Where the interpreter leaves a row, Python does it; `Table.rest` tells which runner goes
-on.
+window, or with a kernel that is not one C function has no table: its rows are functions of Python (rows.py). Where the
+interpreter leaves a row, Python does it; `Table.rest` tells which runner goes on. A table with reads of exposed arrays
+is for arrays in this rank's arena; an array of a peer that is in none is Python's to read.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -38,23 +39,25 @@ from collectives.execution.rows import RowHook
 from collectives.jit import (
     ABSOLUTE,
     LOAD,
+    REFERRED,
     SOURCE,
+    SOURCE_IS_READ,
     STAGED_SLOT,
     TARGET,
+    TARGET_IS_READ,
     CFunction,
     Operand,
     RunTable,
     Scale,
     State,
     TableWriter,
-    address,
     bind,
     scaled,
 )
 from collectives.planning import Plan
-from collectives.schedule import Buf, Instruction, Kind, Span
+from collectives.schedule import SPECS, Buf, Instruction, Kind, Span
 from transports.base import Request
-from transports.onesided import Controls
+from transports.onesided import Controls, address
 
 _RELEASING_BYTES: Final = 1 << 15
 """A table that moves more bytes lets other threads run Python meanwhile. To let go of the interpreter's lock and take
@@ -156,15 +159,19 @@ class WindowTable(Table):
 
     def rest(self, call: BegunCall, first: int, *, left: bool) -> None:
         """Python does a row that the interpreter leaves: a wait that takes longer, or whose check may differ; or a
-        signal, which has been published, but for which a rank sleeps. The interpreter goes on behind it."""
+        signal, which has been published, but for which a rank sleeps; or a read of an array that is in no arena. The
+        interpreter goes on behind it. If it leaves the end of the rows, a rank has failed."""
         at, answer, steps = first, None, self.plan.program.instructions
         rows = len(steps)
-        while at < rows:
+        while at < rows or left:
             stop = rows if call.hook is None else at + 1
             answer = at if left else self.run(call.source, call.target, at, stop)
             left = False
             if answer is not None:
-                if steps[answer].kind is Kind.SIGNAL:
+                if answer == rows:
+                    assert self._controls.check is not None
+                    self._controls.check()
+                elif steps[answer].kind is Kind.SIGNAL:
                     self._controls.wake()
                 else:
                     call.do(answer)
@@ -176,20 +183,21 @@ class WindowTable(Table):
             self.run(call.source, call.target, at, at)
 
 
-def tabulate(plan: Plan, state: State, number: int, binder: Binder, scratch: Array) -> Table | None:
+def tabulate(plan: Plan, state: State, binder: Binder, scratch: Array) -> Table | None:
     """The table of a plan that stages; None if its program cannot have one.
 
-    number   of the table, greater than 0
     scratch  flat, of the plan's dtype
     """
     program, controls = plan.program, state.controls
-    if controls is None or not program.phases or program.requests or plan.algorithm.single_copy:
+    if controls is None or not program.phases or program.requests:
+        return None
+    if plan.algorithm.single_copy and not controls.arenas:
         return None
     rows = WindowRows(plan, state, binder, scratch, controls)
     if not all(rows.add(step) for step in program.instructions):
         return None
     releases = rows.writer.moved > _RELEASING_BYTES or not controls.spins
-    words = rows.table(number, releases=releases)
+    words = rows.table(exposes=_exposed(plan), checked=rows.checked(), releases=releases)
     return WindowTable(plan, state, words, [controls.memory, *rows.memory], controls)
 
 
@@ -207,7 +215,7 @@ class Rows:
         self._dtype = plan.call.dtype
         self._state = state
         self._binder = binder
-        self._scratch = address(scratch)
+        self._scratch = address(scratch) if scratch.size else 0
         self._compiled: Mapping[str, int] = state.code.kernels
         self._kernel = None if plan.call.op is None else self._combination(plan.call.op)
         self._starts: dict[tuple[Buf, int], int] = {}
@@ -221,18 +229,22 @@ class Rows:
                 return self._reduce(step)
         return False
 
-    def table(self, number: int, *, tag: int = 0, staged: bool = True, releases: bool) -> NDArray[np.int64]:
+    def table(
+        self, *, tag: int = 0, staged: bool = True, exposes: int = 0, checked: int = 0, releases: bool
+    ) -> NDArray[np.int64]:
         """The table of these rows; see TableWriter.table."""
         plan = self._plan
         return self.writer.table(
             self._state,
-            number,
+            self._plan.number,
             plan.check,
             plan.staging_slots,
             plan.slot_stride,
             address(plan.tally.words),
             tag=tag,
             staged=staged,
+            exposes=exposes,
+            checked=checked,
             alignment=plan.call.dtype.alignment,
             releases=releases,
         )
@@ -243,7 +255,7 @@ class Rows:
         if _overlap(step.a, step.dst):
             return False
         nbytes = (step.dst.stop - step.dst.start) * self._dtype.itemsize
-        result, a = self.operand(step.dst), self.operand(step.a)
+        result, a = self.place(step.dst), self.operand(step.a)
         loop = None if copy_kernel(self._plan, step) is None else inner_loop(np.bitwise_or, _OCTETS)
         if loop is None:
             self.writer.copy(nbytes, result, a)
@@ -258,7 +270,7 @@ class Rows:
         assert result is not None
         if self._kernel is None or _overlap(a, result) or _overlap(b, result):
             return False
-        operands, count = (self.operand(result), self.operand(a), self.operand(b)), result.stop - result.start
+        operands, count = (self.place(result), self.operand(a), self.operand(b)), result.stop - result.start
         if self._plan.averages:
             return self._average(count, *operands, step.phase)
         self.writer.reduce(count, *operands, self._kernel, self._dtype.itemsize)
@@ -294,6 +306,10 @@ class Rows:
         return None if loop is None else CFunction(*loop)
 
     def operand(self, span: Span) -> Operand:
+        """The place from which a row reads a span."""
+        return self.place(span)
+
+    def place(self, span: Span) -> Operand:
         """The place of a span."""
         offset = span.start * self._dtype.itemsize
         if span.buf is Buf.STAGE:
@@ -324,16 +340,89 @@ class WindowRows(Rows):
     def __init__(self, plan: Plan, state: State, binder: Binder, scratch: Array, controls: Controls) -> None:
         super().__init__(plan, state, binder, scratch)
         self._controls = controls
+        self._single_copy = plan.algorithm.single_copy
+        self._references: dict[Span, int] = {}
+        """Spans of the scratch memory for which a peer's array is read where it lies, and where its address is."""
 
     def add(self, step: Instruction) -> bool:
         match step.kind:
             case Kind.SIGNAL:
                 self.writer.signal(step.phase)
+                if self._single_copy and step.phase == 1:
+                    self.writer.expose()
             case Kind.WAIT:
                 self.writer.wait(step.phase, self._controls.addresses[step.peer])
+            case Kind.COPY if self._single_copy and step.reads_peer:
+                self._read(step)
             case _:
-                return super().add(step)
+                if not super().add(step):
+                    return False
+                self._overwrite(step.dst)
         return True
+
+    def checked(self) -> int:
+        """See layout.CHECKED."""
+        peers = sorted({step.a.rank for step in self._plan.program.instructions if step.a and step.reads_peer})
+        if not self._single_copy or not peers:
+            return 0
+        failed, *states = self._controls.ends
+        words = np.array([failed, len(peers), *(states[peer] for peer in peers)], np.int64)
+        self.memory.append(words)
+        return address(words)
+
+    def operand(self, span: Span) -> Operand:
+        reference = self._references.get(span)
+        return super().operand(span) if reference is None else Operand(REFERRED, reference)
+
+    def _read(self, step: Instruction) -> None:
+        """The row of a copy of an exposed array."""
+        span, result = step.a, step.dst
+        assert span is not None
+        assert result is not None
+        self._overwrite(result)
+        controls, size, reference = self._controls, self._dtype.itemsize, 0
+        nbytes, array = (span.stop - span.start) * size, Operand(int(span.buf is Buf.OUT), span.start * size)
+        place = self.place(result)
+        after = self._plan.program.instructions[self.writer.rows + 1 :]
+        if result.buf is Buf.SCRATCH and _only_combined(result, after):
+            word = np.zeros(1, np.int64)
+            self.memory.append(word)
+            reference = self._references[result] = address(word)
+        self.writer.read(nbytes, place, array, controls.addresses[span.rank], controls.arenas[span.rank], reference)
+
+    def _overwrite(self, result: Span | None) -> None:
+        """Forget the references of spans that a step writes."""
+        if result is not None and result.buf is Buf.SCRATCH:
+            found = [span for span in self._references if span.start < result.stop and result.start < span.stop]
+            for span in found:
+                del self._references[span]
+
+
+def _exposed(plan: Plan) -> int:
+    """See layout.EXPOSES."""
+    if not plan.algorithm.single_copy:
+        return 0
+    reads_results = any(step.reads_peer and step.a.buf is Buf.OUT for step in plan.program.instructions if step.a)
+    only_reads = SPECS[plan.call.collective].rooted and plan.call.root != plan.geometry.rank
+    return TARGET_IS_READ * reads_results | SOURCE_IS_READ * (not only_reads)
+
+
+def _only_combined(span: Span, steps: Sequence[Instruction]) -> bool:
+    """True if all of `steps` that use a span, until it is written again, combine all of it."""
+    for step in steps:
+        for operand in (step.a, step.b):
+            touches = operand is not None and _meets(operand, span)
+            if touches and (step.kind is not Kind.REDUCE or operand != span):
+                return False
+        if step.dst is not None and _meets(step.dst, span):
+            return step.dst == span
+    return True
+
+
+def _meets(one: Span, other: Span) -> bool:
+    """True if two spans overlap."""
+    same_buffer = one.buf is other.buf and one.rank == other.rank
+    return same_buffer and one.start < other.stop and other.start < one.stop
 
 
 def _with_number(
@@ -348,5 +437,4 @@ def _with_number(
 
 def _overlap(operand: Span, result: Span) -> bool:
     """True if an operand overlaps the result without being the same memory: then the order of elements matters."""
-    same_buffer = operand.buf is result.buf and operand.rank == result.rank
-    return same_buffer and operand != result and operand.start < result.stop and result.start < operand.stop
+    return operand != result and _meets(operand, result)

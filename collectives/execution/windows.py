@@ -139,7 +139,8 @@ class Windows:
         if offsets is not None:
             given, taken = (ANYWHERE if place is None else self._location(place) for place in offsets)
             return given, taken
-        given, taken = (OUTSIDE if buf in wanted(collective) else ANYWHERE for buf in (Buf.IN, Buf.OUT))
+        needed = wanted(collective)
+        given, taken = OUTSIDE if Buf.IN in needed else ANYWHERE, OUTSIDE if Buf.OUT in needed else ANYWHERE
         return (max(given, taken) if in_place else given), taken
 
     def part(self, place: WindowOffset, index: int, start: int, stop: int) -> Array:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from collectives.flight import FlightRecord
 from transports.base import Transport
 from transports.errors import ConnectError, DeadlineExceeded, ForkedError, PeerLost, RondeError
 from transports.rendezvous import Causes
@@ -36,8 +37,10 @@ class AbortSignal:
     they send nothing.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, flight: FlightRecord) -> None:
+        """`flight` notes the cause."""
         self._transport = transport
+        self._flight = flight
         self._store = transport.group.store.with_timeout(_STORE_SECONDS)
         self._causes = Causes(transport.group.store)
         self._awaited: Awaited | None = None
@@ -58,7 +61,7 @@ class AbortSignal:
         """Abort, and tell all ranks the cause. A later abort has no effect: the first cause wins."""
         if isinstance(self._transport.failure, ForkedError):
             return
-        self._transport.abort(cause)
+        self._abort(cause)
         earlier = self._transport.failure
         if earlier is not None and not isinstance(earlier, _CONSEQUENCES):
             cause = earlier  # the transport has sent it to its peers already
@@ -84,7 +87,7 @@ class AbortSignal:
         if known is None and not first:
             known = self._causes.fetch(_CAUSE_SECONDS)
         cause = error if known is None else known
-        self._transport.abort(cause)
+        self._abort(cause)
         return cause
 
     def fail(self, error: RondeError, context: str) -> RondeError:
@@ -102,7 +105,13 @@ class AbortSignal:
         """Abort if another rank has."""
         cause = self._causes.fetch(0.0)
         if cause is not None:
-            self._transport.abort(cause)
+            self._abort(cause)
+
+    def _abort(self, cause: RondeError) -> None:
+        self._transport.abort(cause)
+        self._flight.fail(
+            {"error": type(cause).__name__, "text": cause.message, "rank": cause.rank, "peer": cause.peer}
+        )
 
     def notify(self, ranks: Iterable[int]) -> None:
         """Wake the watchdogs of `ranks`. Raises RendezvousError."""

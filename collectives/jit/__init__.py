@@ -3,25 +3,27 @@
 Numba compiles it once for a machine, in a process of its own (`compiler`); ranks load the machine code from a folder of
 this user (`cache`) and do not import Numba. `interpreter` is the function, in Python; `serving` is the thread that runs
 tables without Python's lock; `layout` names the words that both work on; `atomics` are the few operations that Python
-cannot say; `kernels` combine 16-bit floats; `machine_code` compiles and loads all of it; `tables` writes the rows that
+cannot say; `kernels` combine 16-bit floats; `allocator` gives memory to arrays that are born shared, by the
+words of `blocks`, which `keeper` writes; `machine_code` compiles and loads all of it; `tables` writes the rows that
 it reads. Nothing here knows plans or windows.
 """
 
 from __future__ import annotations
 
 from collectives.jit.cache import cache_folder
+from collectives.jit.keeper import Allocation, ArrayKeeper
 from collectives.jit.layout import (
     ABSOLUTE,
-    CALLS,
-    KEPT_RECENT,
     LOAD,
-    RECENT,
+    REFERRED,
     SOURCE,
+    SOURCE_IS_READ,
     STAGED,
     STAGED_SLOT,
     TALLY_CALLS,
     TALLY_NEXT,
     TARGET,
+    TARGET_IS_READ,
     UNFIT,
     UNTRIED,
     Answer,
@@ -39,7 +41,6 @@ from collectives.jit.tables import (
     Scale,
     State,
     TableWriter,
-    address,
     bind,
     combining,
     fitting,
@@ -50,20 +51,22 @@ from collectives.jit.tables import (
 __all__ = [
     "ABSOLUTE",
     "ANYWHERE",
-    "CALLS",
-    "KEPT_RECENT",
     "LOAD",
     "OUTSIDE",
-    "RECENT",
+    "REFERRED",
     "SOURCE",
+    "SOURCE_IS_READ",
     "STAGED",
     "STAGED_SLOT",
     "TALLY_CALLS",
     "TALLY_NEXT",
     "TARGET",
+    "TARGET_IS_READ",
     "UNFIT",
     "UNTRIED",
+    "Allocation",
     "Answer",
+    "ArrayKeeper",
     "ArrayKind",
     "CFunction",
     "Extents",
@@ -76,7 +79,6 @@ __all__ = [
     "Scale",
     "State",
     "TableWriter",
-    "address",
     "bind",
     "cache_folder",
     "combining",

@@ -16,6 +16,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from collectives.jit.counter import counts_cycles
+
 WORD = types.int64
 """A word of 64 bits: a number, or an address."""
 _NOTHING = types.void
@@ -24,7 +26,10 @@ _FUTEX = {"x86_64": 202, "amd64": 202, "aarch64": 98, "arm64": 98}.get(platform.
 """Linux' number of futex(2)."""
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _SECOND = 1_000_000_000
-_HAS_PAUSE = platform.machine().lower() in ("x86_64", "amd64")
+_MACHINE = platform.machine().lower()
+_HAS_PAUSE = _MACHINE in ("x86_64", "amd64")
+COUNTS_CYCLES = counts_cycles()
+"""True where `cycles` counts at one rate on all cores."""
 
 
 def _pointer(builder: Any, address: Any) -> Any:
@@ -115,6 +120,16 @@ def load_ordered(typing: Any, address: Any) -> Any:
 
 
 @intrinsic
+def swap(typing: Any, address: Any, value: Any) -> Any:
+    """Store a word and return the one that was there, before everything that is read or written later."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        return builder.atomic_rmw("xchg", _pointer(builder, operands[0]), operands[1], "acquire")
+
+    return WORD(WORD, WORD), generate
+
+
+@intrinsic
 def pause(typing: Any) -> Any:
     """Tell the processor that this is a loop that waits."""
 
@@ -125,6 +140,21 @@ def pause(typing: Any) -> Any:
         return context.get_dummy_value()
 
     return _NOTHING(), generate
+
+
+@intrinsic
+def cycles(typing: Any) -> Any:
+    """The processor's counter, where COUNTS_CYCLES; else 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        kind = ir.FunctionType(_WORD_BITS, [])
+        if not COUNTS_CYCLES:
+            return _WORD_BITS(0)
+        if _HAS_PAUSE:
+            return builder.call(builder.module.declare_intrinsic("llvm.readcyclecounter", (), kind), [])
+        return builder.asm(kind, "mrs $0, cntvct_el0", "=r", [], True)
+
+    return WORD(), generate
 
 
 def _call_futex(builder: Any, address: Any, operation: int, number: Any, timeout: Any) -> None:
@@ -181,6 +211,31 @@ def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
 
 
 @intrinsic
+def clear_bytes(typing: Any, target: Any, count: Any) -> Any:
+    """Store zeros: the C library's memset."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        octet = ir.IntType(8)
+        target = builder.inttoptr(operands[0], octet.as_pointer())
+        clear = builder.module.declare_intrinsic("llvm.memset", [octet.as_pointer(), _WORD_BITS])
+        builder.call(clear, [target, octet(0), operands[1], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return _NOTHING(WORD, WORD), generate
+
+
+@intrinsic
+def call_function(typing: Any, function: Any, a: Any, b: Any, c: Any) -> Any:
+    """Call a C function of up to three words that returns a word, or nothing."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        kind = ir.FunctionType(_WORD_BITS, [_WORD_BITS] * 3)
+        return builder.call(builder.inttoptr(operands[0], kind.as_pointer()), operands[1:])
+
+    return WORD(WORD, WORD, WORD, WORD), generate
+
+
+@intrinsic
 def call_kernel(
     typing: Any, kernel: Any, a: Any, b: Any, result: Any, count: Any, stride: Any, b_stride: Any, data: Any
 ) -> Any:
@@ -215,6 +270,10 @@ recv = types.ExternalFunction("recv", WORD(WORD, WORD, WORD, WORD))
 """The C library's function: descriptor, address, bytes, flags."""
 clock_gettime = types.ExternalFunction("clock_gettime", WORD(WORD, WORD))
 """The C library's function; writes seconds and nanoseconds."""
+madvise = types.ExternalFunction("madvise", WORD(WORD, WORD, WORD))
+"""The C library's function: address, bytes, advice. The lower 32 bits are its answer."""
+munmap = types.ExternalFunction("munmap", WORD(WORD, WORD))
+"""The C library's function: address, bytes."""
 sched_yield = types.ExternalFunction("sched_yield", WORD())
 """The C library's function: let another thread have the core."""
 save_thread = types.ExternalFunction("PyEval_SaveThread", WORD())

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from collectives.folders import temporary_folder
+
 log = logging.getLogger("ronde.compiled")
 
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
@@ -52,10 +54,8 @@ def host_folders() -> list[Path]:
     """Folders of this user on this host, the best first. Their names can be guessed, so their owners are checked."""
     if not _HAS_USERS:
         return [Path(tempfile.gettempdir()) / "ronde-user"]
-    given = os.environ.get("TMPDIR", "")
-    temporary = Path(given if os.path.isabs(given) else "/tmp")  # tempfile would also take the current folder
     memory = [Path(f"/dev/shm/.ronde-{os.geteuid()}")] if sys.platform == "linux" else []
-    return [temporary / f"ronde-{os.geteuid()}", *memory]
+    return [temporary_folder(), *memory]
 
 
 def find(name: str) -> bytes | None:

@@ -12,11 +12,28 @@ from typing import Any
 
 import numba
 
+from collectives.flight import (
+    BEGAN,
+    CALLS,
+    ENDED,
+    ENTRIES,
+    ENTRY_WORDS,
+    FIRST_CYCLES,
+    FIRST_TIME,
+    KEPT_MASK,
+    LAST_CYCLES,
+    LAST_TIME,
+    TEXT,
+    TIMED,
+)
 from collectives.jit import layout as at
 from collectives.jit.atomics import (
+    COUNTS_CYCLES,
     WORD,
     call_kernel,
+    clock_gettime,
     copy_bytes,
+    cycles,
     half_word,
     int_value,
     keep,
@@ -36,10 +53,10 @@ from collectives.jit.atomics import (
     store_release,
     word,
 )
+from transports.arenas import BEGIN, END, PEER_BEGIN, PEER_END, SHARED, SHIFT, TOLD
 from transports.compiled import (
     BELL,
     BUFFER,
-    END,
     HEAD_BYTES,
     IN,
     IN_DATA,
@@ -51,12 +68,17 @@ from transports.compiled import (
     WANTED,
     WRITTEN,
 )
-from transports.onesided import ASKED, CHECKS, EPOCH, KEPT
+from transports.compiled import END as BUFFERED
+from transports.onesided import ARENA, ASKED, CHECKS, EPOCH, EXPOSED, KEPT, OPENED
 
 _HEAD = object.__basicsize__
 """Bytes of the head that all objects have. The second word of it is the type."""
 _NO_SIGNAL = 0x4000
 """Linux' MSG_NOSIGNAL: a broken connection is no signal."""
+_MONOTONIC = 1
+_SECOND = 1_000_000_000
+_OFTEN = 16
+"""Calls between two readings of the clock beside the processor's counter."""
 compiled = numba.njit(error_model="numpy")
 
 
@@ -82,6 +104,8 @@ def operand(row: int, index: int, source: int, target: int, slot: int) -> int:
         return target + offset
     if base == at.STAGED_SLOT:
         return slot + offset
+    if base == at.REFERRED:
+        return word(offset)
     return offset
 
 
@@ -95,6 +119,60 @@ def publish(state: int, epoch: int, check: int) -> bool:
     store_release(kept + 8, check)
     store_ordered(own + 8 * EPOCH, epoch)
     return load_ordered(own + 8 * ASKED) != 0
+
+
+@compiled
+def is_own(arena: int, array: int) -> bool:
+    """True if an array begins in the arena of this process."""
+    return field(arena, BEGIN) <= array < field(arena, END)
+
+
+@compiled
+def fits_table(table: int, source: int, target: int) -> bool:
+    """True if the rows can work on these arrays."""
+    if (source | target) & field(table, at.MISALIGNED) != 0:
+        return False
+    exposes, arena = field(table, at.EXPOSES), field(field(table, at.STATE), at.ARENA)
+    if field(table, at.LOAD) != 0:
+        source = target
+    if exposes & at.SOURCE_IS_READ != 0 and not is_own(arena, source):
+        return False
+    return exposes & at.TARGET_IS_READ == 0 or is_own(arena, target)
+
+
+@compiled
+def expose(state: int, source: int, target: int) -> None:
+    """Do what Window.expose_arrays does, with arrays in the arena of this process."""
+    own, arena = field(state, at.OWN), field(state, at.ARENA)
+    put(own + 8 * EXPOSED, source)
+    put(own + 8 * (EXPOSED + 1), target)
+    for index in range(TOLD):
+        if field(own, ARENA + index) != field(arena, index):
+            put(own + 8 * (ARENA + index), field(arena, index))
+
+
+@compiled
+def located(row: int) -> int:
+    """The address here of the array that a READ reads; 0 if it is in no arena that is mapped here, and shared."""
+    array, peer = field(field(row, at.EXPOSED_BY), EXPOSED + field(row, at.A)), field(row, at.PEER)
+    if field(peer, PEER_BEGIN) <= array < field(peer, PEER_END) and load_acquire(field(peer, SHARED)) != 0:
+        return array + field(peer, SHIFT)
+    return 0
+
+
+@compiled
+def is_sound(table: int) -> bool:
+    """True unless a rank has failed, or one whose arrays are read has closed: it need not keep them then. Peers may
+    close once this rank has published that it has read."""
+    checked = field(table, at.CHECKED)
+    if checked == 0:
+        return True
+    if load_acquire(field(checked, 0)) != 0:
+        return False
+    for index in range(field(checked, 1)):  # noqa: SIM110 - Numba compiles no generators
+        if load_acquire(field(checked, 2 + index)) != OPENED:
+            return False
+    return True
 
 
 @compiled
@@ -262,7 +340,7 @@ def take_message(
     """Take a message out of the buffer, the one that came before the call, or else receive one from a socket. False if
     it does not come soon, or if another one or the end of the connection comes: the bytes that were read are in the
     buffer then."""
-    buffer, end = field(lanes, BUFFER), field(lanes, END)
+    buffer, end = field(lanes, BUFFER), field(lanes, BUFFERED)
     joined = end > 0 or count <= at.JOINED_BYTES
     if end == 0:
         end = receive(lanes, frame, result, count, polls, yields)
@@ -272,19 +350,20 @@ def take_message(
         copy_bytes(result, buffer + HEAD_BYTES, count)
     elif not joined and not good:
         copy_bytes(buffer + HEAD_BYTES, result, max(0, end - HEAD_BYTES))
-    put(lanes + 8 * END, 0 if good else end)
+    put(lanes + 8 * BUFFERED, 0 if good else end)
     return good
 
 
 @compiled
 def interpret(table: int, state: int, source: int, target: int, first: int, stop: int) -> int:
     """Run the rows from `first` to `stop` of the newest call, and what belongs before the first and after the last one.
-    Returns the number of the row that is left to Python, or DONE."""
+    Returns the number of the row that is left to Python, or DONE; the number of rows if what was read of peers may be
+    wrong, since a rank has failed."""
     if field(table, at.LOAD) != 0:
         if first == 0:
             scale(table, at.LOAD, source, target)
         source = target
-    number, staged = field(state, at.CALLS), field(state, at.STAGED) % field(table, at.SLOTS)
+    number, staged = number_of(state), field(state, at.STAGED) % field(table, at.SLOTS)
     epoch = number * field(state, at.EPOCHS)
     check = field(table, at.CHECK) ^ (number & 0xFFFFFFFF)
     slot = staged % 2 * field(state, at.HALF) + staged // 2 * field(table, at.SLOT_STRIDE)
@@ -296,7 +375,22 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
             copy_bytes(result, operand(row, at.A, source, target, slot), field(row, at.COUNT))
         elif opcode == at.REDUCE:
             combine(row, source, target, slot)
+        elif opcode == at.READ:
+            start, reference = located(row), field(row, at.REFERENCE)
+            result, offset = operand(row, at.RESULT, source, target, slot), field(row, at.A + 1)
+            if reference != 0:
+                put(reference, result)
+            if start == 0:
+                return index
+            if reference != 0 and (start + offset) & field(table, at.MISALIGNED) == 0:
+                put(reference, start + offset)
+            else:
+                copy_bytes(result, start + offset, field(row, at.COUNT))
         elif opcode == at.SIGNAL:
+            if field(row, at.EXPOSE) != 0:
+                expose(state, source, target)
+            elif not is_sound(table):
+                return field(table, at.ROWS)
             if publish(state, epoch + field(row, at.COUNT), check):
                 return index
         elif opcode == at.SEND:
@@ -318,7 +412,7 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
             )
             tag, count = field(table, at.TAG), field(row, at.COUNT)
             polls, yields = field(state, at.POLLS), field(state, at.YIELDS)
-            if field(lanes, IN_DATA) != 0 and field(lanes, END) == 0:
+            if field(lanes, IN_DATA) != 0 and field(lanes, BUFFERED) == 0:
                 good = read_frame(lanes, tag, check, result, count, field(state, at.SPINS), yields)
                 wanted = good and field(field(lanes, IN), WANTED) != 0 and sleeps(lanes)
             else:
@@ -339,14 +433,67 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
 
 
 @compiled
+def now(clock: int) -> int:
+    """The time in nanoseconds, of the clock of time.perf_counter_ns on Linux. `clock` has room for two words."""
+    clock_gettime(_MONOTONIC, clock)
+    return _SECOND * field(clock, 0) + field(clock, 1)
+
+
+@compiled
+def number_of(state: int) -> int:
+    """The number of the newest call."""
+    return field(field(state, at.LOG), CALLS)
+
+
+@compiled
+def entry_of(log: int, number: int) -> int:
+    """The entry of a call in a log."""
+    return log + 8 * (ENTRIES + (number & field(log, KEPT_MASK)) * ENTRY_WORDS)
+
+
+@compiled
+def stamp(state: int) -> int:
+    """The time for an entry of the log: cycles, negative, where the processor counts them, since its clock takes three
+    times as long to read."""
+    if COUNTS_CYCLES:
+        return -cycles()
+    return now(state + 8 * at.CLOCK)
+
+
+@compiled
+def compare_clocks(state: int, log: int) -> None:
+    """Note the processor's counter and the clock of the same moment."""
+    first = field(log, FIRST_CYCLES) == 0
+    put(log + 8 * LAST_CYCLES, cycles())
+    put(log + 8 * LAST_TIME, now(state + 8 * at.CLOCK))
+    if first:
+        put(log + 8 * FIRST_TIME, field(log, LAST_TIME))
+        put(log + 8 * FIRST_CYCLES, field(log, LAST_CYCLES))
+
+
+@compiled
+def note_end(state: int) -> None:
+    """Note that the newest call has ended."""
+    log = field(state, at.LOG)
+    if field(log, TIMED) != 0:
+        put(entry_of(log, field(log, CALLS)) + 8 * ENDED, stamp(state))
+
+
+@compiled
 def begin(table: int, state: int) -> int:
-    """Number and count a new call. Returns DONE, or why its rows must not run yet."""
+    """Number, note and count a new call. Returns DONE, or why its rows must not run yet."""
     if load_acquire(field(state, at.STOPPED)) != 0:
         return at.OVER
-    number = field(state, at.CALLS) + 1
-    put(state + 8 * at.CALLS, number)
+    log = field(state, at.LOG)
+    number = field(log, CALLS) + 1
+    entry = entry_of(log, number)
+    put(entry + 8 * TEXT, field(table, at.NUMBER))
+    if field(log, TIMED) != 0:
+        if COUNTS_CYCLES and (number < _OFTEN or number % _OFTEN == 0):
+            compare_clocks(state, log)
+        put(entry + 8 * BEGAN, stamp(state))
+    put(log + 8 * CALLS, number)
     put(state + 8 * at.STAGED, field(state, at.STAGED) + field(table, at.STAGED_CALLS))
-    put(state + 8 * (at.RECENT + number % at.KEPT_RECENT), field(table, at.NUMBER))
     tally = field(table, at.TALLY)
     calls = field(tally, at.TALLY_CALLS) + 1
     put(tally + 8 * at.TALLY_CALLS, calls)
@@ -368,7 +515,7 @@ def run_table(owner: int, arguments: int, count: int) -> int:
     source, target = data_of(field(arguments, 0)), data_of(field(arguments, 1))
     first, stop = 0, field(table, at.ROWS)
     if count == 2:
-        answer = at.UNFIT if (source | target) & field(table, at.MISALIGNED) != 0 else begin(table, state)
+        answer = begin(table, state) if fits_table(table, source, target) else at.UNFIT
         if answer != at.DONE:
             return new_int(answer)
     else:
@@ -381,6 +528,8 @@ def run_table(owner: int, arguments: int, count: int) -> int:
         answer = interpret(table, state, source, target, first, stop)
     if answer != at.DONE:
         return new_int(answer)
+    if stop == field(table, at.ROWS):
+        note_end(state)
     none = field(state, at.NONE)
     keep(none)
     return none

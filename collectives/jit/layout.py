@@ -7,7 +7,8 @@ A table is made for a plan. It has a head and a row for each instruction:
     row 1  ...
 
 A ring belongs to a thread that runs jobs without Python, one after the other (serving.py).
-A state belongs to an executor: the numbers of its calls, and where its window is. It changes with every call.
+A state belongs to an executor: where its window is, and the log of its calls (collectives/flight), which has their
+number. Both change with every call.
 A kind describes arrays: type, dtype, shape, flags, place.
 An operand is a base and an offset: the base says whether the offset counts from the caller's source or target, from the
 staging slot of the call, or is an address as it is.
@@ -21,8 +22,8 @@ from typing import Final
 from transports.compiled import HEAD_BYTES
 
 # Words of a state.
-CALLS: Final = 0
-"""Number of the newest call of the executor."""
+LOG: Final = 0
+"""Address of the words of the log of calls."""
 STAGED: Final = 1
 """Number of calls that used the staging window."""
 EPOCHS: Final = 2
@@ -45,17 +46,18 @@ BELL_COUNT: Final = 10
 """Their number; 0 if compiled code can wake nobody."""
 YIELDS: Final = 11
 """Yields of the core, after the reads or the attempts to receive, before a wait is left to Python."""
-RECENT: Final = 12
-"""Numbers of the tables of the last calls; 0 for a call without table. `KEPT_RECENT` words."""
-KEPT_RECENT: Final = 8
-FRAME: Final = RECENT + KEPT_RECENT
+CLOCK: Final = 12
+"""Two words for a reading of the clock."""
+FRAME: Final = CLOCK + 2
 """Address of memory of FRAME_BYTES, in which a frame is put together."""
 POLLS: Final = FRAME + 1
 """Attempts to receive a message before it is left to Python."""
 MOVED: Final = FRAME + 2
 """Bytes, head included, that were sent or received of the message of a row that is left to Python. If that is all of
 them, the row is complete, but the peer sleeps and must be woken."""
-STATE_WORDS: Final = FRAME + 3
+ARENA: Final = FRAME + 3
+"""Address of what this process tells of its arena (transports.arenas.OWN)."""
+STATE_WORDS: Final = FRAME + 4
 
 # The memory of a frame: bytes. Behind its head a small payload, or Linux' struct msghdr for frames in two places.
 GATHERED: Final = HEAD_BYTES
@@ -75,7 +77,7 @@ SLOTS: Final = 3
 SLOT_STRIDE: Final = 4
 """Bytes from one slot to the next of the same half."""
 NUMBER: Final = 5
-"""Number of the table."""
+"""Number of the plan, which the log has of each call."""
 RELEASES: Final = 6
 """1 if other threads may run Python while the table runs: it moves much data."""
 TALLY: Final = 7
@@ -99,10 +101,20 @@ STAGED_CALLS: Final = 18
 """1 if calls of the plan use the staging window, else 0."""
 TAG: Final = 19
 """The tag of messages."""
-HEAD_WORDS: Final = 20
+EXPOSES: Final = 20
+"""The arrays that peers read where they lie, which must be in the arena of this process: SOURCE_IS_READ, TARGET_IS_READ
+or both; 0: none."""
+SOURCE_IS_READ: Final = 1
+TARGET_IS_READ: Final = 2
+CHECKED: Final = 21
+"""Address of three things: the address of a word that must be 0 before a signal other than the one that exposes arrays;
+the number of the words that must be OPENED then; their addresses. 0: nothing is to be checked. See
+transports.onesided.Controls.ends."""
+HEAD_WORDS: Final = 22
 
 # Words of a row. A WAIT has its phase and the address of the awaited rank's control words instead of operands; a SEND
-# has operand a alone, a TAKE the result alone.
+# has operand a alone, a TAKE the result alone. A READ has the result, and as operand a the number of the exposed array
+# and an offset in it.
 OPCODE: Final = 0
 COUNT: Final = 1
 """COPY, SEND and TAKE: bytes. REDUCE: elements. SIGNAL and WAIT: phase."""
@@ -122,6 +134,14 @@ DIVISOR: Final = 13
 that; 0 for none."""
 CONTROL: Final = 2
 """WAIT: address of the awaited rank's control words."""
+EXPOSED_BY: Final = 8
+PEER: Final = 9
+"""READ: addresses of the control words of the rank that exposes the array, and of the words that locate its arena."""
+REFERENCE: Final = 10
+"""READ: address of a word that gets the address of the array instead of a copy in the result, for operands of base
+REFERRED; 0: there is none."""
+EXPOSE: Final = 2
+"""SIGNAL: 1 to expose the arrays before."""
 LANES: Final = 8
 """SEND and TAKE: address of the words of the lanes of the peer (transports.compiled)."""
 ROW_WORDS: Final = 14
@@ -137,12 +157,16 @@ TAKE: Final = 5
 """Receive a message, or leave it to Python if it does not come soon, or if the peer sleeps until there is room."""
 IDLE: Final = 6
 """An instruction that has nothing to do: the begin of a receive, whose TAKE follows, or the end of a send."""
+READ: Final = 7
+"""Copy from an array that a peer exposes, or leave it to Python if that is in no arena that is mapped here."""
 
 # Bases.
 ABSOLUTE: Final = 0
 SOURCE: Final = 1
 TARGET: Final = 2
 STAGED_SLOT: Final = 3
+REFERRED: Final = 4
+"""The offset is the address of the REFERENCE of a READ."""
 
 
 class Answer(enum.IntEnum):
@@ -184,7 +208,7 @@ RING_NONE: Final = 6
 RING_TRUE: Final = 7
 RING_FALSE: Final = 8
 """Addresses of None, True and False."""
-CLOCK: Final = 9
+RING_CLOCK: Final = 9
 """Two words for a reading of the clock."""
 JOBS: Final = 11
 """The first job; job n has the place n % CAPACITY, of JOB_WORDS words: the addresses of its table and its arrays."""

@@ -14,19 +14,21 @@ import hashlib
 import logging
 import platform
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives import flight
 from collectives.jit import cache, compiler
-from transports import compiled, onesided
+from collectives.jit.counter import counts_cycles
+from transports import arenas, compiled, onesided
 
 log = logging.getLogger("ronde.compiled")
 
@@ -40,6 +42,8 @@ _KERNELS_OF_HALVES: Final = tuple(
     f"{name}_{dtype}" for name in ("add", "mean", "scale") for dtype in ("float16", "bfloat16")
 )
 """The functions of kernels.KERNELS; those of halves are for processors that convert float16."""
+_ALLOCATOR: Final = ("malloc", "calloc", "realloc", "free", "retire", "settle")
+"""The functions of allocator.FUNCTIONS."""
 _PREFIX: Final = "ronde_"
 _FASTCALL: Final = 0x80
 """CPython's METH_FASTCALL: a method gets its arguments as a C array."""
@@ -47,7 +51,10 @@ _USUAL_SECONDS: Final = 10
 _LOOK_SECONDS: Final = 0.05
 """Pause between two looks for the code that another process makes: systems offer no wait for a lock of a file that ends
 at a deadline."""
-_SOURCES: Final = ("atomics.py", "interpreter.py", "kernels.py", "layout.py", "machine_code.py", "serving.py")
+_SOURCES: Final = (
+    *("allocator.py", "atomics.py", "blocks.py", "interpreter.py", "kernels.py"),
+    *("layout.py", "machine_code.py", "serving.py"),
+)
 
 
 class _MethodDefinition(ctypes.Structure):
@@ -78,6 +85,8 @@ class MachineCode:
         }
         self.kernels: Mapping[str, int] = {name: engine.get_function_address(_PREFIX + name) for name in kernels}
         """Addresses of kernels of the form of NumPy's inner loops."""
+        self.allocator: Mapping[str, int] = {name: engine.get_function_address(_PREFIX + name) for name in _ALLOCATOR}
+        """Addresses of the functions of the allocator."""
 
     def bind(self, name: str, words: NDArray[np.int64]) -> Callable[..., Any]:
         """One of the methods as a method of an array, which it keeps alive. The caller must keep this object,
@@ -90,10 +99,14 @@ def obstacle() -> str | None:
     """Why there can be no compiled interpreter here; None if there can."""
     if sys.implementation.name != "cpython":
         return f"the compiled interpreter is for CPython, not {sys.implementation.name}"
+    if sys.platform != "linux":
+        return f"the compiled interpreter calls Linux, and this system is {sys.platform}"
     if sys.maxsize < 2**32 or sys.byteorder != "little":
         return "the compiled interpreter needs a 64-bit little-endian machine"
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return "the compiled interpreter needs Python's lock, which this Python runs without"
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "the compiled interpreter needs Python's lock, which this build of Python can run without"
+    from importlib.metadata import PackageNotFoundError, version  # here, since ranks without machine code need none
+
     try:
         version("numba"), version("llvmlite")
     except PackageNotFoundError:
@@ -192,6 +205,7 @@ class _Target:
 
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
+        llvm.initialize_native_asmparser()  # on aarch64 the counter is read by an instruction that is given as text
         triple, cpu, features = llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
         self._llvm: Any = llvm
         self._machine = llvm.Target.from_triple(triple).create_target_machine(
@@ -220,6 +234,8 @@ def compile_and_keep(name: str) -> None:
 
 def _digest(*machine: str) -> str:
     """A name for the machine code: another one for every machine, version and source that may change it."""
+    from importlib.metadata import version
+
     found = hashlib.sha256()
     for text in (
         *machine,
@@ -227,10 +243,12 @@ def _digest(*machine: str) -> str:
         sys.implementation.cache_tag,
         version("numba"),
         version("llvmlite"),
+        f"cycles {counts_cycles()}",
     ):
         found.update(f"{text}\n".encode())
-    folder = Path(__file__).parent
-    for path in (*(folder / name for name in _SOURCES), Path(onesided.__file__), Path(compiled.__file__)):
+    folder, log_layout = Path(__file__).parent, Path(flight.__file__).parent / "layout.py"
+    parts = (Path(str(found.__file__)) for found in (arenas, onesided, compiled))
+    for path in (*(folder / name for name in _SOURCES), *parts, log_layout):
         found.update(path.read_bytes())
     return found.hexdigest()[:32]
 
@@ -240,11 +258,12 @@ def _compile(llvm: Any, machine: Any, names: tuple[str, ...]) -> bytes:
     level = logging.getLogger("numba").level
     logging.getLogger("numba").setLevel(logging.WARNING)  # at level debug it logs every instruction
     try:
-        from collectives.jit import interpreter, kernels, serving
+        from collectives.jit import allocator, interpreter, kernels, serving
 
         methods = interpreter.METHODS | serving.METHODS
         functions = {name: interpreter.entry(methods[name]) for name in _METHODS}
         functions |= {name: kernels.entry(name) for name in names}
+        functions |= {name: allocator.entry(name) for name in _ALLOCATOR}
     finally:
         logging.getLogger("numba").setLevel(level)
     module = llvm.parse_assembly("")

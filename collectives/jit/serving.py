@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collectives.jit import layout as at
 from collectives.jit.atomics import (
-    clock_gettime,
     futex_wait,
     futex_wake,
     half_word,
@@ -26,14 +25,23 @@ from collectives.jit.atomics import (
     store_ordered,
     store_release,
 )
-from collectives.jit.interpreter import agrees, begin, compiled, data_of, field, interpret
+from collectives.jit.interpreter import (
+    agrees,
+    begin,
+    compiled,
+    data_of,
+    field,
+    fits_table,
+    interpret,
+    note_end,
+    now,
+    number_of,
+)
 from transports.onesided import ASKED, EPOCH
 
 _ALL = 1 << 30
 _BY_FUTEX = 1
 """The word of the doorbell of a rank that sleeps by futex(2); one that sleeps on a descriptor has a larger one."""
-_MONOTONIC = 1
-_SECOND = 1_000_000_000
 _SLEEP = 10_000_000
 """Nanoseconds: the longest sleep for an epoch. A rank that publishes by functions of Python may miss that this one is
 about to sleep (transports/shm/doorbell.py)."""
@@ -74,20 +82,13 @@ def comes(state: int, control: int, epoch: int) -> bool:
 
 
 @compiled
-def now(clock: int) -> int:
-    """The time in nanoseconds, of the clock of time.perf_counter_ns on Linux."""
-    clock_gettime(_MONOTONIC, clock)
-    return _SECOND * field(clock, 0) + field(clock, 1)
-
-
-@compiled
 def run_rows(table: int, source: int, target: int, clock: int) -> int:
     """Run the rows of the newest call. Returns DONE, or the row that is left to Python.
 
     clock  two words, if the call is to be timed; else 0
     """
     state = field(table, at.STATE)
-    number = field(state, at.CALLS)
+    number = number_of(state)
     epoch, check = number * field(state, at.EPOCHS), field(table, at.CHECK) ^ (number & 0xFFFFFFFF)
     done, left, rows = 0, at.DONE, field(table, at.ROWS)
     times = table + 8 * (at.HEAD_WORDS + rows * at.ROW_WORDS)
@@ -98,9 +99,14 @@ def run_rows(table: int, source: int, target: int, clock: int) -> int:
         left = interpret(table, state, source, target, done, stop)
         if left != at.DONE:
             row = table + 8 * (at.HEAD_WORDS + left * at.ROW_WORDS)
-            if field(row, at.OPCODE) == at.SIGNAL:
+            if left == rows:  # a rank has failed
+                return left
+            opcode = field(row, at.OPCODE)
+            if opcode == at.SIGNAL:
                 if not wake(state):
                     return left
+            elif opcode != at.WAIT:
+                return left
             else:
                 control, phase = field(row, at.CONTROL), field(row, at.COUNT)
                 if not comes(state, control, epoch + phase):
@@ -116,6 +122,7 @@ def run_rows(table: int, source: int, target: int, clock: int) -> int:
     if clock != 0:
         put(times + 8 * (rows + 1), now(clock))
         store_release(table + 8 * at.TIMED, number)
+    note_end(state)
     return at.DONE
 
 
@@ -123,7 +130,7 @@ def run_rows(table: int, source: int, target: int, clock: int) -> int:
 def run_job(table: int, source: int, target: int, clock: int) -> int:
     """Run a new call of a table. Returns DONE, or what is left to Python, as `run_table` does. A call that is to be
     timed is left to it only if it wants every call."""
-    if (source | target) & field(table, at.MISALIGNED) != 0:
+    if not fits_table(table, source, target):
         return at.UNFIT
     answer = begin(table, field(table, at.STATE))
     if answer == at.OBSERVED and field(field(table, at.TALLY), at.TALLY_NEXT) != 0:
@@ -145,7 +152,7 @@ def serve_ring(ring: int) -> int:
     while True:
         rung, number = load_acquire(ring + 8 * at.BELL), field(ring, at.ENDED)
         if load_acquire(ring + 8 * at.SUBMITTED) != number:
-            job, clock = ring + 8 * (at.JOBS + number % at.CAPACITY * at.JOB_WORDS), ring + 8 * at.CLOCK
+            job, clock = ring + 8 * (at.JOBS + number % at.CAPACITY * at.JOB_WORDS), ring + 8 * at.RING_CLOCK
             answer = run_job(field(job, at.JOB_TABLE), field(job, at.JOB_SOURCE), field(job, at.JOB_TARGET), clock)
             if answer != at.DONE:
                 return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -9,9 +10,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.flight import CallLog
 from collectives.jit import layout
 from collectives.jit.machine_code import MachineCode, RunTable
-from transports.onesided import Controls
+from transports import arenas
+from transports.onesided import Controls, address
 
 
 class Operand(NamedTuple):
@@ -42,11 +45,12 @@ OUTSIDE: Final = Location(layout.OUTSIDE)
 class Extents:
     """The addresses of memory in windows. It may change while functions of `fitting` use it.
 
-    word  holds the address of the extents, see layout.EXTENTS
+    word  holds the address of the extents, see layout.EXTENTS; it is at `address`
     """
 
     def __init__(self) -> None:
         self.word = np.zeros(1, np.int64)
+        self.address = address(self.word)
         self.set(())
 
     def set(self, extents: Sequence[tuple[int, int]]) -> None:
@@ -71,28 +75,34 @@ _CARRAY: Final = 0x1 | 0x100 | 0x400
 _READS_PER_POLL: Final = 16
 """Reads of the counter of a ring that take as long as an attempt to receive from a socket."""
 _NO_OPERAND: Final = Operand(0, 0)
+_NO_WORDS: Final = (0,) * layout.ROW_WORDS
 
 
 class State:
     """The numbers that an executor shares with the interpreter.
 
     code      the interpreter; None if the executor runs no tables
-    words     see `layout`
+    log       the log of the executor's calls
+    words     see `layout`; they are at `address`
     controls  the control words of the window; None if no table can be run
     """
 
-    def __init__(self, code: MachineCode | None, epochs: int) -> None:
+    def __init__(self, code: MachineCode | None, log: CallLog, epochs: int) -> None:
         """`epochs` is layout.EPOCHS."""
         self.code = code
+        self.log = log
         self.controls: Controls | None = None
         self._bells = np.zeros(0, np.int64)
         self._frame = np.zeros(0, np.uint8)
         self._never_stopped = np.zeros(1, np.int64)
         self.array = np.zeros(layout.STATE_WORDS, np.int64)
         self.words = self.array.data
+        self.address = address(self.array)
+        self.words[layout.LOG] = address(log.memory)
         self.words[layout.EPOCHS] = epochs
         self.words[layout.NONE] = id(None)
         self.words[layout.STOPPED] = address(self._never_stopped)
+        self.words[layout.ARENA] = address(arenas.OWN)
 
     def use(self, controls: Controls | None, index: int, half: int) -> None:
         """Run tables on the window of these control words; None: run none. `index` is this rank's position, `half` the
@@ -115,6 +125,11 @@ class State:
         self.words[layout.FRAME] = address(self._frame)
         self.words[layout.POLLS], self.words[layout.YIELDS] = polls, yields
         self.words[layout.SPINS] = polls * _READS_PER_POLL
+
+    def close_log(self) -> None:
+        """Note no more calls for others."""
+        self.log.close()
+        self.words[layout.LOG] = address(self.log.memory)
 
     @property
     def moved(self) -> int:
@@ -142,45 +157,55 @@ class TableWriter:
 
     def __init__(self) -> None:
         self.moved = 0
-        self._rows: list[list[int]] = []
+        self._words: list[int] = []
 
     @property
     def rows(self) -> int:
         """The number of rows."""
-        return len(self._rows)
+        return len(self._words) // layout.ROW_WORDS
 
     def copy(self, nbytes: int, result: Operand, a: Operand) -> None:
         """Copy by memcpy."""
-        self._operate(layout.COPY, nbytes, result, a)
+        self._operate(layout.COPY, nbytes, (*result, *a))
         self.moved += nbytes
 
     def reduce(self, count: int, result: Operand, a: Operand, b: Operand, kernel: CFunction, itemsize: int) -> None:
         """Combine `count` elements of two operands by a kernel."""
-        row = self._operate(layout.REDUCE, count, result, a, b)
-        row[layout.KERNEL : layout.KERNEL_DATA + 1] = kernel
-        row[layout.STRIDE] = itemsize
+        self._operate(layout.REDUCE, count, (*result, *a, *b, *kernel, itemsize))
         self.moved += count * itemsize
 
     def divide(self, kernel: CFunction, number: int) -> None:
         """Combine the result of the last row with one number, whose address is given."""
-        self._rows[-1][layout.DIVISION : layout.DIVISOR + 1] = *kernel, number
+        self._set(layout.DIVISION, *kernel, number)
 
     def signal(self, phase: int) -> None:
         """Publish a phase."""
         self._operate(layout.SIGNAL, phase)
 
+    def expose(self) -> None:
+        """Have the last row, a signal, expose the arrays of the call before."""
+        self._set(layout.EXPOSE, 1)
+
+    def read(self, nbytes: int, result: Operand, array: Operand, control: int, peer: int, reference: int) -> None:
+        """Copy from an exposed array, whose number and offset are given; see layout.READ for the addresses."""
+        self._operate(layout.READ, nbytes, (*result, *array))
+        self._set(layout.EXPOSED_BY, control, peer, reference)
+        self.moved += nbytes
+
     def wait(self, phase: int, control: int) -> None:
         """Wait until the rank with these control words has published a phase."""
-        self._operate(layout.WAIT, phase)[layout.CONTROL] = control
+        self._operate(layout.WAIT, phase, (control,))
 
     def send(self, nbytes: int, a: Operand, lanes: int) -> None:
         """Send a message to the peer whose lanes have their words at this address."""
-        self._operate(layout.SEND, nbytes, _NO_OPERAND, a)[layout.LANES] = lanes
+        self._operate(layout.SEND, nbytes, (*_NO_OPERAND, *a))
+        self._set(layout.LANES, lanes)
         self.moved += nbytes
 
     def take(self, nbytes: int, result: Operand, lanes: int) -> None:
         """Receive a message from the peer whose lanes have their words at this address."""
-        self._operate(layout.TAKE, nbytes, result)[layout.LANES] = lanes
+        self._operate(layout.TAKE, nbytes, result)
+        self._set(layout.LANES, lanes)
         self.moved += nbytes
 
     def idle(self) -> None:
@@ -198,14 +223,17 @@ class TableWriter:
         *,
         tag: int = 0,
         staged: bool = True,
+        exposes: int = 0,
+        checked: int = 0,
         alignment: int,
         releases: bool,
     ) -> NDArray[np.int64]:
         """The table, for arrays whose addresses are multiples of `alignment`; for its words see `layout`. `tag` is
-        that of its messages; `staged`: its calls use the staging window."""
+        that of its messages; `staged`: its calls use the staging window; `exposes`, `checked`: see
+        layout.EXPOSES and CHECKED."""
         head = [0] * layout.HEAD_WORDS
-        head[layout.STATE] = address(state.array)
-        head[layout.ROWS] = len(self._rows)
+        head[layout.STATE] = state.address
+        head[layout.ROWS] = self.rows
         head[layout.CHECK] = check
         head[layout.SLOTS] = slots
         head[layout.SLOT_STRIDE] = slot_stride
@@ -214,19 +242,20 @@ class TableWriter:
         head[layout.TALLY] = tally
         head[layout.MISALIGNED] = alignment - 1
         head[layout.STAGED_CALLS] = staged
+        head[layout.EXPOSES] = exposes
+        head[layout.CHECKED] = checked
         head[layout.TAG] = tag - (tag >> 63 << 64)  # its 64 bits as those of a signed number
-        times = [0] * (len(self._rows) + 2)
-        return np.array([*head, *(word for row in self._rows for word in row), *times], np.int64)
+        times = [0] * (self.rows + 2)
+        return _array([*head, *self._words, *times])
 
-    def _operate(
-        self, opcode: int, count: int, result: Operand = _NO_OPERAND, a: Operand = _NO_OPERAND, b: Operand = _NO_OPERAND
-    ) -> list[int]:
-        row = [0] * layout.ROW_WORDS
-        row[layout.OPCODE], row[layout.COUNT] = opcode, count
-        for at, operand in ((layout.RESULT, result), (layout.A, a), (layout.B, b)):
-            row[at : at + 2] = operand
-        self._rows.append(row)
-        return row
+    def _operate(self, opcode: int, count: int, words: Sequence[int] = ()) -> None:
+        """Begin a row: `words` are those from layout.RESULT on."""
+        self._words += [opcode, count, *words, *_NO_WORDS[layout.RESULT + len(words) :]]
+
+    def _set(self, at: int, *words: int) -> None:
+        """Set words of the last row, from `at` on."""
+        at -= layout.ROW_WORDS
+        self._words[at : at + len(words) or None] = words
 
 
 def take_times(table: NDArray[np.int64]) -> tuple[int, list[int]] | None:
@@ -311,11 +340,11 @@ def fitting(
     words = [0] * layout.KIND
     words[layout.NO_ARRAY], words[layout.TRUE], words[layout.FALSE] = id(None), id(True), id(False)
     words[layout.IN_PLACE] = in_place
-    words[layout.EXTENTS] = address(extents.word)
+    words[layout.EXTENTS] = extents.address
     words += _kind(ArrayKind(x.dtype, x.shape), _CARRAY if in_place else _C_CONTIGUOUS, locations[0])
     words[layout.RESULT_KIND] = len(words)
     words += _kind(result, _CARRAY, locations[1])
-    return code.bind("fits", np.array(words, np.int64))
+    return code.bind("fits", _array(words))
 
 
 def _kind(kind: ArrayKind, flags: int, location: Location) -> list[int]:
@@ -330,7 +359,6 @@ def _kind(kind: ArrayKind, flags: int, location: Location) -> list[int]:
     return [*words, *shape]
 
 
-def address(memory: Any) -> int:
-    """The address of an array's first element, or of a buffer."""
-    found: int = np.asarray(memory).__array_interface__["data"][0]
-    return found
+def _array(words: Sequence[int]) -> NDArray[np.int64]:
+    """The words in memory. NumPy takes several times as long to make an array of numbers of Python's."""
+    return np.frombuffer(array("q", words), np.int64)

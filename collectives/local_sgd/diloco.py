@@ -15,7 +15,7 @@ from collectives.local_sgd.library import Library
 from collectives.local_sgd.nesterov import Nesterov
 from collectives.operations import Work
 from collectives.trees import Array
-from collectives.world import world
+from collectives.world_communicator import world
 from transports.errors import MismatchError, RondeError, TransportError
 
 

@@ -39,8 +39,6 @@ log = logging.getLogger("ronde.membership")
 
 REACH_SECONDS: Final = 2.0
 """Time to reach a standby."""
-LINGER_SECONDS: Final = 10.0
-"""Time for which a rank serves its standby after its own end, for ranks that still use it."""
 
 
 class Standby:
@@ -115,7 +113,7 @@ class Standby:
         """Leave the standbys, and serve no longer than the others need it. Idempotent."""
         self._clients.close()
         if self._server is not None:
-            self._server.drain(LINGER_SECONDS)
+            self._server.drain()
             self._server.close()
             self._server = None
 

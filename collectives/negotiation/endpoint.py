@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import NamedTuple
 
-from collectives.metrics import Trace, now
+from collectives.metering import Trace, now
 from collectives.negotiation.control_channel import ControlChannel
 from collectives.negotiation.coordinator import Coordinator
 from collectives.negotiation.in_flight import NEVER, InFlight

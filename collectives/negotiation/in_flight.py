@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from collectives.metrics import Finished, Trace, now
+from collectives.metering import Finished, Trace, now
 from collectives.negotiation.messages import JOIN
 from collectives.operations import Job, Promise
 

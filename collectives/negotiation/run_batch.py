@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from collectives.metrics import Trace, now
+from collectives.flight import BATCH, BATCHES, Description, NoteLog
+from collectives.metering import Trace, now
 from collectives.negotiation.in_flight import Operation
 from collectives.operations import Buffer, Calls, Job, Packable, Signature, bundles, reduce_together, run_whole
+
+_KEPT: Final = 256
+"""Descriptions of batches that are kept."""
+
+
+class NotingCalls(Calls, Protocol):
+    """An executor with logs of its communicator in the flight record."""
+
+    def notes(self, ending: str, label: str) -> NoteLog:
+        """See Executor."""
 
 
 class Operations(Protocol):
@@ -19,7 +31,7 @@ class Operations(Protocol):
         """Memory to pack small arrays into."""
 
     @property
-    def executor(self) -> Calls:
+    def executor(self) -> NotingCalls:
         """Runs the operations."""
 
     @property
@@ -61,6 +73,7 @@ class BatchRunner:
         self._operations = operations
         self._timeout = timeout
         self._staged = False
+        self._descriptions: dict[tuple[str, ...], Description] = {}
 
     def run(self, items: Sequence[BatchItem], fusion: int) -> Iterator[Outcome]:
         """Run operations, whose order is the same on all ranks; yield the outcome of each as soon as it has ended.
@@ -72,6 +85,9 @@ class BatchRunner:
             self._operations.stage()  # the first batch: all ranks are here, as they must be
             self._staged = True
         self.trace.cycle()
+        log = self._operations.executor.notes(BATCHES, "batches")
+        ready = max([item.operation.submitted for item in items if item.operation is not None], default=None)
+        noted = log.begin(self._description(items), ready)
         buffer = self._operations.buffer
         jobs = [self._job(item) for item in items]
         packables = [job.packable for job in jobs]
@@ -103,6 +119,21 @@ class BatchRunner:
         for item, packable in zip(items, packables, strict=True):
             if packable is not None and not packable.parts:
                 yield _finish(item.name, packable)
+        log.end(noted)
+
+    def _description(self, items: Sequence[BatchItem]) -> Description:
+        """The description of a batch for the flight record; that of the last ones is kept."""
+        first = items[0]
+        key = first.signature.kind, *[item.name for item in items]
+        found = self._descriptions.get(key)
+        if found is None:
+            if len(self._descriptions) >= _KEPT:
+                self._descriptions.clear()
+            more = len(items) - 1
+            text = f"{first.signature.kind} {first.name!r}{f' and {more} more' if more else ''}"
+            digest = zlib.crc32("\0".join(key).encode())
+            found = self._descriptions[key] = Description(text, BATCH, 0, "", digest, -1, "")
+        return found
 
     def _job(self, item: BatchItem) -> Job[Any]:
         """This rank's part in an operation."""

@@ -16,12 +16,23 @@ from collectives.operations.envelope import ReceiveOptions, Status
 from collectives.operations.fusion import Buffer, array_sizes, bundles, reduce_together
 from collectives.operations.host import HostOperations
 from collectives.operations.job import Job, Packable, Part
+from collectives.operations.objects import Pickler
 from collectives.operations.persistent import Persistent
 from collectives.operations.planned_call import ArrayJob, PlannedCalls
 from collectives.operations.point_to_point import HostAccess, PointToPoint
 from collectives.operations.signature import Signature
 from collectives.operations.space import HostSpace, Space
-from collectives.operations.start import MAKE_JOB, ArrayOperations, Make, Start, Starter, begin_by, run_by
+from collectives.operations.start import (
+    MAKE_JOB,
+    ArrayOperations,
+    Make,
+    Repeated,
+    RepeatingStarter,
+    Start,
+    Starter,
+    begin_by,
+    run_by,
+)
 from collectives.operations.work import DeferredResult, Promise, Work
 
 __all__ = [
@@ -45,11 +56,14 @@ __all__ = [
     "Packable",
     "Part",
     "Persistent",
+    "Pickler",
     "PlannedCalls",
     "PointToPoint",
     "Promise",
     "Receipt",
     "ReceiveOptions",
+    "Repeated",
+    "RepeatingStarter",
     "Signature",
     "Space",
     "Start",

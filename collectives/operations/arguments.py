@@ -74,11 +74,11 @@ class Arguments:
             raise ValueError(text)
         return tuple(int(number) for number in numbers)
 
-    def expected(self, given: Sequence[int]) -> tuple[int, ...]:
+    def expected(self, given: Sequence[int], name: str = "expected") -> tuple[int, ...]:
         """The rows that a receiver expects from each rank. Raises TypeError or ValueError, naming the argument."""
-        rows = as_tuple(given, "expected") or ()
+        rows = as_tuple(given, name) or ()
         if len(rows) != self.size or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in rows):
-            raise ValueError(f"expected={list(rows)!r}: must be {self.size} ints of at least 0, one for each rank")
+            raise ValueError(f"{name}={list(rows)!r}: must be {self.size} ints of at least 0, one for each rank")
         return rows
 
 

@@ -1,7 +1,7 @@
 """Channels: messages of bytes among some ranks, apart from all other messages; and the agreement on their number.
 
 A channel is the half of a communicator that needs no memory and no descriptor. Its number is given by the first of its
-ranks, which counts for itself, so that threads may make channels at the same time. It passes on what the transport's
+ranks, which gives none twice, so that threads may make channels at the same time. It passes on what the transport's
 ability `AnySource` can do: receives of any length up to that of the memory, tags by ranges, and receives that are taken
 back. `PointToPoint` has the messages of arrays and objects.
 """
@@ -9,21 +9,19 @@ back. `PointToPoint` has the messages of arrays and objects.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from collectives.execution import Executor
-from collectives.operations.point_to_point import Message, Transfer, Waiting
-from transports.anysource import AnyRequest, AnySource, Arrival
+from collectives.operations.point_to_point import MAX_USER_TAG, Ended, Message, Transfer, Waiting, has_ended
+from transports.anysource import AnyRequest, AnySource, Arrival, Taken
 from transports.base import Request, Transport
 from transports.errors import ConnectError, DeadlineExceeded, PeerLost, TransportError
 
 MESSAGES: Final = 1 << 31
 """The bit of a frame's tag that separates messages from collectives."""
 OWN_CHANNEL: Final = 1 << 30
-"""Added to a communicator's context for the channel of all its ranks."""
-OWN_CONTEXTS: Final = 1 << 31
-"""The bit of a context that the first of its ranks has given, which contains that rank's number."""
+"""Added to a communicator's context for the channel of all its ranks. Contexts are smaller."""
 
 
 class Receipt(Message):
@@ -51,17 +49,14 @@ class Receipt(Message):
     def view(self) -> memoryview:
         return self._request.view
 
-    def withdraw(self) -> bool:
-        """Take the receive back, unless it has matched a frame; False if it has: then it ends as any other."""
-        return self._request.withdraw()
-
 
 class Channel:
     """Messages of bytes among some ranks. Ranks are numbered from 0, tags are 0 to 2**31 - 1.
 
-    ranks     the transport's ranks, in the order of their numbers here
-    rank      this process's number
-    context   the number of the channel among its family, which no other communicator of these ranks has
+    ranks           the transport's ranks, in the order of their numbers here
+    rank            this process's number
+    context         the number of the channel among its family, which no other communicator of these ranks has
+    authenticated   every arriving byte provably comes from a member of the job
     """
 
     def __init__(
@@ -71,10 +66,10 @@ class Channel:
         context: int,
         kind: int,
         executor: Executor,
-        counter: Iterator[int],
+        new_context: Callable[[], int],
     ) -> None:
-        """`kind` are the bits that tell these messages from others with the same context; `counter` counts the channels
-        of this rank's family."""
+        """`kind` are the bits that tell these messages from others with the same context; `new_context` gives numbers
+        for other channels."""
         ability = transport.ability(AnySource)
         if ability is None:
             name = transport.name
@@ -88,23 +83,34 @@ class Channel:
         self._executor = executor
         self._numbers = {rank: number for number, rank in enumerate(ranks)}
         self._everyone = frozenset(ranks)
-        self._counter = counter
+        self._new_context = new_context
+        self.authenticated = executor.authenticated
 
-    @property
-    def authenticated(self) -> bool:
-        """True if every arriving byte provably comes from a member of the job."""
-        return self._executor.authenticated
-
-    def send(self, view: memoryview, dst: int, tag: int, check: int, timeout: float) -> Message:
-        """Begin to send `view`, of one dimension and format 'B'. `check` arrives with it, 0 to 2**32 - 1."""
-        message, peer = Message(self._executor, timeout), self.ranks[dst]
-        doing = f"send to rank {dst}"
+    def send(
+        self, view: memoryview, dst: int, tag: int, timeout: float, *, synchronous: bool = False
+    ) -> Message | Ended:
+        """Begin to send `view`, of one dimension and format 'B'. A synchronous message ends with its match or later."""
+        peer = self.ranks[dst]
+        start = self._ability.issend if synchronous else self._transport.isend
         try:
-            request: Request = self._transport.isend(peer, self._tag | tag, view, check)
+            request: Request = start(peer, self._tag | tag, view)
         except (PeerLost, ConnectError) as error:
-            raise self._executor.abort_signal.fail(error, doing) from error
-        message.add(Transfer(request, doing, (peer,), None))
+            raise self._executor.abort_signal.fail(error, f"send to rank {dst}") from error
+        if has_ended(request):
+            return Ended(None)
+        message = Message(self._executor, timeout)
+        message.add(Transfer(request, f"send to rank {dst}", (peer,), None))
         return message
+
+    def take(self, view: memoryview | None, src: int | None, tags: range) -> Taken | None:
+        """Receive as `receive` does, if that takes no longer than a moment; else None, with nothing done. The rank and
+        the tag are the channel's."""
+        first = self._tag | tags.start
+        sources = self.ranks if src is None else (self.ranks[src],)
+        found = self._ability.take(sources, range(first, first + len(tags)), view)
+        if found is None:
+            return None
+        return Taken(self._numbers[found.source], found.tag & MAX_USER_TAG, found.check, found.view)
 
     def receive(self, view: memoryview | None, src: int | None, tags: range, timeout: float) -> Receipt:
         """Begin to receive the first message with any of `tags`, from a rank or from any, of at most the length of
@@ -166,19 +172,11 @@ class Channel:
             context = int.from_bytes(receipt.view)
         bit = 1
         while place + bit < size and not place & bit:
-            self.send(memoryview(context.to_bytes(8)), ranks[place + bit], tag, 0, timeout)
+            self.send(memoryview(context.to_bytes(8)), ranks[place + bit], tag, timeout)
             bit *= 2
         members = tuple(self.ranks[rank] for rank in ranks)
-        return Channel(self._transport, members, context, MESSAGES, self._executor, self._counter)
-
-    def _new_context(self) -> int:
-        """A number that this rank has not given before, and that no other gives."""
-        bits = OWN_CONTEXTS.bit_length() - 1 - max(1, (self._transport.size - 1).bit_length())
-        count = next(self._counter)
-        if count >> bits:
-            raise TransportError(f"rank {self._transport.rank} has made {count} channels: there are no more numbers")
-        return OWN_CONTEXTS | self._transport.rank << bits | count
+        return Channel(self._transport, members, context, MESSAGES, self._executor, self._new_context)
 
 
 def _renumbered(arrival: Arrival, numbers: dict[int, int]) -> Arrival:
-    return arrival._replace(source=numbers[arrival.source], tag=arrival.tag & 0x7FFFFFFF)
+    return arrival._replace(source=numbers[arrival.source], tag=arrival.tag & MAX_USER_TAG)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from collectives.execution import Peers
-from collectives.metrics import now
+from collectives.metering import now
 
 _ROUNDS: Final = 8
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypedDict
 
-import ml_dtypes
 import numpy as np
 
-from collectives.arrays import can_be_sent
+from collectives.arrays import ML_DTYPES, can_be_sent, named_dtype
 
+SENDABLE: Final = frozenset(filter(can_be_sent, map(np.dtype, np.typecodes["All"])))
+"""The dtypes of NumPy itself that arrays in messages may have."""
 OBJECT_CHECK: Final = zlib.crc32(b"a pickled object")
 """The check of a message that holds a Python object."""
 
@@ -50,19 +51,15 @@ def check_of(dtype: np.dtype[Any]) -> int:
 
 
 @cache
-def _dtypes() -> dict[int, np.dtype[Any]]:
-    """Every dtype that can be sent, by the check of its messages."""
-    found = [np.dtype(code) for code in np.typecodes["All"] if code not in "SUVOMm"]
-    for name in dir(ml_dtypes):
-        kind = getattr(ml_dtypes, name)
-        if isinstance(kind, type) and issubclass(kind, np.generic):
-            found.append(np.dtype(kind))
-    return {check_of(dtype): dtype for dtype in found if can_be_sent(dtype)}
+def _names() -> dict[int, str]:
+    """The name of every dtype that can be sent, by the check of its messages."""
+    return {zlib.crc32(name.encode()): name for name in (*(dtype.name for dtype in SENDABLE), *ML_DTYPES)}
 
 
 def dtype_of(check: int) -> np.dtype[Any] | None:
-    """The dtype of a message with this check; None if it holds no array."""
-    return _dtypes().get(check)
+    """The dtype of a message with this check; None if it holds no array. Raises as `named_dtype`."""
+    name = _names().get(check)
+    return None if name is None else named_dtype(name)
 
 
 class ReceiveOptions(TypedDict, total=False):
@@ -71,3 +68,4 @@ class ReceiveOptions(TypedDict, total=False):
     tag: int | None
     timeout: float | None
     status: Status | None
+    shorter: bool

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collectives.arrays import UFUNCS, Array
+from collectives.arrays import UFUNCS, Array, named_dtype
 from collectives.operations.job import Part
 from collectives.operations.signature import Signature
 
@@ -70,7 +70,7 @@ def _arrays(signature: Signature) -> tuple[tuple[_Kind, int], ...]:
     """For every array: the properties that arrays packed together have in common, and its bytes."""
     kind = signature.op, signature.prescale, signature.postscale, signature.algorithm, signature.reproducible
     pairs = zip(signature.dtypes, signature.shapes, strict=True)
-    return tuple(((dtype, *kind), math.prod(shape) * np.dtype(dtype).itemsize) for dtype, shape in pairs)
+    return tuple(((dtype, *kind), math.prod(shape) * named_dtype(dtype).itemsize) for dtype, shape in pairs)
 
 
 def array_sizes(signature: Signature) -> tuple[int, ...]:
@@ -109,6 +109,7 @@ class Buffer:
 def reduce_together(parts: Sequence[Part], buffer: Buffer, deadline: float) -> None:
     """Run one bundle. Raises as Executor.run."""
     space = parts[0].reduction.space
+    space.executor.ready(deadline)
     if len(parts) > 1:
         space.quietly(_packed, parts, buffer, deadline)
         return

@@ -15,7 +15,8 @@ from collectives.arrays import Array
 from collectives.config import Config
 from collectives.execution import CallPositions, Executor, Peers, Windows, calibrate, machine_code, measure_link
 from collectives.failure import AbortSignal
-from collectives.metrics import Meter, Trace
+from collectives.flight import Description, FlightRecord, line_of_program
+from collectives.metering import Meter, Trace
 from collectives.operations.arguments import Arguments, dtype_name
 from collectives.operations.composed import compose
 from collectives.operations.fusion import WINDOW, Buffer
@@ -28,12 +29,12 @@ from collectives.operations.signature import Signature
 from collectives.operations.space import HostSpace, Space
 from collectives.operations.speculation import Speculation
 from collectives.operations.start import ArrayOperations
-from collectives.planning import Planner, Selector
-from collectives.schedule import Geometry
+from collectives.planning import Plan, Planner, Selector, shared_arrays
+from collectives.schedule import SPECS, Geometry
 from transports import copying
 from transports.base import Transport
 from transports.compiled import CompiledMessages
-from transports.errors import ConfigError, MismatchError
+from transports.errors import ConfigError, MismatchError, RendezvousError
 from transports.onesided import NoRoom, OneSided, Window
 
 T = TypeVar("T")
@@ -68,15 +69,21 @@ class HostOperations:
         positions: CallPositions,
         meter: Meter,
         windows: Windows,
-        ordered: HostOperations | None = None,
+        flight: FlightRecord,
+        *,
+        named: bool = False,
+        single_copy: bool = False,
     ) -> None:
-        """`tag` is that of its frames. The named operations are given the ordered ones, which have been staged, since
-        named calls are planned before all ranks are known to be there."""
+        """`tag` is that of its frames. The staging window is made by `stage`, or else before the first call runs.
+
+        named         they are those with names
+        single_copy   the ranks are known to be able to read each other's memory
+        """
         self._stage_bytes = config.stage_bytes or (_STAGE_BYTES if len(ranks) <= 4 else _STAGE_BYTES // 2)
         self._windows = windows
         self._connect_timeout = config.connect_timeout
         self._key = f"stage/{tag:x}/{ranks[0]}"
-        self._named = ordered is not None
+        self._named = named
         self._calibrates = config.calibrate
         self._hosts = geometry.hosts
         self._transport = transport
@@ -84,15 +91,20 @@ class HostOperations:
         runs_tables = windows.onesided is not None or transport.ability(CompiledMessages) is not None
         code = machine_code(config.compiled) if runs_tables else None
 
-        def executor(meter: Meter) -> Executor:
+        def executor(meter: Meter, flight: FlightRecord) -> Executor:
+            def note(plan: Plan) -> None:
+                meter.follow(plan)
+                flight.describe(plan.number, _description(plan))
+
             staged, label = self._stage_bytes if windows.onesided else 0, "named" if self._named else ""
-            planner = Planner(geometry, selector, staged, meter.follow, label)
-            return Executor(transport, ranks, tag, planner, meter, abort_signal, positions, windows, code)
+            planner = Planner(geometry, selector, staged, note, label, numbers=flight.numbers)
+            return Executor(transport, ranks, tag, planner, meter, abort_signal, positions, windows, flight, code)
 
         self._make_executor = executor
-        self.executor = executor(meter)
-        if ordered is not None:
-            self.executor.planner.single_copy = ordered.executor.planner.single_copy
+        self.executor = executor(meter, flight)
+        self.executor.planner.single_copy = single_copy
+        if windows.onesided is not None:
+            self.executor.put_off(self._make_stage)
         self.arguments = Arguments(geometry.rank, geometry.size, config.timeout, config.reproducible)
         self.selector = selector
         self.fusion_bytes = config.fusion_bytes
@@ -136,56 +148,66 @@ class HostOperations:
         return self.executor.meter.trace
 
     def stage(self) -> None:
-        """Make the staging window, if the ranks can have one; the ordered operations also run the planner's
-        measurements. Collective; to be called before anything is run.
+        """Make the staging window now, if the ranks can have one, and run the planner's measurements. Collective; to be
+        called before anything is run.
 
         Raises ConfigError if ranks have different settings for calibration, since they would wait for each other.
         """
-        onesided, deadline = self._windows.onesided, time.monotonic() + self._connect_timeout
-        if onesided is not None:
-            try:
-                window = onesided.expose(self._key, self.executor.ranks, 2 * self._stage_bytes, deadline)
-            except NoRoom as error:
-                self._go_by_messages(error)
-                return
-            self.executor.use(window)
-            if self._named:
-                self._share_buffer(deadline)
-            else:
-                self._measure(onesided, window, deadline)
+        deadline = time.monotonic() + self._connect_timeout
+        if self._windows.onesided is not None:
+            self.executor.stage(deadline)
+            if not (self._named or self.executor.planner.onesided):
+                self._windows.onesided = None
         elif self._calibrates and len(set(self._hosts)) > 1 and self.selector.needs_link:
             with contextlib.closing(self._trial_executor("of a measurement")) as trial:
                 self.selector.use_link(measure_link(self._transport, trial, self._hosts, deadline))
 
-    def _go_by_messages(self, error: NoRoom) -> None:
+    def _make_stage(self, deadline: float) -> None:
+        """Make the staging window. Collective. Where there is no room for it on a rank, all go on without."""
+        onesided = self._windows.onesided
+        assert onesided is not None
+        try:
+            window = onesided.expose(self._key, self.executor.ranks, 2 * self._stage_bytes, deadline)
+        except RendezvousError as error:
+            self._go_by_messages(error)
+            return
+        self.executor.use(window)
+        self._measure(onesided, window, deadline)
+        if self._named:
+            self._share_buffer(deadline)
+
+    def _go_by_messages(self, error: RendezvousError) -> None:
         """Send all data as messages, as all ranks do, since there is no memory for the staging window."""
         if self.executor.rank == 0:
             kind = "named calls" if self._named else "calls"
             log.warning("%s send their data as messages, which is slower: %s", kind, error.message)
         self.executor.planner.stage_nothing()
         self.speculation.by_messages = True
-        if not self._named:
-            self._windows.onesided = None
 
     def _measure(self, onesided: OneSided, window: Window, deadline: float) -> None:
-        """Find out whether the ranks can read each other's memory, and from which size on that is faster."""
+        """Find out whether the ranks can read each other's memory, unless that is known, and from which size on that is
+        faster."""
         executor = self.executor
-        try:
+        if not executor.planner.single_copy:
             check = self.selector.digest ^ self._calibrates
-            executor.planner.single_copy = window.can_read_peers(deadline, check)
-        except MismatchError as error:
-            raise ConfigError(
-                f"calibrate and the table of rules: must be the same on all ranks; those of rank {error.peer} differ "
-                f"from those of rank {error.rank}, which has calibrate={self._calibrates}",
-                rank=error.rank,
-                peer=error.peer,
-            ) from None
-        if self.selector.kernel_table is not None:
-            copying.install(self.selector.kernel_table)
-        elif self._calibrates:
-            copying.calibrate(window, deadline)
+            try:
+                executor.planner.single_copy = window.can_read_peers(deadline, check)
+            except MismatchError as error:
+                raise ConfigError(
+                    f"calibrate and the table of rules: must be the same on all ranks; those of rank {error.peer} "
+                    f"differ from those of rank {error.rank}, which has calibrate={self._calibrates}",
+                    rank=error.rank,
+                    peer=error.peer,
+                ) from None
+            if self.selector.kernel_table is not None:
+                copying.install(self.selector.kernel_table)
+            elif self._calibrates:
+                copying.calibrate(window, deadline)
+            if executor.planner.single_copy and window.shares_arrays:
+                self.selector.calibration = shared_arrays(len(executor.ranks))
         few = len(executor.ranks) <= _MOST_CALIBRATED
-        if self._calibrates and few and executor.planner.single_copy and self.selector.calibration is None:
+        missing = self.selector.calibration is None and not self._named
+        if self._calibrates and few and executor.planner.single_copy and missing:
             self._calibrate(onesided, deadline)
 
     def _calibrate(self, onesided: OneSided, deadline: float) -> None:
@@ -204,7 +226,7 @@ class HostOperations:
 
     def _trial_executor(self, title: str) -> Executor:
         """An executor for trials. Its calls have numbers of their own, and so a key of its own."""
-        trial = self._make_executor(Meter(Trace(title)))
+        trial = self._make_executor(Meter(Trace(title)), FlightRecord())
         trial.key += "-trial"
         return trial
 
@@ -243,3 +265,10 @@ class HostOperations:
         """Release all memory."""
         self.executor.close()
         self.buffer.release()
+
+
+def _description(plan: Plan) -> Description:
+    call = plan.call
+    root = call.root if SPECS[call.collective].rooted else -1
+    name, by = call.collective, plan.algorithm.name
+    return Description(call.describe(), name, plan.nbytes, by, plan.common, root, line_of_program())

@@ -52,9 +52,9 @@ class Movement:
     @property
     def collectives(self) -> tuple[Collective, ...]:
         """The movements, with these arguments of the Communicator's methods: root, counts or splits, expected,
-        return_splits, algorithm. Nothing here keeps them; see Reductions."""
+        return_splits, agreed, algorithm. Nothing here keeps them; see Reductions."""
         return (
-            Collective("broadcast", self._plan_broadcast, self._rooted, in_place=True),
+            Collective("broadcast", self._plan_broadcast, self._rooted, in_place=True, keeps=self._is_root),
             self._even_allgather,
             Collective("gather", job=self._gather),
             Collective("scatter", job=self._scatter),
@@ -66,12 +66,17 @@ class Movement:
     def _even_allgather(self) -> Collective:
         return Collective("allgather", self._plan_even_allgather, self._key_of_even_allgather, job=self._allgather)
 
+    def _is_root(self, key: tuple[Any, ...]) -> bool:
+        return bool(key[0] == self._arguments.rank)
+
     def _rooted(self, x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         return arguments if type(arguments[0]) is int else (self._arguments.root(arguments[0]), *arguments[1:])
 
     def _key_of_even_allgather(self, x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        expected, algorithm = arguments
-        if not x.ndim or not self._speculates(algorithm):
+        expected, agreed, algorithm = arguments
+        if agreed:
+            _check_agreed(expected, "expected")
+        if not x.ndim or not self._speculates(algorithm) or (agreed and not self._space.onesided):
             return None
         if expected is None:
             return algorithm, False
@@ -79,12 +84,13 @@ class Movement:
         return (algorithm, True) if rows.count(x.shape[0]) == len(rows) else None
 
     def _allgather(self, x: Any, out: Any, arguments: tuple[Any, ...], seconds: float) -> Job[Any]:
-        expected, algorithm = arguments
-        return self._gathering("allgather", x, None, out, expected, algorithm, seconds)
+        expected, agreed, algorithm = arguments
+        return self._gathering("allgather", x, None, out, expected, algorithm, seconds, agreed=agreed)
 
     def _gather(self, x: Any, out: Any, arguments: tuple[Any, ...], seconds: float) -> Job[Any]:
-        root, expected, algorithm = arguments
-        return self._gathering("gather", x, self._arguments.root(root), out, expected, algorithm, seconds)
+        root, expected, agreed, algorithm = arguments
+        root = self._arguments.root(root)
+        return self._gathering("gather", x, root, out, expected, algorithm, seconds, agreed=agreed)
 
     def _grouped_allgather(self, xs: Sequence[Any], out: None, arguments: tuple[Any, ...], seconds: float) -> Job[Any]:
         (expected,) = arguments
@@ -116,8 +122,10 @@ class Movement:
         seconds: float,
         *,
         speculative: bool = True,
+        agreed: bool = False,
     ) -> Job[Any]:
-        """The job of a gathering of parts that may differ in their first dimension."""
+        """The job of a gathering of parts that may differ in their first dimension. `agreed`: all ranks expect the same
+        rows."""
         space, rank, size = self._space, self._arguments.rank, self._arguments.size
         rows = None if expected is None else self._arguments.expected(expected)
         array = space.array(x)
@@ -131,11 +139,22 @@ class Movement:
             stated = Stated(rows, self._shape_of(out, array, x))
         even = Shapes(array.dtype, (shape[0],) * size, shape[1:])
         speculative = speculative and root is None
+        known: Shapes | None = None
+        if agreed:
+            _check_agreed(rows, "expected")
+            known = Shapes(array.dtype, rows or (), shape[1:])
+            if known.rows[rank] != shape[0]:
+                raise ValueError(f"expected={known.rows}: has {known.rows[rank]} rows of this rank, x has {shape[0]}")
+            if complaint := stated.complaint(rank, known):
+                raise ValueError(complaint)
 
         def finish(result: Result | None) -> Any:
             return None if result is None else result.finish()
 
         def run(deadline: float) -> Result | None:
+            space.executor.ready(deadline)
+            if known is not None:
+                return exchange(known, deadline)
             if speculative and self._speculates(algorithm):
                 if stated.complaint(rank, even):  # so it cannot be as if all parts were equal
                     self._refuse_even(array, source, algorithm, deadline)
@@ -148,6 +167,9 @@ class Movement:
             shapes = agree_on_shapes(space.executor, collective, shape, array.dtype, deadline, stated)
             if space.speculates:
                 self._speculation.agreed(shapes)
+            return exchange(shapes, deadline)
+
+        def exchange(shapes: Shapes, deadline: float) -> Result | None:
             call = Call(collective, array.dtype, shapes.blocks, None, root or 0, None, algorithm)
             if not receives:
                 self._exchange(call, source, None, deadline)
@@ -198,7 +220,7 @@ class Movement:
         return False
 
     def _scatter(self, x: Any, out: Any, arguments: tuple[Any, ...], seconds: float) -> Job[Any]:
-        root, counts, algorithm = arguments
+        root, counts, agreed, algorithm = arguments
         root = self._arguments.root(root)
         self._selector.check("scatter", algorithm)
         space, rank = self._space, self._arguments.rank
@@ -212,9 +234,10 @@ class Movement:
             rows = self._arguments.rows(array.shape, as_tuple(counts, "counts"), "counts", even=False)
             given = Shapes(array.dtype, rows, tuple(array.shape[1:]))
             source = space.flat(array)
+        known = self._agreed_parts(given, as_tuple(counts, "counts"), stated) if agreed else None
 
         def run(deadline: float) -> Result:
-            shapes = agree_on_stated_parts(space.executor, given, stated, deadline)
+            shapes = known or agree_on_stated_parts(space.executor, given, stated, deadline)
             mine = (shapes.rows[rank], *shapes.rest)
             call = Call("scatter", shapes.dtype, shapes.blocks, None, root, None, algorithm)
             result = space.result(out, mine, shapes.dtype, None if given is None else x)
@@ -224,9 +247,28 @@ class Movement:
         signature = Signature("scatter", root=root, algorithm=algorithm, detail=space.detail)
         return FunctionJob(run, seconds, signature, finish=lambda result: result.finish())
 
+    def _agreed_parts(
+        self, given: Shapes | None, counts: tuple[int, ...] | None, stated: tuple[tuple[int, ...], Any] | None
+    ) -> Shapes:
+        """The parts of a scatter whose counts all ranks know. Raises ValueError for arguments that tell too little, or
+        that do not fit each other."""
+        _check_agreed(counts, "counts")
+        parts = given
+        if parts is None:
+            if stated is None:
+                raise ValueError("out: must be given with agreed=True, off the root")
+            parts = Shapes(stated[1], self._arguments.expected(counts or (), "counts"), stated[0][1:])
+        mine = (parts.rows[self._arguments.rank], *parts.rest), parts.dtype
+        if stated is not None and stated != mine:
+            raise ValueError(f"out: has shape {stated[0]} and dtype {stated[1]}, must have {mine[0]} and {mine[1]}")
+        return parts
+
     def _alltoall(self, x: Any, out: Any, arguments: tuple[Any, ...], seconds: float) -> Job[Any]:
         """The job of an alltoall of parts that may differ in their first dimension."""
-        splits, expected, return_splits, algorithm = arguments
+        splits, expected, return_splits, agreed, algorithm = arguments
+        if agreed:
+            _check_agreed(splits, "splits")
+            _check_agreed(expected, "expected")
         stated = Stated(None if expected is None else self._arguments.expected(expected))
         space = self._space
         array = space.array(x)
@@ -236,12 +278,13 @@ class Movement:
         source = space.apart(space.flat(array), out)
         stated = stated._replace(whole=self._shape_of(out, array, x))
         known = Shapes(array.dtype, rows if splits is None else stated.rows or (), rest)
+        agrees = splits is not None and not agreed
         if known.rows and (text := stated.complaint(self._arguments.rank, known)):
             raise ValueError(text)
 
         def run(deadline: float) -> tuple[Result, Shapes]:
             coming = known
-            if splits is not None:
+            if agrees:
                 coming = agree_on_splits(space.executor, array.dtype, rows, rest, stated, deadline)
             blocks = row_and_column(self._arguments.rank, Shapes(array.dtype, rows, rest).blocks, coming.blocks)
             call = Call("alltoall", array.dtype, blocks, algorithm=algorithm, uneven=splits is not None)
@@ -270,7 +313,8 @@ class Movement:
         return FunctionJob(run, self._arguments.timeout(timeout), Signature("barrier", algorithm=algorithm))
 
     def _exchange(self, call: Call, source: Any, target: Any, deadline: float) -> None:
-        """Run a call whose sizes the ranks have just agreed on."""
+        """Run a call whose sizes the ranks know."""
+        self._space.executor.ready(deadline)
         offsets = self._space.offsets(call.collective, source, target)
         planned = self._space.plan(call if offsets is None else call._replace(windows=offsets))
         self._space.exchange(planned, source, target, deadline)
@@ -358,8 +402,16 @@ class Movement:
         return Signature(kind, names, (shape,), root=root, algorithm=algorithm, detail=self._space.detail)
 
 
+def _check_agreed(rows: Sequence[int] | None, name: str) -> None:
+    """Raise ValueError unless the rows are given, as they must be if all ranks know them."""
+    if rows is None:
+        raise ValueError(f"{name}: must be given with agreed=True")
+
+
 def _key_of_even_alltoall(x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    splits, expected, return_splits, algorithm = arguments
+    splits, expected, return_splits, agreed, algorithm = arguments
+    if agreed:
+        return None
     return (algorithm,) if splits is None and expected is None and not return_splits else None
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from transports.locks import let_go
 
 new_array: Final[Callable[..., Array]] = np.empty
 _ndarray: Final = np.ndarray
+_BYTE: Final = np.dtype(np.uint8)
 _MOST_CALLS: Final = 4096
 """Kinds of calls that are kept. A program may scale by another factor in each step."""
 
@@ -56,6 +57,8 @@ class PlannedCall:
     table      of a call that is nothing but a table; None for others
     begin      (source, target), of any shape: begins what `run` does, in machine code, and mostly ends it; then it
                returns None, and otherwise what `go_on` wants; None if there is no such code
+    again      (deadline): the same call, planned after the ranks have made their staging window; None if they have, or
+               have none
     """
 
     __slots__ = (
@@ -64,6 +67,7 @@ class PlannedCall:
         "_quietly",
         "_speculation",
         "_table",
+        "again",
         "begin",
         "dtype",
         "fits",
@@ -115,6 +119,7 @@ class PlannedCall:
             run = self._table.run
             self.begin = run if speculation is None else speculation.guard(run, plan.call)
         self.fits: Callable[[Any, Any], bool] = _never
+        self.again: Callable[[float], PlannedCall] | None = None
 
     def go_on(self, answer: int, x: Any, out: Any, result: Any, seconds: float) -> Callable[[], Any] | None:
         """End a call on x after `begin` has returned `answer`, or UNTRIED if there is none. Raises as Executor.run.
@@ -125,6 +130,8 @@ class PlannedCall:
         """
         deadline = time.monotonic() + seconds
         if answer <= UNFIT:  # nothing was done
+            if self.again is not None:
+                return self.again(deadline).go_on(answer, x, out, result, seconds)
             if self.flat:
                 source, target = x, result
             else:
@@ -158,12 +165,52 @@ class PlannedCall:
 
     def run(self, source: Any, target: Any, deadline: float) -> Any:
         """Run it between flat arrays; `target` is None where this rank gets no result. Raises as Executor.run."""
+        if self.again is not None:
+            return self.again(deadline).run(source, target, deadline)
         return self._quietly(self._function, self.plan, source, target, deadline)
 
     @property
     def exchanges_only(self) -> bool:
         """True if nothing but the exchange reads the source and writes the result."""
         return self.reduction is None or not self.reduction.surrounds(self.plan)
+
+
+class InBytes:
+    """A planned call on bytes as one on whole arrays of any dtype and shape, which are used in the place of a
+    PlannedCall. `fits`: True for the arrays that it is for."""
+
+    __slots__ = ("_planned", "begin", "dtype", "fits", "reduction", "shape", "signature", "table")
+
+    def __init__(self, planned: PlannedCall, fits: Callable[[Any, Any], bool]) -> None:
+        self._planned = planned
+        self.fits = fits
+        self.begin = planned.begin  # it reads addresses alone
+        self.shape = planned.shape
+        self.dtype = planned.dtype
+        self.signature = planned.signature
+        self.reduction = None
+        self.table = None
+
+    def go_on(self, answer: int, x: Any, out: Any, result: Any, seconds: float) -> Callable[[], Any] | None:
+        """See PlannedCall. `out` is an array."""
+        source, target = as_bytes(x, out)
+        return self._planned.go_on(answer, source, target, target, seconds)
+
+    def run(self, source: Any, target: Any, deadline: float) -> Any:
+        """See PlannedCall."""
+        return self._planned.run(*as_bytes(source, target), deadline)
+
+    def run_otherwise(self, x: Any, out: Any, seconds: float, deadline: float) -> Callable[[], Any]:
+        """See PlannedCall."""
+        return self._planned.run_otherwise(*as_bytes(x, out), seconds, deadline)
+
+
+def as_bytes(x: Any, out: Any) -> tuple[Any, Any]:
+    """The memory of two contiguous arrays, of which each may be None, as bytes; one array if they are one."""
+    source = None if x is None else x.reshape(-1).view(_BYTE)
+    if out is x:
+        return source, source
+    return source, None if out is None else out.reshape(-1).view(_BYTE)
 
 
 def _as_given(x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -180,6 +227,7 @@ class Collective(NamedTuple):
               runs, since the ranks have to agree on sizes
     in_place  `out` may be `x`
     receives  (key): True if this rank gets a result; None: every rank gets one
+    keeps     (key): True if a call in place does not write on this rank, whose array may be read-only; None: it writes
     job       (x, out, arguments, seconds): makes the job of a call that is not planned before it runs; None: there are
               no such calls
     """
@@ -189,6 +237,7 @@ class Collective(NamedTuple):
     key: Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None] = _as_given
     in_place: bool = False
     receives: Callable[[tuple[Any, ...]], bool] | None = None
+    keeps: Callable[[tuple[Any, ...]], bool] | None = None
     job: Callable[..., Job[Any]] | None = None
 
 
@@ -207,6 +256,8 @@ class PlannedCalls:
         one, in a tenth of the time of the look-up."""
         self._apart: dict[str, dict[Any, PlannedCall]] = space.executor.planner.cache()
         """The same for calls that are not in place."""
+        self.repeated: dict[Any, PlannedCall | InBytes] = space.executor.planner.cache()
+        """The same for each `Repeated`."""
 
     def plain(self, collective: Collective, x: Array, out: Any, arguments: tuple[Any, ...]) -> PlannedCall | None:
         """The planned call on NumPy arrays that can be used as they are: contiguous, and `out` (None: a new array) is
@@ -242,6 +293,19 @@ class PlannedCalls:
             latest.setdefault(collective.name, {})[key] = planned
         return planned
 
+    def plain_in_bytes(self, collective: Collective, x: Array, out: Any, arguments: tuple[Any, ...]) -> InBytes | None:
+        """The same as `plain` of the memory of both arrays as bytes. `out` is an array, or None."""
+        source, target = as_bytes(x, out)
+        planned = None if out is None else self.plain(collective, source, target, arguments)
+        if planned is None:
+            return None
+        fits: Callable[[Any, Any], bool] | None = None
+        if planned.fits is not _never:
+            offsets = self.space.offsets(collective.name, source, target) if self._windows.pieces else None
+            kind, in_place = ArrayKind(out.dtype, out.shape), out is x
+            fits = self.space.executor.fitting(collective.name, x, kind, offsets, in_place=in_place)
+        return InBytes(planned, fits or _never)
+
     def job(
         self, space: Space, collective: Collective, x: Any, out: Any, arguments: tuple[Any, ...], seconds: float
     ) -> Job[Any]:
@@ -254,7 +318,12 @@ class PlannedCalls:
         array = space.array(x, records=any(isinstance(each, Op) for each in key))
         result: Result | None = None
         if collective.in_place and (collective.receives is None or collective.receives(key)):
-            source, result = space.pair(x, array, out)
+            read_only = out is x and isinstance(x, _ndarray) and not x.flags.writeable
+            if read_only and collective.keeps is not None and collective.keeps(key):
+                source = space.flat(array)
+                result = Kept(x, source)
+            else:
+                source, result = space.pair(x, array, out)
         else:
             source = space.flat(array)
         planned = self.find(collective, array, source, None if result is None else result.flat, key)
@@ -288,13 +357,37 @@ class PlannedCalls:
         if len(self._known) >= _MOST_CALLS:
             self.space.executor.forget_plans()
         planned = plan(array, in_place, offsets, key)
-        if keep:
+        executor = self.space.executor
+        if executor.unready:
+            like = np.broadcast_to(np.empty((), array.dtype), array.shape)  # takes no memory, as `array` does
+
+            @cache
+            def made_anew() -> PlannedCall:
+                return plan(like, in_place, None, key)
+
+            def again(deadline: float) -> PlannedCall:
+                executor.ready(deadline)
+                return made_anew()
+
+            planned.again = again
+        elif keep:
             if planned.shape is not None:
                 fitting = ArrayKind(planned.dtype, planned.shape)
-                executor = self.space.executor
                 planned.fits = executor.fitting(name, array, fitting, offsets, in_place=in_place) or _never
             self._known[kind] = planned
         return planned
+
+
+class Kept:
+    """The result of a call in place that does not write: see Result."""
+
+    def __init__(self, x: Any, flat: Any) -> None:
+        self.flat = flat
+        self._x = x
+
+    def finish(self) -> Any:
+        """The array that was given."""
+        return self._x
 
 
 class PlainJob(Job[Any]):

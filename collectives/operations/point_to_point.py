@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pickle
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collectives.arrays import Array, Target, as_bytes, as_numpy, flat
+from collectives.arrays import Array, Target, as_numpy, as_view, flat
 from collectives.execution import CallPosition, Executor
 from collectives.operations.arguments import Arguments
-from collectives.operations.envelope import OBJECT_CHECK, Status, check_of, dtype_of
-from collectives.operations.objects import encode, require_authenticated
+from collectives.operations.envelope import OBJECT_CHECK, SENDABLE, Status, check_of, dtype_of
+from collectives.operations.objects import Pickler, decode, encode, require_authenticated
 from collectives.operations.work import Work
-from transports.anysource import AnyRequest, AnySource, Arrival
+from transports.anysource import AnyRequest, AnySource, Arrival, Taken
 from transports.base import Request, Transport
 from transports.errors import (
     ClosedError,
@@ -37,6 +37,9 @@ from transports.errors import (
 )
 
 MAX_USER_TAG: Final = 2**31 - 1
+
+_OR_ANY: Final = "or None for any tag"
+_ndarray: Final = np.ndarray
 
 
 class Transfer(NamedTuple):
@@ -81,7 +84,7 @@ class Message(Work[Any]):
         super().__init__()
         self._executor = executor
         self._ended = False
-        self._error: RondeError | None = None
+        self._error: Exception | None = None
         self._has_thread = False
         self._deadline = time.monotonic() + timeout
         self._transfers: list[Transfer] = []
@@ -115,6 +118,15 @@ class Message(Work[Any]):
             self._settle(error)
         else:
             self._settle()
+        return True
+
+    def cancel(self) -> bool:
+        """See Work. A receive is taken back by the transport."""
+        if self._ended or len(self._transfers) > 1 or not self._transfers[0].request.withdraw():
+            return False
+        self._error = CancelledError(f"{self._transfers[0].doing}: was cancelled")
+        self._ended = True
+        self.call_back()
         return True
 
     def position(self) -> CallPosition | None:
@@ -183,6 +195,29 @@ class Message(Work[Any]):
         return self._ended
 
 
+class Ended(Work[Any]):
+    """A message that has ended well as it began."""
+
+    ends_by_itself = False
+    ended = True
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def test(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> Any:
+        return self._result
+
+    def add_done_callback(self, callback: Callable[[Work[Any]], object]) -> None:
+        self._callbacks = []
+        super().add_done_callback(callback)
+
+    def _over(self) -> bool:
+        return True
+
+
 class Waiting:
     """The position of a probe that waits."""
 
@@ -213,7 +248,11 @@ class HostAccess:
 
 class PointToPoint:
     """The messages of one communicator. A message begins at once; its Work awaits it. The arguments are those of the
-    Communicator's methods."""
+    Communicator's methods; `waits`: the caller waits for the message before anything else.
+
+    A small message between plain arrays takes a short way, without request: the transport takes the whole frame, or has
+    it, or has it in a moment (`AnySource.take`).
+    """
 
     def __init__(
         self,
@@ -230,31 +269,35 @@ class PointToPoint:
         self._arguments = arguments
         self._access = access
         self._executor = executor
+        self._ability = transport.ability(AnySource)
+        self._authenticated = False
+        """True once that is known."""
         self._retired = ""
         self._begun = 0
         """Number of requests that were begun, or were about to be."""
         self._everyone = frozenset(ranks)
         self._numbers = {rank: number for number, rank in enumerate(ranks)}
+        self._any_tag = range(tag, tag + MAX_USER_TAG + 1)
 
     def retire(self, state: str) -> None:
         """Take no more messages; `state` is the state that the errors tell."""
         self._retired = state
 
-    def begin(self, method: Callable[..., Message], *arguments: Any) -> Message:
+    def begin(self, method: Callable[..., Message | Ended], *arguments: Any) -> Work[Any]:
         """Begin a message by one of the methods below. An interrupt after its first request has begun aborts the
         communicator: what comes next would go to a request that nobody waits for."""
         before = self._begun
         try:
-            return method(self, *arguments)
+            return method(self, False, *arguments)
         except BaseException as error:
             self._interrupted(error, self._begun != before)
             raise
 
-    def run(self, method: Callable[..., Message], *arguments: Any) -> Any:
+    def run(self, method: Callable[..., Message | Ended], *arguments: Any) -> Any:
         """`begin` a message and wait for it. An interrupt before its end aborts the communicator."""
         before, message = self._begun, None
         try:
-            message = method(self, *arguments)
+            message = method(self, True, *arguments)
             return message.wait()
         except BaseException as error:
             self._interrupted(error, self._begun != before if message is None else not message.ended)
@@ -266,43 +309,64 @@ class PointToPoint:
             if begun:
                 self._executor.left(error, "a message")
 
-    def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> Message:
-        array = flat(self._access.array(x, time.monotonic() + self._arguments.timeout(timeout)))
-        self._arguments.root(dst, "dst")
-        tag = check_tag(tag)
-        message = self._message(timeout)
-        self._begin_send(message, dst, tag, array, check_of(array.dtype))
-        return message
+    def send(
+        self, waits: bool, x: Any, dst: int, tag: int, timeout: float | None, synchronous: bool
+    ) -> Message | Ended:
+        if type(x) is _ndarray and x.dtype in SENDABLE and x.flags.c_contiguous:
+            array: Array = x
+        else:
+            array = flat(self._access.array(x, time.monotonic() + self._arguments.timeout(timeout)))
+        return self._send(dst, tag, as_view(array), check_of(array.dtype), timeout, synchronous, array)
 
-    def send_object(self, obj: Any, dst: int, tag: int, timeout: float | None) -> Message:
-        require_authenticated(self._executor)
-        self._arguments.root(dst, "dst")
-        tag = check_tag(tag)
-        message = self._message(timeout)
-        self._begin_send(message, dst, tag, encode(obj, "obj"), OBJECT_CHECK)
-        return message
+    def send_object(
+        self, waits: bool, obj: Any, dst: int, tag: int, timeout: float | None, synchronous: bool, pickler: Any
+    ) -> Message | Ended:
+        if not self._authenticated:
+            self._check_authenticated()
+        return self._send(dst, tag, encode(obj, "obj", pickler), OBJECT_CHECK, timeout, synchronous)
 
-    def recv(self, x: Any, src: int | None, tag: int | None, timeout: float | None, status: Status | None) -> Message:
+    def recv(
+        self,
+        waits: bool,
+        x: Any,
+        src: int | None,
+        tag: int | None,
+        timeout: float | None,
+        status: Status | None,
+        shorter: bool,
+    ) -> Message | Ended:
         if x is None:
-            return self._receive_any(src, tag, timeout, status, self._array_of)
-        shape, dtype = self._access.kind(x)
-        if src is not None:
-            self._arguments.root(src, "src")
-        target = self._access.target(x, shape, dtype)
-        if src is None or tag is None:
-            return self._receive_any(src, tag, timeout, status, lambda _: target.finish(), target.flat)
-        tag = check_tag(tag, "or None for any tag")
-        message = self._message(timeout)
-        self._begin_receive(message, src, tag, target.flat)
-        tell = None if status is None else functools.partial(status.fill, int(src), tag, dtype, target.flat.nbytes)
-        message.finish_with(target.finish, tell)
-        return message
+            return self._receive(waits, src, tag, None, None, timeout, status, self._array_of)
+        finish: Callable[..., Any]
+        if type(x) is _ndarray and x.dtype in SENDABLE and x.flags.c_contiguous and x.flags.writeable:
+            memory: Array = x
+            finish = lambda *_: x  # noqa: E731
+        else:
+            shape, dtype = self._access.kind(x)
+            target = self._access.target(x, shape, dtype)
+            memory, finish = target.flat, lambda *_: target.finish()
+        view, check = as_view(memory), check_of(memory.dtype)
+        if not shorter:
+            return self._receive(waits, src, tag, view, check, timeout, status, finish, memory)
 
-    def recv_object(self, src: int | None, tag: int | None, timeout: float | None, status: Status | None) -> Message:
-        require_authenticated(self._executor)
-        return self._receive_any(src, tag, timeout, status, self._object_of)
+        def finish_shorter(arrival: Arrival, _: memoryview) -> Any:
+            if arrival.check != check:
+                raise self._misfit(arrival, f"elements of {memory.dtype} were expected")
+            return finish()
 
-    def sendrecv(self, x: Any, dst: int, src: int | None, out: Any, tag: int, timeout: float | None) -> Message:
+        return self._receive(waits, src, tag, view, None, timeout, status, finish_shorter, memory)
+
+    def recv_object(
+        self, waits: bool, src: int | None, tag: int | None, timeout: float | None, status: Status | None, pickler: Any
+    ) -> Message | Ended:
+        if not self._authenticated:
+            self._check_authenticated()
+        finish = functools.partial(self._object_of, pickler)
+        return self._receive(waits, src, tag, None, None, timeout, status, finish)
+
+    def sendrecv(
+        self, waits: bool, x: Any, dst: int, src: int | None, out: Any, tag: int, timeout: float | None
+    ) -> Message:
         array = self._access.array(x, time.monotonic() + self._arguments.timeout(timeout))
         source = dst if src is None else src
         shape, dtype = (array.shape, array.dtype) if out is None else self._access.kind(out, "out")
@@ -312,10 +376,14 @@ class PointToPoint:
         outgoing = flat(array)
         if out is not None and np.may_share_memory(outgoing, target.flat):
             outgoing = outgoing.copy()
-        tag = check_tag(tag)
-        message = self._message(timeout)
-        self._begin_receive(message, source, tag, target.flat)
-        self._begin_send(message, dst, tag, outgoing, check_of(outgoing.dtype))
+        full = self._tag | check_tag(tag)
+        message, ranks = self._message(timeout), self._ranks
+        for start, doing, rank, memory in (
+            (self._transport.irecv, _receiving, source, target.flat),
+            (self._transport.isend, _sending, dst, outgoing),
+        ):
+            request = self._start(start, doing, rank, ranks[rank], full, as_view(memory), check_of(memory.dtype))
+            message.add(Transfer(request, doing(rank), (ranks[rank],), memory))
         message.finish_with(target.finish, None)
         return message
 
@@ -337,82 +405,147 @@ class PointToPoint:
         self._check_open()
         return Message(self._executor, self._arguments.timeout(timeout))
 
+    def _check_authenticated(self) -> None:
+        require_authenticated(self._executor)
+        self._authenticated = True
+
     def _check_open(self) -> None:
         if self._retired:
             raise ClosedError(f"the communicator of rank {self._transport.rank} is {self._retired}")
 
-    def _begin_send(self, message: Message, dst: int, tag: int, array: Array, check: int) -> None:
-        self._begin(message, self._transport.isend, f"send to rank {dst}", dst, tag, array, check)
-
-    def _begin_receive(self, message: Message, src: int, tag: int, array: Array) -> None:
-        self._begin(message, self._transport.irecv, f"receive from rank {src}", src, tag, array, check_of(array.dtype))
-
-    def _begin(
+    def _send(
         self,
-        message: Message,
-        start: Callable[[int, int, memoryview, int], Request],
-        doing: str,
-        rank: int,
+        dst: int,
         tag: int,
-        array: Array,
+        view: memoryview,
         check: int,
-    ) -> None:
-        """Begin one request of a message."""
-        peer = self._ranks[rank]
+        timeout: float | None,
+        synchronous: bool,
+        memory: Array | None = None,
+    ) -> Message | Ended:
+        if type(dst) is not int or not 0 <= dst < len(self._ranks):
+            dst = self._arguments.root(dst, "dst")
+        if type(tag) is not int or not 0 <= tag <= MAX_USER_TAG:
+            tag = check_tag(tag)
+        seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
+        if self._retired:
+            self._check_open()
+        start = self._any_source().issend if synchronous else self._transport.isend
+        request = self._start(start, _sending, dst, self._ranks[dst], self._tag | tag, view, check)
+        if has_ended(request):
+            return Ended(None)
+        message = Message(self._executor, seconds)
+        message.add(Transfer(request, _sending(dst), (self._ranks[dst],), memory))
+        return message
+
+    def _start(self, start: Callable[..., Any], doing: Callable[[Any], str], rank: int | None, *arguments: Any) -> Any:
+        """The request that `start` begins with these arguments, in the name of a call with one rank or any."""
         self._begun += 1
         try:
-            request = start(peer, self._tag | int(tag), as_bytes(array), check)
+            return start(*arguments)
         except (PeerLost, ConnectError) as error:
-            raise self._executor.abort_signal.fail(error, doing) from error
-        message.add(Transfer(request, doing, (peer,), array))
+            raise self._executor.abort_signal.fail(error, doing(rank)) from error
+
+    def _receive(
+        self,
+        waits: bool,
+        src: int | None,
+        tag: int | None,
+        view: memoryview | None,
+        check: int | None,
+        timeout: float | None,
+        status: Status | None,
+        finish: Callable[[Arrival, memoryview], Any],
+        memory: Array | None = None,
+    ) -> Message | Ended:
+        """Receive into `view`, a message with this check and length; or into new memory, or with None one that may be
+        shorter. `finish` makes the result of what has come."""
+        if src is not None and (type(src) is not int or not 0 <= src < len(self._ranks)):
+            src = self._arguments.root(src, "src")
+        if tag is not None and (type(tag) is not int or not 0 <= tag <= MAX_USER_TAG):
+            tag = check_tag(tag, _OR_ANY)
+        seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
+        if self._retired:
+            self._check_open()
+        ability = self._ability
+        if waits and ability is not None:
+            first = self._tag | (tag or 0)
+            tags = self._any_tag if tag is None else range(first, first + 1)
+            sources = self._ranks if src is None else (self._ranks[src],)
+            found: Taken | None = self._start(ability.take, _receiving, src, sources, tags, view, check)
+            if found is not None:
+                arrival = Arrival(found.source, found.tag, found.check, len(found.view))
+                if status is not None:
+                    self._fill(status, arrival)
+                return Ended(finish(arrival, found.view))
+        message = Message(self._executor, seconds)
+        if src is not None and tag is not None and view is not None and check is not None:
+            self._receive_one(message, src, tag, view, check, status, finish, memory)
+        else:
+            self._receive_any(message, src, tag, view, check, status, finish, memory)
+        return message
+
+    def _receive_one(
+        self,
+        message: Message,
+        src: int,
+        tag: int,
+        view: memoryview,
+        check: int,
+        status: Status | None,
+        finish: Callable[[Arrival, memoryview], Any],
+        memory: Array | None,
+    ) -> None:
+        """Begin a receive that needs no ability of the transport."""
+        arrival = Arrival(self._ranks[src], self._tag | tag, check, len(view))
+        request = self._start(self._transport.irecv, _receiving, src, arrival.source, arrival.tag, view, check)
+        message.add(Transfer(request, _receiving(src), (arrival.source,), memory))
+
+        def tell() -> None:
+            if status is not None:
+                self._fill(status, arrival)
+
+        message.finish_with(functools.partial(finish, arrival, view), None if status is None else tell)
 
     def _receive_any(
         self,
+        message: Message,
         src: int | None,
         tag: int | None,
-        timeout: float | None,
+        view: memoryview | None,
+        check: int | None,
         status: Status | None,
-        finish: Callable[[AnyRequest], Any],
-        memory: Array | None = None,
-    ) -> Message:
-        """Begin a receive that only the ability can carry out; into `memory`, or into new memory of any length."""
-        sources, tags, ability = self._sources(src), self._tags(tag), self._any_source()
-        message = self._message(timeout)
-        doing = f"receive from {_sender(src)}"
-        view, check = (None, None) if memory is None else (as_bytes(memory), check_of(memory.dtype))
-        self._begun += 1
-        try:
-            request = ability.irecv_any(sources, tags, view, check)
-        except (PeerLost, ConnectError) as error:
-            raise self._executor.abort_signal.fail(error, doing) from error
-        message.add(Transfer(request, doing, self._peers(src), memory))
+        finish: Callable[[Arrival, memoryview], Any],
+        memory: Array | None,
+    ) -> None:
+        """Begin a receive that only the ability can carry out."""
+        start, sources, tags = self._any_source().irecv_any, self._sources(src), self._tags(tag)
+        request: AnyRequest = self._start(start, _receiving, src, sources, tags, view, check)
+        message.add(Transfer(request, _receiving(src), self._peers(src), memory))
 
         def tell() -> None:
             if status is not None and request.arrival is not None:
                 self._fill(status, request.arrival)
 
-        message.finish_with(lambda: finish(request), tell)
-        return message
+        def end() -> Any:
+            arrival = request.arrival
+            assert arrival is not None
+            return finish(arrival, request.view)
 
-    def _array_of(self, request: AnyRequest) -> Array:
+        message.finish_with(end, tell)
+
+    def _array_of(self, arrival: Arrival, view: memoryview) -> Array:
         """The array in a received message. Raises MismatchError for an object."""
-        arrival = self._arrival(request)
         dtype = dtype_of(arrival.check)
         if dtype is None:
             raise self._misfit(arrival, "an array was expected; recv_object receives objects")
-        return np.frombuffer(request.view, np.uint8).view(dtype)
+        return np.frombuffer(view, np.uint8).view(dtype)
 
-    def _object_of(self, request: AnyRequest) -> Any:
+    def _object_of(self, pickler: Pickler | None, arrival: Arrival, view: memoryview) -> Any:
         """The object in a received message. Raises MismatchError for an array."""
-        arrival = self._arrival(request)
         if arrival.check != OBJECT_CHECK:
             raise self._misfit(arrival, "an object was expected; recv receives arrays")
-        return pickle.loads(request.view)
-
-    def _arrival(self, request: AnyRequest) -> Arrival:
-        arrival = request.arrival
-        assert arrival is not None
-        return arrival
+        return decode(view, pickler)
 
     def _misfit(self, arrival: Arrival, expected: str) -> MismatchError:
         status = self._fill(Status(), arrival)
@@ -450,12 +583,12 @@ class PointToPoint:
 
     def _tags(self, tag: int | None) -> range:
         if tag is None:
-            return range(self._tag, self._tag + MAX_USER_TAG + 1)
-        first = self._tag | check_tag(tag, "or None for any tag")
+            return self._any_tag
+        first = self._tag | check_tag(tag, _OR_ANY)
         return range(first, first + 1)
 
     def _any_source(self) -> AnySource:
-        ability = self._transport.ability(AnySource)
+        ability = self._ability
         if ability is None:
             name = self._transport.name
             text = f"transport {name!r} can only receive from one rank with one tag into an array: give x, src and tag"
@@ -468,6 +601,22 @@ def check_tag(tag: int, otherwise: str = "") -> int:
     if not isinstance(tag, (int, np.integer)) or isinstance(tag, bool) or not 0 <= tag <= MAX_USER_TAG:
         raise ValueError(f"tag={tag!r}: must be an int, 0 to 2**31 - 1{', ' if otherwise else ''}{otherwise}")
     return int(tag)
+
+
+def has_ended(request: Request) -> bool:
+    """True if a request has ended well. Errors are for its wait."""
+    try:
+        return request.test()
+    except RondeError:
+        return False
+
+
+def _sending(dst: int) -> str:
+    return f"send to rank {dst}"
+
+
+def _receiving(src: int | None) -> str:
+    return f"receive from {_sender(src)}"
 
 
 def _sender(src: int | None) -> str:

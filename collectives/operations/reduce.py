@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.arrays import ADASUM, ALIASES, Array, Op, check_dtype, check_op
+from collectives.arrays import ADASUM, ALIASES, Array, Op, check_dtype, check_op, named_dtype
 from collectives.operations.arguments import Arguments, as_tuple, dtype_name, scale_factor
 from collectives.operations.fusion import Buffer, bundles, packable, reduce_together
 from collectives.operations.job import FunctionJob, Job, Packable, Part
@@ -115,13 +115,13 @@ class Reductions:
         seconds = self._arguments.timeout(None)
         if signature.op == ADASUM:
             pairs = zip(signature.dtypes, signature.shapes, strict=True)
-            arrays = [np.zeros(shape, np.dtype(name)) for name, shape in pairs]
+            arrays = [np.zeros(shape, named_dtype(name)) for name, shape in pairs]
             if signature.kind == "allreduce":
                 return self._calls.job(self._space, self._allreduce, arrays[0], None, Options(ADASUM), seconds)
             return self._grouped_allreduce(arrays, None, Options(ADASUM), seconds)
         parts = []
         for name, shape, offsets in zip_longest(signature.dtypes, signature.shapes, signature.windows):
-            dtype = np.dtype(name)
+            dtype = named_dtype(name)
             reduction = Reduction(
                 self._calls.space,
                 self._arguments.size,
@@ -233,7 +233,7 @@ class Reductions:
             plan,
             array.dtype,
             shape,
-            signature._replace(**differs),
+            signature._replace(**differs) if differs else signature,
             flat=array.ndim == 1 and shape is not None and len(shape) == 1,
             reduction=reduction,
             scales=scales,

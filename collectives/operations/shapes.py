@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from collectives.arrays import named_dtype
 from collectives.execution import Executor
 from collectives.planning import Call
 from transports.errors import MismatchError
@@ -107,7 +108,7 @@ def _describe(rows: int, rest: tuple[int, ...], dtype: np.dtype[Any]) -> Header:
 def _read(header: Header) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
     name = header[2 : 2 + _NAME_BYTES // 8].tobytes().rstrip(b"\0").decode()
     rest = header[2 + _NAME_BYTES // 8 :][: int(header[1])]
-    return int(header[0]), tuple(int(dim) for dim in rest), np.dtype(name)
+    return int(header[0]), tuple(int(dim) for dim in rest), named_dtype(name)
 
 
 def agree_on_shapes(

@@ -21,7 +21,7 @@ import numpy as np
 from collectives.operations.arguments import Arguments
 from collectives.operations.call_queue import CallQueue
 from collectives.operations.job import Job
-from collectives.operations.planned_call import Collective, PlainJob, PlannedCall, PlannedCalls
+from collectives.operations.planned_call import Collective, InBytes, PlainJob, PlannedCall, PlannedCalls, as_bytes
 from collectives.operations.space import Space
 from collectives.operations.work import Work
 
@@ -158,3 +158,95 @@ class Starter(Generic[R]):
     def job(self, name: str, *arguments: Any) -> R:
         """Start an operation without arrays of the caller: a barrier, objects, a composed operation."""
         return self._job(self._jobs[name](*arguments))
+
+    def repeated(self, name: str, arguments: tuple[Any, ...], timeout: float | None, *, in_bytes: bool) -> Repeated[R]:
+        """The call of `arrays` with these arguments, to be started on any arrays of the host."""
+        start = Start(self._plain, self._job)
+        return Repeated(self._arrays, name, arguments, self._timeout(timeout), start, in_bytes=in_bytes)
+
+
+class RepeatingStarter(Starter[Any]):
+    """Gives a `Repeated` for each call, which starts it as another starter does."""
+
+    __slots__ = ("_in_bytes", "_starter")
+
+    def __init__(self, starter: Starter[Any], *, in_bytes: bool) -> None:
+        self._starter = starter
+        self._in_bytes = in_bytes
+
+    def arrays(
+        self,
+        name: str,
+        x: Any,
+        out: Any,
+        arguments: tuple[Any, ...],
+        timeout: float | None,
+        stream: Any,
+        blocking: bool,
+    ) -> Repeated[Any]:
+        return self._starter.repeated(name, arguments, timeout, in_bytes=self._in_bytes)
+
+
+class Repeated(Generic[R]):
+    """A collective with all its arguments but the arrays, which may be others in each call. It keeps no arrays."""
+
+    __slots__ = (
+        "_arguments",
+        "_arrays",
+        "_collective",
+        "_in_bytes",
+        "_job",
+        "_latest",
+        "_name",
+        "_plain",
+        "_planned",
+        "_seconds",
+    )
+
+    def __init__(
+        self,
+        arrays: ArrayOperations,
+        name: str,
+        arguments: tuple[Any, ...],
+        seconds: float,
+        start: Start[R],
+        *,
+        in_bytes: bool,
+    ) -> None:
+        """`in_bytes`: the call is made on the memory of the arrays as bytes."""
+        self._arrays = arrays
+        self._name = name
+        self._collective = arrays.collectives[name]
+        self._arguments = arguments
+        self._seconds = seconds
+        self._plain: Callable[..., R] = start.plain
+        self._job = start.job
+        calls = arrays.calls
+        self._planned: Callable[..., PlannedCall | InBytes | None] = calls.plain_in_bytes if in_bytes else calls.plain
+        self._in_bytes = in_bytes
+        self._latest = calls.repeated
+
+    def again(self, x: Any, out: Any) -> bool:
+        """Make the call if `x` and `out`, of any type, are arrays like those of the last one; else False, with nothing
+        done. Collective. Raises as the method."""
+        planned = self._latest.get(self)
+        if planned is None or not planned.fits(x, out):
+            return False
+        self._plain(planned, x, out, self._seconds)
+        return True
+
+    def __call__(self, x: Any, out: Any) -> R:
+        """Make the call on NumPy arrays, which are None where the method has none. Collective. Raises as the method."""
+        planned = self._latest.get(self)
+        if planned is not None and planned.fits(x, out):
+            return self._plain(planned, x, out, self._seconds)
+        if self._in_bytes and not all(array is None or array.flags.c_contiguous for array in (x, out)):
+            raise ValueError("x, out: must be contiguous, since the call is on their memory")
+        if type(x) is _ndarray:
+            planned = self._planned(self._collective, x, out, self._arguments)
+            if planned is not None:
+                self._latest[self] = planned
+                return self._plain(planned, x, out, self._seconds)
+        if self._in_bytes:
+            x, out = as_bytes(x, out)
+        return self._job(self._arrays.job(self._name, x, out, self._arguments, self._seconds))

@@ -40,6 +40,11 @@ class Work(ABC, Generic[T]):
         Raises DeadlineExceeded if `timeout` passes first: the operation goes on and may be waited for again.
         """
 
+    def cancel(self) -> bool:
+        """Take the operation back, which only a receive that has matched no message can be. True if it was: it is over
+        then, and `wait` raises CancelledError of `concurrent.futures`. False if it was not: it goes on."""
+        return False
+
     def ends_within(self, seconds: float) -> bool:
         """True once it is over, within these seconds."""
         with contextlib.suppress(Exception):  # an error of the operation is for `wait`

@@ -19,7 +19,7 @@ from collectives.operations import Status, Work
 from collectives.parameter_server.shard import Parameter, Rules, Shard
 from collectives.parameter_server.shards import assigned, shard_of
 from collectives.trees import Array, leaves, rebuilt
-from collectives.world import world
+from collectives.world_communicator import world
 from transports.errors import DeadlineExceeded, MismatchError, RondeError, TransportError
 
 Role = Literal["worker", "server"]

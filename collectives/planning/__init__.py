@@ -7,9 +7,9 @@ memory. Other rooms use `Call`, `Plan`, `Planner` and `Selector`; add an algorit
 
 from __future__ import annotations
 
-from collectives.planning.calibration import BUDGET, NEVER, SIZES, Calibration, find_thresholds
+from collectives.planning.calibration import BUDGET, NEVER, SIZES, Calibration, find_thresholds, shared_arrays
 from collectives.planning.call import Call, WindowOffset, WindowOffsets
-from collectives.planning.cost_model import Model, explain, predict, told_apart
+from collectives.planning.cost_model import Model, predict, terms, told_apart
 from collectives.planning.plan import MOST_PHASES, Plan, Planner, all_blocks
 from collectives.planning.rules import NO_LIMIT, CopyKernel, Costs, Rule, Rules, SingleCopy
 from collectives.planning.select import Choice, Demand, Selector
@@ -38,8 +38,9 @@ __all__ = [
     "WindowOffset",
     "WindowOffsets",
     "all_blocks",
-    "explain",
     "find_thresholds",
     "predict",
+    "shared_arrays",
+    "terms",
     "told_apart",
 ]

@@ -24,6 +24,9 @@ USUAL: Final[Mapping[str, int]] = {
 """Bytes from which a collective uses single copy unless the measurement is clearly against it. On virtual machines the
 cores of two ranks may share a cache at one moment and none at the next, and arrays have huge pages or small ones. These
 sizes cost least in the worst case; decisions/0040 has the figures."""
+SHARED_BYTES: Final = 1 << 16
+"""Bytes of the array that peers read from which all of these collectives use single copy where arrays are born shared:
+no system call reads them then, so the state of the cores and pages matters to both ways alike."""
 SIZES: Final = (8 << 20, 2 << 20, 512 << 10, 128 << 10)
 """Bytes of the calls that are measured, in this order."""
 CLEAR: Final = 4.0
@@ -58,6 +61,11 @@ class Calibration:
             for collective, start in self.single_copy_from.items()
         ]
         return f"single copy {', '.join(found) or 'as usual'} (measured in {self.seconds:.3f} s)"
+
+
+def shared_arrays(size: int) -> Calibration:
+    """Return the calibration of so many ranks whose arrays are born shared. It is not measured."""
+    return Calibration({name: SHARED_BYTES * (size if name == "allgather" else 1) for name in USUAL})
 
 
 def find_thresholds(

@@ -104,14 +104,18 @@ def crossing(algorithm: Algorithm, geometry: Geometry, betas: tuple[float, ...] 
     return busiest, most, longest
 
 
+Terms = Callable[[int], dict[str, float]]
+"""(bytes in all blocks together; alltoall: in one rank's row) -> the terms of the prediction in seconds."""
+
+
 def predict(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model) -> float:
-    """Predict the seconds that an algorithm takes for `nbytes` in all blocks together (alltoall: in one rank's row)."""
-    return sum(explain(algorithm, geometry, nbytes, model).values())
+    """Predict the seconds that an algorithm takes for `nbytes`."""
+    return sum(terms(algorithm, geometry, model)(nbytes).values())
 
 
-def explain(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model) -> dict[str, float]:
-    """Return the terms of the prediction in seconds: latency, link (bytes between hosts), host (bytes inside one),
-    combine and copy.
+def terms(algorithm: Algorithm, geometry: Geometry, model: Model) -> Terms:
+    """Return the function that predicts latency, link (bytes between hosts), host (bytes inside one), combine and copy.
+    All that does not depend on the size is computed here.
 
     If ranks are on several hosts, all rounds are taken to cross hosts that the algorithm does not declare local. The
     bytes that cross are those of a host's ranks together, since they share its link. Where several messages are under
@@ -125,8 +129,9 @@ def explain(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model)
     unless few bytes cross it.
     """
     cost = _cost(algorithm.cost, geometry)
-    rounds, inside, link = cost.rounds - cost.local_rounds, cost.sent, 0.0
-    if len(set(geometry.hosts)) > 1:
+    rounds, inside, outside, beta, crawl = cost.rounds - cost.local_rounds, cost.sent, 0.0, 0.0, 1.0
+    far = len(set(geometry.hosts)) > 1
+    if far:
         one = dataclasses.replace(geometry, rank=0, segments=1)
         outside, targets, longest = crossing(algorithm, one, model.inter_betas)
         beta = longest / outside if longest and cost.flight > 1 else model.inter_beta
@@ -134,20 +139,23 @@ def explain(algorithm: Algorithm, geometry: Geometry, nbytes: int, model: Model)
         # With one rank on each host all bytes of the critical path cross; segments may take other ways.
         outside = cost.sent if sharing == 1 else min(outside, sharing * cost.sent)
         inside = cost.local_sent or max(0.0, cost.sent - outside / sharing)
-        link = nbytes * outside * beta
-        if cost.flight == 1:
-            latency = rounds * model.inter_alpha
-            link *= model.turning if targets > 1 else model.alone
-        elif rounds * model.inter_alpha + link > cost.flight * (rounds * model.overhead + link):
-            latency, link = rounds * model.inter_alpha / cost.flight, link / cost.flight
-        else:
-            latency = rounds * model.overhead
-    else:
-        latency = rounds * (model.signal if algorithm.onesided else model.alpha)
-    return {
-        "latency": latency + cost.local_rounds * model.alpha,
-        "link": link,
-        "host": nbytes * inside * model.beta,
-        "combine": nbytes * cost.reduced * model.gamma,
-        "copy": nbytes * (cost.copied * model.copy + cost.read * model.read),
-    }
+        crawl = 1.0 if cost.flight > 1 else model.turning if targets > 1 else model.alone
+    alone = rounds * (model.inter_alpha if far else model.signal if algorithm.onesided else model.alpha)
+    local, copying = cost.local_rounds * model.alpha, cost.copied * model.copy + cost.read * model.read
+
+    def found(nbytes: int) -> dict[str, float]:
+        latency, link = alone, nbytes * outside * beta * crawl
+        if far and cost.flight > 1:
+            if alone + link > cost.flight * (rounds * model.overhead + link):
+                latency, link = alone / cost.flight, link / cost.flight
+            else:
+                latency = rounds * model.overhead
+        return {
+            "latency": latency + local,
+            "link": link,
+            "host": nbytes * inside * model.beta,
+            "combine": nbytes * cost.reduced * model.gamma,
+            "copy": nbytes * copying,
+        }
+
+    return found

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
-from collectives.algorithms import Algorithm
+from collectives.algorithms import Algorithm, Generator
 from collectives.arrays import Averaging
 from collectives.planning.calibration import Calibration
 from collectives.planning.call import Call
 from collectives.planning.select import Choice, Demand, Selector
 from collectives.planning.tally import Tally
-from collectives.schedule import SPECS, Geometry, Marks, Program, lay_out, lower, split_evenly
+from collectives.schedule import SPECS, Geometry, Marks, Program, Step, lay_out, lower, split_evenly
+from transports.numbers import Numbers
 
 log = logging.getLogger("ronde.planning")
 
 _MOST_PLANS: Final = 1024
 """Plans that are kept. One more, and all are forgotten: the cache has one way to lose a plan."""
+_MOST_SCHEDULES: Final = 64
+"""Schedules that are kept for more plans. Each is smaller than the program of one plan."""
 MOST_PHASES: Final = 1 << 17
 """Phases of a program at the most: as many as an array of 64 GiB has in the staging window."""
 _PAGE = 4096
@@ -35,12 +38,14 @@ cache that they share."""
 class Plan:
     """A program with the facts that its execution needs.
 
+    number  distinguishes the plans of this rank
     nbytes  size of the arrays as nccl-tests defines it: all parts together; for alltoall, one rank's input
     check   32-bit digest of the call, in every frame (see `check_of`); differs between calls that do not match
     tally   counts for the meter
     staging_slots  calls of the plan use so many slots of the staging window in rotation; see the picture
     slot_stride    bytes from one slot to the next in the same half
-    bound   form -> the instructions bound to memory in that form, which the executor keeps: its rows, its table
+    bound   form -> the instructions bound to memory in that form, which the executor keeps: its rows, its table; and
+            the scratch memory of both
 
              first half of the window             second half
         +--------+--------+--------+---      +--------+--------+---
@@ -58,6 +63,7 @@ class Plan:
     algorithm: Algorithm
     geometry: Geometry
     program: Program
+    number: int
     nbytes: int
     check: int
     staging_slots: int = 2
@@ -76,7 +82,7 @@ class Plan:
         call = self.call
         if call.shape is None:
             return self.check
-        return zlib.crc32(repr((call.collective, call.dtype, call.shape[1:])).encode())
+        return Call(call.collective, call.dtype, (), shape=call.shape[1:]).digest()
 
     @property
     def averages(self) -> bool:
@@ -109,6 +115,7 @@ class Planner:
         on_new_plan: Callable[[Plan], object],
         label: str = "",
         obstacle: Callable[[Call], str] | None = None,
+        numbers: Numbers | None = None,
     ) -> None:
         """Plan for one executor.
 
@@ -117,6 +124,7 @@ class Planner:
         label         names the executor's tracks in a timeline
         obstacle      tells why the transport's native collectives cannot do a call; empty if they can. None: the
                       transport has none
+        numbers       the numbers of plans; by default they count from 1
         """
         self._on_new_plan = on_new_plan
         self.label = label
@@ -124,6 +132,9 @@ class Planner:
         self._selector = selector
         self._stage_bytes = stage_bytes
         self._obstacle = obstacle
+        self._numbers = Numbers(1) if numbers is None else numbers
+        self.numbered: dict[int, Plan] = {}
+        """Number -> plan, of this planner and of that for devices. Emptied when either forgets its plans."""
         self._plans: dict[Call, Plan] = {}
         self._derived: list[dict[Any, Any]] = []
         self.single_copy = False
@@ -141,7 +152,9 @@ class Planner:
 
     def for_devices(self, obstacle: Callable[[Call], str]) -> Planner:
         """Return a planner for arrays on devices, which lie in no window; `obstacle` as above."""
-        return Planner(self._geometry, self._selector, 0, self._on_new_plan, self.label, obstacle)
+        planner = Planner(self._geometry, self._selector, 0, self._on_new_plan, self.label, obstacle, self._numbers)
+        planner.numbered = self.numbered
+        return planner
 
     def calibrated(self, calibration: Calibration) -> Planner:
         """Return a planner of the same calls with another calibration, without `on_new_plan`."""
@@ -154,6 +167,7 @@ class Planner:
     def forget(self) -> None:
         """Drop all plans, and everything that was derived from them."""
         self._plans.clear()
+        self.numbered.clear()
         for cache in self._derived:
             cache.clear()
 
@@ -176,11 +190,13 @@ class Planner:
         size, itemsize = self._geometry.size, call.dtype.itemsize
         known = all_blocks(call, size) if spec.by_rank else call.blocks
         total = sum(count for count in known if count > 0)
+        nbytes = (total // size if call.collective == "alltoall" else total) * itemsize
+        geometry = dataclasses.replace(self._geometry, root=call.root) if call.root else self._geometry
         demand = Demand(
             call.collective,
-            dataclasses.replace(self._geometry, root=call.root),
-            (total // size if call.collective == "alltoall" else total) * itemsize,
-            max(known) * itemsize,
+            geometry,
+            0 if call.uneven else nbytes,  # each rank knows its own parts only, and all must choose alike
+            0 if call.uneven else max(known) * itemsize,
             0 if call.uneven else self._stage_bytes,
             not call.uneven and len(set(known)) == 1,
             call.reproducible,
@@ -190,18 +206,15 @@ class Planner:
         )
         if self._obstacle is not None:
             demand = dataclasses.replace(demand, native=self._obstacle(call))
-        if call.uneven:  # each rank knows its own parts only, and all must choose alike
-            demand = dataclasses.replace(demand, nbytes=0, block=0)
-        return self._lower(call, demand, known, self._selector.choose(demand, call.algorithm))
+        return self._lower(call, known, self._selector.choose(demand, call.algorithm))
 
-    def _lower(self, call: Call, demand: Demand, known: Sequence[int], choice: Choice) -> Plan:
+    def _lower(self, call: Call, known: Sequence[int], choice: Choice) -> Plan:
         """Lower the chosen algorithm for this call."""
-        spec, algorithm = SPECS[call.collective], choice.algorithm
-        size, itemsize = self._geometry.size, call.dtype.itemsize
-        geometry = dataclasses.replace(demand.geometry, segments=choice.segments)
+        spec, algorithm, geometry, segments = SPECS[call.collective], choice.algorithm, choice.geometry, choice.segments
+        size, itemsize = geometry.size, call.dtype.itemsize
         blocks = known if spec.by_rank else split_evenly(call.blocks[0], algorithm.blocks(size))
         program = lower(
-            algorithm.generate(geometry),
+            _steps(algorithm.generate, geometry),
             lay_out(spec, geometry, blocks, alias=call.alias, alike=not algorithm.single_copy),
         )
         if program.phases > MOST_PHASES:
@@ -211,14 +224,15 @@ class Planner:
                 f"allowed: exchange the array in pieces"
             )
         agreed = call._replace(alias=None, blocks=() if call.uneven else call.blocks)
-        check = zlib.crc32(repr((agreed, algorithm.name, choice.segments)).encode())
+        check = agreed.digest(algorithm.name, segments)
         row = geometry.rank * size
         counts = known[row : row + size] if call.collective == "alltoall" else known
         nbytes = sum(count for count in counts if count > 0) * itemsize
-        stride = algorithm.staged_chunks(size, choice.segments) * -(-max(blocks) // choice.segments) * itemsize
+        stride = algorithm.staged_chunks(size, segments) * -(-max(blocks) // segments) * itemsize
         stride = -(-stride // _PAGE) * _PAGE
         slots = min(self._stage_bytes, _ROTATION_BYTES // 2 // size) // stride if stride > _SMALL else 1
-        plan = Plan(call, algorithm, geometry, program, nbytes, check, 2 * max(1, slots), stride)
+        plan = Plan(call, algorithm, geometry, program, next(self._numbers), nbytes, check, 2 * max(1, slots), stride)
+        self.numbered[plan.number] = plan
         self._on_new_plan(plan)
         log.debug(
             "%s of %d bytes on %d ranks: %s, segments: %d",
@@ -226,9 +240,15 @@ class Planner:
             nbytes,
             size,
             algorithm.name,
-            choice.segments,
+            segments,
         )
         return plan
+
+
+@lru_cache(maxsize=_MOST_SCHEDULES)
+def _steps(generate: Generator, geometry: Geometry) -> tuple[Step, ...]:
+    """The steps of an algorithm, which depend on no size: other sizes of a call have other offsets alone."""
+    return tuple(generate(geometry))
 
 
 def all_blocks(call: Call, size: int) -> tuple[int, ...]:

@@ -40,7 +40,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -156,6 +155,8 @@ class Rules:
         allowed values."""
         if not path:
             return cls()
+        import tomllib  # here, since few ranks read a file
+
         try:
             table = tomllib.loads(Path(path).read_text("utf-8"))
         except (OSError, ValueError, RecursionError) as error:  # ValueError: bad UTF-8, bad TOML, a name with a NUL

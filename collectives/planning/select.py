@@ -7,16 +7,16 @@ those that the calibration leaves (staged or single copy).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from collectives.algorithms import Algorithm, algorithms
 from collectives.config import Config
 from collectives.planning.calibration import NEVER, USUAL, Calibration
-from collectives.planning.cost_model import Model, predict
-from collectives.planning.rules import MAX_SEGMENTS, Rule, Rules
+from collectives.planning.cost_model import Model, Terms, terms
+from collectives.planning.rules import MAX_SEGMENTS, NO_LIMIT, Rule, Rules
 from collectives.schedule import SPECS, Geometry
 from transports.base import LinkCost, Transport
 
@@ -32,6 +32,10 @@ SINGLE_COPY_BYTES: Final = 1 << 16
 """Smallest call for which single-copy algorithms are considered unless the caller or a rule names one."""
 _ROUNDING: Final = 32
 """Bytes by which the largest piece may exceed an even share: one element of the largest dtype."""
+_WHOLE: Final = (1,)
+"""The numbers of segments to compare where an algorithm has none."""
+_MOST_KINDS: Final = 1024
+"""Kinds of demands whose candidates are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +65,105 @@ class Demand:
     speculative: bool = False
     native: str = "it is for arrays on GPUs, where the transport has collectives of its own"
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """All but the sizes."""
+        traits = self.uniform, self.reproducible, self.windows, self.single_copy, self.speculative, self.native
+        return self.collective, self.geometry, self.stage_bytes, *traits
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """An algorithm in so many segments, and its predicted seconds."""
+
+class Choice(NamedTuple):
+    """An algorithm in a geometry with the best number of segments, and its predicted seconds."""
 
     algorithm: Algorithm
-    segments: int
+    geometry: Geometry
     seconds: float
+
+    @property
+    def segments(self) -> int:
+        """The number of segments."""
+        return self.geometry.segments
+
+
+class Candidate:
+    """An algorithm for demands of one kind: all that does not depend on the sizes is computed once."""
+
+    def __init__(self, algorithm: Algorithm, demand: Demand, model: Model) -> None:
+        """`demand` is any of the kind."""
+        geometry, size = demand.geometry, demand.geometry.size
+        self.algorithm = algorithm
+        self._blocks = 0 if SPECS[demand.collective].by_rank else algorithm.blocks(size)
+        """The number of blocks that it cuts the data into; 0 if the blocks are those of the demand."""
+        self._stages = algorithm.onesided and algorithm.stage_chunks(size)
+        """Chunks that one segment occupies in the stage."""
+        slots = algorithm.staged_chunks(size, 2 if algorithm.segmented else 1) if self._stages else 0
+        self._slot = max(1, demand.stage_bytes // slots) if slots else NO_LIMIT
+        """Bytes of the largest piece that fits into the stage."""
+        self._exposed = bool(algorithm.exposed)
+        self._far = len(set(geometry.hosts)) > 1
+        self._geometry = geometry
+        self._model = model
+        self._costs: dict[int, tuple[Geometry, Terms]] = {}
+
+    def too_large(self, demand: Demand) -> bool:
+        """True if its pieces need more staging memory than there is."""
+        return not self.algorithm.segmented and self._fewest_segments(self._block_bytes(demand)) > 1
+
+    def consider(self, demand: Demand) -> Choice | None:
+        """Choose the number of segments; None if it cannot do this demand of its kind, or does it with chunks that are
+        too small."""
+        block = self._block_bytes(demand)
+        fewest = 1 if block <= self._slot - _ROUNDING else self._fewest_segments(block)
+        if block < self.algorithm.chunk_bytes or (fewest > 1 and not self.algorithm.segmented):
+            return None
+        return self._best(demand.nbytes, fewest, self._segmentings(block) if self.algorithm.segmented else _WHOLE)
+
+    def best(self, demand: Demand, segments: int = 0) -> Choice:
+        """Choose the number of segments, at least `segments` if that is not 0."""
+        block = self._block_bytes(demand)
+        wanted = [segments] if segments else self._segmentings(block) if self.algorithm.segmented else _WHOLE
+        return self._best(demand.nbytes, self._fewest_segments(block), wanted)
+
+    def _best(self, nbytes: int, fewest: int, wanted: Sequence[int]) -> Choice:
+        """The cheapest of some numbers of segments, which is at least `fewest`."""
+        best: Choice | None = None
+        for number in wanted:
+            segments = max(number, fewest)
+            found = self._costs.get(segments)
+            if found is None:
+                geometry = dataclasses.replace(self._geometry, segments=segments)
+                found = self._costs[segments] = geometry, terms(self.algorithm, geometry, self._model)
+            seconds = sum(found[1](nbytes).values())
+            if best is None or seconds < best.seconds:
+                best = Choice(self.algorithm, found[0], seconds)
+        assert best is not None
+        return best
+
+    def _block_bytes(self, demand: Demand) -> int:
+        """Return the bytes of the largest block."""
+        return -(-demand.nbytes // self._blocks) if self._blocks else demand.block
+
+    def _fewest_segments(self, block: int) -> int:
+        """Return the smallest number of segments whose pieces fit into the stage."""
+        slot = self._slot
+        fewest = -(-block // slot) or 1
+        if block % (fewest * _ROUNDING) == 0:  # all pieces have one size
+            return fewest
+        return -(-block // max(1, slot - _ROUNDING))
+
+    def _segmentings(self, block: int) -> list[int]:
+        """Return the numbers of segments to compare, the same on every rank."""
+        algorithm = self.algorithm
+        if self._exposed:  # no rank waits for a segment; its size only has to fit into the cache
+            return [min(MAX_SEGMENTS, -(-block // _SEGMENT_BYTES[1])) or 1]
+        if algorithm.onesided:
+            return [-(-block * self._stages // _STAGED_BYTES) or 1]
+        sizes = (*_SEGMENT_BYTES, *_FAR_SEGMENT_BYTES) if self._far else _SEGMENT_BYTES
+        if block <= min(sizes):
+            return [1]
+        return sorted(
+            {1, *(min(MAX_SEGMENTS, -(-block // size)) for size in sizes if block > size >= algorithm.chunk_bytes)}
+        )
 
 
 class Selector:
@@ -86,6 +181,7 @@ class Selector:
         self.link: LinkCost | None = None
         """The cost of a message between hosts, if it was measured."""
         self._link_is_ruled = rules.tells_link(transport)
+        self._candidates: dict[tuple[Any, ...], list[Candidate]] = {}
 
     @property
     def needs_link(self) -> bool:
@@ -98,6 +194,7 @@ class Selector:
         self._model = dataclasses.replace(
             self._model, inter_alpha=link.latency, inter_beta=link.per_byte, inter_betas=link.hosts
         )
+        self._candidates = {}
 
     def on_hosts(self, hosts: Iterable[int]) -> Selector:
         """Return the selector of a communicator split from this one, which is on `hosts`, in the order of its ranks."""
@@ -149,26 +246,40 @@ class Selector:
 
         Raises ValueError if `algorithm` cannot meet it.
         """
-        self.check(demand.collective, algorithm)
-        known = algorithms(demand.collective, native=True)
         if algorithm is not None:
-            reason = obstacle(known[algorithm], demand)
+            self.check(demand.collective, algorithm)
+            found = algorithms(demand.collective, native=True)[algorithm]
+            reason = obstacle(found, demand)
             if reason:
                 raise ValueError(f"algorithm={algorithm!r}: {reason}")
-            return self._best(known[algorithm], demand)
-        rule = self._ruled(demand)
+            return self._candidate(found, demand).best(demand)
+        rule = self._ruled(demand) if self._rules else None
         if rule is not None:
-            return self._best(known[rule.algorithm], demand, rule.segments)
+            found = algorithms(demand.collective, native=True)[rule.algorithm]
+            return self._candidate(found, demand).best(demand, rule.segments)
         return min(self.able(demand), key=_preference)
 
     def able(self, demand: Demand) -> list[Choice]:
         """Return all algorithms that can meet a demand, staged or single copy as calibrated, in the best segments."""
-        known = algorithms(demand.collective, native=True)
-        able = [candidate for candidate in known.values() if not obstacle(candidate, demand)]
-        able = [candidate for candidate in able if _block_bytes(candidate, demand) >= candidate.chunk_bytes]
+        considered = [candidate.consider(demand) for candidate in self._of_kind(demand)]
+        able = [choice for choice in considered if choice is not None]
         wanted = self._wants_single_copy(demand)
-        able = [candidate for candidate in able if candidate.single_copy == wanted] or able
-        return [self._best(candidate, demand) for candidate in able]
+        return [choice for choice in able if choice.algorithm.single_copy == wanted] or able
+
+    def _of_kind(self, demand: Demand) -> list[Candidate]:
+        """The algorithms that can meet demands of this kind."""
+        kind = demand.kind
+        found = self._candidates.get(kind)
+        if found is None:
+            if len(self._candidates) >= _MOST_KINDS:
+                self._candidates.clear()
+            empty, known = dataclasses.replace(demand, nbytes=0, block=0), algorithms(demand.collective, native=True)
+            found = [Candidate(each, demand, self._model) for each in known.values() if not obstacle(each, empty)]
+            self._candidates[kind] = found
+        return found
+
+    def _candidate(self, algorithm: Algorithm, demand: Demand) -> Candidate:
+        return next(candidate for candidate in self._of_kind(demand) if candidate.algorithm is algorithm)
 
     def _wants_single_copy(self, demand: Demand) -> bool:
         """True to consider only single-copy algorithms, False to consider only others."""
@@ -189,15 +300,6 @@ class Selector:
                 return rule
         return None
 
-    def _best(self, algorithm: Algorithm, demand: Demand, segments: int = 0) -> Choice:
-        wanted = [segments] if segments else _segmentings(algorithm, demand)
-        choices = []
-        for number in wanted:
-            geometry = dataclasses.replace(demand.geometry, segments=max(number, _fewest_segments(algorithm, demand)))
-            seconds = predict(algorithm, geometry, demand.nbytes, self._model)
-            choices.append(Choice(algorithm, geometry.segments, seconds))
-        return min(choices, key=lambda choice: choice.seconds)
-
 
 def _preference(choice: Choice) -> tuple[bool, float, bool, bool]:
     """Native ones first, then the cheapest; of equal cost one that combines in the canonical order, then one without
@@ -215,7 +317,7 @@ def obstacle(algorithm: Algorithm, demand: Demand) -> str:
     if algorithm.onesided:
         if not demand.stage_bytes:
             return "it needs one-sided windows that all ranks map, and there are none here"
-        if not algorithm.segmented and _fewest_segments(algorithm, demand) > 1:
+        if Candidate(algorithm, demand, Model()).too_large(demand):
             return f"it needs more staging memory than the {demand.stage_bytes} bytes of the setting stage_bytes"
     elif demand.speculative and (demand.stage_bytes or algorithm.native):
         return "it is not known to end without effect if the ranks' parts are of other sizes"
@@ -230,41 +332,3 @@ def obstacle(algorithm: Algorithm, demand: Demand) -> str:
     if demand.reproducible and not algorithm.tree_order:
         return "it does not combine in the fixed order that reproducible=True asks for, or an op that does not commute"
     return ""
-
-
-def _fewest_segments(algorithm: Algorithm, demand: Demand) -> int:
-    """Return the smallest number of segments whose pieces fit into the stage."""
-    if not algorithm.onesided:
-        return 1
-    slots = algorithm.staged_chunks(demand.geometry.size, 2 if algorithm.segmented else 1)
-    if not slots:
-        return 1
-    slot = demand.stage_bytes // slots
-    whole = _block_bytes(algorithm, demand)
-    fewest = -(-whole // max(1, slot)) or 1
-    if whole % (fewest * _ROUNDING) == 0:  # all pieces have one size
-        return fewest
-    return -(-whole // max(1, slot - _ROUNDING))
-
-
-def _block_bytes(algorithm: Algorithm, demand: Demand) -> int:
-    if SPECS[demand.collective].by_rank:
-        return demand.block
-    return -(-demand.nbytes // algorithm.blocks(demand.geometry.size))
-
-
-def _segmentings(algorithm: Algorithm, demand: Demand) -> list[int]:
-    """Return the numbers of segments to compare, the same on every rank."""
-    if not algorithm.segmented:
-        return [1]
-    block = _block_bytes(algorithm, demand)
-    if algorithm.exposed:  # no rank waits for a segment; its size only has to fit into the cache
-        return [min(MAX_SEGMENTS, -(-block // _SEGMENT_BYTES[1])) or 1]
-    if algorithm.onesided:
-        staged = block * algorithm.staged_chunks(demand.geometry.size, 1)
-        return [-(-staged // _STAGED_BYTES) or 1]
-    far = len(set(demand.geometry.hosts)) > 1
-    sizes = (*_SEGMENT_BYTES, *_FAR_SEGMENT_BYTES) if far else _SEGMENT_BYTES
-    return sorted(
-        {1, *(min(MAX_SEGMENTS, -(-block // size)) for size in sizes if block > size >= algorithm.chunk_bytes)}
-    )

@@ -41,7 +41,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -167,6 +166,8 @@ class Topology:
     @classmethod
     def read(cls, path: str | Path) -> Topology:
         """Read a file. Raises ConfigError naming the file, the key, its value and the allowed ones."""
+        import tomllib  # here, since ranks read no such file
+
         try:
             table = tomllib.loads(Path(path).read_text("utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -258,6 +259,8 @@ class Topology:
 
 def _literal(text: str) -> object:
     """A value as TOML has it: a number, or a text where it is none."""
+    import tomllib
+
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -10,7 +10,6 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
 from typing import Final, NamedTuple, TypeAlias
 
 from collectives.schedule.contracts import Spec
@@ -126,13 +125,16 @@ def lay_out(
         sizes += split_evenly(count, segments) if count >= 0 else [-1] * segments
     top = max(blocks, default=0) if largest is None else largest
 
-    @cache  # many ranks hold the same blocks
+    tables: dict[range | None, dict[int, int]] = {}  # many ranks hold the same blocks
+
     def offsets(held: range | None) -> dict[int, int]:
-        table, at = {}, 0
-        for block in held or ():
-            for chunk in range(block * segments, (block + 1) * segments):
-                table[chunk] = at
-                at += sizes[chunk]
+        table = tables.get(held)
+        if table is None:
+            table, at = tables.setdefault(held, {}), 0
+            for block in held or ():
+                for chunk in range(block * segments, (block + 1) * segments):
+                    table[chunk] = at
+                    at += sizes[chunk]
         return table
 
     def held(rank: int) -> tuple[dict[int, int], dict[int, int]]:
@@ -178,10 +180,10 @@ class _Lowering:
         self.outputs = layout.outputs
         self.alias = layout.alias
         self.alike = layout.alike
-        self.held = cache(layout.held)
+        self.held = layout.held
         self.instructions: list[Instruction] = []
-        self.receiving = [_Requests() for _ in Buf]
-        self.sending = [_Requests() for _ in Buf]
+        self.receiving = [_Requests(), _Requests(), _Requests(), _Requests()]
+        self.sending = [_Requests(), _Requests(), _Requests(), _Requests()]
         self.elsewhere = _Requests()
         self.requests = 0
         self.phases = 0
@@ -262,7 +264,8 @@ class _Lowering:
             if a == dst and b is None:
                 return
         elif kind is _SIGNAL:
-            self.settle(self.receiving[_STAGE], _ALL_OF_STAGE)
+            if self.receiving[_STAGE]:
+                self.settle(self.receiving[_STAGE], _ALL_OF_STAGE)
             self.phases = max(self.phases, phase)
         receiving = self.receiving
         if a is not None and receiving[a[0]]:
@@ -290,7 +293,8 @@ class _Lowering:
             pending.clear()
 
     def finish(self) -> Program:
-        self.drain()
+        if self.requests:
+            self.drain()
         return Program(tuple(self.instructions), self.requests, self.phases, self.scratch, self.stage)
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final, Literal
 
 from collectives.algorithms import Algorithm
-from collectives.planning import Choice, Demand, Rules, Selector, explain, predict
+from collectives.planning import Choice, Demand, Rules, Selector, predict, terms
 from collectives.proof import Network, simulate_on
 from collectives.schedule import SPECS, Geometry
 from collectives.simulation.vector import simulate_vector
@@ -65,8 +65,8 @@ def predict_call(
         choice = Selector(network.model, Rules(), "tcp").choose(_demand(network, collective, nbytes), algorithm)
     found, segments = choice.algorithm, choice.segments
     geometry = Geometry(0, network.size, 0, segments, network.geometry_hosts)
-    terms = explain(found, geometry, nbytes, network.model)
-    bottleneck = max(terms, key=terms.__getitem__)
+    parts = terms(found, geometry, network.model)(nbytes)
+    bottleneck = max(parts, key=parts.__getitem__)
     times = simulate_vector(network, found, nbytes, segments=segments)
     engine: Literal["vector", "exact", "model"] = "vector"
     if times is not None:

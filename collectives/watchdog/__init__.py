@@ -11,8 +11,9 @@ from collectives.watchdog.liveness import (
     have_closed,
     ranks_by_host,
 )
+from collectives.watchdog.viewers import Viewer
 from collectives.watchdog.watchdog import (
     Watchdog,
 )
 
-__all__ = ["FarHosts", "Watchdog", "have_closed", "ranks_by_host"]
+__all__ = ["FarHosts", "Viewer", "Watchdog", "have_closed", "ranks_by_host"]

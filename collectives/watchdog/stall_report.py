@@ -157,7 +157,7 @@ class StallReporter:
         except DeadlineExceeded:
             return None
         self._store.delete(key)
-        return _read(answer, self._group.size)
+        return read_answer(answer, self._group.size)
 
     def _collect(self, rank: int, number: int) -> Answer | None:
         """The answer of a rank, if it has come."""
@@ -166,7 +166,7 @@ class StallReporter:
         if answer is None:
             return Answer([], "", closed=True) if has_closed(self._store, rank) else None
         self._store.delete(key)
-        return _read(answer, self._group.size)
+        return read_answer(answer, self._group.size)
 
 
 def _waits(here: list[CallPosition]) -> list[Wait]:
@@ -184,7 +184,7 @@ def _waits(here: list[CallPosition]) -> list[Wait]:
     ]
 
 
-def _read(answer: bytes, size: int) -> Answer | None:
+def read_answer(answer: bytes, size: int) -> Answer | None:
     """The answer of a rank; None if it cannot be read."""
     try:
         calls, stack, waits = unpack(answer)

@@ -3,10 +3,11 @@
 It has up to two threads:
 
     process guard    ten times a second checks the next process of the host, and the launcher's. It asks the kernel
-                     alone, so a store that hangs does not blind it.
-    listener         waits for wakeups in the store (an abort, a question), by one request for all the time. At least
-                     once a second it looks for calls of this rank that do not advance. In a group of several hosts that
-                     of the first rank of a host sends heartbeats for this host, and watches the next one.
+                     alone, so a store that hangs does not blind it. It notes messages that wait in the flight record.
+    listener         waits for wakeups in the store (an abort, a question of a rank or a viewer), by one request for all
+                     the time. At least once a second it looks for calls of this rank that do not advance. In a group
+                     of several hosts that of the first rank of a host sends heartbeats for this host, and watches the
+                     next one.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from collectives.execution import CallPosition, CallPositions
 from collectives.failure import AbortSignal, find_mismatch
 from collectives.watchdog.liveness import LauncherProcess, NextHost, NextProcess
+from collectives.watchdog.message_waits import MessageWaits
 from collectives.watchdog.stall_report import StallReporter
+from collectives.watchdog.viewers import ViewerAnswers
 from transports.base import Group
 from transports.errors import RendezvousError, RondeError
 from transports.liveness import Steady
@@ -59,20 +63,30 @@ class Watchdog:
     """The watchdog of one rank of a group, from `start` to `close`. A group of one rank has none.
 
     heartbeat, stall   the settings
+    records            the folder of the flight records of the world, for viewers; None if there is none
     """
 
     def __init__(
-        self, group: Group, abort_signal: AbortSignal, positions: CallPositions, *, heartbeat: float, stall: float
+        self,
+        group: Group,
+        abort_signal: AbortSignal,
+        positions: CallPositions,
+        *,
+        heartbeat: float,
+        stall: float,
+        records: Path | None = None,
     ) -> None:
         self._group = group
         self._abort_signal = abort_signal
         self._positions = positions
+        self._messages = MessageWaits(positions)
         self._group_store = group.store.with_timeout(STORE_SECONDS)
         self._store = self._group_store.prefixed("watch")
         self._next_process = NextProcess(group, self._store)
         self._launcher = LauncherProcess(group)
         self._next_host = NextHost(group, self._store, heartbeat, abort_signal.notify)
         self._stalls = StallReporter(group, self._store, abort_signal, positions, stall)
+        self._viewers = ViewerAnswers(group.rank, self._store, records)
         abort_signal.explain_timeouts(self._stalls.explain_timeout)
         self._progress: dict[tuple[object, int, int], _Progress] = {}
         self._look_at = 0.0
@@ -134,6 +148,7 @@ class Watchdog:
                 and not self._ended.wait(GUARD_SECONDS)
                 and self._abort_signal.failure is None
             ):
+                self._messages.look()
                 orphaned = self._launcher.check()
                 if orphaned is not None:
                     self._abort_signal.raise_abort(orphaned)
@@ -159,6 +174,7 @@ class Watchdog:
                 if self._abort_signal.wait(self._sleep_seconds()):
                     self._abort_signal.poll()
                     self._stalls.answer()
+                    self._viewers.answer(time.monotonic())
                     self._beat()
                 self._tick(time.monotonic())
             except RendezvousError:  # a store that cannot be reached is not a lost peer
@@ -184,17 +200,20 @@ class Watchdog:
 
     def _sleep_seconds(self) -> float:
         """Time until there is something to do."""
-        due = min(self._look_at, self._stalls.due, self._next_host.due)
+        due = min(self._look_at, self._stalls.due, self._viewers.due, self._next_host.due)
         return min(max(0.0, due - time.monotonic()), LISTEN_SECONDS)
 
     def _tick(self, now: float) -> None:
         """Run the tasks that are due."""
+        self._messages.look()
         if self._next_host.exists:
             self._abort_with(self._next_host.tick(now))
         if now >= self._look_at:
             self._look_at = now + LISTEN_SECONDS
             self._check_calls(now)
         self._stalls.report(now)
+        if now >= self._viewers.due:
+            self._viewers.answer(now)
 
     def _check_calls(self, now: float) -> None:
         """Look for calls of this rank that are mismatched or do not advance."""

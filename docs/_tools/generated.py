@@ -36,9 +36,9 @@ SECTIONS: Final = {
         "grouped_allreduce grouped_allgather broadcast_object allgather_object gather_object scatter_object compose"
     ),
     "Messages between two ranks": "send recv sendrecv probe iprobe send_object recv_object",
-    "Shared arrays, planned calls, imported algorithms": "empty plan import_msccl",
+    "Shared arrays, planned calls, imported algorithms": "empty plan repeated import_msccl",
     "Groups of ranks": "split shrink ProcessSet add_process_set remove_process_set global_process_set",
-    "Measurements": "metrics metrics_text reset_metrics serve_metrics start_timeline stop_timeline",
+    "Measurements": "metrics metrics_text reset_metrics save_flight_record serve_metrics start_timeline stop_timeline",
 }
 """The functions on the site's page of functions. Asynchronous variants stand behind the function."""
 

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from collectives.annotations import A, Number, OpName, Options, ReduceOptions, Scalar, ScaledOptions, SupportsArray, T
 from collectives.arrays import Array, Op
 from collectives.execution import Peers
-from collectives.operations import PointToPoint, ReceiveOptions, Starter, Status, Work
+from collectives.operations import Pickler, PointToPoint, ReceiveOptions, Starter, Status, Work
 
 
 class AsynchronousCalls:

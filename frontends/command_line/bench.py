@@ -18,11 +18,23 @@ from typing import Any, Final
 import numpy as np
 
 from collectives.algorithms import algorithms
-from collectives.arrays import UFUNCS, Array, check_dtype, check_op
+from collectives.arrays import UFUNCS, Array, check_dtype, check_op, named_dtype
 from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.gpu import cuda
-from frontends.command_line.arguments import add_sizes, output_file, positive, sizes_of, whole
+from frontends.command_line.arguments import add_sizes, count, output_file, positive, sizes_of, whole
+from frontends.command_line.beside import COLLECTIVES as BESIDE
+from frontends.command_line.beside import (
+    LIBRARIES,
+    OURS,
+    Contender,
+    contender_here,
+    plot,
+    started,
+    steadiness,
+    table,
+)
+from frontends.command_line.beside import measure as measure_line
 from frontends.command_line.measuring import add_ranks, measure_on_ranks, no_progress, progress, size_of
 from frontends.command_line.plots import add_plot, plot_sizes
 from transports.core_count import usable_cores
@@ -47,12 +59,18 @@ examples:
   ronde bench -np 8 --device cuda                    arrays on GPUs, one GPU per rank if there are enough
   ronde bench -H h1:4,h2:4                           on two hosts, as ronde run starts ranks there
   mpirun -np 4 ronde bench                           on the ranks of another launcher; rank 0 prints
+  ronde bench --beside mpi4py --plot out.svg         the MPI of this environment and Ronde in turns; or gloo (torch)
 
 time: the median over the repeats, of the slowest rank. algbw = size / time. busbw:
 algbw times the share of the data that the busiest link must carry, 2(n-1)/n for allreduce, (n-1)/n for allgather,
 gather, scatter, reduce_scatter and alltoall, 1 for the others. #wrong: wrong elements on all ranks; exit status 1 if
 there are any. On GPUs, events around several calls in a row measure the time. "bare" is the time of the transport's own
 allreduce (NCCL) alone.
+
+--beside: both are started as jobs of their own, by their own launchers, and take turns with the same calls on the same
+arrays of float32; every result is checked. The last column but two is the other library's time divided by Ronde's in
+the same round, as the median over the rounds: above 1, Ronde is faster. Gloo has sockets alone: --transport tcp for the
+same road.
 """
 
 
@@ -124,15 +142,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="calls before the timed ones, and for --seconds at most (default: 5)",
     )
     parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the results to FILE")
+    parser.add_argument("--beside", choices=LIBRARIES, help="compare with this library of this environment, in turns")
+    parser.add_argument(
+        "--rounds", type=count, default=21, metavar="N", help="with --beside: turns of each for a size (default: 21)"
+    )
     add_plot(parser)
 
 
 def _dtype(text: str) -> np.dtype[Any]:
     """A dtype that can be communicated, for argparse."""
     try:
-        dtype = np.dtype(text)
+        dtype = named_dtype(text)
         check_dtype(dtype, repr(text))
-    except TypeError as error:
+    except (TypeError, ModuleNotFoundError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return dtype
 
@@ -156,6 +178,8 @@ def _main(arguments: argparse.Namespace) -> int:
         arguments.parser.error(f"--algorithm {arguments.algorithm}: {text}")
     if arguments.root >= ranks:
         arguments.parser.error(f"--root {arguments.root}: must be a rank, 0 to {ranks - 1}")
+    if arguments.beside is not None:
+        return _compare(arguments, ranks)
     task = Task(
         arguments.collective,
         sizes_of(arguments),
@@ -185,6 +209,38 @@ def _main(arguments: argparse.Namespace) -> int:
     return 1 if any(row.wrong or row.inplace_wrong for row in rows) else 0
 
 
+def _compare(arguments: argparse.Namespace, ranks: int) -> int:
+    """`ronde bench --beside`."""
+    usual = arguments.parser.parse_args([])
+    for name in ("device", "dtype", "op", "root", "algorithm", "hosts", "hostfile"):
+        if getattr(arguments, name) != getattr(usual, name):
+            arguments.parser.error(f"--{name}: is not for --beside")
+    if arguments.collective not in BESIDE:
+        arguments.parser.error(f"{arguments.collective}: with --beside it must be one of {', '.join(BESIDE)}")
+    if ranks < 2:
+        arguments.parser.error(f"-np {ranks}: must be 2 or more with --beside")
+    transport = Config.load({"transport": arguments.transport} if arguments.transport else {}).transport
+    contenders = [Contender(OURS, OURS, Path(sys.executable)), contender_here(arguments.beside)]
+    names, lines = [contender.name for contender in contenders], []
+    with started(contenders, ranks, transport) as jobs:
+        versions = {job.name: job.version for job in jobs}
+        print("; ".join(versions.values()), flush=True)  # noqa: T201
+        sizes = sizes_of(arguments)
+        with progress("bench", len(sizes)) as done:
+            for size in sizes:
+                lines.append(measure_line(jobs, arguments.collective, size, ranks, arguments.rounds))
+                done(f"{size} bytes")
+    print(table(lines, names), flush=True)  # noqa: T201
+    print(steadiness(lines, names), flush=True)  # noqa: T201
+    if arguments.json is not None:
+        report = {"machine": machine(), "ranks": ranks, "transport": transport, "versions": versions}
+        report["lines"] = [asdict(line) for line in lines]
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    if arguments.plot is not None:
+        plot(lines, names, f"{ranks} ranks, {transport}", arguments.plot)
+    return 1 if any(line.wrong for line in lines) else 0
+
+
 def machine() -> dict[str, Any]:
     """Return the facts of the machine that results depend on."""
     return {
@@ -208,7 +264,7 @@ def _cpu() -> str:
 
 def measure(task: Task) -> list[Row]:
     """Measure all sizes on every rank of the world; rank 0 prints the table as it goes."""
-    from collectives.world import world
+    from collectives.world_communicator import world
 
     comm = world()
     where = device(task.device, comm)

@@ -6,7 +6,8 @@ import argparse
 import sys
 from typing import Final
 
-from collectives.launch.supervision import ask_job, running_jobs, socket_folders
+from collectives.folders import runtime_folders
+from collectives.launch.supervision import ask_job, running_jobs
 from transports.errors import ConfigError
 
 DESCRIPTION: Final = """\
@@ -34,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
             listed = (
                 f"several elastic jobs run ({', '.join(found)}); name one by --job" if found else "no elastic job runs"
             )
-            raise ConfigError(f"{listed} in {' or '.join(map(str, socket_folders()))}")
+            raise ConfigError(f"{listed} in {' or '.join(map(str, runtime_folders()))}")
         name = found[0]
     sys.stdout.write(ask_job(name, {"drain": args.host}) + "\n")
     return 0

@@ -15,8 +15,9 @@ from typing import Final, Generic, TypeVar
 from collectives.config import Config
 from collectives.launch import run
 from collectives.startup import init
-from collectives.world import shutdown, world
-from frontends.command_line.arguments import add_hosts, count, places_of
+from collectives.world_communicator import shutdown, world
+from frontends.command_line.arguments import count
+from frontends.command_line.host_arguments import add_hosts, places_of
 from frontends.command_line.run import run_job, start_timeout, variables_of
 from transports import launchers
 from transports.core_count import usable_cores

@@ -42,7 +42,8 @@ from collectives.launch.processes import (
 from collectives.launch.supervision import Meeting, OwnJob, attend, come, given_secret, lead, parse_address, supervise
 from collectives.scaling import Cooldown, Terms
 from frontends.command_line import horovod_settings
-from frontends.command_line.arguments import add_host_names, add_ways, count, places_of, positive, seconds, whole
+from frontends.command_line.arguments import count, positive, seconds, whole
+from frontends.command_line.host_arguments import add_host_names, add_ways, places_of
 from transports import launchers, registry
 from transports.auth import new_secret
 from transports.core_count import usable_cores
@@ -381,10 +382,15 @@ def interface_of(variables: Mapping[str, str]) -> str:
     return str(value)
 
 
+def check_system() -> None:
+    """Raise ConfigError on a system whose processes have no groups and signals, such as Windows."""
+    if not hasattr(os, "posix_spawnp"):
+        raise ConfigError("the launcher needs a POSIX system; here start the ranks from Python: ronde.run(fn, np=2)")
+
+
 def run_job(command: Sequence[str], extra: Mapping[str, str], **options: Any) -> int:
     """Run a job; the exit code. `extra`: see `variables_of`; `options`: other fields of `Job`. Raises RondeError."""
-    if not hasattr(os, "posix_spawnp"):
-        raise ConfigError("ronde run: requires a POSIX system; on this system start ranks with ronde.run(fn, np=...)")
+    check_system()
     variables = {**os.environ, **extra}
     options = {"secret": new_secret(), **options}
     if len(options["places"]) != 1:
@@ -399,6 +405,7 @@ def run_job(command: Sequence[str], extra: Mapping[str, str], **options: Any) ->
 
 def run_node(args: argparse.Namespace, command: Sequence[str], extra: Mapping[str, str], options: Any) -> int:
     """Run the ranks of one of several nodes that were started by hand; the exit code of the job. Raises RondeError."""
+    check_system()
     if args.hosts is not None or args.hostfile is not None:
         args.parser.error("--nodes starts this node alone: give it without -H and --hostfile")
     if args.meet is None or args.node_rank is None or not 0 <= args.node_rank < args.nodes:

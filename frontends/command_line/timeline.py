@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from collectives.metrics import HEADER, Header
+from collectives.metering import HEADER, Header
 from frontends.command_line.arguments import output_file
 from frontends.command_line.plots import picture_file, plot_lanes
 from transports.errors import ConfigError

@@ -176,7 +176,7 @@ def calibration(comm: Communicator) -> Rules:
 def measure(task: Task) -> tuple[Rules, list[Found]]:
     """Measure everything, on every rank of the world; rank 0 prints results. Returns the table
     and what was found."""
-    from collectives.world import world
+    from collectives.world_communicator import world
 
     comm = world()
     costs = terms(comm)

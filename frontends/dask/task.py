@@ -11,7 +11,7 @@ import cloudpickle
 from distributed import get_worker
 
 from collectives.launch import Seat, call_as_rank
-from collectives.world import is_initialized, world
+from collectives.world_communicator import is_initialized, world
 
 _JOB: Final = "RONDE_JOB"
 """The variable by which a rank knows its job."""

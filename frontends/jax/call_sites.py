@@ -8,9 +8,9 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 
-import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by its name then
 import numpy as np
 
+from collectives.arrays import named_dtype
 from frontends.jax.requests import Array, Request
 
 _Kind = tuple[tuple[int, ...], str]
@@ -48,7 +48,7 @@ class _Memory:
     __slots__ = ("_block", "_count", "_dtype", "_shape")
 
     def __init__(self, shape: tuple[int, ...], name: str) -> None:
-        self._shape, self._dtype = shape, np.dtype(name)
+        self._shape, self._dtype = shape, named_dtype(name)
         self._count = int(np.prod(shape, dtype=np.int64))
         self._block = ctypes.c_char * (self._count * self._dtype.itemsize)
 

@@ -223,6 +223,9 @@ from frontends.mpi.pickles import (
 from frontends.mpi.pickles import (
     pickle as pickle,
 )
+from frontends.mpi.predefined import (
+    ABSENT as _ABSENT,
+)
 from frontends.mpi.rc import (
     rc as _rc,
 )
@@ -272,7 +275,7 @@ from frontends.mpi.win import (
 memory = buffer
 globals().update(CODES)
 globals().update(PREDEFINED)
-globals().update(dict.fromkeys(("LOGICAL16", "INTEGER16", "REAL16", "COMPLEX4", "COMPLEX32"), DATATYPE_NULL))
+globals().update(dict.fromkeys(_ABSENT, DATATYPE_NULL))
 _typedict: dict[str, Datatype] = BY_CODE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import traceback
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, NamedTuple
@@ -11,6 +10,7 @@ from frontends.mpi.constants import FIRST_KEYVAL, KEYVAL_INVALID
 from frontends.mpi.errors import Exception as MPIException
 from frontends.mpi.errors import error
 from frontends.mpi.handles import Body, Handle
+from transports.numbers import Numbers
 
 
 class Keyval(NamedTuple):
@@ -26,7 +26,7 @@ class Keyval(NamedTuple):
     delete: Callable[..., Any] | None
 
 
-_numbers: Final = itertools.count(FIRST_KEYVAL)
+_numbers: Final = Numbers(FIRST_KEYVAL)
 _keyvals: Final[dict[int, Keyval]] = {}
 
 

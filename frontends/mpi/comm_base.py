@@ -249,7 +249,7 @@ class CommBase(Attributed, Handling):
     # ---- failures
 
     def Revoke(self) -> None:
-        self.peers.revoked = True
+        self.peers.revoke()
 
     def Is_revoked(self) -> bool:
         return self.peers.revoked

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from collectives import DeadlineExceeded, RondeError
+from collectives import RondeError
+from frontends.mpi import plain
 from frontends.mpi.blocks import Block
 from frontends.mpi.comm_base import CommBase
 from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, PATIENCE, PROC_NULL, TAG_LIMIT
@@ -17,7 +17,7 @@ from frontends.mpi.errors import error, failure, missing
 from frontends.mpi.info import INFO_NULL, Info
 from frontends.mpi.memory import Bytes, as_memory
 from frontends.mpi.objects import check_authenticated
-from frontends.mpi.operations import ANY_TAGS, Ended, Envelope, Operation, Receiving, Sending, Several
+from frontends.mpi.operations import Ended, Envelope, Operation, Receiving, Sending, Several, tags_of
 from frontends.mpi.peers import Peers
 from frontends.mpi.pickles import encoded, pickle
 from frontends.mpi.requests import Prequest, Request
@@ -28,8 +28,6 @@ _NO_RANK: Envelope = (PROC_NULL, ANY_TAG, 0, False)
 _STANDARD, _BUFFERED, _SYNCHRONOUS = range(3)
 """The modes of a send. The ready mode is the standard one."""
 _NO_BYTES: Bytes = np.empty(0, np.uint8)
-_SLICE = 1e-3
-"""Seconds. A probe looks after receives in flight so often."""
 
 
 class Messages(CommBase):
@@ -67,28 +65,20 @@ class Messages(CommBase):
             return Sending(peers, data(), dest, tag, synchronous=mode == _SYNCHRONOUS)
         try:
             copy = data().copy().data
-            peers.process.keep(peers.channel.send(copy, peers.number(dest), tag, 0, PATIENCE))
+            peers.process.keep(peers.channel.send(copy, peers.number(dest), tag, PATIENCE))
         except RondeError as cause:
             raise failure(cause)  # noqa: B904 - its cause is the error
         return Ended((ANY_SOURCE, ANY_TAG, 0, False))
 
-    def _receive(
-        self,
-        target: Bytes | None,
-        finish: Callable[[Bytes], Any] | None,
-        source: int,
-        tag: int,
-        *,
-        attended: bool = True,
-    ) -> Operation:
+    def _receive(self, target: Bytes | None, finish: Callable[[Bytes], Any] | None, source: int, tag: int) -> Operation:
         peers = self._check(source, tag, receive=True)
         if source == PROC_NULL:
             return Ended(_NO_RANK)
-        return Receiving(peers, target, finish, source, tag, attended=attended)
+        return Receiving(peers, target, finish, source, tag)
 
-    def _receive_block(self, block: Block, source: int, tag: int, *, attended: bool = True) -> Operation:
+    def _receive_block(self, block: Block, source: int, tag: int) -> Operation:
         target, scatter = block.target()
-        operation = self._receive(target, scatter, source, tag, attended=attended)
+        operation = self._receive(target, scatter, source, tag)
         operation.keeps = block
         return operation
 
@@ -107,16 +97,17 @@ class Messages(CommBase):
         operation.keeps = data
         return operation
 
-    def _receive_object(self, buf: Any, source: int, tag: int, *, attended: bool = True) -> Operation:
+    def _receive_object(self, buf: Any, source: int, tag: int) -> Operation:
         check_authenticated(self.peers)
         if buf is not None and not isinstance(buf, (int, np.integer)):
             as_memory(buf)  # the pickle does not need the memory that mpi4py asks for
-        return self._receive(None, self._decode, source, tag, attended=attended)
+        return self._receive(None, self._decode, source, tag)
 
     # ---- buffers
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self._send_block(buf, dest, tag).wait()
+        if not plain.send(self.peers, plain.bytes_of(buf), dest, tag):
+            self._send_block(buf, dest, tag).wait()
 
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
         self._send_block(buf, dest, tag, _BUFFERED)
@@ -127,8 +118,9 @@ class Messages(CommBase):
     Rsend = Send
 
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
-        block = message(buf, writable=True)
-        _ended(self._receive_block(block, source, tag, attended=False), status)
+        view = plain.bytes_of(buf)
+        if view is None or plain.recv(self.peers, view, source, tag, status) is None:
+            _ended(self._receive_block(message(buf, writable=True), source, tag), status)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         return Request.begun(self._send_block(buf, dest, tag))
@@ -154,7 +146,9 @@ class Messages(CommBase):
         recvtag: int = ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        _ended(self._sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag), status)
+        data, view = plain.bytes_of(sendbuf), plain.bytes_of(recvbuf)
+        if view is None or plain.sendrecv(self.peers, data, dest, sendtag, view, source, recvtag, status) is None:
+            _ended(self._sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag), status)
 
     def Isendrecv(
         self,
@@ -231,7 +225,11 @@ class Messages(CommBase):
     # ---- objects
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        self._send_object(obj, dest, tag).wait()
+        peers = self._check(dest, tag, receive=False)
+        if dest != PROC_NULL:
+            data = self._encode(obj)
+            if not plain.send(peers, data.data, dest, tag):
+                self._send(lambda: data, dest, tag, _STANDARD).wait()
 
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
         self._send_object(obj, dest, tag, _BUFFERED)
@@ -251,7 +249,12 @@ class Messages(CommBase):
     def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
         if buf is not None:
             warnings.warn("recv: the argument buf is not used", UserWarning, stacklevel=2)
-        return _ended(self._receive_object(buf, source, tag, attended=False), status)
+        peers = self.peers
+        check_authenticated(peers)
+        data = plain.recv(peers, None, source, tag, status)
+        if data is not None:
+            return self._decode(np.frombuffer(data, np.uint8))
+        return _ended(self._receive_object(buf, source, tag), status)
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         return Request.begun(self._receive_object(buf, source, tag))
@@ -266,8 +269,13 @@ class Messages(CommBase):
         recvtag: int = ANY_TAG,
         status: Status | None = None,
     ) -> Any:
-        self._check(dest, sendtag, receive=False)
+        peers = self._check(dest, sendtag, receive=False)
         data = _NO_BYTES if dest == PROC_NULL else self._encode(sendobj)
+        if recvbuf is None:
+            check_authenticated(peers)
+            found = plain.sendrecv(peers, data.data, dest, sendtag, None, source, recvtag, status)
+            if found is not None:
+                return self._decode(np.frombuffer(found, np.uint8))
         receiving = self._receive_object(recvbuf, source, recvtag)
         return _ended(Several([receiving, self._send(lambda: data, dest, sendtag, _STANDARD)]), status)
 
@@ -280,15 +288,9 @@ class Messages(CommBase):
                 status.fill(*_NO_RANK)
             return True
         peers = self.peers
-        tags = ANY_TAGS if tag == ANY_TAG else range(tag, tag + 1)
         number = None if source == ANY_SOURCE else peers.number(source)
-        slices = wait and bool(peers.process.attended)
         try:
-            while True:
-                peers.process.progress()
-                with contextlib.suppress(DeadlineExceeded):
-                    arrival = peers.channel.probe(number, tags, (_SLICE if slices else PATIENCE) if wait else None)
-                    break
+            arrival = peers.channel.probe(number, tags_of(tag), PATIENCE if wait else None)
         except RondeError as cause:
             raise failure(cause)  # noqa: B904 - its cause is the error
         if arrival is None:
@@ -319,7 +321,7 @@ class Messages(CommBase):
                     return None
                 if found.source == PROC_NULL:
                     return Ended(_NO_RANK)
-                return Receiving(self.peers, None, _as_they_are, found.source, found.tag, attended=True)
+                return Receiving(self.peers, None, _as_they_are, found.source, found.tag)
 
 
 def _as_they_are(data: Bytes) -> Bytes:

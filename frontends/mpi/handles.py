@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import weakref
 from typing import Any, ClassVar, Final, Self
+
+from transports.numbers import Numbers
 
 SURFACE: Final = "frontends.mpi.MPI"
 """The module with all public names, where pickles look for predefined objects."""
@@ -20,7 +21,7 @@ class Body:
     predefined: str = ""
 
 
-_numbers: Final = itertools.count(1)
+_numbers: Final = Numbers(1)
 _bodies: Final[weakref.WeakValueDictionary[int, Body]] = weakref.WeakValueDictionary()
 _numbers_of: Final[weakref.WeakKeyDictionary[Body, int]] = weakref.WeakKeyDictionary()
 
@@ -84,6 +85,12 @@ class Handle:
         canonical = getattr(sys.modules[SURFACE], name)
         return name if canonical is self else (_restored, (type(self), name))
 
+    @property
+    def is_canonical(self) -> bool:
+        """True for the handle of a predefined object that the module has, which is never freed."""
+        body = self._body
+        return body is not None and getattr(sys.modules[SURFACE], body.predefined or "-", None) is self
+
     def __copy__(self) -> Any:
         return _copied(self)
 
@@ -98,8 +105,9 @@ class Handle:
             return 0
         number = _numbers_of.get(body)
         if number is None:
-            number = _numbers_of[body] = next(_numbers)
-            _bodies[number] = body
+            new = next(_numbers)
+            _bodies[new] = body
+            number = _numbers_of.setdefault(body, new)  # another thread may have been first
         return number
 
     @classmethod

@@ -13,7 +13,8 @@ from frontends.mpi.errors import error
 from frontends.mpi.memory import is_in_place
 from frontends.mpi.ops import SUM, Op
 from frontends.mpi.peers import Peers
-from frontends.mpi.plans import Call, Collective, Plan
+from frontends.mpi.plans import Collective, Plan
+from frontends.mpi.repeats import Call
 from frontends.mpi.specs import divided, message, various, vector
 
 
@@ -44,7 +45,7 @@ def bcast(peers: Peers, buf: Any, root: int = 0) -> Plan:
     def prepare() -> Call:
         if here:
             data = block.read()
-            return Call("broadcast", (data, root), {"out": data if data.flags.writeable else None, "timeout": PATIENCE})
+            return Call("broadcast", (data, root), {"out": data, "timeout": PATIENCE})
         target, scatter = block.target()
         finish = None if scatter is None else lambda _: scatter(target)
         return Call("broadcast", (target, root), {"out": target, "timeout": PATIENCE}, finish)
@@ -52,8 +53,9 @@ def bcast(peers: Peers, buf: Any, root: int = 0) -> Plan:
     return Collective(peers, prepare)
 
 
-def _gathering(peers: Peers, sendbuf: Any, blocks: Blocks | None, root: int | None) -> Plan:
-    """A gather or allgather; `blocks` are the places of all parts where they are received."""
+def _gathering(peers: Peers, sendbuf: Any, blocks: Blocks | None, root: int | None, *, agreed: bool = True) -> Plan:
+    """A gather or allgather; `blocks` are the places of all parts where they are received. `agreed`: all ranks know the
+    sizes of these; elsewhere they are those of the own part."""
     in_place = is_in_place(sendbuf)
     if in_place:
         if blocks is None:
@@ -64,8 +66,10 @@ def _gathering(peers: Peers, sendbuf: Any, blocks: Blocks | None, root: int | No
 
     def prepare() -> Call:
         data = given.read().copy() if in_place else given.read()
-        options: dict[str, Any] = {"timeout": PATIENCE}
+        options: dict[str, Any] = {"timeout": PATIENCE, "agreed": agreed}
         finish = None
+        if agreed:
+            options["expected"] = [len(data)] * peers.size
         if blocks is not None:
             target, scatter = blocks.target()
             options.update(out=target, expected=blocks.sizes)
@@ -86,7 +90,7 @@ def gather(peers: Peers, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
 
 def gatherv(peers: Peers, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     here = check_root(peers, root) == peers.rank
-    return _gathering(peers, sendbuf, vector(recvbuf, peers.size, writable=True) if here else None, root)
+    return _gathering(peers, sendbuf, vector(recvbuf, peers.size, writable=True) if here else None, root, agreed=False)
 
 
 def allgather(peers: Peers, sendbuf: Any, recvbuf: Any) -> Plan:
@@ -97,15 +101,17 @@ def allgatherv(peers: Peers, sendbuf: Any, recvbuf: Any) -> Plan:
     return _gathering(peers, sendbuf, vector(recvbuf, peers.size, writable=True), None)
 
 
-def _scattering(peers: Peers, blocks: Blocks | None, recvbuf: Any, root: int) -> Plan:
+def _scattering(peers: Peers, blocks: Blocks | None, recvbuf: Any, root: int, *, agreed: bool) -> Plan:
     here = peers.rank == root
     if is_in_place(recvbuf) and not here:
         raise ValueError("message: IN_PLACE is allowed at the root alone")
     result = None if is_in_place(recvbuf) else message(recvbuf, writable=True)
 
     def prepare() -> Call:
-        options: dict[str, Any] = {"timeout": PATIENCE}
+        options: dict[str, Any] = {"timeout": PATIENCE, "agreed": agreed}
         data = None
+        if agreed and result is not None:
+            options["counts"] = [result.nbytes] * peers.size
         if blocks is not None:
             data = blocks.read()
             options["counts"] = blocks.sizes
@@ -121,12 +127,16 @@ def _scattering(peers: Peers, blocks: Blocks | None, recvbuf: Any, root: int) ->
 
 def scatter(peers: Peers, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     here = check_root(peers, root) == peers.rank
-    return _scattering(peers, divided(sendbuf, peers.size, writable=False) if here else None, recvbuf, root)
+    return _scattering(
+        peers, divided(sendbuf, peers.size, writable=False) if here else None, recvbuf, root, agreed=True
+    )
 
 
 def scatterv(peers: Peers, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     here = check_root(peers, root) == peers.rank
-    return _scattering(peers, vector(sendbuf, peers.size, writable=False) if here else None, recvbuf, root)
+    return _scattering(
+        peers, vector(sendbuf, peers.size, writable=False) if here else None, recvbuf, root, agreed=False
+    )
 
 
 def _exchanging(peers: Peers, sent: Blocks | None, received: Blocks, equal: bool) -> Plan:
@@ -137,7 +147,8 @@ def _exchanging(peers: Peers, sent: Blocks | None, received: Blocks, equal: bool
         target, scatter = received.target()
         options: dict[str, Any] = {"out": target, "timeout": PATIENCE}
         if not equal:
-            options.update(splits=(received if sent is None else sent).sizes, expected=received.sizes)
+            given = received if sent is None else sent
+            options.update(splits=given.sizes, expected=received.sizes, agreed=True)
         return Call("alltoall", (data,), options, None if scatter is None else lambda _: scatter(target))
 
     return Collective(peers, prepare)

@@ -28,19 +28,7 @@ def check_authenticated(peers: Peers) -> None:
 
 
 def _run(peers: Peers, method: str, *arguments: Any) -> Any:
-    process = peers.process
-    if process.attended:
-        return process.wait(peers.call(f"{method}_async", *arguments, timeout=PATIENCE))
-    return peers.call(method, *arguments, timeout=PATIENCE)
-
-
-def _wrap(obj: Any) -> Any:
-    """An object for Ronde's own pickler: its bytes if the program has another one."""
-    return obj if pickle.is_default else pickle.dumps(obj)
-
-
-def _unwrap(obj: Any) -> Any:
-    return obj if pickle.is_default or obj is None else pickle.loads(obj)
+    return peers.call(method, *arguments, timeout=PATIENCE, pickler=None if pickle.is_default else pickle)
 
 
 # ---- within one group
@@ -50,31 +38,27 @@ def bcast(peers: Peers, obj: Any, root: int = 0) -> Any:
     if peers.is_inter:
         return _inter_bcast(peers, obj, root)
     here = check_root(peers, root) == peers.rank
-    found = _run(peers, "broadcast_object", _wrap(obj) if here else None, root)
-    return obj if here else _unwrap(found)
+    return _run(peers, "broadcast_object", obj if here else None, root)
 
 
 def gather(peers: Peers, sendobj: Any, root: int = 0) -> list[Any] | None:
     if peers.is_inter:
         return _inter_gather(peers, sendobj, root)
     check_root(peers, root)
-    found = _run(peers, "gather_object", _wrap(sendobj), root)
-    return None if found is None else [_unwrap(one) for one in found]
+    return _run(peers, "gather_object", sendobj, root)  # type: ignore[no-any-return]
 
 
 def scatter(peers: Peers, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
     if peers.is_inter:
         return _inter_scatter(peers, sendobj, root)
     here = check_root(peers, root) == peers.rank
-    return _unwrap(
-        _run(peers, "scatter_object", [_wrap(one) for one in _each(peers.size, sendobj)] if here else None, root)
-    )
+    return _run(peers, "scatter_object", _each(peers.size, sendobj) if here else None, root)
 
 
 def allgather(peers: Peers, sendobj: Any) -> list[Any]:
     if peers.is_inter:
         return _exchanged(peers, [sendobj] * peers.peer_count)
-    return [_unwrap(one) for one in _run(peers, "allgather_object", _wrap(sendobj))]
+    return _run(peers, "allgather_object", sendobj)  # type: ignore[no-any-return]
 
 
 def alltoall(peers: Peers, sendobj: Sequence[Any] | None) -> list[Any]:
@@ -83,14 +67,10 @@ def alltoall(peers: Peers, sendobj: Sequence[Any] | None) -> list[Any]:
         return _exchanged(peers, objects)
     check_authenticated(peers)
     parts = [encoded(one) for one in objects]
-    found, sizes = _alltoall(peers, np.concatenate(parts), [len(part) for part in parts])
+    splits = [len(part) for part in parts]
+    found, sizes = peers.call("alltoall", np.concatenate(parts), splits, return_splits=True, timeout=PATIENCE)
     ends = np.cumsum(sizes)
     return [pickle.loads(found[end - size : end].data) for end, size in zip(ends, sizes, strict=True)]
-
-
-def _alltoall(peers: Peers, data: Any, splits: list[int]) -> tuple[Any, Any]:
-    work = peers.call("alltoall_async", data, splits, return_splits=True, timeout=PATIENCE)
-    return peers.process.wait(work)  # type: ignore[no-any-return]
 
 
 def _each(count: int, objects: Sequence[Any] | None) -> list[Any]:
@@ -129,7 +109,7 @@ def send(peers: Peers, obj: Any, rank: int, slot: int = 0) -> Sending:
 def receive(peers: Peers, rank: int, slot: int = 0) -> Receiving:
     """Begin to receive an object from a rank."""
     check_authenticated(peers)
-    return Receiving(peers, None, lambda data: pickle.loads(data.data), rank, _OBJECTS + slot, attended=False)
+    return Receiving(peers, None, lambda data: pickle.loads(data.data), rank, _OBJECTS + slot)
 
 
 def along(peers: Peers, sends: Sequence[tuple[int, Any, int]], receives: Sequence[tuple[int, int]]) -> list[Any]:

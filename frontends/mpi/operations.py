@@ -17,17 +17,19 @@ from frontends.mpi.errors import Failure, error, failure
 from frontends.mpi.memory import Bytes
 from frontends.mpi.peers import Peers
 
-_ACKNOWLEDGEMENT: Final = 1 << 30
-"""The bit of a tag that tells the news that a synchronous message was matched; the rest is the message's number."""
 INTERNAL: Final = TAG_LIMIT + 1
 """The first of the tags that programs cannot use."""
 ANY_TAGS: Final = range(TAG_LIMIT + 1)
 _EAGER: Final = 1 << 16
 """Bytes up to which a message between threads of one process is copied, so that its send does not wait."""
-_NOTHING: Final[Bytes] = np.empty(0, np.uint8)
 
 Envelope = tuple[int, int, int, bool]
 """Source, tag, number of bytes, and True if it was cancelled."""
+
+
+def tags_of(tag: int) -> range:
+    """The tags that a receive with a tag takes."""
+    return ANY_TAGS if tag == ANY_TAG else range(tag, tag + 1)
 
 
 class Operation(ABC):
@@ -47,7 +49,7 @@ class Operation(ABC):
         """Wait until it has ended."""
 
     def wait_briefly(self, seconds: float) -> None:
-        """Wait for so many seconds at most. Progress of others is the caller's."""
+        """Wait for so many seconds at most."""
         return
 
     def result(self) -> Any:
@@ -92,7 +94,6 @@ class Awaited(Operation):
         self._finish = finish
 
     def test(self) -> bool:
-        self._process.progress()
         return self._work.test()
 
     def wait(self) -> None:
@@ -116,39 +117,25 @@ class Sending(Operation):
     """A message that is being sent; a synchronous one ends when it is matched."""
 
     def __init__(self, peers: Peers, data: Bytes, dest: int, tag: int, *, synchronous: bool = False) -> None:
-        self._process, channel = peers.process, peers.channel
-        number, serial = peers.number(dest), 0
-        self._news: Work[Any] | None = None
+        self._process = peers.process
+        self._eager = not synchronous and self._process.is_local and len(data) <= _EAGER
+        if self._eager:
+            data = data.copy()
         try:
-            if synchronous:
-                serial = self._process.serial()
-                tags = range(_ACKNOWLEDGEMENT | serial, (_ACKNOWLEDGEMENT | serial) + 1)
-                self._news = channel.receive(None, number, tags, PATIENCE)
-            self._eager = self._process.is_local and len(data) <= _EAGER
-            if self._eager:
-                data = data.copy()
-            self._message = channel.send(data.data, number, tag, serial, PATIENCE)
+            self._message = peers.channel.send(data.data, peers.number(dest), tag, PATIENCE, synchronous=synchronous)
         except RondeError as cause:
             raise failure(cause)  # noqa: B904 - its cause is the error
-        self._ended = False
 
     def test(self) -> bool:
-        if not self._ended:
-            self._process.progress()
-            sent = self._eager or self._message.test()
-            self._ended = sent and (self._news is None or self._news.test())
-        return self._ended
+        return self._eager or self._message.test()
 
     def wait(self) -> None:
         if not self._eager:
             self._process.wait(self._message)
-        if self._news is not None:
-            self._process.wait(self._news)
-        self._ended = True
 
     def wait_briefly(self, seconds: float) -> None:
         try:
-            (self._message if self._news is None else self._news).wait(seconds)
+            self._message.wait(seconds)
         except RondeError:
             return
 
@@ -164,52 +151,22 @@ class Receiving(Operation):
     """
 
     def __init__(
-        self,
-        peers: Peers,
-        target: Bytes | None,
-        finish: Callable[[Bytes], Any] | None,
-        source: int,
-        tag: int,
-        *,
-        attended: bool,
+        self, peers: Peers, target: Bytes | None, finish: Callable[[Bytes], Any] | None, source: int, tag: int
     ) -> None:
-        """`attended`: it is not waited for at once, so that the news of its match must be sent meanwhile."""
         self._peers = peers
         self._process = peers.process
-        tags = ANY_TAGS if tag == ANY_TAG else range(tag, tag + 1)
         number = None if source == ANY_SOURCE else peers.number(source)
         self._finish = finish
-        self._cancelled = self._told = self._finished = False
+        self._cancelled = self._finished = False
         self._product: Any = None
         view = None if target is None else target.data
         try:
-            self._receipt = peers.channel.receive(view, number, tags, PATIENCE)
+            self._receipt = peers.channel.receive(view, number, tags_of(tag), PATIENCE)
         except RondeError as cause:
             raise failure(cause)  # noqa: B904 - its cause is the error
-        if attended:
-            self._process.attended[id(self)] = self
-
-    def _tell(self) -> bool:
-        """Tell the sender of a synchronous message that it is matched. True if it is."""
-        if self._told:
-            return True
-        arrival = self._receipt.arrival
-        if arrival is None:
-            return False
-        self._told = True
-        if arrival.check:
-            tag = _ACKNOWLEDGEMENT | arrival.check
-            self._peers.channel.send(_NOTHING.data, arrival.source, tag, 0, PATIENCE)
-        return True
 
     def test(self) -> bool:
-        if self._cancelled:
-            return True
-        ended = self._receipt.test()
-        self._tell()
-        if ended:
-            self._process.attended.pop(id(self), None)
-        return ended
+        return self._receipt.test()
 
     def wait(self) -> None:
         if not self._cancelled:
@@ -217,9 +174,6 @@ class Receiving(Operation):
                 self._process.wait(self._receipt)
             except Failure:
                 return  # that is for `result`
-            finally:
-                self._tell()
-                self._process.attended.pop(id(self), None)
 
     def wait_briefly(self, seconds: float) -> None:
         try:
@@ -248,9 +202,7 @@ class Receiving(Operation):
         return self._peers.rank_of(arrival.source), arrival.tag, arrival.nbytes, False
 
     def cancel(self) -> None:
-        if not self._cancelled and self._receipt.withdraw():
-            self._cancelled = True
-            self._process.attended.pop(id(self), None)
+        self._cancelled = self._cancelled or self._receipt.cancel()
 
 
 class Several(Operation):

@@ -15,6 +15,7 @@ from frontends.mpi.attributes import AttributedBody
 from frontends.mpi.constants import PATIENCE, TAG_LIMIT
 from frontends.mpi.errors import error, failure
 from frontends.mpi.processes import Process
+from frontends.mpi.repeats import Repeats
 
 FOR_CHANNELS: Final = TAG_LIMIT + 1
 """The tag of the messages in which ranks agree on channels."""
@@ -30,11 +31,13 @@ class Peers(AttributedBody):
     ranks       the world's ranks of the local group
     remote      those of the remote group; None for an intracommunicator
     rank        this process's number in the local group
+    numbers     the channel's numbers of the ranks that messages go to, of which there are `peer_count`
     local       of an intercommunicator, the communicator of the local group
     topology    the topology of its handles, if it has one
-    revoked     True once it is only good for an agreement, and for a communicator of the ranks that are left
+    revoked     True once `revoke` was called
     acknowledged  the ranks of the world whose failure the program has acknowledged
     successor   the same in the world of the ranks that are left; None before they have met
+    repeats     the collectives on buffers that were made before
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Peers(AttributedBody):
         super().__init__()
         self.process = process
         self.messages = channel
+        self.repeats = Repeats()
         self.revoked = False
         self.acknowledged: frozenset[int] = frozenset()
         self.successor: Peers | None = None
@@ -68,19 +72,20 @@ class Peers(AttributedBody):
         self.is_inter = remote is not None
         numbers = {rank: number for number, rank in enumerate(channel.ranks)}
         peers = self.ranks if remote is None else self.remote or ()
-        self._numbers = [numbers[rank] for rank in peers]
-        self._ranks_of = {number: rank for rank, number in enumerate(self._numbers)}
+        self.numbers = [numbers[rank] for rank in peers]
+        self.peer_count = len(self.numbers)
+        self._ranks_of = {number: rank for rank, number in enumerate(self.numbers)}
 
-    @property
-    def peer_count(self) -> int:
-        """The number of ranks that messages can go to."""
-        return len(self._numbers)
+    def revoke(self) -> None:
+        """From now on it is only good for an agreement, and for a communicator of the ranks that are left."""
+        self.revoked = True
+        self.repeats.clear()
 
     def number(self, rank: int) -> int:
         """The channel's number of a rank that messages go to. Raises Exception."""
-        if not 0 <= rank < len(self._numbers):
-            raise error("ERR_RANK", f"rank {rank}: must be 0 to {len(self._numbers) - 1}")
-        return self._numbers[rank]
+        if not 0 <= rank < len(self.numbers):
+            raise error("ERR_RANK", f"rank {rank}: must be 0 to {len(self.numbers) - 1}")
+        return self.numbers[rank]
 
     def rank_of(self, number: int) -> int:
         """The rank with a number of the channel."""
@@ -94,14 +99,16 @@ class Peers(AttributedBody):
     @property
     def channel(self) -> Channel:
         """Its messages. Raises Exception if it is revoked."""
-        self.check()
+        if self.revoked:
+            self.check()
         return self.messages
 
     @property
     def collectives(self) -> Communicator:
         """The communicator of Ronde for its collectives. The first call is collective. Raises Exception if it is
         revoked."""
-        self.check()
+        if self.revoked:
+            self.check()
         made = self._collectives
         if made is None:
             try:
@@ -136,6 +143,7 @@ class Peers(AttributedBody):
 
     def close(self) -> None:
         """Release the communicator of Ronde."""
+        self.repeats.clear()
         made, self._collectives = self._collectives, None
         if made is not None and self._owned:
             made.close()

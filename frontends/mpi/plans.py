@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from frontends.mpi.blocks import Block, Blocks
 from frontends.mpi.operations import INTERNAL, Awaited, Ended, Operation, Receiving, Sending, Several
 from frontends.mpi.peers import Peers
+from frontends.mpi.repeats import Call
 
 
 class Plan(ABC):
@@ -23,21 +24,6 @@ class Plan(ABC):
         operation = self.begin()
         operation.wait()
         return operation.result()
-
-
-class Call(NamedTuple):
-    """A call of Ronde.
-
-    method     name of a collective of a communicator
-    arguments  its arguments
-    options    those by keyword
-    finish     makes the result from that of Ronde; None if there is nothing to do
-    """
-
-    method: str
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    finish: Callable[[Any], Any] | None = None
 
 
 class Collective(Plan):
@@ -56,11 +42,13 @@ class Collective(Plan):
         return operation
 
     def run(self) -> Any:
-        if self._peers.process.attended:
-            return super().run()
-        method, arguments, options, finish = self._prepare()
-        result = self._peers.call(method, *arguments, **options)
-        return None if finish is None else finish(result)
+        return self.make()[1]
+
+    def make(self) -> tuple[Call, Any]:
+        """Make the call; its description, and its result."""
+        call = self._prepare()
+        result = self._peers.call(call.method, *call.arguments, **call.options)
+        return call, None if call.finish is None else call.finish(result)
 
 
 def _nothing(_: Any) -> None:
@@ -107,7 +95,7 @@ class Exchange(Plan):
         parts: list[Operation] = []
         for rank, block, slot in self._receives:
             target, scatter = block.target()
-            parts.append(Receiving(self._peers, target, scatter, rank, _FIRST + slot, attended=False))
+            parts.append(Receiving(self._peers, target, scatter, rank, _FIRST + slot))
         for rank, block, slot in self._sends:
             parts.append(Sending(self._peers, block.read(), rank, _FIRST + slot))
         finish = self._finish

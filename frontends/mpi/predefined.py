@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
+
+from collectives.arrays import small_floats
 
 _C: Final = {
     "CHAR": "S1",
@@ -75,8 +76,9 @@ _PAIRS: Final = {
     "DOUBLE_INT": "d",
     "LONG_DOUBLE_INT": "g",
 }
-ABSENT: Final = ("LOGICAL16", "INTEGER16", "REAL16", "COMPLEX4", "COMPLEX32")
-"""Datatypes for which NumPy has no dtype: they are DATATYPE_NULL."""
+_BFLOAT16: Final = {"BFLOAT16_T": small_floats()["bfloat16"]} if small_floats() else {}
+ABSENT: Final = {"LOGICAL16", "INTEGER16", "REAL16", "COMPLEX4", "COMPLEX32", "BFLOAT16_T"} - _BFLOAT16.keys()
+"""Datatypes for which NumPy has no dtype, even with ml_dtypes if it is installed: they are DATATYPE_NULL."""
 ALIASES: Final = {
     "UNSIGNED_INT": "UNSIGNED",
     "SIGNED_SHORT": "SHORT",
@@ -105,7 +107,7 @@ def _pair(code: str) -> np.dtype[Any]:
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     **{name: np.dtype(code) for name, code in {**_MPI, **_C, **_FORTRAN}.items()},
-    "BFLOAT16_T": np.dtype(ml_dtypes.bfloat16),
+    **_BFLOAT16,
     **{name: _pair(code) for name, code in _PAIRS.items()},
 }
 """The dtype of each predefined datatype."""
@@ -124,7 +126,8 @@ def codes() -> dict[str, str]:
             found.setdefault(key, name)
     found.update({"c": "CHAR", "S": "CHAR", "S1": "CHAR", "U": "WCHAR", "U1": "WCHAR", "w": "WCHAR", "u": "WCHAR"})
     found.update({"B": "UNSIGNED_CHAR", "b": "SIGNED_CHAR", "e": "FLOAT16_T", "p": "AINT", "P": "AINT"})
-    found.update({"n": "AINT", "N": "UNSIGNED_LONG", "b1": "C_BOOL", "E": "BFLOAT16_T", "bfloat16": "BFLOAT16_T"})
+    found.update({"n": "AINT", "N": "UNSIGNED_LONG", "b1": "C_BOOL"})
+    found.update(dict.fromkeys(("E", "bfloat16"), "BFLOAT16_T") if _BFLOAT16 else {})
     found.update({"i1": "INT8_T", "i2": "INT16_T", "i4": "INT32_T", "i8": "INT64_T"})
     found.update({"u1": "UINT8_T", "u2": "UINT16_T", "u4": "UINT32_T", "u8": "UINT64_T"})
     found.update({"f2": "FLOAT16_T", "f4": "FLOAT", "f8": "DOUBLE", "c8": "C_FLOAT_COMPLEX", "c16": "C_DOUBLE_COMPLEX"})

@@ -46,8 +46,7 @@ def begin_agreement(peers: Peers, flag: int, place: Any = None) -> Operation:
     others = [rank for rank in range(everyone.size) if rank != everyone.rank]
     mine = np.array([flag], _FLAG).view(np.uint8)
     parts: list[Operation] = [
-        Receiving(everyone, np.empty(_FLAG.itemsize, np.uint8), _number, rank, _AGREEMENT, attended=False)
-        for rank in others
+        Receiving(everyone, np.empty(_FLAG.itemsize, np.uint8), _number, rank, _AGREEMENT) for rank in others
     ]
     parts += [Sending(everyone, mine, rank, _AGREEMENT) for rank in others]
 

@@ -111,8 +111,11 @@ class Segment:
 
 def _create(nbytes: int) -> tuple[int, str, str]:
     """A file for a segment: its descriptor, the path by which others open it, and the path to be removed then."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("ronde.mpi", os.MFD_CLOEXEC)
+    descriptor = -1
+    with contextlib.suppress(AttributeError, OSError):  # not Linux, or a sandbox refuses it
+        if os.path.isdir("/proc/self/fd"):
+            descriptor = os.memfd_create("ronde.mpi", os.MFD_CLOEXEC)
+    if descriptor >= 0:
         path, remove = f"/proc/{os.getpid()}/fd/{descriptor}", ""
     else:
         descriptor, path = tempfile.mkstemp(prefix="ronde-mpi-")

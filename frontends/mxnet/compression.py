@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from collectives.arrays import named_dtype
 from frontends.horovod import AnyCompression, Compressions, casts
-from frontends.mxnet.tensors import BFLOAT16, as_array, dtype_of, empty
+from frontends.mxnet.tensors import as_array, dtype_of, empty
 
 __all__ = ["AnyCompression", "Compression"]
 
@@ -18,9 +19,10 @@ def _is_wide(tensor: Any) -> bool:
 
 
 def _cast(tensor: Any, dtype: Any) -> Any:
-    if BFLOAT16 not in (dtype_of(tensor), dtype):
+    wanted = named_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+    if "bfloat16" not in (dtype_of(tensor).name, wanted.name):
         return tensor.astype(dtype, copy=False)
-    made = empty(tensor.shape, np.dtype(dtype), tensor)  # MXNet itself casts bfloat16 on some processors only
+    made = empty(tensor.shape, wanted, tensor)  # MXNet itself casts bfloat16 on some processors only
     np.copyto(as_array(made, write=True), as_array(tensor), casting="unsafe")
     return made
 
@@ -28,4 +30,4 @@ def _cast(tensor: Any, dtype: Any) -> Any:
 class Compression(Compressions):
     """Values for the argument `compression`."""
 
-    fp16, bf16 = casts(__name__, _is_wide, _cast, np.dtype(np.float16), BFLOAT16)
+    fp16, bf16 = casts(__name__, _is_wide, _cast, "float16", "bfloat16")

@@ -12,13 +12,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 
+from collectives.arrays import named_dtype
 from frontends.horovod import Library
 from frontends.mxnet.library import mx
 
-BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 _MX_BFLOAT16: Final = np.dtype([("bfloat16", np.uint16)])
 """MXNet's own dtype for bfloat16."""
 
@@ -58,7 +57,7 @@ def as_array(tensor: Any, name: str = "tensor", *, write: bool = False) -> Any:
     address = ctypes.c_void_p()
     base.check_call(base._LIB.MXNDArrayGetData(tensor.handle, ctypes.byref(address)))
     assert address.value is not None  # there are elements
-    if dtype == BFLOAT16:
+    if dtype.name == "bfloat16":
         return np.asarray(_Memory(tensor, address.value, np.dtype(np.uint16))).view(dtype)
     return np.asarray(_Memory(tensor, address.value, dtype))
 
@@ -66,12 +65,12 @@ def as_array(tensor: Any, name: str = "tensor", *, write: bool = False) -> Any:
 def dtype_of(tensor: Any) -> np.dtype[Any]:
     """Return the NumPy dtype of a tensor's elements."""
     dtype: np.dtype[Any] = np.dtype(tensor.dtype)
-    return BFLOAT16 if dtype == _MX_BFLOAT16 else dtype
+    return named_dtype("bfloat16") if dtype == _MX_BFLOAT16 else dtype
 
 
 def empty(shape: Sequence[int], dtype: np.dtype[Any], like: Any) -> Any:
     """Return an array of MXNet's with undefined elements, of the kind and on the device of `like`."""
-    made = mx.nd.empty(tuple(shape), ctx=like.context, dtype=_MX_BFLOAT16 if dtype == BFLOAT16 else dtype)
+    made = mx.nd.empty(tuple(shape), ctx=like.context, dtype=_MX_BFLOAT16 if dtype.name == "bfloat16" else dtype)
     return made.as_np_ndarray() if isinstance(like, mx.np.ndarray) else made
 
 

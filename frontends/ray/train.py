@@ -14,7 +14,7 @@ import ray.train
 from ray.train.backend import Backend, BackendConfig
 
 from collectives.launch import GuestJob, Occupant, Place, Seat, own_settings
-from collectives.world import shutdown
+from collectives.world_communicator import shutdown
 
 CLOSE_SECONDS: Final = 10.0
 """Seconds for the workers to close the world."""

@@ -11,7 +11,7 @@ import ray
 from ray import cloudpickle
 
 from collectives.launch import Failure, Occupant, Place, Seat, dump, failure, free_address, load
-from collectives.world import is_initialized, world
+from collectives.world_communicator import is_initialized, world
 
 
 class Worker:

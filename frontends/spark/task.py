@@ -13,7 +13,7 @@ import cloudpickle
 from pyspark import TaskContext
 
 from collectives.launch import Place, Seat, call_as_rank, free_address
-from collectives.world import is_initialized, world
+from collectives.world_communicator import is_initialized, world
 from frontends.spark.desk import Arrival, Invitation, Joined, Line, Result
 from frontends.spark.link import Link
 

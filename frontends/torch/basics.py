@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import time
 from collections.abc import Sequence
@@ -17,8 +16,9 @@ from collectives import ProcessSet
 from frontends.horovod import start
 from frontends.torch.stores import open_store
 from transports import launchers
+from transports.numbers import Numbers
 
-_meetings = itertools.count()
+_meetings = Numbers()
 """Every init of the process has a room of its own in torch's store."""
 
 

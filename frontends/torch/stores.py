@@ -42,6 +42,7 @@ def open_store(
         if rank == 0:
             secret = new_secret()
             server = resources.enter_context(rendezvous.TcpStoreServer(_address(), secret=secret, tls=tls))
+            resources.callback(server.drain)
             theirs.set(_KEY, pack([server.url, secret]))
         while True:
             left = max(_SHORTEST, deadline - time.monotonic())

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 import torch
 
+from collectives.arrays import named_dtype
 from frontends.horovod import Library
 
-_BY_BITS: Final[dict[torch.dtype, tuple[torch.dtype, np.dtype[Any]]]] = {
-    getattr(torch, name): (torch.int16 if name == "bfloat16" else torch.uint8, np.dtype(getattr(ml_dtypes, name)))
+_NAMES: Final[dict[torch.dtype, str]] = {
+    getattr(torch, name): name
     for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
-    if hasattr(torch, name) and hasattr(ml_dtypes, name)
+    if hasattr(torch, name)
 }
-_BACK: Final = {numpy: (bits, kind) for kind, (bits, numpy) in _BY_BITS.items()}
+"""Types that NumPy has by ml_dtypes."""
+_KINDS: Final = {name: kind for kind, name in _NAMES.items()}
 _MOVED: Final[dict[torch.dtype, torch.dtype]] = {
     getattr(torch, name): bits
     for name, bits in (("complex32", torch.int32), ("float4_e2m1fn_x2", torch.uint8))
@@ -83,9 +84,8 @@ def _array(tensor: torch.Tensor, name: str, moved: bool) -> Any:
         if not tensor.is_cuda:
             raise TypeError(f"{name}: is on device {tensor.device}; must be on cpu or cuda")
         return tensor.detach()
-    if kind in _BY_BITS:
-        bits, dtype = _BY_BITS[kind]
-        return _shared(tensor.detach().view(bits)).view(dtype)
+    if kind in _NAMES:
+        return _shared(tensor.detach().view(_bits(kind))).view(named_dtype(_NAMES[kind]))
     return _shared(tensor)
 
 
@@ -107,14 +107,12 @@ def plain_array(array: Any) -> tuple[Any, torch.dtype | None]:
     """Return a view of the array with a type that `torch.from_numpy` accepts, and the torch dtype to view the tensor
     as; None if that is already its type.
     """
-    if array.dtype not in _BACK:
-        return array, None
-    bits, kind = _BACK[array.dtype]
-    return array.view(_numpy_of(bits)), kind
+    kind = _KINDS.get(array.dtype.name) if array.dtype.itemsize <= 2 else None
+    return (array, None) if kind is None else (array.view(np.int16 if kind is torch.bfloat16 else np.uint8), kind)
 
 
-def _numpy_of(bits: torch.dtype) -> np.dtype[Any]:
-    return np.dtype(np.int16 if bits is torch.int16 else np.uint8)
+def _bits(kind: torch.dtype) -> torch.dtype:
+    return torch.int16 if kind is torch.bfloat16 else torch.uint8
 
 
 def _empty_like(tensor: torch.Tensor, name: str) -> torch.Tensor:

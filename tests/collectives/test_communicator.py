@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args, get_overloads
 
@@ -520,6 +521,31 @@ def test_a_message_that_does_not_fit_is_lost_and_nothing_else(two: World) -> Non
 # ---- groups
 
 
+def test_threads_split_their_communicators_at_the_same_time(worlds: Worlds) -> None:
+    """The communicators that are made have numbers of their own, and so messages and windows of their own."""
+    callers, turns = 4, 5
+
+    def body(comm: Communicator) -> list[list[float]]:
+        own, begin = [comm.split(0) for _ in range(callers)], threading.Barrier(callers)
+
+        def call(caller: int) -> list[float]:
+            found, mine = [], own[caller]
+            assert mine is not None
+            for _ in range(turns):
+                begin.wait(60)
+                with mine.split(0) as part:
+                    sums = [part.allreduce(np.full(100, caller + 1.0)) for _ in range(20)]
+                    found += [float(value) for one in sums for value in (one.min(), one.max())]
+            return sorted(set(found))
+
+        with ThreadPoolExecutor(callers) as pool:
+            return list(pool.map(call, range(callers)))
+
+    for transport in ("local", "shm", "tcp"):
+        found = worlds.get(transport, 2).run(body)
+        assert found == [[[2.0 * (caller + 1)] for caller in range(callers)]] * 2
+
+
 def test_split(worlds: Worlds) -> None:
     def body(comm: Communicator) -> None:
         odd = comm.split(comm.rank % 2, key=-comm.rank)
@@ -586,15 +612,15 @@ def test_objects(three: World) -> None:
     three.run(body)
 
 
-def test_objects_are_refused_on_links_that_are_not_authenticated(monkeypatch: pytest.MonkeyPatch, two: World) -> None:
-    for comm in two.communicators:
-        monkeypatch.setattr(type(comm.transport), "authenticated", property(lambda self: False))
-
+def test_objects_are_refused_on_links_that_are_not_authenticated(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(comm: Communicator) -> None:
         with pytest.raises(TransportError, match="not authenticated: give the job a secret"):
             comm.allgather_object({})
 
-    two.run(body)
+    with world_of("local", 2) as world:
+        for comm in world.communicators:
+            monkeypatch.setattr(type(comm.transport), "authenticated", property(lambda self: False))
+        world.run(body)
 
 
 # ---- failure and end
@@ -682,7 +708,7 @@ def test_a_method_documents_its_arguments(name: str) -> None:
         text += METHODS[name.removesuffix("_async")].__doc__ or ""
     explained = {word for line in text.splitlines() for word in re.split(r"  +|, ", line.strip())}
     assert {item.name for item in parameters(method)} <= explained
-    assert all(item.kind is not item.VAR_KEYWORD for item in parameters(method)) or name == "plan"
+    assert all(item.kind is not item.VAR_KEYWORD for item in parameters(method)) or name in ("plan", "repeated")
 
 
 def test_only_collectives_that_are_begun_take_a_name() -> None:
@@ -696,6 +722,7 @@ def test_the_ops_are_those_of_the_type() -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.processes
 @pytest.mark.parametrize(("transport", "calls"), [("auto", MANY), ("tcp", MANY), ("shm", MANY)])
 def test_thousands_of_mixed_collectives_leave_nothing_behind(transport: str, calls: int) -> None:
     """Descriptors, memory and segments are looked at in mixed.py itself."""

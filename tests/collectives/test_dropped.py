@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 
 import collectives as ronde
-from collectives import Communicator, RondeError
+from collectives import Communicator, DeadlineExceeded, RondeError
 from tests.processes import run_processes
 from tests.worlds import World, world_of
+from transports.exposing import Exposures
+from transports.shm.segments import Segment
 
 TIMEOUT = 120.0
 
@@ -61,30 +64,153 @@ def test_c5_dropped_splits_hold_no_descriptors(tmp_path: Any, transport: str) ->
         assert late <= early + 10
 
 
-def use_up(comm: Communicator, who: int) -> tuple[str, str] | None:
-    """Make splits with hardly a descriptor left on one rank, or on all (-1)."""
+def use_up(comm: Communicator, who: int) -> tuple[str, str] | list[float]:
+    """Make splits, and use them, with hardly a descriptor left on one rank, or on all (-1)."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if who in (-1, comm.rank):
         resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 4, limit[1]))
-    kept = []
+    kept, sums = [], []
     try:
         for _ in range(20):
             kept.append(comm.split(0, comm.rank))
+        for part in kept:
+            assert part is not None
+            sums.append(float(part.allreduce(np.array([comm.rank + 1.0]))[0]))
     except RondeError as error:
         return type(error).__name__, str(error)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    return None
+    return sums
 
 
 @pytest.mark.processes
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
 @pytest.mark.parametrize("who", [-1, 0, 1])
-def test_c5_dropped_splits_want_of_descriptors_is_an_error_of_all_ranks(tmp_path: Any, who: int) -> None:
+def test_c5_dropped_splits_want_of_descriptors_has_one_end_on_all_ranks(tmp_path: Any, who: int) -> None:
+    """A rank that cannot make the window: all send messages. One that cannot attach to it: all raise its error."""
     found = run_processes(in_world, 2, 2, f"file://{tmp_path}", "shm", use_up, who, timeout=TIMEOUT)
-    for error in found:
-        assert error is not None
-        assert "ulimit -n" in error[1]
+    raised = [isinstance(one, tuple) and "ulimit -n" in one[1] for one in found]
+    if who == 1 or (who == -1 and any(raised)):  # of both, either is the first that has none left
+        assert all(raised)
+    else:
+        assert found == [[3.0] * 20] * 2
+
+
+def split_often(comm: Communicator) -> tuple[int, int, int, list[float]]:
+    """Descriptors before and after 100 splits, and after a collective of each of ten of them."""
+    comm.split(0)
+    comm.barrier()
+    before = descriptors()
+    kept = [comm.split(0, -comm.rank) for _ in range(100)]
+    after = descriptors()
+    sums = []
+    for part in kept[:10]:
+        assert part is not None
+        sums.append(float(part.allreduce(np.array([comm.rank + 1.0]))[0]))
+    return before, after, descriptors(), sums
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
+def test_a_split_has_no_descriptor_before_its_first_collective(tmp_path: Any) -> None:
+    for before, after, used, sums in run_processes(
+        in_world, 2, 2, f"file://{tmp_path}", "shm", split_often, timeout=TIMEOUT
+    ):
+        assert after <= before
+        assert used <= after + 10
+        assert sums == [3.0] * 10
+
+
+@pytest.mark.parametrize("transport", ["local", "shm"])
+def test_a_split_makes_its_window_before_its_first_collective(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever that is; `split`, `subset` and messages make none."""
+    made: list[str] = []
+    expose = Exposures.expose
+
+    def counted(self: Any, key: str, *arguments: Any) -> Any:
+        made.append(key)
+        return expose(self, key, *arguments)
+
+    def split(comm: Communicator) -> list[Communicator]:
+        parts = [comm.split(0, -comm.rank) for _ in range(9)] + [comm.subset([1, 0])]
+        part = parts[0]
+        assert part is not None
+        assert part.sendrecv(np.array([part.rank]), 1 - part.rank).tolist() == [1 - part.rank]
+        return [part for part in parts if part is not None]
+
+    def use(comm: Communicator, parts: list[Communicator]) -> None:
+        rank, first, second = parts[0].rank, np.array([1.0]), np.array([1.0, 2.0])
+        calls: list[tuple[Any, Any]] = [
+            (lambda one: one.allreduce(np.array([rank + 1.0]), "average").tolist(), [1.5]),
+            (lambda one: one.allgather(np.full(rank + 1, rank)).tolist(), [0, 1, 1]),
+            (lambda one: one.allgather(np.array([rank])).tolist(), [0, 1]),
+            (lambda one: one.broadcast_object(rank), 0),
+            (lambda one: [x.tolist() for x in one.grouped_allreduce([first, second])], [[2.0], [2.0, 4.0]]),
+            (lambda one: one.alltoall(np.arange(4)).tolist(), [2 * rank, 2 * rank + 1] * 2),
+            (lambda one: one.allreduce_async(np.array([1.0])).wait().tolist(), [2.0]),
+            (lambda one: one.allreduce_async(np.array([1.0]), name="n").wait().tolist(), [2.0]),
+            (lambda one: one.plan("allreduce", first, "average").run().tolist(), [1.0]),
+            (lambda one: one.empty((3,)).tolist(), [0.0] * 3),
+        ]
+        for part, (call, result) in zip(parts, calls, strict=True):
+            for _ in range(3):
+                assert call(part) == result
+
+    with world_of(transport, 2) as world:
+        monkeypatch.setattr(Exposures, "expose", counted)
+        found = world.run(split)
+        assert made == []  # nor does the world, which has made its own in `init`
+        use_all = dict(zip(range(2), found, strict=True))
+        world.run(lambda comm: use(comm, use_all[comm.rank]))
+        assert made
+
+
+@pytest.mark.parametrize("compiled", ["off", "auto"])
+def test_a_split_without_room_for_its_window_sends_messages(compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every first call gives the right result, also if it was planned while the window was counted on."""
+
+    def none_left(nbytes: int, directory: str = "") -> Segment:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def body(comm: Communicator) -> None:
+        x = np.array([comm.rank + 1.0, 1.0], np.float32)
+        calls: list[tuple[Any, Any]] = [
+            (lambda one: one.allreduce(x, "average").tolist(), [1.5, 1.0]),
+            (lambda one: one.allreduce_async(x, "average").wait().tolist(), [1.5, 1.0]),
+            (lambda one: one.allreduce_async(x, "average", name="n").wait().tolist(), [1.5, 1.0]),
+            (lambda one: one.broadcast_async(x, 1, name="n").wait().tolist(), [2.0, 1.0]),
+            (lambda one: one.plan("allreduce", x, "average").run().tolist(), [1.5, 1.0]),
+            (lambda one: one.allgather(x).tolist(), [1.0, 1.0, 2.0, 1.0]),
+            (lambda one: one.allgather(x[: comm.rank + 1]).tolist(), [1.0, 2.0, 1.0]),
+            (lambda one: one.reduce_scatter(x, "average").tolist(), [[1.5], [1.0]][comm.rank]),
+            (lambda one: one.scan(x).tolist(), [[1.0, 1.0], [3.0, 2.0]][comm.rank]),
+            (lambda one: one.allreduce(np.ones(300_000, np.float32), "average").sum(), 300_000),
+        ]
+        for call, result in calls:
+            part = comm.split(0)
+            assert part is not None
+            for _ in range(3):
+                assert call(part) == result
+
+    with world_of("shm", 2, compiled=[compiled]) as world:
+        monkeypatch.setattr(Segment, "create", none_left)
+        world.run(body)
+
+
+def test_a_late_rank_is_named_by_those_that_wait_for_it_in_the_first_call() -> None:
+    def body(comm: Communicator) -> None:
+        part = comm.split(0)
+        assert part is not None
+        if comm.rank == 0:
+            with pytest.raises(DeadlineExceeded) as caught:
+                part.allreduce(np.ones(3), timeout=0.3)
+            assert caught.value.rank == 1 or caught.value.peer == 1
+        else:
+            with pytest.raises(RondeError):
+                part.recv(np.ones(3), 0)
+
+    with world_of("shm", 2) as world:
+        world.run(body)
 
 
 @pytest.fixture

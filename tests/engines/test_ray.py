@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ import pytest
 import collectives
 from collectives import elastic
 from examples import ray_digits
+from tests.engines.conftest import ROOT
 from transports.errors import DeadlineExceeded
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ronde[ray]'")
@@ -501,3 +503,34 @@ def test_the_example(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "on 2 ranks, parameters identical" in done.stdout
+
+
+def test_top_shows_the_ranks(tmp_path: Path) -> None:
+    def steps() -> None:
+        while collectives.allreduce(float((tmp_path / "stop").exists()), op="max") == 0:
+            time.sleep(0.05 if collectives.rank() == 2 else 0.001)
+            (tmp_path / "ready").touch()
+
+    (tmp_path / "run").mkdir(mode=0o700)
+    variables = {"XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    executor = engine.RayExecutor(num_workers=3)
+    executor.start(extra_env_vars=variables)
+    pids, calls = executor.pids, executor.run_remote(steps)
+    try:
+        eventually((tmp_path / "ready").exists)
+        time.sleep(2.0)  # the time of which the look tells
+        done = subprocess.run(
+            [sys.executable, "-m", "ronde", "top", "--once", "--json"],
+            env=os.environ | variables | {"PYTHONPATH": ROOT},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert done.returncode == 0, done.stderr
+        figures = json.loads(done.stdout)
+        assert [row["pid"] for row in figures["ranks"]] == pids
+        assert [one["ranks"]["first"] for one in figures["culprits"]] == [[2]]
+    finally:
+        (tmp_path / "stop").touch()
+        ray.get(calls)
+        executor.shutdown()

@@ -47,8 +47,36 @@ def test_modules_are_found_as_attributes() -> None:
 
 
 @pytest.mark.processes
+def test_importing_it_loads_no_parser_of_what_few_ranks_read() -> None:
+    """Every rank starts with it."""
+    rare = "argparse difflib email http.client importlib.metadata tomllib urllib.request xml.etree"
+    done = python(f"import sys; from ronde import *; print([m for m in '{rare}'.split() if m in sys.modules])")
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.processes
 def test_importing_it_loads_no_framework_and_no_numpy_frontend() -> None:
     script = f"import sys; from ronde import *; print([m for m in sys.modules if m in {(*FRAMEWORKS, 'frontends')}])"
+    done = python(script)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_no_public_name_is_that_of_a_module() -> None:
+    """An import of the module would put it in the place of what has the name."""
+    own = {path.stem for path in (ROOT / "collectives").iterdir()}
+    assert own.isdisjoint(collectives.__all__)
+
+
+@pytest.mark.processes
+def test_ronde_top_imports_no_runtime() -> None:
+    heavy = (
+        "collectives.communicator",
+        "collectives.launch",
+        "collectives.watchdog",
+        "transports.engine",
+        "http.server",
+    )
+    script = f"import sys, frontends.command_line.top.command; print([m for m in sys.modules if m in {heavy}])"
     done = python(script)
     assert done.stdout == "[]\n", done.stdout + done.stderr
 

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 SHAPE: Final = (3, 2)
 RATE: Final = 0.125
+ROUNDING: Final = 1e-5
+"""The most by which a weight may be off: it is a float32, and may cancel to 0. A gradient that is lost or wrong changes
+one by a third of RATE or more."""
 
 
 @dataclass(frozen=True)

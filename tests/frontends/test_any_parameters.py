@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.frontends.parameter_ranks import run
 from tests.frontends.pool import Framework
-from tests.frontends.scenarios import Training, trainings
+from tests.frontends.scenarios import ROUNDING, Training, trainings
 from tests.security.fuzz import fuzz
 
 USES = {
@@ -39,7 +39,7 @@ def check(training: Training, found: list[Any]) -> None:
     assert not training.alone
     for own in found:
         for mine, wanted in zip(own, training.weights(), strict=True):
-            assert mine == pytest.approx(wanted)
+            assert mine == pytest.approx(wanted, abs=ROUNDING)
 
 
 @pytest.mark.parametrize("size", [2, 3])

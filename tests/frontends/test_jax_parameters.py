@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from tests.frontends.scenarios import RATE, SHAPE, Training, rows, trainings
+from tests.frontends.scenarios import RATE, ROUNDING, SHAPE, Training, rows, trainings
 from tests.security.fuzz import fuzz
 from tests.worlds import Worlds
 
@@ -83,7 +83,7 @@ def check(training: Training, found: list[Any]) -> None:
             continue
         assert not isinstance(own, str), own
         for mine, wanted in zip(own, training.weights(), strict=True):
-            assert mine == pytest.approx(wanted)
+            assert mine == pytest.approx(wanted, abs=ROUNDING)
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,6 +16,7 @@ import pytest
 from collectives.failure import mismatched_calls
 from tests.frontends.launch import TORCHRUN, output, ronde_run
 from tests.frontends.pool import Pool, RankError, bound
+from transports.rendezvous import TcpStore
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ronde[torch]'")
 
@@ -638,6 +640,27 @@ def bad_arguments(path: str) -> None:
         x = torch.ones(1)
         dist.all_reduce(x)
         assert x.item() == size
+
+
+def disagree_and_read_late(path: str) -> str:
+    """Rank 1 reads the calls of both ranks when rank 0 has left the group, and would have ended the store."""
+    read = TcpStore.get
+
+    def late(store: TcpStore, key: str, deadline: float) -> bytes:
+        if "mismatch/" in key:
+            time.sleep(0.2)
+        return read(store, key, deadline)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ["RONDE_RANK"] == "1":
+            patch.setattr(TcpStore, "get", late)
+        return disagree(path)
+
+
+def test_the_store_of_rank_0_serves_until_the_others_have_left(pool: Pools) -> None:
+    for text in pool(2).run(disagree_and_read_late, free_port()):
+        assert "rank 0: allreduce(float32, 3 elements" in text
+        assert "rank 1: allreduce(float32, 4 elements" in text
 
 
 def test_errors(pool: Pools) -> None:

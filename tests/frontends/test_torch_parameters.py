@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.frontends.scenarios import RATE, SHAPE, Training, rows, trainings
+from tests.frontends.scenarios import RATE, ROUNDING, SHAPE, Training, rows, trainings
 from tests.security.fuzz import fuzz
 from tests.worlds import World, Worlds
 
@@ -79,7 +79,7 @@ def check(training: Training, world: World, options: dict[str, Any]) -> None:
     for own in found:
         assert not isinstance(own, str), own
         for number, (mine, wanted) in enumerate(zip(own, training.weights(), strict=True)):
-            assert mine == pytest.approx(wanted), number
+            assert mine == pytest.approx(wanted, abs=ROUNDING), number
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -169,13 +169,16 @@ class Network:
 
     hosts  their names; each knows the others by them, as by /etc/hosts
     ipv6   hosts have IPv6 addresses, and no IPv4 but loopback
-    delay  seconds that frames take from one host to another
+    delay  seconds that frames take to a host, or to those of `far` alone
     """
 
-    def __init__(self, hosts: Sequence[str], *, ipv6: bool = False, delay: float = 0.0) -> None:
+    def __init__(
+        self, hosts: Sequence[str], *, ipv6: bool = False, delay: float = 0.0, far: Sequence[str] | None = None
+    ) -> None:
         self._names = tuple(hosts)
         self._ipv6 = ipv6
         self._delay = delay
+        self._far = frozenset(hosts if far is None else far)
         self._resources = contextlib.ExitStack()
         self.hosts: dict[str, Host] = {}
 
@@ -206,7 +209,7 @@ class Network:
         """Give a host another interface, up, with an address. One that is not connected has a cable that leads to a
         port which is up, but no further."""
         port = f"{interface}-{host.name}"
-        if self._delay and connected:
+        if self._delay and connected and host.name in self._far:
             near, far = _ends(host)
             self._switch.run(f"ip link add {port} type veth peer name {far} netns {self._cables.pid}")
             self._cables.run(f"ip link add {near} type veth peer name {interface} netns {host.holder.pid}")
@@ -224,7 +227,7 @@ class Network:
     @contextlib.contextmanager
     def _delayed(self) -> Iterator[None]:
         """Carry frames between the ends of all cables."""
-        pairs = [":".join(_ends(host)) for host in self.hosts.values()]
+        pairs = [":".join(_ends(host)) for host in self.hosts.values() if host.name in self._far]
         command = [sys.executable, str(Path(__file__).with_name("delay.py")), str(self._delay), *pairs]
         pipe = subprocess.PIPE
         with subprocess.Popen(self._cables.command(*command), stdin=pipe, stdout=pipe, stderr=pipe) as relay:

@@ -160,7 +160,7 @@ stalled = st.tuples(
 @fuzz(60)
 @given(st.one_of(st.binary(max_size=60), stalled.map(pack), faulty(stalled.map(pack)), values.map(pack)))
 def test_an_answer_to_a_question_may_be_any_bytes(said: bytes) -> None:
-    answer = stall._read(said, 2)
+    answer = stall.read_answer(said, 2)
     if answer is not None:
         assert all(isinstance(number, int) for _, number, _ in answer.calls)
         assert all(wait.peer in (None, 0, 1) for wait in answer.waits)

@@ -110,11 +110,19 @@ def test_l5_silent_connections_are_limited_and_tasks_get_in(
 
 
 def test_l5_a_task_that_is_known_may_take_its_time(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KNOWN_SECONDS", 5.0)
+    known = threading.Event()
+    count_known = module.Desk._known
+
+    def counted(desk: Any, own: socket.socket) -> None:
+        count_known(desk, own)
+        known.set()
+
+    monkeypatch.setattr(module.Desk, "_known", counted)
     with (
         module.Desk("127.0.0.1", "127.0.0.1", Config()) as desk,
         desk.invitation.accept() as link,
     ):
+        assert known.wait(SECONDS)
         monkeypatch.setattr(module, "KNOWN_SECONDS", 0.0)
         time.sleep(0.5)
         link.send(module.Arrival(1, Place("n", "a"), 1, ("a", 1)))

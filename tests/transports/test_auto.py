@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import logging
 import re
 import sys
@@ -61,7 +62,7 @@ def offer_module(monkeypatch: pytest.MonkeyPatch, name: str, module: types.Modul
     """Have a transport `name` of a third party."""
     monkeypatch.setitem(sys.modules, module.__name__, module)
     points = [EntryPoint(name, module.__name__, registry.ENTRY_POINTS)]
-    monkeypatch.setattr(registry, "entry_points", lambda *, group, name=None: points)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group, name=None: points)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,8 @@ from transports.errors import MismatchError, PeerLost
 from transports.tcp import Options, TcpTransport
 from transports.tcp.frames import data_header
 from transports.tcp.lanes import BUFFER_BYTES
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="machine code reads and writes lanes on Linux only")
 
 BUSY = -7
 TAG = 5

@@ -17,11 +17,12 @@ SECONDS = 60.0
 
 
 @pytest.mark.parametrize("name", sorted(registry.BUILT_IN))
-def test_threads(name: str) -> None:
+@pytest.mark.parametrize("sizes", [(1, 2, 3), (1, 2, 3, 5)], ids=lambda sizes: str(sizes[-1]))
+def test_threads(name: str, sizes: tuple[int, ...]) -> None:
     reason = registry.backend(name).usable()
     if reason is not None:
         pytest.skip(f"transport {name!r} cannot be used here: {reason}")
-    report = check_transport(backend_of(name), deadline=SECONDS)
+    report = check_transport(backend_of(name), sizes=sizes, deadline=SECONDS)
     assert report.transport == name
     assert len(report.outcomes) > 60
 

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from transports.tcp import dead_links
+from transports.tcp import dead_links, sockets
 from transports.tcp.dead_links import Link, LinkHealth, fail_dead_links
 
 LIMIT = 5.0
@@ -159,3 +159,18 @@ def test_a_probe_soon_after_an_answer_proves_nothing(looks: list[tuple[int, floa
         before = answer
         seconds, _ = health.look(cast(socket.socket, Statistics(0, 0.2, 5.0, answer, probes)), now)
     assert seconds == pytest.approx(stuck + 0.2 if stuck else 0.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads options by their names on Linux")
+@pytest.mark.parametrize("limit", [0.5, 1.0, 2.5, 3.4, 5.0, 12.0, 61.0])
+def test_an_idle_connection_survives_a_network_that_was_gone_for_less_than_the_limit(limit: float) -> None:
+    """Its last probe is sent after the limit, and its end comes one pause later."""
+    with socket.socket() as sock:
+        sockets.tune(sock, limit)
+        first, pause, probes = (
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+    last = first + (probes - 1) * pause
+    assert probes >= 2
+    assert limit <= last <= max(limit + pause, 2.0)

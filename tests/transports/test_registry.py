@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import subprocess
 import sys
 import types
@@ -44,7 +45,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
         assert group == "ronde.transports"
         return [point for point in points if name in (None, point.name)]
 
-    monkeypatch.setattr(registry, "entry_points", found)
+    monkeypatch.setattr(importlib.metadata, "entry_points", found)
 
 
 @pytest.mark.parametrize("name", sorted(registry.BUILT_IN))

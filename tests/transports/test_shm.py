@@ -357,9 +357,9 @@ def test_an_interrupt_in_the_middle_of_a_copy_aborts(monkeypatch: pytest.MonkeyP
             with monkeypatch.context() as patch:
                 patch.setattr("transports.shm.ring.write_bytes", interrupted)
                 with pytest.raises(KeyboardInterrupt):
-                    t.isend(1, 1, memoryview(b"abc"))
+                    t.isend(1, 1, memoryview(bytes(1 << 16)))
         with pytest.raises(AbortedError, match=r"rank 0 \(.*\) was interrupted while it moved bytes"):
-            recv(t, 1 - t.rank, 1, 3)
+            recv(t, 1 - t.rank, 1, 1 << 16)
 
     on_ranks(make, body)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from transports.anysource import AnyRequest, AnySource, Arrival
 from transports.base import LinkCost, Request, Transport, check_arguments
 from transports.compiled import CompiledMessages
 from transports.errors import DeadlineExceeded, RondeError
@@ -109,6 +110,10 @@ class FaultyTransport(Transport):
     def ability(self, kind: type[A]) -> A | None:
         if isinstance(self._windows, kind):
             return self._windows
+        if issubclass(kind, AnySource):
+            sources = self.inner.ability(AnySource)
+            found = None if sources is None else _Sources(sources)
+            return found if isinstance(found, kind) else None
         return None if issubclass(kind, (OneSided, CompiledMessages)) else self.inner.ability(kind)
 
     def apply_rules(self, operation: Operation) -> Faults:
@@ -201,6 +206,27 @@ class _FaultyRequest(Request):
             if self._to_corrupt is not None:
                 self._transport.flip(self._to_corrupt)
         return self._due
+
+
+class _Sources(AnySource):
+    """The ability, to which no rule applies; frames that are taken at once are left to receives, so that rules do."""
+
+    def __init__(self, inner: AnySource) -> None:
+        self._inner = inner
+
+    def irecv_any(
+        self, sources: frozenset[int], tags: range, view: memoryview | None, check: int | None = None
+    ) -> AnyRequest:
+        return self._inner.irecv_any(sources, tags, view, check)
+
+    def probe(self, sources: frozenset[int], tags: range, deadline: float) -> Arrival | None:
+        return self._inner.probe(sources, tags, deadline)
+
+    def issend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
+        return self._inner.issend(peer, tag, view, check)
+
+    def reachable(self, sources: frozenset[int]) -> bool:
+        return self._inner.reachable(sources)
 
 
 class _FaultyWindows(OneSided):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import threading
 import time
 from types import TracebackType
@@ -61,6 +60,8 @@ class HorovodStore(KeyValue):
         return format_url(self._host, self._port).replace("tcp:", "http:")
 
     def _request(self, method: str, key: str, value: bytes, deadline: float) -> tuple[int, bytes]:
+        import http.client  # here, since it loads a parser of mail, which no other launcher needs
+
         left = deadline - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded(f"horovodrun's store at {self._url} did not answer in time")

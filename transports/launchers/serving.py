@@ -12,8 +12,6 @@ from transports.interfaces import can_bind, choose_address, interfaces
 from transports.launchers.ways import Meeting
 from transports.rendezvous import TcpStoreServer
 
-LINGER_SECONDS: Final = 10.0
-"""Seconds that rank 0 serves the store after its own end, for ranks that have not ended yet."""
 CANDIDATES: Final = 8
 _LOWEST: Final = 10000
 _HIGHEST: Final = 32767
@@ -25,7 +23,7 @@ def serve(ports: Sequence[int], secret: bytes, meeting: Meeting, host: str | Non
 
     host  where the other ranks look for it, if they were told
 
-    It is closed with the meeting's resources, once all other ranks have left it, or after LINGER_SECONDS. A rank that
+    It is closed with the meeting's resources, once all other ranks have left it, or some seconds (`drain`). A rank that
     is still there then goes on: the store is needed to connect, and after failures. Raises ConfigError,
     RendezvousError.
     """
@@ -39,7 +37,7 @@ def serve(ports: Sequence[int], secret: bytes, meeting: Meeting, host: str | Non
             causes.append(error.message)
             continue
         meeting.resources.callback(server.close)
-        meeting.resources.callback(server.drain, LINGER_SECONDS)
+        meeting.resources.callback(server.drain)
         return server
     raise RendezvousError(f"rank 0 cannot serve the store: {'; '.join(causes)}", rank=0)
 

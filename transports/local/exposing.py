@@ -36,7 +36,8 @@ class Exposures(exposing.Exposures[LocalWindow]):
         if not engine.wait(_AllCame(engine, exposure), deadline) and (missing := exposure.missing()):
             exposure.came.discard(engine.rank)
             absent = ", ".join(map(engine.group.describe, missing))
-            raise DeadlineExceeded(f"{absent} did not come to window {key!r} in time", rank=engine.rank)
+            text = f"{absent} did not come to window {key!r} in time"
+            raise DeadlineExceeded(text, rank=engine.rank, peer=missing[0] if len(missing) == 1 else None)
         hub.gathering.pop(key, None)
         with engine.lock:
             engine.check_sound()

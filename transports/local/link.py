@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from transports.base import Request
 from transports.engine import Assembly, Engine, Flush, Link
 from transports.errors import DeadlineExceeded, ReentryError, RondeError, from_wire, to_wire
 from transports.local.exposing import Exposures
@@ -49,12 +50,19 @@ class LocalLink(Link):
 
     def send(self, peer: int, tag: int, view: memoryview, check: int, sent: int = 0) -> Sending:
         """See Link. A peer whose lock is free gets the frame at once: then neither thread waits for the other."""
+        return self._send(peer, tag, view, check, self._eager_bytes)
+
+    def ssend(self, peer: int, tag: int, view: memoryview, check: int) -> Request:
+        """See Link. A frame that lends its payload is given back once it is matched."""
+        return self._send(peer, tag, view, check, 0)
+
+    def _send(self, peer: int, tag: int, view: memoryview, check: int, eager_bytes: int) -> Sending:
         here, there = self.seat, self.hub.seats[peer]
         if there.left:
             return LocalSending(here, peer, tag, view, check)  # a wait for it raises
         engine = there.engine
         if not engine.lock.acquire(blocking=False):
-            sending = self._frame(peer, tag, view, check)
+            sending = self._frame(peer, tag, view, check, eager_bytes)
             there.inbox.append(sending)
             there.bell.ring()
             return sending
@@ -65,7 +73,7 @@ class LocalLink(Link):
             if queue.deliver(here.rank, tag, check, view):
                 engine.driver.interrupt()
                 return self.engine.sent
-            sending = self._frame(peer, tag, view, check)
+            sending = self._frame(peer, tag, view, check, eager_bytes)
             queue.arrive(here.rank, tag, check, len(view), sending).finish()
             if sending.view is None or queue.searched:
                 engine.driver.interrupt()
@@ -76,9 +84,9 @@ class LocalLink(Link):
             engine.lock.release()
         return sending
 
-    def _frame(self, peer: int, tag: int, view: memoryview, check: int) -> LocalSending:
-        """A frame for the peer to take: with a copy of a short payload, if these are buffered."""
-        if len(view) <= self._eager_bytes > 0:
+    def _frame(self, peer: int, tag: int, view: memoryview, check: int, eager_bytes: int) -> LocalSending:
+        """A frame for the peer to take: with a copy of a payload of at most `eager_bytes`, if these are buffered."""
+        if len(view) <= eager_bytes > 0:
             return LocalSending(self.seat, peer, tag, memoryview(bytes(view)), check, done=True)
         sending = LocalSending(self.seat, peer, tag, view, check)
         self.seat.lent.add(sending)

@@ -5,6 +5,7 @@ No rank waits for the lock of another one's engine. A rank that finds it free ma
 
 from __future__ import annotations
 
+import sysconfig
 from collections import deque
 from threading import TIMEOUT_MAX, Lock, RLock
 from typing import Final
@@ -17,9 +18,12 @@ _SLEEP: Final = "sleep"
 
 class ThreadBell:
     """The doorbell of a rank whose peers are threads of its process. Each sleep has a lock of its own, which one of
-    those that ring takes out and releases."""
+    those that ring takes out and releases.
 
-    sure = True
+    It is sure with Python's lock. Without the lock a rank may look at the bell before others see its frame.
+    """
+
+    sure = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
     def __init__(self) -> None:
         self._sleep = Lock()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from transports.errors import RondeError
-from transports.store import Awaited, Store
+from transports.store import Awaited, Place, Store
 
 SLICE_SECONDS: Final = 0.05
 
@@ -67,6 +67,9 @@ class AttentiveStore(Store):
 
     def local_address(self) -> str | None:
         return self._inner.local_address()
+
+    def place(self) -> Place | None:
+        return self._inner.place()
 
     def with_timeout(self, seconds: float) -> Store:
         return self._inner.with_timeout(seconds)

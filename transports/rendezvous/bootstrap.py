@@ -10,7 +10,6 @@ import socket
 import tempfile
 import time
 import urllib.parse
-import urllib.request
 import uuid
 from collections.abc import Callable
 from typing import Final
@@ -24,7 +23,7 @@ from transports.rendezvous.causes import Causes
 from transports.rendezvous.file import FileStore
 from transports.rendezvous.memory import MemoryStore
 from transports.rendezvous.tcp import TcpStore
-from transports.rendezvous.wire import parse_url
+from transports.rendezvous.wire import PURPOSE, parse_url
 from transports.store import Store, is_table, read_table
 from transports.tls import Tls
 
@@ -36,20 +35,23 @@ REGROUPS: Final = 1 << 32
 # The store
 
 
-def open_store(url: str, secret: bytes, deadline: float, *, tls: Tls | None = None) -> Store:
+def open_store(url: str, secret: bytes, deadline: float, *, tls: Tls | None = None, purpose: bytes = PURPOSE) -> Store:
     """The store at `url`: tcp://host:port (tried until `deadline`), file:///directory, or memory: (a new one,
-    for one rank). The caller closes it. `tls` has the certificates for tcp, if the server uses TLS.
+    for one rank). The caller closes it. For tcp: `tls` has the certificates, if the server uses TLS, and `purpose` is
+    that of the server.
 
     No I/O: a store that cannot be reached fails on first use. Raises ConfigError for any other URL.
     """
     scheme = url.partition(":")[0]
     if scheme == "tcp":
         host, port = parse_url(url)
-        return TcpStore(host, port, secret, connect_deadline=deadline, tls=tls)
+        return TcpStore(host, port, secret, connect_deadline=deadline, tls=tls, purpose=purpose)
     if scheme == "file":
         parts = urllib.parse.urlsplit(url)
         if parts.netloc in ("", "localhost") and parts.path.startswith("/") and not parts.query and not parts.fragment:
-            return FileStore(urllib.request.url2pathname(parts.path))
+            from urllib.request import url2pathname  # here, since it loads a client of HTTP
+
+            return FileStore(url2pathname(parts.path))
     if url == "memory:":
         return MemoryStore()
     raise ConfigError(f"store={url!r}: must be {STORES}")

@@ -12,9 +12,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from transports.errors import DeadlineExceeded, RendezvousError
-from transports.store import MAX_VALUE_BYTES, Store, check_item, counted
+from transports.store import MAX_VALUE_BYTES, Place, Store, check_item, counted
 
 try:
     import fcntl
@@ -47,6 +48,9 @@ class FileStore(Store):
         self._directory = os.path.abspath(directory)
         self._ready = False
         self._closed = threading.Event()
+
+    def place(self) -> Place | None:
+        return Place(Path(self._directory).as_uri())
 
     def set(self, key: str, value: bytes) -> None:
         check_item(key, value)

@@ -30,6 +30,8 @@ CROWDED_SECONDS: Final = 1.0
 """Seconds to authenticate while the number of unauthenticated connections is at its limit."""
 RETRY_SECONDS: Final = 0.5
 """Seconds to the next attempt to accept after the system lacked descriptors or memory."""
+LINGER_SECONDS: Final = 10.0
+"""Seconds that a rank serves a store after its own end, for ranks that have not ended yet."""
 BACKLOG: Final = 1024
 PIECE: Final = 1 << 16
 
@@ -130,10 +132,11 @@ class TcpStoreServer:
         """'tcp://host:port', for `open_store`."""
         return format_url(*self.address)
 
-    def drain(self, seconds: float) -> None:
-        """Serve until no client is left that has authenticated, `seconds` at most."""
+    def drain(self) -> None:
+        """Serve until no client is left that has authenticated, LINGER_SECONDS at most: those that leave later need
+        the cause of a failure, and the calls of the others after a mismatch."""
         if self._loop is not None:
-            self._loop.unused.wait(seconds)
+            self._loop.unused.wait(LINGER_SECONDS)
 
     def close(self) -> None:
         """End every connection (clients that wait get a RendezvousError) and release everything. Idempotent."""

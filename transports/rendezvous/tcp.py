@@ -21,7 +21,7 @@ from transports.packed import pack, unpack
 from transports.rendezvous import sockets
 from transports.rendezvous.server import TcpStoreServer
 from transports.rendezvous.wire import HEADER, LONGEST_GET, MAX_FRAME, PURPOSE, decode, encode, format_url
-from transports.store import Awaited, Store, check_item, check_row, read_rows
+from transports.store import Awaited, Place, Store, check_item, check_row, read_rows
 from transports.tls import Tls, explain, suspicion
 
 __all__ = ["TcpStore", "TcpStoreServer"]
@@ -176,6 +176,9 @@ class TcpStore(Store):
     def local_address(self) -> str | None:
         return self._local_address
 
+    def place(self) -> Place | None:
+        return Place(self.url, self._purpose)
+
     def link(self, deadline: float) -> socket.socket:
         """An authenticated connection for a caller that speaks the protocol itself, and closes it. Raises
         RendezvousError if there is none by `deadline`."""
@@ -277,8 +280,8 @@ class TcpStore(Store):
                 raise RendezvousError(f"the store at {self.url}: {error.message}") from error
             except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
                 if isinstance(error, OSError) and names.no_loopback(self._address[0], error):
-                    text = f"no connection to the store at {self.url}: the loopback interface is down: {error}"
-                    raise NoLoopback(text) from error
+                    reason = f"the loopback interface is down (ip link set lo up): {error}"
+                    raise NoLoopback(f"no connection to the store at {self.url}: {reason}") from error
                 if time.monotonic() + pause >= deadline or lacks(error):
                     reason = explained(error) if isinstance(error, OSError) else str(error)
                     raise RendezvousError(f"no connection to the store at {self.url}: {reason}") from error

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from transports.base import Group
 from transports.engine import Engine
-from transports.shm.fence import unordered
+from transports.shm.fence import unclaimed
 from transports.shm.link import ShmLink
 from transports.shm.options import Options
 from transports.shm.segments import default_directory
@@ -33,9 +33,7 @@ def link(engine: Engine, ranks: Sequence[int], options: Options) -> ShmLink:
 
 def usable() -> str | None:
     """None if processes can share memory on this machine, else the reason."""
-    if os.name != "posix":
-        return "shared memory needs a POSIX system: open files must be removable"
     directory = default_directory()
-    if not os.access(directory, os.W_OK | os.X_OK):
+    if (reason := unclaimed()) is None and not os.access(directory, os.W_OK | os.X_OK):
         return f"shared memory needs a directory to write to, and {directory} is not"
-    return unordered()
+    return reason

@@ -185,6 +185,7 @@ class Board:
     def process_of(self, place: int) -> Identity:
         """The process of the rank at a place, which is not ABSENT. Raises ConnectError if it wrote an impossible
         identity."""
+        barrier()  # the state was read before
         process, rank = Identity(*self._controls[place][_IDENTITY]), self._ranks[place]
         if not 0 < process.pid < 1 << 31:
             raise ConnectError(f"rank {rank} published process id {process.pid}, which is impossible", peer=rank)
@@ -199,6 +200,12 @@ class Board:
     def aborted(self) -> bool:
         """True once any rank has published a cause."""
         return bool(self._header[_ABORTED])
+
+    def ends(self, places: Sequence[int]) -> list[memoryview]:
+        """The word that is not 0 once a rank has aborted, and the words of the states of the ranks at some places."""
+        return [self._header[_ABORTED : _ABORTED + 1]] + [
+            self._controls[place][_STATE : _STATE + 1] for place in places
+        ]
 
     def publish_cause(self, cause: RondeError) -> None:
         """Publish the cause of this rank's abort to all ranks, once. A copy of another rank's cause is ignored."""

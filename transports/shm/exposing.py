@@ -24,9 +24,6 @@ from transports.shm.window import ShmWindow
 
 MAX_OFFER_BYTES: Final = 1 << 16
 MAX_OFFERS: Final = 1 << 12
-_ROOM: Final = (
-    "Memory that ranks share is in /dev/shm; in a container it may have to be made larger (docker: --shm-size)"
-)
 
 
 class Offer:
@@ -53,13 +50,15 @@ class Exposures(exposing.Exposures[ShmWindow]):
         *,
         send: Callable[[int, bytes], None],
         bells_of: Callable[[Sequence[int]], list[Doorbell]],
+        ends_of: Callable[[Sequence[int]], list[memoryview]],
         spins: bool,
     ) -> None:
         """`ranks`: those that the link joins. `send` sends an offer to a peer. `bells_of`: the doorbells of ranks.
-        `spins`: see ShmWindow."""
+        `ends_of`, `spins`: see ShmWindow."""
         super().__init__(engine, ranks)
         self._send = send
         self._bells_of = bells_of
+        self._ends_of = ends_of
         self._directory = directory
         self._spins = spins
         self._offers: dict[str, dict[str, Any]] = {}
@@ -100,8 +99,10 @@ class Exposures(exposing.Exposures[ShmWindow]):
             if self.offered(key):
                 raise self._mismatch(key, ranks, nbytes)
             if not came:
-                absent = ", ".join(map(self._engine.group.describe, made.missing()))
-                raise DeadlineExceeded(f"{absent} did not come to window {key!r} in time", rank=self._engine.rank)
+                missing = made.missing()
+                absent = ", ".join(map(self._engine.group.describe, missing))
+                text = f"{absent} did not come to window {key!r} in time"
+                raise DeadlineExceeded(text, rank=self._engine.rank, peer=missing[0] if len(missing) == 1 else None)
             made.segment.unlink()
         except BaseException:
             if ranks[0] == self._engine.rank or self._engine.failure is not None:
@@ -118,8 +119,6 @@ class Exposures(exposing.Exposures[ShmWindow]):
         except OSError as error:
             text, rank = explained(error), self._engine.rank
             room = error.errno not in (errno.ENOSPC, errno.ENOMEM)
-            if not room:
-                text += f". {_ROOM}"
             self._send_all({**offer, "error": text, "room": room}, ranks)
             failure = RendezvousError if room else NoRoom
             raise failure(f"rank {rank} cannot make window {key!r}: {text}", rank=rank) from error
@@ -163,6 +162,7 @@ class Exposures(exposing.Exposures[ShmWindow]):
                     ranks,
                     nbytes,
                     self._bells_of(ranks),
+                    self._ends_of(ranks),
                     spins=self._spins,
                     forget=self._windows.discard,
                 )

@@ -34,8 +34,10 @@ def barrier() -> None:
         pass
 
 
-def unordered() -> str | None:
-    """The reason why Python processes of this machine cannot share memory; None if they can."""
+def unclaimed() -> str | None:
+    """The reason for which Python processes of this system are not known to share memory; None if they are."""
+    if sys.platform != "linux":
+        return f"shared memory is tested on Linux alone, and this system is {sys.platform}"
     if sys.maxsize < 2**32 or sys.byteorder != "little":
         return "shared memory needs a 64-bit little-endian machine"
     if _MACHINE not in _STRONG | _WEAK:

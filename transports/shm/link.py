@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
+from transports.anysource import Taken
 from transports.channel import compiled_messages
 from transports.compiled import LaneFrom, LaneTo
 from transports.engine import Assembly, Engine, Flush, Link
@@ -24,7 +25,7 @@ from transports.requests import Sending
 from transports.shm.board import CLOSED, Board
 from transports.shm.doorbell import HAS_DESCRIPTOR, Doorbell
 from transports.shm.exposing import Exposures
-from transports.shm.fence import barrier
+from transports.shm.fence import barrier, unclaimed
 from transports.shm.options import AUTOMATIC_SPIN, Options
 from transports.shm.ring import MESSAGE, Arrive, Incoming, Outgoing
 
@@ -36,6 +37,11 @@ _LOOK_EVERY: Final = 10e-3
 _MOST_WATCHED: Final = 64
 """Number of peers whose processes a rank watches: the next ones, so that each process is watched by some rank."""
 _OFFER: Final = 1
+_POLLS: Final = range(500)
+"""Some 25 us: see Loop.glances."""
+_ONCE: Final = range(1)
+_MOST_RINGS: Final = 16
+"""The most rings that are looked at for a frame of any source."""
 
 
 class ShmLink(Link):
@@ -55,7 +61,13 @@ class ShmLink(Link):
         engine.loop.wait_like(spin, _YIELDS_FOR)
         self._bells: dict[int, Doorbell] = {}
         self.exposures = Exposures(
-            engine, self.ranks, options.directory, send=self.offer, bells_of=self.bells_of, spins=spin > 0
+            engine,
+            self.ranks,
+            options.directory,
+            send=self.offer,
+            bells_of=self.bells_of,
+            ends_of=self.ends_of,
+            spins=spin > 0,
         )
         self._board: Board | None = None
         self._watch: Watch | None = None
@@ -80,6 +92,8 @@ class ShmLink(Link):
         group = engine.group
         host = group.members[engine.rank].host
         far = [group.describe(rank) for rank in self.ranks if group.members[rank].host != host]
+        if (reason := unclaimed()) is not None:
+            raise ConnectError(f"transport 'shm' cannot be used: {reason}; use 'tcp' or 'auto'", rank=engine.rank)
         if far:
             text = f"rank {engine.rank} cannot share memory with {', '.join(far)}: not on its host"
             raise ConnectError(text, rank=engine.rank)
@@ -138,6 +152,33 @@ class ShmLink(Link):
             self._backlog.add(peer)
         return sending
 
+    def take(
+        self, sources: tuple[int, ...], tags: range, view: memoryview | None, check: int | None, turn: int
+    ) -> Taken | None:
+        if self._backlog:
+            return None
+        polls = _POLLS if self.engine.loop.polls else _ONCE
+        incoming = self._incoming.get(sources[0])
+        if len(sources) > 1:
+            incoming, polls = self._first_to_come(sources, polls, turn), _ONCE
+        return None if incoming is None else incoming.fetch(tags, view, check, polls)
+
+    def _first_to_come(self, sources: tuple[int, ...], polls: range, turn: int) -> Incoming | None:
+        """The ring of one of some peers that has a frame, or has one soon; each time another one is looked at first, so
+        that none waits for others that send more. None without a frame, or if not all of them are on this host."""
+        known = self._incoming
+        rings = [known[peer] for peer in sources if peer in known]
+        others = len(sources) - (self.engine.rank in sources)
+        if len(rings) < others or len(rings) > _MOST_RINGS:
+            return None
+        start = turn % len(rings)
+        rings = rings[start:] + rings[:start]
+        for _ in polls[:: len(rings)]:
+            for ring in rings:
+                if not ring.empty:
+                    return ring
+        return None
+
     def offer(self, peer: int, payload: bytes) -> None:
         """Send a control frame of the link."""
         with self.engine.lock:
@@ -150,6 +191,11 @@ class ShmLink(Link):
     def bells_of(self, ranks: Sequence[int]) -> list[Doorbell]:
         """The doorbells of ranks."""
         return [self._bells[rank] for rank in ranks]
+
+    def ends_of(self, ranks: Sequence[int]) -> list[memoryview]:
+        """See Board.ends."""
+        assert self._board is not None
+        return self._board.ends([self._place[rank] for rank in ranks])
 
     def sweep(self) -> bool:
         moved = False

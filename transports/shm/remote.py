@@ -16,22 +16,15 @@ from typing import Any, Final
 import numpy as np
 from numpy._core import multiarray
 
-from transports.onesided import Memory
+from transports.arenas import HANDLER
+from transports.onesided import Memory, address
 
 _AT_ONCE: Final = 1 << 30
+_HEAPS: Final = ("default_allocator", HANDLER)
 _IOVEC: Final = 16
 """Bytes of a struct iovec where memory can be shared, which is on 64-bit machines: base and length."""
 _allocator: Final[Callable[[Any], str | None]] = getattr(multiarray, "get_handler_name", lambda _: None)
 """Name of the memory handler of an array that owns its memory (NEP 49); None for another array."""
-
-
-def address(memory: Memory) -> int:
-    """Address of flat, contiguous memory in this process."""
-    try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(memory))  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # it is read-only, empty, or of a dtype that Python's buffers do not know
-        found: int = np.asarray(memory).__array_interface__["data"][0]  # takes four times as long
-        return found
 
 
 def copy_from(pid: int, start: int, target: Memory) -> None:
@@ -49,12 +42,18 @@ def copy_from(pid: int, start: int, target: Memory) -> None:
         done += got
 
 
+def copy_here(start: int, target: Memory) -> None:
+    """Fill `target` with the bytes from an address of this process on."""
+    ctypes.memmove(address(target), start, target.nbytes)
+
+
 def on_heap(memory: Memory) -> bool:
-    """True for memory of NumPy's own allocator. Every process with the right to read this one's memory can read it."""
+    """True for memory of NumPy's own allocator, or of an arena. Every process with the right to read this one's memory
+    can read it."""
     if type(memory) is not np.ndarray:
         return False
     owner = memory if memory.base is None else memory.base
-    return type(owner) is np.ndarray and _allocator(owner) == "default_allocator"
+    return type(owner) is np.ndarray and _allocator(owner) in _HEAPS
 
 
 def readable(pieces: Sequence[Memory]) -> bool:

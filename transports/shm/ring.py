@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from transports.anysource import Taken
 from transports.compiled import (
     BELL,
     BUFFER,
@@ -46,6 +47,8 @@ MESSAGE: Final = 0
 """The kind of a frame that is a message of the transport."""
 _UNIT: Final = RING_HEAD_BYTES
 _MAX_PIECE: Final = 1 << 17
+_SMALL: Final = 1 << 11
+"""Bytes of a copy that is memcpy's in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,10 @@ class Outgoing(_End):
             if self._written + needed <= self._limit or self._room() >= needed:
                 at = self._write_header(kind, tag, check, length)
                 if length:
-                    self._write(at, view)
+                    if length <= _SMALL and at + length <= self._capacity:
+                        self._data[at : at + length] = view
+                    else:
+                        self._write(at, view)
                 self._written += needed
                 self._publish()
                 return True
@@ -303,6 +309,47 @@ class Incoming(_End):
         if self._read != shown:
             self._release_room()
         return self._read != before
+
+    def fetch(self, tags: range, view: memoryview | None, check: int | None, polls: range) -> Taken | None:
+        """Read the next frame without asking for a target: see AnySource.take. None in the middle of a frame.
+
+        polls  looks at the ring
+        """
+        control, read = self._control, self._read
+        if self._inbound is not None:
+            return None
+        for _ in polls:
+            if control[WRITTEN] != read:
+                break
+        else:
+            return None
+        if WEAKLY_ORDERED:
+            barrier()
+        words, first = self._words, (read & self._mask) >> 3
+        tag, length, found = words[first], words[first + 1], words[first + 2]
+        if tag not in tags or words[first + 3] != MESSAGE or length > self.piece:
+            return None
+        if check is not None and (found != check or view is None or length != len(view)):
+            return None
+        needed = _UNIT + (length + _UNIT - 1 & -_UNIT)
+        if not needed <= control[WRITTEN] - read <= self._capacity:
+            return None
+        if view is None:
+            view = memoryview(bytearray(length))
+        elif length < len(view):
+            view = view[:length]
+        elif length > len(view):
+            return None
+        if length:
+            at = read + _UNIT & self._mask
+            if length <= _SMALL and at + length <= self._capacity:
+                view[:] = self._data[at : at + length]
+            else:
+                self._read = read + _UNIT
+                self._copy_out(view)
+        self._read = read + needed
+        self._release_room()
+        return Taken(self.peer, tag, found, view)
 
     def progress(self) -> str:
         """Progress of the frame that is arriving, for diagnosis."""

@@ -1,7 +1,7 @@
 """Windows in shared memory.
 
-    controls   per rank 256 bytes: its epoch, whether it has attached, and the addresses of its exposed arrays; on
-               another line whether a waiting rank sleeps; on two more the last 8 epochs, each with its check
+    controls   per rank 256 bytes: its epoch, whether it has attached, the addresses of its exposed arrays, its arena;
+               on another line whether a waiting rank sleeps; on two more the last 8 epochs, each with its check
     parts      per rank, each on pages of its own
 
 Publishing takes three stores and one load; a wait for a published epoch takes one load. Neither takes a lock.
@@ -12,16 +12,17 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 
+from transports import arenas
 from transports.base import MAX_CHECK
 from transports.driver import Awaited
 from transports.engine import Engine
-from transports.errors import ClosedError, MismatchError, PeerLost, RondeError
+from transports.errors import ClosedError, MismatchError, PeerLost, RondeError, TransportError
 from transports.exposing import EngineWindow
-from transports.onesided import ASKED, CHECKS, EPOCH, KEPT, Controls, Memory
+from transports.onesided import ARENA, ASKED, CHECKS, EPOCH, EXPOSED, KEPT, Controls, Memory, address
 from transports.shm import remote
 from transports.shm.doorbell import CAN_SLEEP, Doorbell, wake_all
 from transports.shm.fence import WEAKLY_ORDERED, barrier
@@ -43,7 +44,6 @@ _COMPILED_YIELDS: Final = 50
 """The same for compiled code, where ranks share cores. A yield costs it half a microsecond; going on in Python costs
 ten times that. On a busy machine a yield takes milliseconds: an abort is noticed after them."""
 _ATTACHED: Final = 1
-_EXPOSED: Final = 2
 
 # Indices of 64-bit words in a rank's notes, which no other rank can write.
 _STOPPED: Final = 0
@@ -63,19 +63,22 @@ class ShmWindow(EngineWindow):
         ranks: tuple[int, ...],
         nbytes: int,
         bells: list[Doorbell],
+        ends: list[memoryview],
         *,
         spins: bool,
         forget: Callable[[ShmWindow], None],
     ) -> None:
-        """`bells` are the doorbells of the ranks; `spins`: a wait polls before it sleeps; `forget` is called once, by
-        `close`."""
+        """`bells` are the doorbells of the ranks; `ends`: see Board.ends; `spins`: a wait polls before it sleeps;
+        `forget` is called once, by `close`."""
         super().__init__(engine, ranks, nbytes)
         self.closed = False
         self.segment = segment
         self._bells = bells
+        self._ends = ends
         self._spins = spins
         self._forget = forget
         self._pids = [engine.group.members[rank].pid for rank in ranks]
+        self._arenas = arenas.PeerArenas(self._pids)
         self._glances = range(_GLANCES if spins else 0)
         self._yields = range(0 if engine.cores.shares_process else _YIELDS)
         self._leave_core = engine.cores.leave
@@ -86,7 +89,7 @@ class ShmWindow(EngineWindow):
         self._controls = [memory[at : at + _CONTROL_BYTES].cast("Q") for at in controls]
         self._own = self._controls[self.index]
         self._notes = memoryview(bytearray(16)).cast("Q")
-        self._epoch_address = remote.address(self._own)
+        self._epoch_address = address(self._own)
 
     @staticmethod
     def segment_bytes(count: int, nbytes: int) -> int:
@@ -126,19 +129,30 @@ class ShmWindow(EngineWindow):
                 self._compare(index, epoch, check)
 
     def expose_arrays(self, *pieces: Memory) -> bool:
-        word, known = _EXPOSED, True
+        word, known = EXPOSED, True
         for piece in pieces:
-            self._own[word] = remote.address(piece)
+            self._own[word] = address(piece)
             known = known and remote.on_heap(piece)
             word += 1
+        for index in range(arenas.TOLD):
+            self._own[ARENA + index] = int(arenas.OWN[index])
         return known or remote.readable(pieces)
 
     def read(self, index: int, piece: int, offset: int, target: Memory) -> None:
-        problem = ""
+        control = self._controls[index]
+        problem, start = "", control[EXPOSED + piece]
+        here = self._arenas.find(index, start, control[ARENA : ARENA + arenas.TOLD])
         try:
-            remote.copy_from(self._pids[index], self._controls[index][_EXPOSED + piece] + offset, target)
+            if here:
+                remote.copy_here(here + offset, target)
+            else:
+                remote.copy_from(self._pids[index], start + offset, target)
         except OSError as error:
             problem = f"its memory cannot be read: {error}"
+        self._check_read(index, problem)
+
+    def _check_read(self, index: int, problem: str = "") -> None:
+        """Raise unless what was read of a position is what it had exposed."""
         if WEAKLY_ORDERED:
             barrier()
         rank, peer = self._engine.rank, self.ranks[index]
@@ -151,6 +165,16 @@ class ShmWindow(EngineWindow):
         if problem:
             raise PeerLost(f"rank {rank} lost {self._engine.group.describe(peer)}: {problem}", rank=rank, peer=peer)
 
+    def _fail_reads(self) -> NoReturn:
+        """Raise the failure of which the board has told compiled code."""
+        for index in range(len(self.ranks)):
+            if index != self.index:
+                self._check_read(index)
+        raise TransportError("a rank failed while its memory was read", rank=self._engine.rank)
+
+    def tells_arena(self, index: int) -> bool:
+        return self._controls[index][ARENA] != 0
+
     def close(self) -> None:
         with self._engine.lock:
             if self.closed:
@@ -162,6 +186,7 @@ class ShmWindow(EngineWindow):
             nothing = memoryview(bytearray(_CONTROL_BYTES)).cast("Q")
             self._own, self._controls = nothing, [nothing] * len(self.ranks)
             self._bells.clear()
+            self._ends.clear()
             for view in self._views:
                 with contextlib.suppress(BufferError):  # an array is still a view of the memory, and keeps it
                     view.release()
@@ -174,7 +199,7 @@ class ShmWindow(EngineWindow):
         if self.closed:
             raise self._closed_error()
         memory = np.frombuffer(self.segment.memory, np.uint8)
-        start, notes = remote.address(memory), remote.address(self._notes)
+        start, notes = address(memory), address(self._notes)
         return Controls(
             tuple(start + index * _CONTROL_BYTES for index in range(len(self.ranks))),
             notes + 8 * _STOPPED,
@@ -182,8 +207,11 @@ class ShmWindow(EngineWindow):
             _SPINS if self._spins else 0,
             0 if self._spins or self._engine.cores.shares_process else _COMPILED_YIELDS,
             self._wake,
-            (memory, self._notes, *self._bells),
+            (memory, self._notes, *self._bells, self._arenas, *map(np.asarray, self._ends)),
             tuple(bell.address for bell in self._bells) if CAN_SLEEP else (),
+            tuple(map(self._arenas.address, range(len(self.ranks)))),
+            tuple(map(address, self._ends)),
+            self._fail_reads,
         )
 
     # For the transport and for waits.

@@ -9,7 +9,9 @@ not arrive soon, if another frame arrives, and at intervals, since only the loop
 from __future__ import annotations
 
 import time
+from typing import Final
 
+from transports.anysource import Taken
 from transports.base import Request, check_arguments, check_view
 from transports.engine import Engine
 from transports.errors import RondeError
@@ -17,6 +19,9 @@ from transports.requests import Sending
 from transports.tcp.frames import data_header
 from transports.tcp.lanes import Incoming
 from transports.tcp.outgoing import Outgoing
+
+_MOST_LANES: Final = 8
+"""The most lanes that are polled for a frame of any source."""
 
 
 class AtOnce:
@@ -49,6 +54,27 @@ class AtOnce:
                 request = self._fetch(lane, tag, check, view, now)
         if request is not None:
             request.wait(deadline)
+
+    def take(
+        self, sources: tuple[int, ...], tags: range, view: memoryview | None, check: int | None, turn: int
+    ) -> Taken | None:
+        """See Link.take."""
+        known, polls = self._incoming, self._loop.glances
+        lanes = [known[peer] for peer in sources if peer in known]
+        if len(sources) > 1:
+            others = len(sources) - (self._engine.rank in sources)
+            if not lanes or len(lanes) < others or len(lanes) > _MOST_LANES:
+                return None
+            start = turn % len(lanes)
+            lanes, polls = lanes[start:] + lanes[:start], polls[:: len(lanes)]
+        for lane in lanes:
+            taken = lane.take(tags, view, check, polls)
+            if taken is not None:
+                return taken
+            if not lane.is_clear or not self._match_queue.is_clear(sources, tags):
+                break
+        self._loop.driver.interrupt()  # other threads may wait for a frame that arrived
+        return None
 
     def sendrecv(
         self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import socket
+import time
 from typing import ClassVar, Final, Protocol
 
 from transports import tls
+from transports.anysource import Taken
 from transports.compiled import BUFFER, END, HEAD_BYTES, IN, IN_DATA, Words
 from transports.errors import RondeError, TransportError
 from transports.loop import READ, Loop
@@ -350,7 +352,7 @@ class Incoming(Lane):
             return None
         try:
             self.expect(now)
-            count = self._poll_read(sock, self._first_read)
+            count = self._poll_read(sock, self._first_read, self._loop.glances)
             if count < _HEADER_BYTES or _unpack_from(window) != (tag, check, DATA, len(view)):
                 self._end = count
                 self._parse()
@@ -364,7 +366,7 @@ class Incoming(Lane):
                 window[: self._end] = window[after:count]
                 self._parse()
             while got < len(view):
-                count = self._poll_read(sock, view[got:])
+                count = self._poll_read(sock, view[got:], self._loop.glances)
                 if not count:
                     break
                 got += count
@@ -374,13 +376,55 @@ class Incoming(Lane):
             self.fail(error)
             return None
 
+    def take(self, tags: range, view: memoryview | None, check: int | None, polls: range) -> Taken | None:
+        """Read the next frame without asking for a target, if it arrives soon and as a whole: see AnySource.take. Any
+        other frame that arrives goes the usual way."""
+        sock, window = self._sock, self._window
+        if sock is None or not self.is_clear:
+            return None
+        try:
+            self.expect(time.monotonic())
+            count = self._poll_read(sock, self._first_read, polls)
+            if not count:
+                return None
+            self._end = count
+            taken = self._whole_frame(tags, view, check, count)
+            if taken is not None:
+                self._end = left = count - _HEADER_BYTES - len(taken.view)
+                if left:
+                    window[:left] = window[count - left : count]
+            if self._end:
+                self._parse()
+            self._look_again()
+            return taken
+        except (EOFError, OSError, TransportError) as error:
+            self.fail(error)
+            return None
+
+    def _whole_frame(self, tags: range, view: memoryview | None, check: int | None, count: int) -> Taken | None:
+        """The first frame of so many bytes in the buffer, if all of it is there and it fits; its payload is copied."""
+        if count < _HEADER_BYTES:
+            return None
+        tag, found, kind, length = _unpack_from(self._window)
+        end = _HEADER_BYTES + length
+        if kind != DATA or tag not in tags or end > count:
+            return None
+        if check is not None and (found != check or view is None or length != len(view)):
+            return None
+        if view is None:
+            view = memoryview(bytearray(length))
+        elif length > len(view):
+            return None
+        view[:length] = self._window[_HEADER_BYTES:end]
+        return Taken(self.peer, tag, found, view if length == len(view) else view[:length])
+
     def receive_rest(self, target: Target, rest: memoryview) -> None:
         """Receive the rest of a frame that `fetch` has begun to read into `target`; `rest` is the missing part."""
         self._inbound, self._rest = target, rest
 
-    def _poll_read(self, sock: socket.socket, into: memoryview) -> int:
+    def _poll_read(self, sock: socket.socket, into: memoryview, polls: range) -> int:
         """Poll the socket a few times; the number of bytes read."""
-        for _ in self._loop.glances:
+        for _ in polls:
             try:
                 count = sock.recv_into(into)
             except BlockingIOError:

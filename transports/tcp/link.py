@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Final, TypeVar
 
-from transports.base import Request
+from transports.anysource import Taken
+from transports.base import MAX_TAG, Request
 from transports.channel import compiled_messages
 from transports.compiled import LaneFrom, LaneTo
 from transports.descriptors import allow_many
 from transports.engine import Engine, Flush, Link
 from transports.errors import DeadlineExceeded, PeerLost, ReentryError, RondeError
-from transports.matching import InboundMessage
+from transports.matching import Target
 from transports.requests import Sending
 from transports.tcp import dead_links
 from transports.tcp.addresses import exchange, own_address
@@ -101,15 +102,23 @@ class TcpLink(Link):
         self._dialing.addresses = exchange(self.group, self.ranks, address, deadline)
 
     def send(self, peer: int, tag: int, view: memoryview, check: int, sent: int = 0) -> Sending:
-        sending = Sending(self.engine, peer, tag, len(view))
         lane = self._outgoing.get(peer) or self._connect(peer)
-        if sent:
-            lane.queue(data_header(tag, check, len(view)), view, sending, sent)
-        elif len(view) < self._spread_from:
-            lane.push(data_header(tag, check, len(view)), view, sending)
-        else:
+        if not sent and len(view) >= self._spread_from and tag <= MAX_TAG:
+            sending = Sending(self.engine, peer, tag, len(view))
             self._stripings[peer].push(tag, check, view, sending)
+            return sending
+        header = data_header(tag, check, len(view))  # news of the engine are there before the next header
+        sent = sent or lane.give(header, view)
+        if sent == len(header) + len(view):
+            return self.engine.sent
+        sending = Sending(self.engine, peer, tag, len(view))
+        lane.queue(header, view, sending, sent)
         return sending
+
+    def take(
+        self, sources: tuple[int, ...], tags: range, view: memoryview | None, check: int | None, turn: int
+    ) -> Taken | None:
+        return self._at_once.take(sources, tags, view, check, turn)
 
     def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int) -> None:
         self._at_once.recv(peer, tag, view, deadline, check)
@@ -219,7 +228,7 @@ class TcpLink(Link):
     def deliver(self, peer: int, tag: int, check: int, payload: memoryview) -> bool:
         return self.engine.match_queue.deliver(peer, tag, check, payload)
 
-    def arrive(self, peer: int, tag: int, check: int, length: int) -> InboundMessage | None:
+    def arrive(self, peer: int, tag: int, check: int, length: int) -> Target | None:
         engine = self.engine
         if self._early_arrivals.holds(peer, length, engine.match_queue.awaits(peer, tag)):
             engine.hold(peer, tag, check, length)

@@ -25,7 +25,7 @@ class Options:
                          share one host, else the interface that leads to the other hosts
     peer_timeout         seconds, at least 1, after which a host without an answer on the level of TCP is lost. The
                          ranks raise up to 2 s later if the store does not answer either; if no data are on the way to
-                         the host, another 2 s or a fifth of this time later
+                         the host, another 2 s or two fifths of this time later
     handshake_timeout    seconds, above 0: limit for an accepted connection to prove that it belongs to the job
     socket_buffer_bytes  size of each socket's send and receive buffer; 0 lets the system choose and adapt it
     max_parked_bytes     at least 0: total payload of unexpected messages. A frame that would exceed it stays in the

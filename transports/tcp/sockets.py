@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import sys
 from collections.abc import Sequence
@@ -93,9 +94,11 @@ def tune(sock: socket.socket, peer_timeout: float) -> None:
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Five probes if the time allows it, never only one: packets get lost on any network.
+    # Five probes if the time allows it, never only one: packets get lost on any network. The last one comes once the
+    # time is over, so that the network may have been gone for almost as long.
     pause = max(1, int(peer_timeout) // 5)
-    for option, value in ((_KEEPIDLE, pause), (_KEEPINTVL, pause), (_KEEPCNT, max(2, round(peer_timeout / pause)))):
+    probes = max(2, math.ceil(peer_timeout / pause))
+    for option, value in ((_KEEPIDLE, pause), (_KEEPINTVL, pause), (_KEEPCNT, probes)):
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
     if _RTO_MAX_MS is not None:

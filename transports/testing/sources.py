@@ -38,14 +38,23 @@ class _Receiver:
         """Post a receive of any length and check."""
         return self.ability.irecv_any(sources or self.everyone, tags, None)
 
+    def first(self, sources: frozenset[int], tags: range) -> Arrival:
+        """The first match, which is taken at once if the transport can do that now."""
+        taken = self.ability.take(tuple(sources), tags, None)
+        if taken is None:
+            return self.take(self.post(sources, tags))
+        return self._compared(Arrival(taken.source, taken.tag, taken.check, len(taken.view)), bytes(taken.view))
+
     def take(self, request: AnyRequest) -> Arrival:
         """Wait for a receive, and compare its payload, which begins with the frame's number."""
-        bench = self.bench
-        request.wait(bench.deadline)
+        request.wait(self.bench.deadline)
         arrival = request.arrival
         require(arrival is not None, "a completed receive has no arrival")
         assert arrival is not None
-        data = bytes(request.view)
+        return self._compared(arrival, bytes(request.view))
+
+    def _compared(self, arrival: Arrival, data: bytes) -> Arrival:
+        bench = self.bench
         require(len(data) == arrival.nbytes, f"{arrival} has a view of {len(data)} bytes")
         number = int.from_bytes(data[:4])
         sent = _payload(arrival.source, bench.rank, arrival.tag, number, arrival.nbytes)
@@ -78,7 +87,8 @@ def _check(body: Callable[[Bench, _Receiver], None]) -> Callable[[Bench], None]:
 
 @_check
 def a_receive_from_any_source_takes_the_first_match(bench: Bench, receiver: _Receiver) -> None:
-    """A receive takes the first frame of a peer that it matches, by source, by tag, by both or by neither."""
+    """A receive takes the first frame of a peer that it matches, by source, by tag, by both or by neither; also
+    one that takes it at once."""
     chosen = random.Random(bench.rank)
     numbers = random.Random(7)
     plan: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -97,7 +107,7 @@ def a_receive_from_any_source_takes_the_first_match(bench: Bench, receiver: _Rec
         tag = chosen.choice(left[source])[1][0]
         sources = chosen.choice((frozenset({source}), receiver.everyone))
         tags = chosen.choice((range(tag, tag + 1), _TAGS))
-        arrival = receiver.take(receiver.post(sources, tags))
+        arrival = receiver.first(sources, tags)
         require(arrival.source in sources and arrival.tag in tags, f"{arrival} does not match {sources}, {tags}")
         first = next(number for number, (sent, _) in left[arrival.source] if sent in tags)
         require(arrival.check == first, f"{arrival} came before frame {first}, which matches too and was sent before")
@@ -231,6 +241,100 @@ def a_receive_from_any_source_ends_at_its_deadline(bench: Bench, receiver: _Rece
 
 
 @_check
+def a_frame_is_taken_at_once_or_left(bench: Bench, receiver: _Receiver) -> None:
+    """A frame that fits is taken at once, or as well by a receive; one that does not fit, or that a receive is posted
+    for, is left to that."""
+    left, tag = frozenset({bench.left}), _TAGS[0]
+    for nbytes in (4, 2000, 9000):
+        for check, room in ((None, nbytes), (None, nbytes + 9), (0, nbytes), (1, nbytes), (0, nbytes + 1), (None, 3)):
+            bench.sync()
+            _give(bench, bench.right, tag, 0, nbytes)
+            bench.sync()
+            view = memoryview(bytearray(room))
+            fits = (room == nbytes and check == 0) or (room >= nbytes and check is None)
+            taken = receiver.ability.take(tuple(left), range(tag, tag + 1), view, check)
+            require(taken is None or fits, f"{nbytes} bytes were taken into {room}, check {check}")
+            if taken is not None:
+                require(len(taken.view) == nbytes, f"the view of a frame of {nbytes} bytes has {len(taken.view)}")
+                require(bytes(view[:nbytes]) == _payload(bench.left, bench.rank, tag, 0, nbytes), "it has other bytes")
+                require(not any(view[nbytes:]), "bytes behind the frame were written")
+            else:
+                require(receiver.take(receiver.post()).check == 0, "a frame that was not taken is not there")
+    posted = bench.irecv(bench.left, tag, bytearray(8), 1)
+    bench.sync()
+    _give(bench, bench.right, tag, 1)
+    bench.sync()
+    taken = receiver.ability.take(tuple(left), range(tag, tag + 1), None)
+    require(taken is None, "a frame was taken that a receive is posted for")
+    posted.wait(bench.deadline)
+    bench.swap(5)
+
+
+@_check
+def a_synchronous_send_ends_at_its_match(bench: Bench, receiver: _Receiver) -> None:
+    """A synchronous send is not done before its frame is matched: by a receive that is posted later, or before, and
+    whose rank waits in another call. Frames of both kinds with one tag stay in order."""
+    to, tag = bench.right, _TAGS[0]
+    for nbytes in (4, 70_000, (3 << 20) + 1):
+        for early in (False, True):
+            bench.sync()
+            posted = receiver.post() if early else None
+            bench.sync()
+            data = [memoryview(_payload(bench.rank, to, tag, number, nbytes)) for number in range(3)]
+            one = receiver.ability.issend(to, tag, data[0], 0)
+            two = bench.transport.isend(to, tag, data[1], 1)
+            three = receiver.ability.issend(to, tag, data[2], 2)
+            if posted is not None:
+                one.wait(bench.deadline)  # no rank waits for its own receive
+                require(not three.test(), "a synchronous send has ended without a receive")
+                bench.sync()
+            else:
+                receiver.ability.probe(frozenset({bench.left}), _TAGS, bench.deadline)
+                require(not one.test() and not three.test(), "a synchronous send has ended without a receive")
+                error_of(lambda: one.wait(bench.soon()), DeadlineExceeded)  # noqa: B023 - called at once
+                bench.sync()
+                posted = receiver.post()
+            require(receiver.take(posted).check == 0, "another frame than the first was received")
+            one.wait(bench.deadline)
+            view = bytearray(nbytes)
+            bench.irecv(bench.left, tag, view, 1).wait(bench.deadline)
+            two.wait(bench.deadline)
+            require(bytes(view) == _payload(bench.left, bench.rank, tag, 1, nbytes), "a frame has other bytes")
+            require(receiver.take(receiver.post()).check == 2, "a synchronous frame was overtaken")
+            three.wait(bench.deadline)
+
+
+@_check
+def a_synchronous_send_fails_without_its_receiver(bench: Bench, receiver: _Receiver) -> None:
+    """A synchronous send fails with PeerLost, which names the peer, if that closes without a match."""
+    if bench.rank == bench.size - 1:
+        receiver.ability.probe(frozenset({0}), _TAGS, bench.deadline)
+        bench.transport.close(bench.deadline)
+    elif not bench.rank:
+        sending = receiver.ability.issend(bench.size - 1, _TAGS[0], memoryview(b"1234"))
+        error = error_of(lambda: sending.wait(bench.deadline), PeerLost)
+        require(f"rank {bench.size - 1}" in str(error), f"the error does not name the peer: {error}")
+
+
+@_check
+def a_receive_is_taken_back(bench: Bench, receiver: _Receiver) -> None:
+    """A receive of one rank with one tag that is taken back matches nothing; one that has matched is not taken back."""
+    tag = _TAGS[0]
+    views = [bytearray(8) for _ in range(3)]
+    first, second, third = (
+        bench.irecv(bench.left, tag, view, number) for view, number in zip(views, (0, 9, 1), strict=True)
+    )
+    require(second.withdraw(), "a receive without a frame could not be taken back")
+    bench.sync()
+    for number in range(2):
+        _give(bench, bench.right, tag, number)
+    first.wait(bench.deadline)
+    third.wait(bench.deadline)
+    require([int.from_bytes(view[:4]) for view in views] == [0, 0, 1], "a receive that was taken back got a frame")
+    require(not first.withdraw() and not third.withdraw(), "a receive with a frame was taken back")
+
+
+@_check
 def bad_sources_are_refused(bench: Bench, receiver: _Receiver) -> None:
     """ValueError for bad sources, tags or checks."""
     everyone, ability = receiver.everyone, receiver.ability
@@ -329,6 +433,10 @@ CHECKS: Final = (
     Check(a_probe_tells_of_a_frame_and_leaves_it),
     Check(a_frame_for_any_source_must_fit, every_size=False, least=2),
     Check(a_receive_from_any_source_ends_at_its_deadline, every_size=False, least=2),
+    Check(a_frame_is_taken_at_once_or_left),
+    Check(a_synchronous_send_ends_at_its_match),
+    Check(a_synchronous_send_fails_without_its_receiver, ends=True, every_size=False, least=2),
+    Check(a_receive_is_taken_back, every_size=False, least=2),
     Check(bad_sources_are_refused),
     Check(an_abort_reaches_receives_from_any_source, ends=True, every_size=False, least=2),
     Check(a_receive_fails_when_nobody_is_left, ends=True, least=2),

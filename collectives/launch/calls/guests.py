@@ -27,7 +27,7 @@ from collectives.launch.processes import PASSED_ON, passed_on, rank_environment
 from collectives.launch.store_keeper import StoreKeeper, free_port
 from collectives.membership import set_bounds
 from collectives.startup import init
-from collectives.world import is_initialized, shutdown, world
+from collectives.world_communicator import is_initialized, shutdown, world
 from transports import launchers
 from transports.auth import new_secret
 from transports.errors import RondeError

@@ -12,7 +12,7 @@ from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.launch.calls.outcome import Outcome, Success, failure
 from collectives.startup import connect
-from collectives.world import world_scope
+from collectives.world_communicator import world_scope
 from transports.errors import AbortedError
 from transports.rendezvous import MemoryStore, join
 

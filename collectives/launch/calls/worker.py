@@ -16,7 +16,7 @@ from typing import Final
 
 from collectives.launch.calls.outcome import Outcome, Success, dump, failure
 from collectives.startup import init
-from collectives.world import is_initialized, shutdown, world
+from collectives.world_communicator import is_initialized, shutdown, world
 from transports import launchers
 from transports.errors import RondeError
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collectives.launch.agent import OwnJob, attend
-from collectives.launch.supervision.control import ask_job, running_jobs, socket_folders
+from collectives.launch.supervision.control import ask_job, running_jobs
 from collectives.launch.supervision.nodes import Meeting, come, given_secret, lead, parse_address
 from collectives.launch.supervision.supervisor import supervise
 
@@ -21,6 +21,5 @@ __all__ = [
     "lead",
     "parse_address",
     "running_jobs",
-    "socket_folders",
     "supervise",
 ]

@@ -11,26 +11,18 @@ import json
 import os
 import selectors
 import socket
-import stat
 import struct
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from collectives.folders import check_owner, own_folder, runtime_folders
 from transports.errors import ConfigError, RondeError
 
 _MAX_LINE: Final = 1 << 12
 _ANSWER_SECONDS: Final = 10.0
 _MOST_AT_ONCE: Final = 16
-
-
-def socket_folders() -> list[Path]:
-    """The folders of the sockets, the best first: in $XDG_RUNTIME_DIR, and in the folder for temporary files."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    temporary = Path(tempfile.gettempdir()) / f"ronde-{os.getuid()}"
-    return [Path(runtime) / "ronde", temporary] if runtime else [temporary]
 
 
 class ControlSocket:
@@ -105,13 +97,13 @@ class ControlSocket:
 def running_jobs() -> list[str]:
     """The ids of the elastic jobs of this user that run here, sorted. Those whose launcher was killed are removed."""
     found = []
-    for path in sorted(path for place in socket_folders() for path in place.glob("*.sock")):
+    for path in sorted(path for place in runtime_folders() for path in place.glob("*.sock")):
         try:
             _connected(path).close()
             found.append(path.stem)
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
-        except (OSError, ConfigError):  # it is somebody else's
+        except OSError:  # it is somebody else's
             continue
     return sorted(set(found))
 
@@ -133,30 +125,30 @@ def ask_job(name: str, request: dict[str, Any]) -> str:
 
 def _path_of(name: str) -> Path:
     """The socket of a job: the first that is there."""
-    paths = [place / f"{name}.sock" for place in socket_folders()]
+    paths = [place / f"{name}.sock" for place in runtime_folders()]
     return next((path for path in paths if os.path.lexists(path)), paths[0])
 
 
 def _listener(name: str) -> tuple[Path, socket.socket]:
     """A listener of this name, and its path, in the first folder where there can be one. Raises ConfigError."""
     causes = []
-    for place in socket_folders():
+    for place in runtime_folders():
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            _own_folder(place)
+            own_folder(place)
             listener.bind(str(place / name))
             listener.listen(_MOST_AT_ONCE)
             listener.setblocking(False)
-        except (OSError, ConfigError) as error:
+        except OSError as error:
             listener.close()
-            causes.append(f"{place}: {error.strerror if isinstance(error, OSError) and error.strerror else error}")
+            causes.append(f"{place}: {error.strerror or error}")
         else:
             return place / name, listener
     raise ConfigError(f"there can be no socket in {'; in '.join(causes)}")
 
 
 def _connected(path: Path) -> socket.socket:
-    _check_owner(path.parent)
+    check_owner(path.parent)
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         client.settimeout(_ANSWER_SECONDS)
@@ -173,17 +165,3 @@ def _user(client: socket.socket) -> int:
         return os.getuid()
     _, user, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(user)
-
-
-def _own_folder(place: Path) -> None:
-    """Make the folder; refuse one that belongs to somebody else. Raises ConfigError, OSError."""
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_owner(place)
-    place.chmod(0o700)
-
-
-def _check_owner(place: Path) -> None:
-    """Raise ConfigError for a folder that somebody else has made; OSError if there is none."""
-    found = place.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise ConfigError(f"{place} does not belong to this user")

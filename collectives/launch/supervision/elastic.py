@@ -251,14 +251,17 @@ class ElasticJob:
         self.plan.drain(name, reason)
 
     def _on_change(self, change: Change) -> None:
-        text = f"ronde: {len(change.members)} ranks, processes {', '.join(map(str, change.members))}"
+        if change.members:
+            self.first_rank = change.members[0]
+            text = f"ronde: {len(change.members)} ranks, processes {', '.join(map(str, change.members))}"
+        else:  # the last ones have left
+            text = "ronde: no ranks"
         if change.came:
             text += f"; came: {', '.join(map(str, change.came))}"
         for number, reason in change.left.items():
             text += f"; left: {number} ({reason})"
         self._say(text)
         self.failed[:] = [number for number in self.failed if number in change.members]
-        self.first_rank = change.members[0]
         self.plan.changed(change.members, change.left, time.monotonic(), change.lost)
 
     def _on_lost_store(self, text: str) -> None:

@@ -16,9 +16,10 @@ from collectives.jit import cache_folder, obstacle
 from collectives.launch import run
 from collectives.launch.job import allocated
 from collectives.version import __version__
-from frontends.command_line.arguments import add_hosts, count, hosts_of, positive
+from frontends.command_line.arguments import count, positive
 from frontends.command_line.doctor import cluster
 from frontends.command_line.doctor.facts import first_version, frameworks, gpu_software
+from frontends.command_line.host_arguments import add_hosts, hosts_of
 from transports import copying, launchers, registry
 from transports.core_count import usable_cores
 from transports.errors import ConfigError
@@ -117,7 +118,7 @@ def examine() -> dict[str, Any]:
 
 def calibration() -> dict[str, Any]:
     """Return the calibration of this rank's world: kernels of copies, and when single copy is used."""
-    from collectives.world import world
+    from collectives.world_communicator import world
 
     comm, table = world(), copying.kernel_table()
     measured = comm.calibration

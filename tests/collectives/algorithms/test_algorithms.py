@@ -1,6 +1,6 @@
 """Every algorithm is proved for many sizes, and for small sizes in all variants.
 
-RONDE_PROOF=long proves every size up to 257, which takes hours; by default the sizes up to 32, 47, 63 and 64.
+RONDE_PROOF=long proves every size up to 257, which takes hours; by default SIZES.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from collectives.schedule.topology import Fold, rounds
 ALL = [found for collective in SPECS for found in algorithms(collective).values()]
 IN_PLACE = ("allreduce", "reduce", "broadcast", "allgather", "gather", "scan")
 LONG = os.environ.get("RONDE_PROOF") == "long"
-SIZES: list[Sequence[int]] = [[*range(1, 33), 47, 63, 64]]
-"""The sizes of each test case."""
+SIZES: list[Sequence[int]] = [[*range(1, 17), 24, 31, 32], [*range(17, 24), *range(25, 31), 47, 63, 64]]
+"""The sizes of each test case. `make test` proves the first ones, `make nightly` the others, too."""
 if LONG:
     SIZES = [range(1, 65), *(range(first, first + 8) for first in range(65, 257, 8)), [257]]
 
@@ -74,17 +74,22 @@ def test_every_size_is_proved(tested: Algorithm, sizes: Sequence[int]) -> None:
 
 
 @every_algorithm
-def test_every_variant_is_proved(tested: Algorithm) -> None:
-    """For small sizes all combinations; for larger ones uneven and empty blocks; and so many segments that who ran
-    ahead would leave the epochs behind that a window keeps."""
-    for size in range(1, 7):
+@pytest.mark.parametrize("sizes", [range(1, 5), range(5, 7)], ids=lambda sizes: f"{sizes[0]}-{sizes[-1]}")
+def test_every_variant_is_proved(tested: Algorithm, sizes: Sequence[int]) -> None:
+    """All combinations."""
+    for size in sizes:
         roots = sorted({0, size // 2, size - 1}) if SPECS[tested.collective].rooted else [0]
         segmentings = (1, 2, 3) if tested.segmented else (1,)
         hostings = [(), *host_patterns(size)] if tested.multihost else [()]
         placings = (False, True) if tested.collective in IN_PLACE else (False,)
         for root, segments, hosts, in_place in product(roots, segmentings, hostings, placings):
-            for sizes in (None, uneven(tested, size), uneven(tested, size, 2)):
-                prove(tested, size, root=root, segments=segments, hosts=hosts, in_place=in_place, sizes=sizes)
+            for blocks in (None, uneven(tested, size), uneven(tested, size, 2)):
+                prove(tested, size, root=root, segments=segments, hosts=hosts, in_place=in_place, sizes=blocks)
+
+
+@every_algorithm
+def test_uneven_and_empty_blocks_and_many_segments_are_proved(tested: Algorithm) -> None:
+    """So many segments that who ran ahead would leave the epochs behind that a window keeps."""
     for size in (9, 16, 23):
         hosts = host_patterns(size)[4] if tested.multihost else ()
         root = size - 2 if SPECS[tested.collective].rooted else 0

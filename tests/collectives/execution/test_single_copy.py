@@ -21,7 +21,7 @@ from collectives.algorithms import algorithms
 from collectives.execution.executor import Executor
 from collectives.planning.plan import Call
 from tests.worlds import executor_of, kept_plans, world_of
-from transports.onesided import Memory, Window
+from transports.onesided import Memory, Window, address
 from transports.shm import remote
 
 LENDING = sorted(
@@ -182,7 +182,7 @@ def test_memory_that_cannot_be_exposed_is_reported() -> None:
     assert not readable(page)
     assert not readable(fine, page)
     with pytest.raises(OSError, match="Bad address"):
-        remote.copy_from(os.getpid(), remote.address(page), memoryview(bytearray(10)))
+        remote.copy_from(os.getpid(), address(page), memoryview(bytearray(10)))
 
 
 def test_memory_of_numpys_allocator_is_not_probed() -> None:
@@ -196,11 +196,11 @@ def test_memory_of_numpys_allocator_is_not_probed() -> None:
 def test_addresses_of_all_kinds_of_memory() -> None:
     for memory in (np.zeros(3), np.zeros(3, ml_dtypes.bfloat16), memoryview(bytearray(3)), np.zeros(0)):
         array = np.asarray(memory)
-        assert remote.address(memory) == array.ctypes.data
+        assert address(memory) == array.ctypes.data
         array.flags.writeable = False
-        assert remote.address(array) == array.ctypes.data
+        assert address(array) == array.ctypes.data
     text = memoryview(b"abc")
-    assert remote.address(text) == np.frombuffer(text, np.uint8).ctypes.data
+    assert address(text) == np.frombuffer(text, np.uint8).ctypes.data
 
 
 @pytest.mark.parametrize("transport", ["shm", "auto"])

@@ -113,7 +113,7 @@ def test_an_allgather_is_not_run_by_a_thread_without_python() -> None:
         x = np.ones(4, np.float32)
         for _ in range(2):
             comm.allgather(x)
-        planned = planned_call(comm, "allgather", x, None, (None, None))
+        planned = planned_call(comm, "allgather", x, None, (None, False, None))
         assert planned.table is None  # a thread without Python cannot decide whether to speculate
 
     with world(["on"]) as ranks:
@@ -322,9 +322,8 @@ def test_the_plans_are_forgotten_with_their_tables() -> None:
         x = np.ones(3)
         warm(comm, x)
         executor: Executor = executor_of(comm)
-        assert executor._tables
+        assert executor.recent()
         executor.forget_plans()
-        assert not executor._tables
         assert executor.recent() == []
         warm(comm, x)
         assert [text for _, _, text in executor.recent()][-4:] == ["allreduce(float64, 3 elements, op=sum)"] * 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -190,8 +191,12 @@ def test_a_user_without_a_home_has_a_folder(
     assert find("a") == b"text"
 
 
-def test_p6_a_python_without_its_lock_has_no_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+@pytest.mark.parametrize("lock", [True, False])
+def test_p6_a_build_without_the_lock_has_no_machine_code(monkeypatch: pytest.MonkeyPatch, lock: bool) -> None:
+    """Such a build can take the lock at any time, as for an extension: the answer is that of the build. Both kinds of
+    a version have the same cache tag, and objects of different sizes."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: lock, raising=False)
+    monkeypatch.setitem(sysconfig.get_config_vars(), "Py_GIL_DISABLED", 1)
     assert "lock" in str(obstacle())
-    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    monkeypatch.setitem(sysconfig.get_config_vars(), "Py_GIL_DISABLED", 0)
     assert "lock" not in str(obstacle())

@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 
 from collectives.arrays import inner_loop
+from collectives.flight import CALLS, FlightRecord
 from collectives.jit import (
     ABSOLUTE,
     ANYWHERE,
-    CALLS,
     OUTSIDE,
+    REFERRED,
     SOURCE,
+    SOURCE_IS_READ,
     STAGED_SLOT,
     TARGET,
+    TARGET_IS_READ,
     Answer,
     ArrayKind,
     CFunction,
@@ -30,13 +33,13 @@ from collectives.jit import (
     Scale,
     State,
     TableWriter,
-    address,
     bind,
     fitting,
+    layout,
     load,
     scaled,
 )
-from transports.onesided import ASKED, CHECKS, EPOCH, KEPT, Controls
+from transports.onesided import ARENA, ASKED, CHECKS, EPOCH, EXPOSED, KEPT, OPENED, Controls, address
 
 pytest.importorskip("numba", reason="the compiled interpreter needs Numba")
 
@@ -55,7 +58,7 @@ class Rig:
         self.code = code
         self.controls = np.zeros((2, 32), np.uint64)
         self.notes = np.zeros(2, np.int64)
-        self.state = State(code, EPOCHS)
+        self.state = State(code, FlightRecord().call_log("0-0", 2, 0, ""), EPOCHS)
         words = tuple(address(row) for row in self.controls)
         notes = address(self.notes)
         self.state.use(Controls(words, notes, notes + 8, spins, yields, lambda: None, ()), 0, 4096)
@@ -108,7 +111,7 @@ def test_a_call_from_beginning_to_end(releases: bool) -> None:
         assert run(x, out) is None
         assert stage.tolist() == x.tolist()
         assert out.tolist() == (x + theirs).tolist()
-        assert rig.state.words[CALLS] == rig.tally[0] == number
+        assert rig.state.log.words[CALLS] == rig.tally[0] == number
         slot = CHECKS + 2 * (epoch % KEPT)
         assert rig.controls[0, [EPOCH, slot, slot + 1]].tolist() == [epoch, epoch, check]
         assert rig.notes[1] == epoch
@@ -221,13 +224,13 @@ def test_calls_that_do_not_begin() -> None:
     x, target = np.ones(1, np.float32), np.zeros(1, np.float32)
     rig.tally[1] = 1
     assert run(x, target) == Answer.OBSERVED
-    assert rig.state.words[CALLS] == 1
+    assert rig.state.log.words[CALLS] == 1
     rig.tally[1] = 1 << 60
     odd = np.frombuffer(b"\0" * 5, np.uint8)[1:].view(np.float32)
     assert run(odd, target) == Answer.UNFIT
     rig.notes[0] = 1
     assert run(x, target) == Answer.OVER
-    assert rig.state.words[CALLS] == 1
+    assert rig.state.log.words[CALLS] == 1
     assert target == 0
 
 
@@ -354,3 +357,80 @@ def test_shapes_of_any_dimensions() -> None:
         x = np.zeros(shape, np.int64)
         assert fits(x, (np.int64, shape), in_place=True)(x, x)
         assert not fits(x, (np.int64, shape), in_place=True)(*[np.zeros((7, *shape), np.int64)] * 2)
+
+
+class Reading(Rig):
+    """A rig whose peer exposes an array that lies in its arena, `shift` bytes from the address that it tells."""
+
+    def __init__(self, count: int = 8) -> None:
+        super().__init__(slots=1)
+        self.theirs = np.arange(count, dtype=np.float32)
+        self.shared = np.ones(1, np.int64)
+        shift = 1 << 30
+        told = address(self.theirs) - shift
+        self.located = np.array([told, told + self.theirs.nbytes, shift, address(self.shared)], np.int64)
+        self.controls[1, EXPOSED] = told
+        self.failed, self.opened = np.zeros(1, np.int64), np.full(1, OPENED, np.int64)
+        self.checked = np.array([address(self.failed), 1, address(self.opened)], np.int64)
+        self.reference, self.scratch = np.zeros(1, np.int64), np.zeros(count, np.float32)
+
+    def read(self, result: Operand, *, reference: int = 0) -> None:
+        nbytes = self.theirs.nbytes
+        self.writer.read(nbytes, result, Operand(0, 0), self.peer, address(self.located), reference)
+
+
+def test_a_read_copies_an_array_where_the_peer_has_it() -> None:
+    rig = Reading()
+    rig.read(Operand(TARGET, 0))
+    run, target = rig.bind(), np.zeros(8, np.float32)
+    assert run(target, target) is None
+    np.testing.assert_array_equal(target, rig.theirs)
+    rig.shared[0] = 0
+    rig.theirs += 1
+    assert run(target, target) == 0
+    assert target[0] == 0
+
+
+def test_a_combination_reads_a_peers_array_where_it_lies() -> None:
+    rig = Reading()
+    rig.read(Operand(ABSOLUTE, address(rig.scratch)), reference=address(rig.reference))
+    loop = inner_loop(np.add, FLOAT)
+    assert loop is not None
+    rig.writer.reduce(
+        8, Operand(TARGET, 0), Operand(SOURCE, 0), Operand(REFERRED, address(rig.reference)), CFunction(*loop), 4
+    )
+    run, x, target = rig.bind(), np.ones(8, np.float32), np.zeros(8, np.float32)
+    assert run(x, target) is None
+    np.testing.assert_array_equal(target, rig.theirs + 1)
+    assert not rig.scratch.any()
+    rig.shared[0] = 0  # Python reads it into the scratch memory instead
+    assert run(x, target) == 0
+    rig.scratch[:] = 5
+    assert run(x, target, 1, 2) is None
+    assert (target == 6).all()
+
+
+def test_a_signal_is_left_after_a_read_if_a_rank_has_failed() -> None:
+    for failed, opened in ((1, OPENED), (0, OPENED + 1)):
+        rig = Reading()
+        rig.read(Operand(TARGET, 0))
+        rig.writer.signal(2)
+        run, target = rig.bind(checked=address(rig.checked)), np.zeros(8, np.float32)
+        assert run(target, target) is None
+        rig.failed[0], rig.opened[0] = failed, opened
+        assert run(target, target) == 2
+        assert int(rig.controls[0, EPOCH]) == EPOCHS + 2
+
+
+def test_arrays_that_peers_read_must_lie_in_the_arena_of_this_process() -> None:
+    rig, x, target = Reading(), np.zeros(8, np.float32), np.zeros(8, np.float32)
+    rig.writer.signal(1)
+    rig.writer.expose()
+    own = np.array([address(x), 7, 9, address(x) + x.nbytes], np.int64)
+    rig.state.words[layout.ARENA] = address(own)
+    both = rig.bind(exposes=SOURCE_IS_READ | TARGET_IS_READ)
+    assert both(x, target) == Answer.UNFIT
+    assert rig.bind(exposes=SOURCE_IS_READ)(x, target) is None
+    assert both(x, x) is None
+    assert rig.controls[0, EXPOSED : EXPOSED + 2].tolist() == [address(x)] * 2
+    assert rig.controls[0, ARENA : ARENA + 3].tolist() == [address(x), 7, 9]

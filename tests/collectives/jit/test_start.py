@@ -123,6 +123,23 @@ def place(tmp_path: Path) -> Iterator[Place]:
             time.sleep(0.05)
 
 
+ASSEMBLED = """
+from collectives.jit.machine_code import _Target
+
+target = _Target()
+module = target._llvm.parse_assembly('define void @f() { call void asm sideeffect "nop", ""() ret void }')
+print(len(target._machine.emit_object(module)))
+"""
+
+
+@pytest.mark.processes
+def test_instructions_that_are_given_as_text_are_assembled() -> None:
+    """The code for aarch64 has one. LLVM ends the process where it cannot assemble it."""
+    ended = subprocess.run([sys.executable, "-c", ASSEMBLED], capture_output=True, text=True, timeout=BOUND)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) > 0
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_p1_the_ranks_meet_though_compiling_takes_longer_than_that(place: Place, transport: str) -> None:

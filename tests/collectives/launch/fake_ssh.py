@@ -17,9 +17,10 @@ env -i HOME=/ PATH=/usr/bin:/bin SHELL=/bin/sh OF_LOGIN=$host SSH_CONNECTION="12
 
 
 def install(folder: Path, before: str = "") -> dict[str, str]:
-    """Write the program into a folder; the variables by which a launcher finds it. For each host it writes its process
-    id to NAME.ssh, and that of the agent to NAME.agent. `before`: shell commands to run first, which see $host."""
+    """Write the program into a folder; the variables by which a launcher finds it, and of ranks that start sooner,
+    since they load no machine code. For each host it writes its process id to NAME.ssh, and that of the agent to
+    NAME.agent. `before`: shell commands to run first, which see $host."""
     script = folder / "ssh"
     script.write_text(SCRIPT.format(folder=folder, before=before))
     script.chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "RONDE_COMPILED": "off"}

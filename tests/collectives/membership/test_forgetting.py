@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
@@ -33,7 +31,7 @@ class Recording(MemoryStore):
 
     def held(self) -> int:
         """The bytes of the generations' keys and values."""
-        keys: Sequence[str] = sorted(key for key in self.keys if key.startswith("generation-"))
+        keys = sorted(key for key in tuple(self.keys) if key.startswith("generation-"))  # the other rank adds keys
         values = self.peek_all(keys)
         return sum(len(key) + len(value) for key, value in zip(keys, values, strict=True) if value is not None)
 
@@ -56,6 +54,5 @@ def test_l15_the_store_does_not_grow_by_a_generation_with_each_regroup(transport
         made.store = store
         for future in made.start(2, body):
             future.result(4 * SECONDS)
-    first, later = sizes[9] - sizes[4], sizes[29] - sizes[9]
-    assert first >= 0
-    assert later / 20 < 400, sizes
+    assert min(sizes) > 0
+    assert (sizes[29] - sizes[9]) / 20 < 400, sizes  # one by one they also fall: the other rank may be ahead

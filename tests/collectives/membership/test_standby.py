@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from collectives import Communicator, Config, ConfigError, RendezvousError, RondeError, connect, wait_to_join
-from collectives.membership import set_bounds, standby
+from collectives.membership import set_bounds
 from collectives.membership.registry import Registry
 from collectives.membership.standby import Standby, has_majority, standby_ranks
 from tests.collectives.membership.changes import SECONDS
@@ -21,7 +21,7 @@ from tests.collectives.membership.shrinks import compute
 from tests.collectives.membership.test_partition import FarStore
 from tests.worlds import COMPILED, SECRET
 from transports.base import Group, Member
-from transports.rendezvous import MemoryStore, TcpStore, join, parse_url
+from transports.rendezvous import MemoryStore, TcpStore, join, parse_url, server
 from transports.store import Store
 
 SIZE = 5
@@ -53,7 +53,7 @@ class Loss:
     """The loss of the store, and of one of `size` ranks with its host."""
 
     def __init__(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(standby, "LINGER_SECONDS", 0.0)
+        monkeypatch.setattr(server, "LINGER_SECONDS", 0.0)
         self.cut = threading.Event()
         self.store = MemoryStore()
         self._gone = threading.Barrier(size)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from collectives import OPS, Communicator
 from collectives.algorithms import algorithms
 from collectives.arrays.ops import allowed_ops
-from tests.worlds import Worlds
+from tests.worlds import THERE, Worlds
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [
@@ -92,7 +92,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     rows = draw(COUNTS)
     shape = draw(st.sampled_from([(rows,), (rows, 1), (rows, 3)])) if rows < 5000 else (rows,)
     return {
-        "transport": draw(st.sampled_from(["local", "local", "tcp", "shm", "auto"])),
+        "transport": draw(st.sampled_from(["local", *THERE])),
         "size": draw(st.integers(1, 5)),
         "dtype": dtype,
         "shape": shape,

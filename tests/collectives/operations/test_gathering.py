@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import AbortedError, Communicator, MismatchError
+from collectives import AbortedError, Communicator, MismatchError, RondeError
 from collectives.algorithms import algorithms
 from collectives.operations.speculation import even_call
 from tests.worlds import executor_of, world_of
@@ -152,3 +152,133 @@ def test_another_collective_is_a_mismatch_on_all_ranks() -> None:
 
     with world_of("tcp", 2) as world:
         world.run(body)
+
+
+# ---- sizes that all ranks know
+
+
+def agreed(comm: Communicator) -> None:
+    rank, size = comm.rank, comm.size
+    rows = [2 * each + 1 for each in range(size)]
+    rows[-1] = 0
+    parts = [np.full((count, 3), each, np.float32) for each, count in enumerate(rows)]
+    everything = np.concatenate(parts)
+    comm.reset_metrics()
+    for _ in range(2):
+        assert np.array_equal(comm.allgather(parts[rank], expected=rows, agreed=True), everything)
+        into = np.zeros_like(everything)
+        assert comm.allgather_async(parts[rank], out=into, expected=rows, agreed=True).wait() is into
+        assert np.array_equal(into, everything)
+        even = comm.allgather(np.array([rank]), expected=[1] * size, agreed=True)
+        assert even.tolist() == [*range(size)]
+        got = comm.gather(parts[rank], 1, expected=rows, agreed=True)
+        assert (got is None) == (rank != 1)
+        assert got is None or np.array_equal(got, everything)
+        mine = np.zeros_like(parts[rank])
+        comm.scatter(everything if rank == 0 else None, counts=rows, out=mine, agreed=True)
+        assert np.array_equal(mine, parts[rank])
+        splits = [rank + each for each in range(size)]
+        x = np.repeat(np.arange(size), splits)
+        result, came = comm.alltoall(x, splits, expected=splits, return_splits=True, agreed=True)
+        assert result.tolist() == [rank] * sum(splits)
+        assert came.tolist() == splits
+    found = comm.metrics()
+    assert all(not part["calls"] for part in found["parts"].values()), "sizes were exchanged"
+    for method, options in (
+        (comm.allgather, {}),
+        (comm.gather, {}),
+        (comm.allgather, {"expected": [5] * size}),
+        (comm.allgather, {"expected": rows, "out": np.zeros((1, 3), np.float32)}),
+        (comm.scatter, {}),
+        (comm.scatter, {"counts": rows, "out": np.zeros((50, 3), np.float32)}),
+        (comm.alltoall, {"splits": [1] * size}),
+        (comm.alltoall, {"expected": [1] * size}),
+    ):
+        given = everything if method == comm.scatter else np.zeros((size, 3), np.float32)
+        with pytest.raises(ValueError, match=r"expected|counts|out|splits"):
+            method(parts[rank] if "out" in options and method != comm.scatter else given, agreed=True, **options)
+    comm.barrier()
+
+
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
+def test_sizes_that_all_ranks_know_take_one_exchange(transport: str) -> None:
+    with world_of(transport, 3) as world:
+        world.run(agreed)
+
+
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
+def test_known_sizes_that_differ_abort(transport: str) -> None:
+    def body(comm: Communicator) -> None:
+        rows = [1, 2] if comm.rank == 0 else [2, 2]
+
+        def call() -> None:
+            comm.allgather(np.zeros((rows[comm.rank], 2)), expected=rows, agreed=True)
+            comm.barrier()
+
+        with pytest.raises(RondeError):
+            call()
+        assert isinstance(comm.failure, RondeError)
+
+    with world_of(transport, 2) as world:
+        world.run(body)
+
+
+# ---- read-only memory
+
+
+def from_read_only_memory(comm: Communicator) -> None:
+    for count in (1, 1000, 3_000_000):
+        x = np.arange(count, dtype=np.float32) * (comm.rank + 1)
+        x.flags.writeable = comm.rank != 1
+        for _ in range(3):
+            if comm.rank == 1:
+                assert comm.broadcast(x, 1, out=x) is x
+                assert comm.broadcast_async(x, 1, out=x, name="n").wait() is x
+            else:
+                comm.broadcast(x, 1, out=x)
+                comm.broadcast_async(x, 1, out=x, name="n").wait()
+            assert x[-1] == 2 * (count - 1)
+    x = np.zeros(3)
+    x.flags.writeable = False
+    with pytest.raises(ValueError, match="out"):
+        comm.allreduce(x, out=x)
+    if comm.rank != 1:
+        with pytest.raises(ValueError, match="out"):
+            comm.broadcast(x, 1, out=x)
+    comm.barrier()
+
+
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
+@pytest.mark.parametrize("compiled", ["off", "auto"])
+def test_the_root_broadcasts_in_place_from_read_only_memory(transport: str, compiled: str) -> None:
+    with world_of(transport, 2, compiled=[compiled]) as world:
+        world.run(from_read_only_memory)
+
+
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
+def test_objects_around_the_length_of_their_first_part(transport: str) -> None:
+    """Short ones of all ranks travel in one exchange; one that is long makes a second one, of all."""
+    lengths = (0, 1, 500, 1990, 2016, 2017, 2032, 2033, 5000, 70_000)
+
+    def body(comm: Communicator) -> list[object]:
+        found: list[object] = []
+        for length in lengths:
+            mine = bytes([comm.rank]) * length
+            for long in range(comm.size):
+                one = mine if comm.rank == long else comm.rank
+                found.append(comm.allgather_object(one))
+                found.append(comm.gather_object(one, long))
+                found.append(comm.broadcast_object(one if comm.rank == long else None, long))
+            arrays = comm.allgather_object({"x": np.full(length, comm.rank, np.longdouble)})
+            assert [(one["x"] == rank).all() and len(one["x"]) == length for rank, one in enumerate(arrays)]
+            assert all(one["x"].flags.aligned for one in (comm.broadcast_object(arrays[0], 1),))
+        return found
+
+    with world_of(transport, 3) as world:
+        for rank, found in enumerate(world.run(body)):
+            expected: list[object] = []
+            for length in lengths:
+                for long in range(3):
+                    each = [bytes([long]) * length if peer == long else peer for peer in range(3)]
+                    expected += each, each if rank == long else None, each[long]
+            assert found == expected

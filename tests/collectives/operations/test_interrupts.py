@@ -436,7 +436,7 @@ def test_c3_planning_race() -> None:
             table = plan.bound.get(Table)
             if table is not None:
                 tables += 1
-                assert executor._tables[int(table.words[layout.NUMBER])] is plan
+                assert executor.planner.numbered[int(table.words[layout.NUMBER])] is plan
         assert tables
 
     interval = sys.getswitchinterval()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from typing import Any
 
 import ml_dtypes
@@ -27,6 +29,7 @@ from collectives import (
 from tests.collectives.ranks import SECONDS, meeting_place, member
 from tests.processes import run_processes
 from tests.worlds import World, Worlds, world_of
+from transports import registry
 
 ALL = ["local", "tcp", "shm", "auto"]
 MESSAGES = 10_000
@@ -419,15 +422,16 @@ def test_a_killed_rank_fails_receives_from_any_rank(transport: str) -> None:
         assert "lost rank 1 (" in texts[rank]
 
 
-def test_a_transport_without_the_ability_says_so(three: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transport_without_the_ability_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def program(comm: Communicator) -> None:
         for call in (comm.recv, comm.probe, comm.iprobe, comm.recv_object):
             with pytest.raises(TransportError, match="transport 'local' can only receive from one rank with one tag"):
                 call()
         comm.barrier()
 
-    monkeypatch.setattr(type(three.communicators[0].transport), "ability", lambda self, kind: None)
-    three.run(program)
+    monkeypatch.setattr(registry.backend("local").LocalTransport, "ability", lambda self, kind: None)
+    with world_of("local", 3) as world:
+        world.run(program)
 
 
 def test_functions_of_the_world(three: World) -> None:
@@ -443,3 +447,173 @@ def test_functions_of_the_world(three: World) -> None:
         ronde.barrier()
 
     three.run(program)
+
+
+# ---- synchronous sends, shorter messages, cancelled receives, picklers
+
+
+def synchronous(comm: Communicator) -> str:
+    """Rank 0 sends synchronously to rank 1, which has posted its receives and sits in a barrier, or comes later."""
+    x = np.arange(1000)
+    if comm.rank == 1:
+        got = [comm.recv_async(np.empty_like(x), 0, tag=1), comm.recv_object_async(0, tag=2)]
+        comm.barrier()
+        assert np.array_equal(got[0].wait(), x)
+        assert got[1].wait() == "object"
+        comm.barrier()
+        comm.recv(None, 0, tag=3)
+        return ""
+    comm.send(x, 1, tag=1, synchronous=True)
+    comm.send_object("object", 1, tag=2, synchronous=True)
+    comm.barrier()
+    work = comm.send_async(x, 1, tag=3, synchronous=True)
+    assert not work.test()
+    assert not work.ends_within(0.05)
+    comm.barrier()
+    work.wait()
+    return ""
+
+
+@pytest.mark.parametrize("transport", ALL)
+def test_a_synchronous_send_ends_at_the_match_whatever_the_receiver_waits_for(worlds: Worlds, transport: str) -> None:
+    worlds.get(transport, 2).run(synchronous)
+
+
+def rank_of_synchronous(rank: int, url: str, transport: str, compiled: str) -> None:
+    with member(rank, 2, url, transport=transport, compiled=compiled) as comm:
+        for _ in range(3):
+            comm.barrier()
+        synchronous(comm)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("compiled", ["off", "auto"])
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_synchronous_send_between_processes(transport: str, compiled: str) -> None:
+    with meeting_place() as url:
+        run_processes(rank_of_synchronous, 2, url, transport, compiled, timeout=2 * SECONDS)
+
+
+@pytest.mark.parametrize("transport", ALL)
+def test_a_receive_takes_shorter_messages_if_it_says_so(worlds: Worlds, transport: str) -> None:
+    def program(comm: Communicator) -> None:
+        if comm.rank == 0:
+            for count in (3, 0, 5, 6):
+                comm.send(np.arange(count, dtype=np.float32), 1)
+            comm.send(np.arange(2), 1)
+            comm.send(np.arange(2.0, dtype=np.float32), 1)
+            return
+        status = Status()
+        for src, x, count in ((0, np.full(5, -1, np.float32), 3), (None, np.full(5, -1, np.float32), 0)):
+            assert comm.recv(x, src, shorter=True, status=status) is x
+            assert x.tolist() == [*range(count), *[-1] * (5 - count)]
+            assert (status.source, status.count, status.dtype) == (0, count, np.dtype(np.float32))
+        assert comm.recv(np.zeros(5, np.float32), 0, tag=None, shorter=True).tolist() == [*range(5)]
+        for _ in range(2):  # too long, and of another dtype
+            with pytest.raises(MismatchError):
+                comm.recv(np.zeros(5, np.float32), 0, shorter=True)
+        spread = np.full((4, 2), -1, np.float32)[:, 0]  # not contiguous
+        comm.recv(spread, 0, shorter=True, status=status)
+        assert spread.tolist() == [0, 1, -1, -1]
+        assert status.count == 2
+
+    worlds.get(transport, 2).run(program)
+
+
+@pytest.mark.parametrize("transport", ALL)
+def test_a_receive_is_cancelled_before_its_match(worlds: Worlds, transport: str) -> None:
+    def program(comm: Communicator) -> None:
+        x, y = np.zeros(2), np.zeros(2)
+        ended: list[Any] = []
+        if comm.rank == 0:
+            comm.barrier()
+            work = comm.send_async(np.array([1.0, 2.0]), 1)
+            assert not work.cancel()
+            work.wait()
+            comm.send_object("any", 1, tag=5)
+        else:
+            for first in (comm.recv_async(x, 0), comm.recv_async(src=0), comm.recv_object_async(tag=5)):
+                first.add_done_callback(ended.append)
+                assert first.cancel()
+                assert not first.cancel()
+                assert first.test()
+                assert ended.pop() is first
+                with pytest.raises(CancelledError):
+                    first.wait()
+            work = comm.recv_async(y, 0)
+            comm.barrier()
+            assert work.wait().tolist() == [1, 2]
+            assert not work.cancel()
+            assert not x.any()
+            assert comm.recv_object(0, tag=5) == "any"
+        assert not comm.barrier_async().cancel()
+        comm.barrier()
+
+    worlds.get(transport, 2).run(program)
+
+
+class Marked:
+    """A pickler of one's own."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def dumps(self, obj: Any) -> bytes:
+        self.calls.append("dumps")
+        return b"\0marked" + pickle.dumps(obj)
+
+    def loads(self, data: Any) -> Any:
+        self.calls.append("loads")
+        assert bytes(data[:7]) == b"\0marked"
+        return pickle.loads(data[7:])
+
+
+@pytest.mark.parametrize("transport", ALL)
+def test_objects_go_through_the_pickler_that_is_given(worlds: Worlds, transport: str) -> None:
+    def program(comm: Communicator) -> None:
+        pickler = Marked()
+        for right in ({"rank": comm.rank},):
+            work = comm.send_object_async(right, 1 - comm.rank, pickler=pickler)
+            assert comm.recv_object(pickler=pickler) == {"rank": 1 - comm.rank}
+            work.wait()
+        assert comm.broadcast_object(comm.rank, 1, pickler=pickler) == 1
+        assert comm.allgather_object(comm.rank, pickler=pickler) == [0, 1]
+        assert comm.gather_object(comm.rank, pickler=pickler) == ([0, 1] if comm.rank == 0 else None)
+        assert comm.scatter_object(["a", "b"] if comm.rank == 0 else None, pickler=pickler) == "ab"[comm.rank]
+        assert {"dumps", "loads"} == set(pickler.calls)
+
+    worlds.get(transport, 2).run(program)
+
+
+@pytest.mark.parametrize("transport", ALL)
+def test_objects_with_arrays_are_whole_writable_and_apart(worlds: Worlds, transport: str) -> None:
+    def program(comm: Communicator) -> None:
+        here = {
+            "big": np.arange(200_000.0) + comm.rank,
+            "empty": np.zeros((0, 3), np.int8),
+            "bfloat16": np.ones(7, ml_dtypes.bfloat16),
+            "fortran": np.asfortranarray(np.arange(12).reshape(3, 4)),
+            "strided": np.arange(20)[::2],
+            "bytes": b"12345",
+        }
+
+        def check(found: dict[str, Any], rank: int) -> None:
+            assert found["bytes"] == b"12345"
+            assert np.array_equal(found["big"], np.arange(200_000.0) + rank)
+            for name in ("empty", "bfloat16", "fortran", "strided"):
+                assert np.array_equal(found[name], here[name])
+                assert found[name].dtype == here[name].dtype
+            found["big"][0] = found["strided"][0] = -1  # in nobody else's memory
+
+        other = 1 - comm.rank
+        work = comm.send_object_async(here, other)
+        check(comm.recv_object(other), other)
+        work.wait()
+        for rank, found in enumerate(comm.allgather_object(here)):
+            check(found, rank)
+        got = comm.broadcast_object(here if comm.rank == 0 else None)
+        if comm.rank:
+            check(got, 0)
+        assert here["big"][0] == comm.rank
+
+    worlds.get(transport, 2).run(program)

@@ -140,3 +140,71 @@ def test_arrays_live_as_long_as_the_call() -> None:
 
     with world_of("local", 2) as world:
         world.run(rank)
+
+
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
+def test_a_repeated_call_takes_other_arrays_each_time(transport: str) -> None:
+    def body(comm: Communicator) -> Any:
+        like, rank, found = np.zeros(3), comm.rank, []
+        add = comm.repeated("allreduce", like, "max", out=like)
+        for number in range(3):
+            x, out = np.full(3, rank + 10.0 * number), np.zeros(3)
+            add(x, out)
+            again = add.again(x, out)
+            found.append((out.tolist(), again in (True, False)))
+        found.append(add(np.full((2, 2), rank), None).tolist())  # another shape and dtype, and a new array
+        shared = np.full(3, float(rank))
+        add(shared, shared)
+        found.append(shared.tolist())
+        assert not add.again("no array", shared)
+        assert not add.again(np.zeros(4), np.zeros(5))
+        return found
+
+    sums = [([1.0 + 10 * number] * 3, True) for number in range(3)]
+    with world_of(transport, 2) as world:
+        assert world.run(body) == [[*sums, [[1, 1], [1, 1]], [1.0] * 3]] * 2
+
+
+@pytest.mark.parametrize("transport", ["local", "shm"])
+def test_a_repeated_call_in_bytes_fits_a_plain_one_on_bytes(transport: str) -> None:
+    def body(comm: Communicator) -> Any:
+        found = []
+        give = comm.repeated("broadcast", None, 1, in_bytes=True)
+        gather = comm.repeated("allgather", None, in_bytes=True)
+        for number in range(3):
+            data = np.full((2, 2), comm.rank + number, np.float32)
+            seen = data.reshape(-1).view(np.uint8)
+            everything = np.zeros((2, 2, 2), np.float32)
+            if comm.rank:
+                give(data, data)
+                gather(data, everything)
+            else:
+                comm.broadcast(seen, 1, out=seen)
+                comm.allgather(seen, out=everything.reshape(-1).view(np.uint8))
+            found.append((data.tolist(), everything[:, 0, 0].tolist()))
+        with pytest.raises(ValueError, match="contiguous"):
+            give(np.zeros((4, 2))[:, 0], None)
+        with pytest.raises(ValueError, match="collective"):
+            comm.repeated("barrier")
+        return found
+
+    expected = [([[1.0 + number] * 2] * 2, [1.0 + number] * 2) for number in range(3)]
+    with world_of(transport, 2) as world:
+        assert world.run(body) == [expected] * 2
+
+
+def test_a_repeated_call_is_planned_anew_after_its_window_is_gone() -> None:
+    def body(comm: Communicator) -> Any:
+        like = np.zeros(3)
+        add, found = comm.repeated("allreduce", like, out=like), []
+        for _ in range(3):
+            window = comm.empty(3)
+            for x in (window, np.zeros(3)):
+                x[:] = comm.rank
+                add(x, x)
+                found.append(float(x[0]))
+            del x, window  # the plans are forgotten with its memory
+        return found
+
+    with world_of("shm", 2) as world:
+        assert world.run(body) == [[1.0] * 6] * 2

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from collectives import AbortedError, ClosedError, Communicator, DeadlineExceeded, Op, ReentryError, RondeError
-from collectives.jit import CALLS
+from collectives.flight import CALLS
 from tests.collectives.ranks import meeting_place, member
 from tests.processes import run_processes
 from tests.worlds import executor_of, world_of

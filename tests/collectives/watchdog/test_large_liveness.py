@@ -9,6 +9,7 @@ import pytest
 
 from collectives import AbortedError, MismatchError
 from collectives.failure import AbortSignal, mismatch, mismatched_calls, wake
+from collectives.flight import FlightRecord
 from collectives.watchdog.liveness import FarHosts, NextHost, ranks_by_host
 from tests.counting import CountingStore
 from transports.base import Group, Member
@@ -146,7 +147,7 @@ def test_a_regroup_goes_on_from_the_silence_that_was_reported(
 
 def test_a_rank_waits_for_wakeups_by_one_request_and_an_abort_is_one(store: CountingStore) -> None:
     members = MEMBERS[:2]
-    signals = [AbortSignal(create(Group(rank, members, store), Options())) for rank in range(2)]
+    signals = [AbortSignal(create(Group(rank, members, store), Options()), FlightRecord()) for rank in range(2)]
     for _ in range(5):
         assert not signals[0].wait(0.001)
     assert store.requests == {"awaited": 1}
@@ -167,7 +168,7 @@ def test_a_rank_waits_for_wakeups_by_one_request_and_an_abort_is_one(store: Coun
 
 
 def test_a_cause_that_cannot_be_read_wakes_once(store: CountingStore) -> None:
-    signal = AbortSignal(create(Group(0, MEMBERS[:2], store), Options()))
+    signal = AbortSignal(create(Group(0, MEMBERS[:2], store), Options()), FlightRecord())
     store.inner.set("cause/first", b"\xc1")
     assert signal.wait(10.0)
     signal.poll()

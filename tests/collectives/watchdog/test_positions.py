@@ -16,7 +16,7 @@ from collectives import Communicator
 from collectives.execution import CallPosition
 from collectives.execution.executor import Executor
 from collectives.execution.rows import BoundPlan, Row
-from collectives.metrics.meter import Meter
+from collectives.metering.meter import Meter
 from collectives.planning.plan import Plan
 from tests.worlds import executor_of, kept_plans, world_of
 from transports.errors import DeadlineExceeded, RondeError

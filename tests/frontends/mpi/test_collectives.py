@@ -282,3 +282,126 @@ def test_arrays_that_are_not_plain_take_the_long_way(ranks: Run) -> None:
         [2.0],
     ]
     assert ranks(2, body) == [(expected, True)] * 2
+
+
+def _fresh(comm: Any, number: int) -> tuple[Any, Any, Any]:
+    mine = float(comm.rank + 1 + 10 * number)
+    return np.full(2, mine), np.zeros(2), np.zeros(2 * comm.size)
+
+
+@pytest.mark.parametrize("transport", ["local", "shm"])
+def test_calls_that_are_repeated_work_on_the_arrays_of_each(ranks: Run, transport: str) -> None:
+    """Each call is made again with other arrays of the same kinds, in every form of its buffers."""
+
+    def body(comm: Any) -> Any:
+        MPI, size, root = mpi(), comm.size, comm.rank == 1
+        calls = {
+            "allreduce": lambda x, out, all_: comm.Allreduce(x, out),
+            "max": lambda x, out, all_: comm.Allreduce(x, out, op=MPI.MAX),
+            "min": lambda x, out, all_: comm.Allreduce(x, out, MPI.MIN),
+            "in place": lambda x, out, all_: comm.Allreduce(MPI.IN_PLACE, x),
+            "lists": lambda x, out, all_: comm.Allreduce([x, 1, MPI.DOUBLE], [out, 1, MPI.DOUBLE]),
+            "other shapes": lambda x, out, all_: comm.Allreduce(x.reshape(2, 1), out),
+            "bcast": lambda x, out, all_: comm.Bcast(x, 1),
+            "bcast list": lambda x, out, all_: comm.Bcast([x, MPI.DOUBLE], root=1),
+            "reduce": lambda x, out, all_: comm.Reduce(x, out if root else None, root=1),
+            "allgather": lambda x, out, all_: comm.Allgather(x, all_),
+            "allgatherv": lambda x, out, all_: comm.Allgatherv(x, [all_, [2] * size]),
+            "allgather in place": lambda x, out, all_: comm.Allgather(MPI.IN_PLACE, all_),
+            "gather": lambda x, out, all_: comm.Gather(x, all_ if root else None, 1),
+            "scatter": lambda x, out, all_: comm.Scatter(np.arange(2.0 * size) + x[0] if root else None, out, 1),
+            "alltoall": lambda x, out, all_: comm.Alltoall(np.arange(2.0 * size) + x[0], all_),
+            "block": lambda x, out, all_: comm.Reduce_scatter_block(np.arange(2.0 * size) + x[0], out),
+            "scan": lambda x, out, all_: comm.Scan(x, out),
+            "exscan": lambda x, out, all_: comm.Exscan(x, out),
+        }
+        found = {}
+        for name, call in calls.items():
+            found[name] = []
+            for number in range(4):
+                arrays = _fresh(comm, number)
+                if number == 2:  # memory that overlaps, or that others may not write to, is another kind
+                    room = np.zeros(6)
+                    room[:2] = arrays[0]
+                    arrays = room[:2], *arrays[1:]
+                call(*arrays)
+                found[name].append([array.tolist() for array in arrays])
+        return found
+
+    def expected(rank: int, size: int = 3) -> Any:
+        found: dict[str, Any] = {}
+        for number in range(4):
+            values = [float(r + 1 + 10 * number) for r in range(size)]
+            x, out, all_ = [values[rank]] * 2, [0.0] * 2, [0.0] * 2 * size
+            gathered = [v for v in values for _ in range(2)]
+            spread = [[float(k) + v for k in range(2 * size)] for v in values]
+            both = slice(2 * rank, 2 * rank + 2)
+            cases = {
+                "allreduce": (x, [sum(values)] * 2, all_),
+                "max": (x, [max(values)] * 2, all_),
+                "min": (x, [min(values)] * 2, all_),
+                "in place": ([sum(values)] * 2, out, all_),
+                "lists": (x, [sum(values), 0.0], all_),
+                "other shapes": (x, [sum(values)] * 2, all_),
+                "bcast": ([values[1]] * 2, out, all_),
+                "bcast list": ([values[1]] * 2, out, all_),
+                "reduce": (x, [sum(values)] * 2 if rank == 1 else out, all_),
+                "allgather": (x, out, gathered),
+                "allgatherv": (x, out, gathered),
+                "allgather in place": (x, out, all_),
+                "gather": (x, out, gathered if rank == 1 else all_),
+                "scatter": (x, spread[1][both], all_),
+                "alltoall": (x, out, [v for one in spread for v in one[both]]),
+                "block": (x, [sum(column) for column in list(zip(*spread, strict=True))[both]], all_),
+                "scan": (x, [sum(values[: rank + 1])] * 2, all_),
+                "exscan": (x, [sum(values[:rank])] * 2 if rank else out, all_),
+            }
+            for name, arrays in cases.items():
+                found.setdefault(name, []).append([list(array) for array in arrays])
+        return found
+
+    for rank, found in enumerate(ranks(3, body, transport)):
+        assert found == expected(rank)
+
+
+@pytest.mark.parametrize("transport", ["local", "shm"])
+def test_a_call_like_a_repeated_one_raises_as_the_first_would(ranks: Run, transport: str) -> None:
+    """Arguments that are the same but for what makes them bad are refused on every rank, and nothing is sent."""
+
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        x, out = np.ones(2), np.zeros(2)
+        mine = MPI.Op.Create(lambda a, b, _: None, commute=True)
+        copy = MPI.Op(MPI.SUM)
+        for _ in range(3):
+            comm.Allreduce(x, out)
+            comm.Allreduce(x, out, copy)
+            comm.Bcast(x, 0)
+            comm.Bcast(np.arange(2, dtype=np.int16), 0)
+        copy.free()
+        mine.Free()
+        fixed = np.zeros(2)
+        fixed.flags.writeable = False
+        bad = (
+            lambda: comm.Allreduce(x, fixed),
+            lambda: comm.Allreduce(x, np.zeros(3)),
+            lambda: comm.Allreduce(x, np.zeros(2, np.float32)),
+            lambda: comm.Allreduce(x, out, copy),
+            lambda: comm.Allreduce(x, out, mine),
+            lambda: comm.Allreduce(x),
+            lambda: comm.Bcast(x, 7),
+            lambda: comm.Bcast(np.array([x, out, None], object)[:2], 0),
+            lambda: comm.Bcast(np.zeros((2, 2))[:, 0], 0),
+        )
+        for call in bad:
+            with pytest.raises((TypeError, ValueError, KeyError, BufferError, MPI.Exception)):
+                call()
+        comm.Allreduce(x, out)
+        twin = comm.Dup()
+        twin.Allreduce(x, out)
+        twin.Revoke()
+        with pytest.raises(MPI.Exception) as caught:
+            twin.Allreduce(x, out)
+        return out.tolist(), caught.value.Get_error_class() == MPI.ERR_REVOKED
+
+    assert ranks(2, body, transport) == [([2.0, 2.0], True)] * 2

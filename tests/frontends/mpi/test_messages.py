@@ -213,3 +213,80 @@ def test_handles_of_predefined_objects_are_pickled_by_name() -> None:
         assert pickle.loads(pickle.dumps(one)) is one
     with pytest.raises(ValueError):
         pickle.dumps(MPI.Group.Union(MPI.GROUP_EMPTY, MPI.GROUP_EMPTY))
+
+
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
+def test_sendrecv_is_a_send_and_a_receive_whatever_is_exchanged(ranks: Run, transport: str) -> None:
+    """Short and long, of arrays and of objects, from any source, with the own rank, with no rank, and too long."""
+
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        other, seen = 1 - comm.rank, []
+        for size in (1, 100, 3000, 300_000):
+            for number in range(40 if size < 300_000 else 3):
+                data, got, status = np.full(size, comm.rank + number), np.zeros(size + 3, int), MPI.Status()
+                comm.Sendrecv(data, other, number, got, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+                told = status.source, status.tag, status.Get_count(MPI.LONG)
+                assert told == (other, number, size)
+                assert (got[:size] == other + number).all()
+                assert not got[size:].any()
+                sent = {"data": bytes(size), "from": (comm.rank, number)}
+                found = comm.sendrecv(sent, other, number, None, other, number, status)
+                assert found == {"data": bytes(size), "from": (other, number)}
+                assert (status.source, status.tag) == (other, number)
+        got = np.zeros(2)
+        comm.Sendrecv(np.full(2, 7.0), comm.rank, 1, got, comm.rank, 1)
+        seen += got.tolist(), comm.sendrecv("own", comm.rank, source=comm.rank)
+        comm.Sendrecv(got, MPI.PROC_NULL, 0, np.zeros(2), MPI.PROC_NULL)
+        seen.append(comm.sendrecv("none", MPI.PROC_NULL, source=MPI.PROC_NULL))
+        with pytest.raises(MPI.Exception) as caught:
+            comm.Sendrecv(np.zeros(5), other, 0, got, other, 0)
+        seen.append(caught.value.Get_error_class() == MPI.ERR_TRUNCATE)
+        for bad in (
+            lambda: comm.Sendrecv(got, other, -3, got.copy(), other),
+            lambda: comm.Sendrecv(got, other, 0, got.copy(), 9),
+            lambda: comm.sendrecv(1, 9, source=other),
+            lambda: comm.sendrecv(1, other, source=other, recvtag=-7),
+        ):
+            with pytest.raises(MPI.Exception):
+                bad()
+        fixed = np.zeros(2)
+        fixed.flags.writeable = False
+        with pytest.raises(BufferError):
+            comm.Sendrecv(got, other, 0, fixed, other)
+        seen.append(comm.sendrecv(comm.rank, other, source=other))  # nothing was sent by those that were refused
+        return seen
+
+    assert ranks(2, body, transport) == [[[7.0, 7.0], "own", None, True, other] for other in (1, 0)]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_short_messages_keep_their_order_among_others(ranks: Run, transport: str) -> None:
+    """Long and synchronous ones, immediate receives and probes between short ones."""
+
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        if comm.rank == 0:
+            for number in range(60):
+                comm.send((number, bytes(number % 7 * 9000)), 1, number % 3)
+                if number % 5 == 0:
+                    comm.ssend(("met", number), 1, 5)
+                comm.Send(np.full(1 + number * 997 % 5000, number), 1, 9)
+            return comm.recv()
+        for number in range(60):
+            request = comm.irecv(source=0, tag=5) if number % 5 == 0 else None
+            assert comm.recv(tag=number % 3) == (number, bytes(number % 7 * 9000))
+            if request is not None:
+                assert request.wait() == ("met", number)
+            if number % 4 == 0:
+                assert comm.probe(tag=9)
+            got, status = np.zeros(5000, int), MPI.Status()
+            comm.Recv(got, 0, 9, status)
+            length = status.Get_count(MPI.LONG)
+            assert length == 1 + number * 997 % 5000
+            assert (got[:length] == number).all()
+            assert not got[length:].any()
+        comm.send("all", 0)
+        return "all"
+
+    assert ranks(2, body, transport) == ["all", "all"]

@@ -21,6 +21,7 @@ from transports.launchers.keyvalue import KeyValue, Published
 from transports.launchers.serving import derived_ports
 from transports.launchers.ways import History, Meeting, Way
 from transports.rendezvous import MemoryStore, TcpStore, TcpStoreServer, join, open_store
+from transports.rendezvous import server as store_server
 from transports.store import Store
 
 SECRET = "5a" * 16
@@ -278,14 +279,17 @@ def leave_after(seconds: float, server: TcpStoreServer, done: Callable[[], None]
     return thread
 
 
-def test_server_waits_for_its_clients() -> None:
+def test_server_waits_for_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_server, "LINGER_SECONDS", BOUND)
     with TcpStoreServer("127.0.0.1", secret=b"a secret of some length") as server:
-        server.drain(BOUND)  # nobody came
+        server.drain()  # nobody came
         left = threading.Event()
         thread = leave_after(0.1, server, left.set)
-        server.drain(0.01)
+        with monkeypatch.context() as brief:
+            brief.setattr(store_server, "LINGER_SECONDS", 0.01)
+            server.drain()
         assert not left.is_set()
-        server.drain(BOUND)
+        server.drain()
         assert left.is_set()
         thread.join()
 

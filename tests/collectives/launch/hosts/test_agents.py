@@ -305,11 +305,11 @@ def test_l1_program_that_is_missing_on_another_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_l1_program_that_is_missing_on_all_hosts(tmp_path: Path) -> None:
-    for hosts in ("localhost:1,h2:1", "h1:1,h2:1", "localhost:1,127.0.0.2:1", "h1"):
-        done = ronde("run", "-H", hosts, "./nosuch", extra=install(tmp_path) | {"PYTHONPATH": str(ROOT)})
-        text = done.stderr.decode()
-        assert (done.returncode, "Traceback" in text, "./nosuch" in text) == (127, False, True), text
+@pytest.mark.parametrize("hosts", ["localhost:1,h2:1", "h1:1,h2:1", "localhost:1,127.0.0.2:1", "h1"])
+def test_l1_program_that_is_missing_on_all_hosts(tmp_path: Path, hosts: str) -> None:
+    done = ronde("run", "-H", hosts, "./nosuch", extra=install(tmp_path) | {"PYTHONPATH": str(ROOT)})
+    text = done.stderr.decode()
+    assert (done.returncode, "Traceback" in text, "./nosuch" in text) == (127, False, True), text
 
 
 @pytest.mark.processes

@@ -6,7 +6,6 @@ import contextlib
 import os
 import selectors
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from collectives.folders import runtime_folders
 from collectives.launch.supervision import control
 from collectives.launch.supervision.control import ControlSocket
 from frontends.command_line import cli
@@ -24,7 +24,7 @@ from transports.errors import ConfigError
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     return tmp_path / "ronde"
 
 
@@ -122,14 +122,14 @@ def _too_long(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_l8_an_unusable_folder_is_replaced(runtime: Path, monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
     spoil(runtime, monkeypatch)
     with served("0a") as made:
-        assert made.path.parent == control.socket_folders()[1]
+        assert made.path.parent == runtime_folders()[1]
         assert control.running_jobs() == ["0a"]
         assert control.ask_job("0a", {"drain": "h"}) == "drained h"
 
 
 def test_a_folder_of_somebody_else_is_refused(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime.mkdir(mode=0o700)
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with selectors.DefaultSelector() as selector, pytest.raises(ConfigError, match="does not belong to this user"):
         ControlSocket(selector, "0a", answer)
     with pytest.raises(ConfigError, match="does not belong to this user"):

@@ -97,6 +97,24 @@ def test_a_program_that_fails_at_once_ends_the_job() -> None:
     assert code == 7, err
 
 
+def test_all_ranks_leave() -> None:
+    with elastic("-np", "2", "--min-np", "1", TRAIN, "1000000", "0.02") as job:
+        for pid, *_ in [job.read("start") for _ in range(2)]:
+            os.kill(int(pid), signal.SIGTERM)
+        code, err = job.finish()
+    assert code == 1, err
+    assert err.endswith("ronde: all ranks have left\n")
+    assert "Traceback" not in err
+
+
+def test_a_time_limit_lets_the_ranks_leave() -> None:
+    with elastic("--time-limit", "8", "-np", "2", "--min-np", "1", TRAIN, "1000000", "0.02") as job:
+        code, err = job.finish()
+    assert code == 124, err
+    assert "ronde: timed out after 8 s" in err
+    assert "Traceback" not in err
+
+
 def test_hosts_come_and_go(tmp_path: Path) -> None:
     """A script names another host, which joins; then the host is drained, and leaves without the loss of a step."""
     hosts = tmp_path / "hosts"
@@ -112,7 +130,8 @@ def test_hosts_come_and_go(tmp_path: Path) -> None:
         assert (rank, size) == ("0", "1")
         hosts.write_text("h1:1\nh2:1\n")
         at = int(job.read("world", pid, "2")[3])
-        drained = ronde("drain", "h2", extra={"XDG_RUNTIME_DIR": str(runtime)})
+        here_alone = {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(tmp_path)}  # other tests have elastic jobs too
+        drained = ronde("drain", "h2", extra=here_alone)
         assert drained.stdout.decode() == "host h2: processes 1 are to leave\n", drained.stderr
         *_, step = job.read("world", pid, "1")
         assert int(step) >= at, "rank 0 went on where it was"
@@ -233,8 +252,10 @@ def test_a_newcomer_that_is_withdrawn_has_not_failed(tmp_path: Path) -> None:
     script.chmod(0o755)
     options = ["--min-np", "1", "--max-np", "1", "--spares", "1", "--host-discovery-script", str(script)]
     with elastic(*options, START, "say", "1000000", "0.02") as job:
-        pids = {int(job.read("begun")[0]) for _ in range(2)}
-        (spare,) = pids - {int(job.read("start")[0])}
+        first = job.read("start")[0]
+        while len(job.words("begun")) < 2:
+            job.read("begun")
+        (spare,) = {pid for (pid,) in job.words("begun")} - {first}
         hosts.write_text("localhost:1\n")
         until = time.monotonic() + 60
         while Path(f"/proc/{spare}").exists():

@@ -1,0 +1,48 @@
+"""The description of calls in a flight record."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final, NamedTuple
+
+_PACKAGES: Final = frozenset({"collectives", "transports", "frontends", "ronde", "torch", "keras", "tensorflow", "jax"})
+"""The packages whose lines are not those of the user's program."""
+
+BATCH: Final = "batch"
+"""The collective of a batch of named operations: it begins when this rank has submitted all of them."""
+MESSAGE: Final = "message"
+"""The collective of a wait for a message, whose root is the rank of the world that is waited for, or -1."""
+
+
+class Description(NamedTuple):
+    """The calls of one plan.
+
+    call        in words: 'allreduce(float32, 1000 elements, op=sum)'
+    collective  its name
+    nbytes      size of the arrays as nccl-tests defines it
+    algorithm   its name
+    digest      of all that must be equal on all ranks
+    root        the rank, or -1
+    line        of the user's program from which such a call was made first
+    """
+
+    call: str
+    collective: str
+    nbytes: int
+    algorithm: str
+    digest: int
+    root: int
+    line: str
+
+
+def line_of_program() -> str:
+    """'train.py:12': the innermost line of this thread that is neither Ronde's nor a framework's; empty if there is
+    none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in _PACKAGES:
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

@@ -1,0 +1,46 @@
+"""The core dependencies are wheels on every platform of docs/platforms.md. Needs an index of packages."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from benchmarks import installs
+
+RELEASED = ("3.11", "3.12", "3.13", "3.14")
+
+
+def check(platform: str, python: str) -> None:
+    try:
+        found = installs.resolve(platform, python, installs.dependencies())
+    except (ConnectionError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"needs an index of packages: {error}")
+    assert found.keys() == {"numpy", "msgpack"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("platform", "python"), [("Linux with musl, aarch64", "3.13"), ("Windows, x86-64", "3.11")])
+def test_p4_nothing_is_compiled(platform: str, python: str) -> None:
+    check(platform, python)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("python", RELEASED)
+@pytest.mark.parametrize("platform", installs.PLATFORMS)
+def test_p4_nothing_is_compiled_on_any_platform(platform: str, python: str) -> None:
+    check(platform, python)
+
+
+@pytest.mark.processes
+def test_a_package_without_a_wheel_is_named() -> None:
+    try:
+        with pytest.raises(LookupError):
+            installs.resolve("macOS, x86-64", "3.13", ["jetstream-that-is-no-package"])
+    except ConnectionError as error:
+        pytest.skip(f"needs an index of packages: {error}")
+
+
+def test_the_page_has_a_row_for_each_platform() -> None:
+    shown = installs.PAGE.read_text("utf-8").split(installs.BEGIN)[1].split(installs.END)[0]
+    assert [line.split("|")[1].strip() for line in shown.strip().splitlines()[2:]] == list(installs.PLATFORMS)
