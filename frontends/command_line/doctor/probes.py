@@ -9,6 +9,7 @@ import math
 import secrets
 import selectors
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -54,6 +55,7 @@ class ProbeByCommand:
         self._command = command[0]
         self._answers: list[Message] = []
         self._begun = False
+        self._asking = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._connection = CommandConnection(command, header, self._selector, guardian)
         marker = secrets.token_hex(16).encode()
@@ -68,6 +70,10 @@ class ProbeByCommand:
 
     def ask(self, *question: object, seconds: float) -> Any:
         """The answer."""
+        with self._asking:
+            return self._ask(question, seconds)
+
+    def _ask(self, question: Sequence[object], seconds: float) -> Any:
         self._link.send(*question)
         if not self._turn_until(lambda: bool(self._answers) or self._link.closed is not None, seconds):
             why = "" if self._begun else f": {self._command} does not connect, or Python does not start there"
@@ -90,12 +96,17 @@ class ProbeByCommand:
         signal_group(self._connection.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Wait for the end of the command for a moment, kill it, and release everything. Idempotent."""
-        self.end()
-        if self._begun:
-            self._turn_until(lambda: self._connection.ended, END_SECONDS)
-        self._connection.close()
-        self._selector.close()
+        """Wait for the end of the command for a moment, kill it, and release everything. Idempotent.
+
+        Ctrl-C may leave an `ask` in a thread whose start it has interrupted, and for which its pool does not wait. So
+        this waits for it: only one thread may collect the command.
+        """
+        with self._asking:
+            self.end()
+            if self._begun:
+                self._turn_until(lambda: self._connection.ended, END_SECONDS)
+            self._connection.close()
+            self._selector.close()
 
     def _turn_until(self, done: Callable[[], bool], seconds: float) -> bool:
         """Handle events until `done` returns True; False if that takes longer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,13 +10,17 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from collectives.launch.processes import Guardian
+from frontends.command_line.doctor.probes import ProbeByCommand
 from tests.collectives.launch.fake_ssh import install
 from tests.collectives.launch.launcher import BOUND, RONDE, Watch, environment, ronde, running
+from transports.errors import ConnectError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_spawnp"), reason="ssh is a command of POSIX systems")
 
@@ -71,6 +76,21 @@ def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
             started.process.send_signal(signal.SIGINT)
             assert started.finish() == (130, b"", b"")
             assert watch.all_ended()
+
+
+@pytest.mark.processes
+def test_a_question_that_nobody_waits_for_is_over_before_its_probe_is_closed() -> None:
+    """Ctrl-C during the start of a thread leaves a pool that does not know the thread."""
+    with contextlib.closing(Guardian()) as guardian, ThreadPoolExecutor(1) as pool:
+        guardian.start()
+        for _ in range(30):
+            probe = ProbeByCommand("h1", ["sleep", "60"], ["header"], guardian)
+            asked = pool.submit(probe.ask, "facts", seconds=50)
+            while not asked.running():
+                time.sleep(0.001)
+            probe.kill()
+            probe.close()
+            assert isinstance(asked.exception(20), ConnectError)
 
 
 @pytest.mark.processes
