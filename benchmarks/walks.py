@@ -50,7 +50,8 @@ def probe():
             nonlocal depth
             if event == "call":
                 code = frame.f_code
-                events.append([depth, code.co_filename, code.co_qualname])
+                if code.co_filename != "<string>":  # named tuples are made there
+                    events.append([depth, code.co_filename, code.co_qualname])
                 depth += 1
             elif event == "return":
                 depth -= 1

@@ -45,8 +45,8 @@ _NOTE: Final = MAX_TAG + 1
 _MATCHED: Final = MAX_TAG + 2
 """The tag of the frame that tells of the match."""
 _TAG_BYTES: Final = 8
-_LOOP_EVERY: Final = 32
-"""One of so many frames is not taken, but left to the loop, which looks at all peers."""
+_SHORT: Final = 1 << 14
+"""Bytes of the longest payload that `recv` takes: one read of a socket brings all of it."""
 
 
 class Link(ABC):
@@ -103,16 +103,6 @@ class Link(ABC):
         """See AnySource.take. Nobody else waits for a frame, and no receive is posted for this one. The link need not
         reach all of `sources`; `turn` is another number each time, so that another one of them can be first."""
         return None
-
-    def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int) -> None:
-        """See Transport.recv; called without the lock."""
-        Transport.recv(self.engine, peer, tag, view, deadline, check)
-
-    def sendrecv(
-        self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int
-    ) -> Request:
-        """See Transport.sendrecv; called without the lock."""
-        return Transport.sendrecv(self.engine, dest, source, tag, data, view, deadline, check)
 
     def sweep(self) -> bool:
         """Move all bytes without waiting, for a link without sockets; True if there were any."""
@@ -311,19 +301,33 @@ class Engine(Transport, AnySource, Owner):
         self.driver.interrupt()
 
     def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int = 0) -> None:
-        link = self._route.get(peer)
-        if link is None:
-            super().recv(peer, tag, view, deadline, check)
-        else:
-            link.recv(peer, tag, view, deadline, check)
+        """See Transport. A short frame that comes soon is taken, without a request."""
+        check_arguments(self, peer, tag, check)
+        check_view(view, writable=True)
+        if len(view) > _SHORT or self.take((peer,), range(tag, tag + 1), view, check) is None:
+            self.irecv(peer, tag, view, check).wait(deadline)
 
     def sendrecv(
         self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int = 0
     ) -> Request:
-        link = self._route.get(dest)
-        if link is None or link is not self._route.get(source):
+        """See Transport. The receive of a long frame is posted before the send, so that it need not be kept."""
+        check_arguments(self, source, tag, check)
+        if len(view) > _SHORT or not 0 <= dest < self.size or dest == self.rank:
             return super().sendrecv(dest, source, tag, data, view, deadline, check)
-        return link.sendrecv(dest, source, tag, data, view, deadline, check)
+        check_view(data, writable=False)
+        check_view(view, writable=True)
+        with self.lock:
+            if self.life.obstacle is not None:
+                raise self.life.error()
+            try:
+                sending = self._route[dest].send(dest, tag, data, check)
+            except BaseException as error:
+                self.crashed(error)
+                raise
+            taken = self._take((source,), range(tag, tag + 1), view, check)
+        if taken is None:
+            self.irecv(source, tag, view, check).wait(deadline)
+        return sending
 
     def irecv_any(
         self, sources: frozenset[int], tags: range, view: memoryview | None, check: int | None = None
@@ -341,20 +345,25 @@ class Engine(Transport, AnySource, Owner):
     def take(
         self, sources: tuple[int, ...], tags: range, view: memoryview | None, check: int | None = None
     ) -> Taken | None:
+        with self.lock:
+            return self._take(sources, tags, view, check)
+
+    def _take(self, sources: tuple[int, ...], tags: range, view: memoryview | None, check: int | None) -> Taken | None:
+        """`take` for the holder of the lock."""
         link = self._route.get(sources[0] if sources[0] != self.rank else sources[-1])
         if link is None:
             return None
-        with self.lock:
-            self._taken = turn = self._taken + 1
-            if turn % _LOOP_EVERY == 0 or not self.loop.quiet or not self.match_queue.is_clear(sources, tags):
-                return None
-            try:
-                return link.take(sources, tags, view, check, turn)
-            except RondeError:  # the transport has failed
-                raise
-            except BaseException as error:
-                self.crashed(error)
-                raise
+        loop = self.loop
+        if not loop.quiet or not loop.serve(time.monotonic()) or not self.match_queue.is_clear(sources, tags):
+            return None
+        self._taken += 1
+        try:
+            return link.take(sources, tags, view, check, self._taken)
+        except RondeError:  # the transport has failed
+            raise
+        except BaseException as error:
+            self.crashed(error)
+            raise
 
     def probe(self, sources: frozenset[int], tags: range, deadline: float) -> Arrival | None:
         check_any(self, sources, tags, None, None)

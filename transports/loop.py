@@ -191,22 +191,22 @@ class Loop:
             self._tick_at = when
             self.wake()
 
-    def idle(self, now: float) -> bool:
-        """True if the holder of the lock may serve one connection alone for a moment: no other thread drives, no data
-        waits to be written, and serving all connections is not due."""
-        return now < self._sweep_at and self.quiet
-
     @property
     def quiet(self) -> bool:
         """True if no other thread drives, no data waits to be written, and none of those read waits to be handled."""
         return not (self.driver.thread or self._writing or self._unread or self.alarm)
 
     def serve(self, now: float) -> bool:
-        """Serve all connections if that is due, for a holder of the lock that has found the loop quiet. True if it is
-        still quiet."""
+        """Serve all peers if that is due, for a holder of the lock that has found the loop quiet and is about to serve
+        one of them alone for a moment. True if it is still quiet."""
         if now < self._sweep_at:
             return True
-        self._select(0)
+        self._sweep_at = now + _SWEEP_EVERY
+        self._sweep()
+        if self._selector is not None:
+            self._select(0)
+        else:
+            self._tick_if_due(now)
         return self.quiet
 
     # For waits.

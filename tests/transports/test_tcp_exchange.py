@@ -1,4 +1,4 @@
-"""Over TCP, a frame that is awaited in the same call is read straight to its place, if it arrives next."""
+"""Over TCP, a short frame that is awaited in the same call is taken without a request, if it arrives next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def told(says: bytes, glances: range = PATIENT) -> Iterator[tuple[TcpTransport, 
     with ranks(2, Options(peer_timeout=1)) as (t, _):
         t.loop.glances = glances
         with member(t, 0, says) as far:
-            t.loop._sweep_at = time.monotonic() + 100
+            t.loop._sweep_at = time.monotonic() + 100  # the loop does not serve all peers meanwhile
             yield t, far
 
 
@@ -56,7 +56,7 @@ def waiting_bytes(t: TcpTransport) -> int:
         return 0
 
 
-@pytest.mark.parametrize("length", [0, 5, 16_384, 32_744, 32_745, 500_000])
+@pytest.mark.parametrize("length", [0, 5, 16_384])
 def test_the_match_queue_is_not_used(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     payload = bytes(range(256)) * (length // 256) + bytes(length % 256)
     with told(frame(7, payload)) as (t, _), monkeypatch.context() as patch:
@@ -176,7 +176,6 @@ def test_the_unsent_rest_is_sent_during_the_receive() -> None:
         def body(t: TcpTransport) -> None:
             data, view = memoryview(bytes([t.rank + 1]) * 900_000), memoryview(bytearray(900_000))
             for _ in range(3):
-                t.loop._sweep_at = time.monotonic() + 100
                 sending = t.sendrecv(1 - t.rank, 1 - t.rank, 7, data, view, soon())
                 assert view == bytes([2 - t.rank]) * 900_000
                 sending.wait(soon())

@@ -161,7 +161,7 @@ class ShmLink(Link):
         incoming = self._incoming.get(sources[0])
         if len(sources) > 1:
             incoming, polls = self._first_to_come(sources, polls, turn), _ONCE
-        return None if incoming is None else incoming.fetch(tags, view, check, polls)
+        return None if incoming is None else incoming.take(tags, view, check, polls)
 
     def _first_to_come(self, sources: tuple[int, ...], polls: range, turn: int) -> Incoming | None:
         """The ring of one of some peers that has a frame, or has one soon; each time another one is looked at first, so

@@ -310,7 +310,7 @@ class Incoming(_End):
             self._release_room()
         return self._read != before
 
-    def fetch(self, tags: range, view: memoryview | None, check: int | None, polls: range) -> Taken | None:
+    def take(self, tags: range, view: memoryview | None, check: int | None, polls: range) -> Taken | None:
         """Read the next frame without asking for a target: see AnySource.take. None in the middle of a frame.
 
         polls  looks at the ring

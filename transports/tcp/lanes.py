@@ -344,38 +344,6 @@ class Incoming(Lane):
             self._delay_at = now + _DELAY_EVERY
             sockets.delay_answers(self._sock)
 
-    def fetch(self, tag: int, check: int, view: memoryview, now: float) -> memoryview | None:
-        """Read the next frame straight into `view`, if it arrives soon and is the expected one. Returns the part of
-        `view` that is still missing; None if another frame or no frame arrived, or one is partly read already."""
-        sock, window = self._sock, self._window
-        if sock is None or not self.is_clear:
-            return None
-        try:
-            self.expect(now)
-            count = self._poll_read(sock, self._first_read, self._loop.glances)
-            if count < _HEADER_BYTES or _unpack_from(window) != (tag, check, DATA, len(view)):
-                self._end = count
-                self._parse()
-                self._look_again()
-                return None
-            got = min(count - _HEADER_BYTES, len(view))
-            after = _HEADER_BYTES + got
-            view[:got] = window[_HEADER_BYTES:after]
-            if count > after:
-                self._end = count - after
-                window[: self._end] = window[after:count]
-                self._parse()
-            while got < len(view):
-                count = self._poll_read(sock, view[got:], self._loop.glances)
-                if not count:
-                    break
-                got += count
-            self._look_again()
-            return view[got:]
-        except (EOFError, OSError, TransportError) as error:
-            self.fail(error)
-            return None
-
     def take(self, tags: range, view: memoryview | None, check: int | None, polls: range) -> Taken | None:
         """Read the next frame without asking for a target, if it arrives soon and as a whole: see AnySource.take. Any
         other frame that arrives goes the usual way."""
@@ -417,10 +385,6 @@ class Incoming(Lane):
             return None
         view[:length] = self._window[_HEADER_BYTES:end]
         return Taken(self.peer, tag, found, view if length == len(view) else view[:length])
-
-    def receive_rest(self, target: Target, rest: memoryview) -> None:
-        """Receive the rest of a frame that `fetch` has begun to read into `target`; `rest` is the missing part."""
-        self._inbound, self._rest = target, rest
 
     def _poll_read(self, sock: socket.socket, into: memoryview, polls: range) -> int:
         """Poll the socket a few times; the number of bytes read."""

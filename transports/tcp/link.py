@@ -15,7 +15,7 @@ from itertools import count
 from typing import Final, TypeVar
 
 from transports.anysource import Taken
-from transports.base import MAX_TAG, Request
+from transports.base import MAX_TAG
 from transports.channel import compiled_messages
 from transports.compiled import LaneFrom, LaneTo
 from transports.descriptors import allow_many
@@ -25,7 +25,6 @@ from transports.matching import Target
 from transports.requests import Sending
 from transports.tcp import dead_links
 from transports.tcp.addresses import exchange, own_address
-from transports.tcp.at_once import AtOnce
 from transports.tcp.dialing import Dialing, purpose
 from transports.tcp.early_arrivals import EarlyArrivals
 from transports.tcp.frames import GOODBYE_FRAME, abort_frame, data_header
@@ -46,6 +45,8 @@ time in which ranks agree on a cause, the sum must stay below the second within 
 _ANSWER_SECONDS: Final = 2.0
 """Seconds to wait for peers to read what the system has accepted for them: it delivers that by itself, but perhaps not
 if the host ends too."""
+_MOST_LANES: Final = 8
+"""The most lanes that are polled for a frame of any source."""
 _ABSENT: Final = 0.1  # seconds to wait for a peer before this rank connects to it
 
 
@@ -77,7 +78,6 @@ class TcpLink(Link):
         self._stripings: dict[int, Striping] = {}
         self._reassemblies: dict[int, Reassembly] = {}
         self._spread_from = options.spread_bytes
-        self._at_once = AtOnce(engine, self._incoming, self._outgoing, self._spread_from)
         self.largest = 0 if engine.group.tls else LARGEST
         self._departed: set[int] = set()
         self._absent: dict[int, float] = {}
@@ -118,15 +118,25 @@ class TcpLink(Link):
     def take(
         self, sources: tuple[int, ...], tags: range, view: memoryview | None, check: int | None, turn: int
     ) -> Taken | None:
-        return self._at_once.take(sources, tags, view, check, turn)
-
-    def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int) -> None:
-        self._at_once.recv(peer, tag, view, deadline, check)
-
-    def sendrecv(
-        self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int
-    ) -> Request:
-        return self._at_once.sendrecv(dest, source, tag, data, view, deadline, check)
+        known, polls = self._incoming, self.engine.loop.glances
+        if len(sources) == 1:
+            lane = known.get(sources[0])
+            lanes = [] if lane is None else [lane]
+        else:
+            lanes = [known[peer] for peer in sources if peer in known]
+            others = len(sources) - (self.engine.rank in sources)
+            if not lanes or len(lanes) < others or len(lanes) > _MOST_LANES:
+                return None
+            start = turn % len(lanes)
+            lanes, polls = lanes[start:] + lanes[:start], polls[:: len(lanes)]
+        for lane in lanes:
+            taken = lane.take(tags, view, check, polls)
+            if taken is not None:
+                return taken
+            if not lane.is_clear or not self.engine.match_queue.is_clear(sources, tags):
+                break
+        self.engine.driver.interrupt()  # other threads may wait for a frame that arrived
+        return None
 
     def poke(self, peer: int | None) -> bool:
         if peer is not None:
