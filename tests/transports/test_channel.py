@@ -316,6 +316,15 @@ def test_all_connections_are_served_from_time_to_time() -> None:
         assert recv(a, 1, TAG, 4) == b"mine"
 
 
+def test_rings_are_served_too() -> None:
+    with ring_channels() as (a, b, channel):
+        send(b, 0, 99, b"another")
+        a.loop._sweep_at = 0.0
+        assert channel.run(lambda source, target: None, None, None, nothing_left) is None
+        assert a.match_queue.knows(1, 99)
+        assert recv(a, 1, 99, 7) == b"another"
+
+
 def test_only_ranks_that_poll_or_yield_have_the_ability() -> None:
     with ranks(2) as (a, _):
         assert a.ability(CompiledMessages) is None, "ranks that share a process do not poll"
@@ -331,6 +340,7 @@ def ring_channels() -> Iterator[tuple[Any, Any, Channel]]:
     pair = in_threads(*(lambda group=group: opened(shm_ranks.make(group)) for group in groups(2)))
     try:
         pair[0].loop.polls = True  # the ranks share a process
+        pair[0].loop._sweep_at = time.monotonic() + 100  # the loop does not take the frames out of the ring first
         found = pair[0].ability(CompiledMessages)
         assert found is not None
         channel = found.channel([1], [1], TAG, BUSY)
