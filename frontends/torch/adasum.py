@@ -83,8 +83,9 @@ class StepReduction:
     def set_passes(self, passes: int) -> None:
         """Change the number of backward passes per step, and begin a step. Raises ValueError."""
         self._counter.set_passes(passes)
+        self._counter.restart()
 
-    def discard(self) -> None:
+    def drain(self) -> None:
         """Begin a step."""
         self._counter.restart()
 

@@ -136,17 +136,14 @@ class Slot:
         """Return the gradient."""
         return self._memory.tensor().as_strided(self._shape, self._stride, self._start)
 
-    def take(self, gradient: torch.Tensor, *, as_view: bool) -> bool:
-        """Copy the parameter's gradient into the slot, which becomes the gradient with `as_view`. False if the
-        parameter keeps its own tensor, which must get the result."""
-        if gradient.data_ptr() == self.address:
-            return True
-        view = self.view()
-        view.copy_(gradient.detach())
-        if not as_view or gradient.requires_grad:  # the latter is part of a graph of its own
-            return False
-        self._parameter.grad = view
-        return True
+    def take(self, gradient: torch.Tensor, *, as_view: bool) -> None:
+        """Copy a gradient of the parameter into the slot, which becomes the parameter's with `as_view`. Gradients that
+        are sparse or part of a graph of their own stay the parameter's."""
+        if gradient.data_ptr() != self.address:
+            view = self.view()
+            view.copy_(gradient.detach())
+            if as_view and gradient is self._parameter.grad and not gradient.requires_grad:
+                self._parameter.grad = view
 
 
 class Group:
@@ -159,7 +156,6 @@ class Group:
     slots     the slot of each parameter in that memory
     ready     number of complete gradients
     waiting   those that are to be moved to their slots together
-    outside   parameters whose `grad` is not in the slot; see `Slot.take`
     """
 
     def __init__(self, parameters: Sequence[Parameter], name: str, *, given: bool) -> None:
@@ -172,13 +168,11 @@ class Group:
         self.slots: dict[Parameter, Slot] = {}
         self.ready = 0
         self.waiting: list[Gradient] = []
-        self.outside: list[Parameter] = []
 
     def start_over(self) -> None:
         """Begin a step: no gradient is complete."""
         self.ready = 0
         self.waiting = []
-        self.outside = []
         for memory in self.memories:
             memory.start_over()
 
@@ -198,18 +192,19 @@ def take_together(group: Group, *, as_view: bool) -> list[Gradient]:
             sources.append(own)
             if as_view:
                 one.parameter.grad = view
-            else:
-                group.outside.append(one.parameter)
     if views:
         torch._foreach_copy_(views, sources)
     return left
 
 
 def give_back(group: Group) -> None:
-    """Copy the results of a group to the gradients that are outside its memory: as sparse as these are."""
+    """Copy the results of a group to the gradients that are outside its memory, at first or since: as sparse as these
+    are."""
     results, own = [], []
-    for parameter in group.outside:
-        gradient, result = parameter.grad, group.slots[parameter].view()
+    for parameter, slot in group.slots.items():
+        if slot.holds_gradient:
+            continue
+        gradient, result = parameter.grad, slot.view()
         if gradient is None or gradient.is_sparse:
             parameter.grad = result.clone() if gradient is None else result.to_sparse(gradient.sparse_dim())
         else:

@@ -158,6 +158,7 @@ class _Distributed:
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The plain optimizer's method; also forgets gradients of passes before it."""
-        self._reduction.discard()
+        """The plain optimizer's method; also forgets gradients of passes before it, for which it waits if they are on
+        their way."""
+        self._reduction.drain()
         super().load_state_dict(state_dict)  # type: ignore[misc]

@@ -13,11 +13,10 @@ class PassCounter:
         self.restart()
 
     def set_passes(self, passes: int) -> None:
-        """Change the number of passes per step, and begin a step. Raises ValueError."""
+        """Change the number of passes of the steps that begin from now on. Raises ValueError."""
         if passes < 1:
             raise ValueError(f"passes={passes!r}: must be 1 or more")
         self._passes = passes
-        self.restart()
 
     def resize(self, count: int) -> None:
         """Count for another number of gradients, and begin a step."""

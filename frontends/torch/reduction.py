@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -16,6 +17,7 @@ from frontends.horovod import (
     SPARSE,
     Compressor,
     ErrorFeedback,
+    HorovodInternalError,
     Reduction,
     alone_in,
     as_horovod,
@@ -46,13 +48,17 @@ _LAY_OUT: Final = 1
 
 
 class _Pending:
-    """A reduction in flight. `finish` waits for it and stores its result."""
+    """A reduction in flight. `wait` returns its result; `store` gives that to the parameters."""
 
-    __slots__ = ("finish", "parameters")
+    __slots__ = ("store", "wait")
 
-    def __init__(self, parameters: Sequence[Parameter], finish: Callable[[], object]) -> None:
-        self.parameters = parameters
-        self.finish = finish
+    def __init__(self, wait: Callable[[], Any], store: Callable[[Any], object]) -> None:
+        self.wait = wait
+        self.store = store
+
+    def finish(self) -> None:
+        """Wait for it and store its result."""
+        self.store(self.wait())
 
 
 class GradientReduction:
@@ -171,9 +177,18 @@ class GradientReduction:
         return plain_step(closure)
 
     def set_passes(self, passes: int) -> None:
-        """Change the number of backward passes per step, and begin a step. Raises ValueError."""
+        """Change the number of backward passes per step: of this step unless gradients are on their way already, and of
+        those after it. Raises ValueError."""
         self._counter.set_passes(passes)
-        self._restart()
+        if not self._pending:
+            self._restart()
+
+    def drain(self) -> None:
+        """Wait until the reductions in flight have ended, forget their results and errors, and begin a step."""
+        for one in self._pending:
+            with contextlib.suppress(HorovodInternalError):
+                one.wait()
+        self.discard()
 
     def discard(self) -> None:
         """Forget the reductions in flight, and begin a step."""
@@ -251,11 +266,11 @@ class GradientReduction:
             if gradient.small:
                 group.waiting.append(gradient)
             else:
-                self._move_to_slot(group, gradient)
+                self._move_to_slot(gradient)
         group.ready += 1
         if group.ready == len(group.parameters):
             for late in take_together(group, as_view=self._as_view):
-                self._move_to_slot(group, late)
+                self._move_to_slot(late)
             self._reduce_group(group)
 
     def _leave_old_groups(self) -> None:
@@ -320,10 +335,12 @@ class GradientReduction:
         return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
 
     def _give_back(self, parameter: Parameter, reduced: torch.Tensor) -> None:
-        """Store a reduced gradient in a parameter that keeps its own tensor: as sparse as that is."""
+        """Store a reduced gradient in a parameter that keeps its own tensor: as sparse as that is. A parameter that has
+        lost its own on the way gets it, too, as all ranks have it."""
         own = parameter.grad
-        assert own is not None
-        if own.is_sparse:
+        if own is None:
+            parameter.grad = reduced
+        elif own.is_sparse:
             parameter.grad = reduced.to_sparse(own.sparse_dim())
         elif own is not reduced:
             own.detach().copy_(reduced)
@@ -335,58 +352,46 @@ class GradientReduction:
         parameter, name = one.parameter, one.name
         if one.kind == SPARSE:
             own = _empty_sparse(parameter) if parameter.grad is None else parameter.grad
+
+            def replace(reduced: torch.Tensor) -> None:
+                parameter.grad = reduced
+
             wait = ops.sparse_allreduce_async(own, name, self._op, self._process_set)
-
-            def replace() -> None:
-                parameter.grad = wait()
-
-            self._pending.append(_Pending([parameter], replace))
+            self._pending.append(_Pending(wait, replace))
             return
         gradient = self._gradient(parameter)
         if self._feedback is not None:
             self._compress([parameter], [gradient], name)
             return
         small, ctx = self._compression.compress(gradient)
+
+        def store(reduced: torch.Tensor) -> None:
+            self._give_back(parameter, self._compression.decompress(reduced, ctx))
+
         handle = LIBRARY.allreduce(small, small, self._how(name))
-
-        def finish() -> None:
-            handle.synchronize()
-            self._give_back(parameter, self._compression.decompress(small, ctx))
-
-        self._pending.append(_Pending([parameter], finish))
+        self._pending.append(_Pending(handle.synchronize, store))
 
     def _compress(self, parameters: Sequence[Parameter], gradients: Sequence[torch.Tensor], label: str) -> None:
         """Reduce dense gradients with a lossy compression."""
         assert self._feedback is not None
         names = [self._of[id(parameter)].name for parameter in parameters]
+
+        def store(reduced: Sequence[torch.Tensor]) -> None:
+            for parameter, one in zip(parameters, reduced, strict=True):
+                self._give_back(parameter, one)
+
         handle = LIBRARY.compressed(gradients, gradients, self._how(label), names, self._feedback)
+        self._pending.append(_Pending(handle.synchronize, store))
 
-        def finish() -> None:
-            for parameter, reduced in zip(parameters, handle.synchronize(), strict=True):
-                self._give_back(parameter, reduced)
-
-        self._pending.append(_Pending(parameters, finish))
-
-    def _move_to_slot(self, group: Group, one: Gradient) -> None:
+    def _move_to_slot(self, one: Gradient) -> None:
         """Move a gradient into the memory of its group."""
-        parameter, slot = one.parameter, one.slot
-        assert slot is not None
-        gradient = self._gradient(parameter)
-        if gradient is not parameter.grad:
-            slot.view().copy_(gradient)
-            group.outside.append(parameter)
-        elif not slot.take(gradient, as_view=self._as_view):
-            group.outside.append(parameter)
+        assert one.slot is not None
+        one.slot.take(self._gradient(one.parameter), as_view=self._as_view)
 
     def _reduce_group(self, group: Group) -> None:
         if group.slots:
             handle = ARRAYS.grouped_allreduce(group.arrays, group.arrays, self._how(group.name))
-
-            def finish() -> None:
-                handle.synchronize()
-                give_back(group)
-
-            self._pending.append(_Pending(group.parameters, finish))
+            self._pending.append(_Pending(handle.synchronize, lambda _: give_back(group)))
         else:
             self._reduce_without_slots(group)
 
@@ -398,14 +403,13 @@ class GradientReduction:
             return
         compressed = [self._compression.compress(gradient) for gradient in gradients]
         smalls = [small for small, _ in compressed]
-        handle = LIBRARY.grouped_allreduce(smalls, smalls, self._how(group.name))
 
-        def finish() -> None:
-            handle.synchronize()
-            for parameter, (small, ctx) in zip(parameters, compressed, strict=True):
+        def store(reduced: Sequence[torch.Tensor]) -> None:
+            for parameter, small, (_, ctx) in zip(parameters, reduced, compressed, strict=True):
                 self._give_back(parameter, self._compression.decompress(small, ctx))
 
-        self._pending.append(_Pending(parameters, finish))
+        handle = LIBRARY.grouped_allreduce(smalls, smalls, self._how(group.name))
+        self._pending.append(_Pending(handle.synchronize, store))
 
 
 def _empty_sparse(parameter: Parameter) -> torch.Tensor:
