@@ -57,8 +57,10 @@ def DistributedOptimizer(
     ValueError on every rank, with the names of the parameters, if the ranks' optimizers have different parameters.
     Gradients that are on their way then keep waiting for the others, so `shutdown` must follow.
 
-    Raises ValueError for bad names, groups or numbers.
+    Raises ValueError for bad names, groups or numbers, and for an optimizer that is a distributed one.
     """
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("optimizer: is a DistributedOptimizer; give the optimizer that it was made of")
     factors = predivided(op, gradient_predivide_factor)
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be 1 or more")
@@ -146,10 +148,16 @@ class _Distributed:
         self._reduction.set_passes(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Combine the gradients, unless within `skip_synchronize`, and step. Returns the closure's result."""
+        """Combine the gradients, unless within `skip_synchronize`, and step. Returns the closure's result.
+
+        With a closure, the gradients of each of its calls are combined, too. An optimizer that decides by the loss, as
+        LBFGS does, needs the same loss on all ranks: let the closure return `allreduce(loss)`.
+        """
         given: Any = self
         plain: Any = super().step  # type: ignore[misc]
         return self._reduction.step(plain, closure, self._synchronizes_in_step, given.param_groups)
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch calls hooks around the plain step, and not around this one
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Raises AssertionError between backward() and step() or synchronize(): gradients are being combined."""
@@ -162,3 +170,7 @@ class _Distributed:
         their way."""
         self._reduction.drain()
         super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse a copy: a part of this object is the connection to the other ranks."""
+        raise TypeError("a DistributedOptimizer can be neither copied nor pickled; its state_dict() can")

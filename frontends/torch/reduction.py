@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -164,7 +165,8 @@ class GradientReduction:
         synchronize: bool,
         param_groups: Sequence[dict[str, Any]],
     ) -> Any:
-        """Reduce the gradients if `synchronize` is set, and let the plain optimizer step."""
+        """Reduce the gradients if `synchronize` is set, and let the plain optimizer step. With a closure, also those
+        that each of its calls computes."""
         if synchronize:
             if self._combined:
                 text = (
@@ -173,8 +175,18 @@ class GradientReduction:
                 )
                 warnings.warn(text, stacklevel=4)
             self.synchronize(param_groups)
+            if closure is not None:
+                closure = partial(self._evaluate, closure, param_groups)
         self._combined = False
         return plain_step(closure)
+
+    def _evaluate(self, closure: Callable[[], Any], param_groups: Sequence[dict[str, Any]]) -> Any:
+        """Call a step's closure, and combine the gradients unless it has done so."""
+        loss = closure()
+        if not self._combined:
+            self.synchronize(param_groups)
+        self._combined = False
+        return loss
 
     def set_passes(self, passes: int) -> None:
         """Change the number of backward passes per step: of this step unless gradients are on their way already, and of

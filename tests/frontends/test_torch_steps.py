@@ -1,8 +1,10 @@
-"""The steps of distributed optimizers that are not backward, step, zero_grad: loads and changes that
+"""The steps of distributed optimizers that are not backward, step, zero_grad: closures, hooks, loads and changes that
 come between backward and step. Ranks are threads."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +42,78 @@ def made(kind: Callable[..., Any] = torch.optim.SGD, **options: Any) -> tuple[An
     """A parameter of value 8, and its distributed optimizer with learning rate 1."""
     one = torch.nn.Parameter(torch.full((2,), 8.0))
     return one, hvd.DistributedOptimizer(kind([one], lr=1.0), [("one", one)], **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_gradients_that_a_closure_computes_are_combined(world: World, options: str, by_hand: bool) -> None:
+    def steps(comm: Any) -> list[float]:
+        one, optimizer = made(op=hvd.Sum, **OPTIONS[options])
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = (comm.rank + 1) * one.sum()
+            loss.backward()
+            if by_hand:
+                optimizer.synchronize()
+            return loss.detach()
+
+        found = []
+        for _ in range(3):
+            assert optimizer.step(closure) == (comm.rank + 1) * 2 * (found[-1] if found else 8)
+            found.append(one[1].item())
+        optimizer.zero_grad()
+        return found
+
+    assert world.run(steps) == [[5.0, 2.0, -1.0]] * SIZE
+
+
+def test_a_closure_may_combine_without_the_step(world: World) -> None:
+    def step(comm: Any) -> float:
+        one, optimizer = made()
+
+        def closure() -> None:
+            (2 * comm.rank * one.sum()).backward()
+            optimizer.synchronize()
+            one.grad *= 3
+
+        with optimizer.skip_synchronize():
+            optimizer.step(closure)
+        return one[0].item()
+
+    assert world.run(step) == [5.0] * SIZE
+
+
+def test_lbfgs_with_the_mean_of_the_losses(world: World) -> None:
+    def steps(comm: Any) -> list[float]:
+        one, optimizer = made(lambda one, **_: torch.optim.LBFGS(one, line_search_fn="strong_wolfe"))
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = (one - torch.tensor([1.0, 2.0]) - comm.rank).pow(4).sum()
+            loss.backward()
+            return hvd.allreduce(loss.detach())
+
+        optimizer.step(closure)
+        return list(one.tolist())
+
+    first, second = world.run(steps)
+    assert first == second
+    assert first == pytest.approx([1.5, 2.5], abs=0.05)
+
+
+def test_hooks_of_a_step_are_called_once_after_a_state_is_loaded(world: World) -> None:
+    def calls(comm: Any) -> list[str]:
+        one, optimizer = made()
+        optimizer.load_state_dict(optimizer.state_dict())
+        found = []
+        optimizer.register_step_pre_hook(lambda *_: found.append(f"before, {one.grad[0]:.0f}"))
+        optimizer.register_step_post_hook(lambda *_: found.append("after"))
+        (2 * comm.rank * one.sum()).backward()
+        optimizer.step()
+        return found
+
+    assert world.run(calls) == [["before, 1", "after"]] * SIZE
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -99,3 +173,16 @@ def test_passes_that_change_between_backward_and_step_hold_from_the_next_step_on
 
     first, second = world.run(steps)
     assert first == second
+
+
+def test_it_is_wrapped_once_and_not_copied(world: World) -> None:
+    def refused(comm: Any) -> None:
+        one, optimizer = made()
+        with pytest.raises(ValueError, match="optimizer"):
+            hvd.DistributedOptimizer(optimizer, [("one", one)])
+        for call in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="state_dict"):
+                call(optimizer)
+        copy.deepcopy(optimizer.state_dict())
+
+    world.run(refused)
