@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from collectives import ProcessSet, global_process_set
 from frontends.horovod import Sum, communicator_of
@@ -16,8 +17,9 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc
 
     process_set   the ranks whose batches count; all by default
 
-    Batches may differ in size. Input is (N, C) or (N, C, ...). `forward` is collective in training; in evaluation it is
-    ordinary batch normalisation.
+    Batches may differ in size. Input is (N, C) or (N, C, ...), of any floating type, which the output has, too.
+    `forward` is collective in training; in evaluation it is ordinary batch normalisation. Gradients cannot be
+    differentiated again.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc
         if not self.affine:
             return normalised
         shape = _per_channel(input)
-        return normalised * self.weight.reshape(shape) + self.bias.reshape(shape)
+        return (normalised * self.weight.reshape(shape) + self.bias.reshape(shape)).to(input.dtype)
 
 
 def _per_channel(x: torch.Tensor) -> tuple[int, ...]:
@@ -77,7 +79,7 @@ class _Normalise(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, x: torch.Tensor, eps: float, process_set: ProcessSet) -> tuple[Any, ...]:
         axes = [axis for axis in range(x.dim()) if axis != 1]
         wide = x.to(torch.float64)
-        own = torch.tensor([x.numel() / max(x.shape[1], 1)], dtype=torch.float64)
+        own = wide.new_tensor([x.numel() / max(x.shape[1], 1)])  # on the device of x
         sums = torch.cat([wide.sum(axes), (wide * wide).sum(axes), own])
         totals = _total(sums, process_set)
         channels, count = x.shape[1], totals[-1].item()
@@ -92,6 +94,7 @@ class _Normalise(torch.autograd.Function):  # type: ignore[misc]
         return normalised, mean, variance, count
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> Any:
         normalised, scale = ctx.saved_tensors
         axes = [axis for axis in range(gradient.dim()) if axis != 1]

@@ -573,6 +573,11 @@ def normalisation(rank: int, size: int) -> None:
     assert torch.allclose(ours(whole), theirs(whole), atol=1e-4)
     with pytest.raises(ValueError, match="dimensions"):
         ours(torch.ones(3))
+    ours.train()
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        assert ours(whole.to(dtype)).dtype is dtype
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        torch.autograd.grad(ours(mine).pow(3).sum(), mine, create_graph=True)[0].sum().backward()
 
 
 def test_sync_batch_norm_equals_batch_norm_of_the_whole_batch(pool: Pools) -> None:
