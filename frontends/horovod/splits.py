@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from numbers import Integral
 from typing import Final, TypeVar
 
 from collectives.schedule import split_evenly
@@ -35,9 +36,9 @@ def rows_for(
     if given is None:
         return [rows // size] * size
     found = list(given)
-    if len(found) != size or min(found) < 0 or sum(found) != rows:
+    if len(found) != size or not all(isinstance(one, Integral) and one >= 0 for one in found) or sum(found) != rows:
         raise ValueError(
-            f"{splits}={found}: must be {size} numbers, one for each rank, 0 or more and {rows} together, "
+            f"{splits}={found}: must be {size} integers, one for each rank, 0 or more and {rows} together, "
             f"the rows of {tensor}"
         )
     return found

@@ -103,7 +103,8 @@ class _Broadcast(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         reduced = _Allreduce.apply(gradient, None, Average, 1.0, 1.0, ctx.process_set)
-        return reduced if ctx.process_set.rank() == ctx.root else reduced * 0, None, None, None
+        own = reduced if ctx.process_set.rank() == ctx.root else torch.zeros_like(reduced)
+        return own, None, None, None
 
 
 class _Alltoall(torch.autograd.Function):  # type: ignore[misc]

@@ -45,11 +45,12 @@ from frontends.torch.groups import (
     check_shares,
     combined,
     combining,
+    contiguous,
     distribute,
     distribute_each,
+    elements,
     flat,
     joined,
-    put,
     shown,
     single,
     sizes,
@@ -283,14 +284,14 @@ class ProcessGroup(Described):
         input_split_sizes: Sequence[int],
         opts: Any,
     ) -> dist.Work:
-        """Send rows of `input` to the ranks, and receive rows of `output` from them; equal parts without split
-        sizes."""
+        """Send rows of `input` to the ranks, and receive rows of `output` from them; equal parts without split sizes.
+        Rows are moved as elements: those of input and output may have other shapes."""
         going = rows_for(input.shape, input_split_sizes or None, self.size(), "input", "input_split_sizes")
         coming = rows_for(output.shape, output_split_sizes or None, self.size(), "output", "output_split_sizes")
-        target = writable_array(output, "output", moved=True)
-        return self._run(
-            "alltoall", opts, [output], None, as_array(input, "input", moved=True), going, out=target, expected=coming
-        )
+        given = as_array(input, "input", moved=True).reshape(-1)
+        target, finish = contiguous(output)
+        options = {"out": flat(target, "output", moved=True), "expected": elements(output, coming)}
+        return self._run("alltoall", opts, [output], finish, given, elements(input, going), **options)
 
     @collective("gather", dist.GatherOptions, "root", "timeout", tensors=2)
     def gather(
@@ -313,8 +314,7 @@ class ProcessGroup(Described):
         """Receive the i-th tensor of opts.rootRank's list on rank i."""
         output = single(output_tensors)
         given, counts = None, None
-        target = output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
-        finish = None if target is output else lambda _: put(target, output)
+        target, finish = contiguous(output)
         if opts.rootRank == self.communicator.rank:
             inputs = list(single(input_tensors))
             check_count(inputs, self.size(), "input_tensors")

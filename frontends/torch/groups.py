@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from frontends.torch.tensors import as_array, as_tensor, writable_array
+from frontends.torch.tensors import as_array, as_tensor, form_of, writable_array
 
 _OPS: Final = {
     dist.ReduceOp.RedOpType.SUM: "sum",
@@ -182,6 +182,22 @@ def joined(tensors: Sequence[torch.Tensor], *, moved: bool = False) -> Any:
     return as_array(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]), moved=moved)
 
 
+def elements(tensor: torch.Tensor, rows: Iterable[int]) -> list[int]:
+    """Return the numbers of elements of numbers of rows."""
+    width = tensor.numel() // max(tensor.shape[0], 1)
+    return [count * width for count in rows]
+
+
+def contiguous(output: torch.Tensor) -> tuple[torch.Tensor, Callable[[list[Any]], None] | None]:
+    """Return a contiguous tensor for the result of an operation, and a function that then copies it into `output`; that
+    tensor itself, and None, if it is contiguous.
+    """
+    if output.is_contiguous():
+        return output, None
+    target = torch.empty_like(output, memory_format=torch.contiguous_format)
+    return target, lambda _: put(target, output)
+
+
 def sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Return the number of elements of each tensor."""
     return [tensor.numel() for tensor in tensors]
@@ -219,7 +235,7 @@ def sparse(tensor: torch.Tensor, opts: Any) -> tuple[list[Any], Callable[[list[A
     if opts.reduceOp.op != dist.ReduceOp.RedOpType.SUM:
         raise ValueError(f"op={opts.reduceOp.op.name}: sparse tensors can be combined by SUM only")
     mine = tensor.detach().coalesce()
-    form = np.empty((0, *tensor.shape), np.uint8)  # an allgather of no rows: it shows whether the shapes are equal
+    form = form_of(mine)
 
     def finish(values: list[Any]) -> None:
         _, where, what = (as_tensor(array) for array in values[0])
@@ -228,7 +244,7 @@ def sparse(tensor: torch.Tensor, opts: Any) -> tuple[list[Any], Callable[[list[A
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             tensor.copy_(total.coalesce())
 
-    return [form, as_array(mine.indices().t().contiguous()), as_array(mine.values())], finish
+    return [as_array(form), as_array(mine.indices().t().contiguous()), as_array(mine.values())], finish
 
 
 def put(piece: torch.Tensor, output: torch.Tensor) -> None:

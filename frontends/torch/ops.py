@@ -13,7 +13,7 @@ import torch
 
 from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import Average, Handle, Handles, Reduction, check_linear, choose_op, communicator_of, full_name
-from frontends.torch.tensors import LIBRARY
+from frontends.torch.tensors import LIBRARY, form_of
 
 __all__ = [
     "allgather_async",
@@ -139,11 +139,11 @@ def sparse_allreduce_async(
     comm = communicator_of(process_set)
     coalesced = tensor.coalesce()
     label = full_name(comm, "sparse_allreduce", name)
-    indices = allgather_async(coalesced.indices().t().contiguous(), f"{label}.indices", process_set)
-    values = allgather_async(coalesced.values(), f"{label}.values", process_set)
+    parts = [form_of(coalesced), coalesced.indices().t().contiguous(), coalesced.values()]
+    gathered = grouped_allgather_async(parts, label, process_set)
 
     def finish() -> torch.Tensor:
-        where, what = indices.synchronize(), values.synchronize()
+        _, where, what = gathered.synchronize()
         if op == Average:
             what = what / comm.size
         return torch.sparse_coo_tensor(where.t(), what, coalesced.shape, check_invariants=True).coalesce()

@@ -103,6 +103,12 @@ def as_tensor(array: Any) -> torch.Tensor:
     return tensor if kind is None else tensor.view(kind)
 
 
+def form_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without rows, whose allgather shows if a sparse tensor has the same shape on all ranks. It is on
+    the device of the values, as all tensors of one operation must be."""
+    return tensor.values().new_empty((0, *tensor.shape), dtype=torch.uint8)
+
+
 def plain_array(array: Any) -> tuple[Any, torch.dtype | None]:
     """Return a view of the array with a type that `torch.from_numpy` accepts, and the torch dtype to view the tensor
     as; None if that is already its type.

@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions  # noqa: E402
 from collectives import Communicator  # noqa: E402
 from frontends.torch import ops  # noqa: E402
 from frontends.torch.distributed import ProcessGroup  # noqa: E402
-from frontends.torch.tensors import as_array, as_tensor  # noqa: E402
+from frontends.torch.tensors import as_array, as_tensor, form_of  # noqa: E402
 from tests.frontends.fake_cuda import Cuda, CudaTensor, cuda_tensors, numbers  # noqa: E402
 from tests.gpu.gpus import Gpus, gpus  # noqa: E402
 
@@ -49,6 +49,14 @@ def test_a_cuda_tensor_is_its_own_array() -> None:
     on_ranks(body, "nccl")
 
 
+def test_what_shows_the_shape_of_a_sparse_tensor_is_on_the_device_of_its_values() -> None:
+    where, what = torch.zeros((1, 2), dtype=torch.int64, device="meta"), torch.ones((2, 5), device="meta")
+    sparse = torch.sparse_coo_tensor(where, what, (3, 5), is_coalesced=True, check_invariants=False)
+    form = form_of(sparse)
+    assert form.shape == (0, 3, 5)
+    assert form.is_meta
+
+
 def horovod(comm: Communicator, cuda: Cuda, some: Gpus) -> None:
     rank, size = comm.rank, comm.size
     with cuda.use(cuda.new_stream()):
@@ -64,6 +72,11 @@ def horovod(comm: Communicator, cuda: Cuda, some: Gpus) -> None:
         mine = cuda.tensor(torch.full((rank + 1, 2), float(rank)))
         found = cuda.host(ops.allgather_async(mine).synchronize())
         assert found[:, 0].tolist() == [float(peer) for peer in range(size) for _ in range(peer + 1)]
+        several = [cuda.tensor(torch.empty((0, 3), dtype=torch.uint8)), mine]
+        assert [cuda.host(one).shape[0] for one in ops.grouped_allgather_async(several).synchronize()] == [
+            0,
+            len(found),
+        ]
         y = cuda.tensor(torch.full((3,), float(rank)))
         assert torch.equal(cuda.host(ops.broadcast_(y, 1)), torch.ones(3))
         rows = cuda.tensor(numbers(size, 2) + 10 * rank)

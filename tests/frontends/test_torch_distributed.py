@@ -116,6 +116,13 @@ def collectives_of(dtype: torch.dtype, rank: int, size: int) -> None:
     whole = full(99, size + 1, 2)
     dist.all_to_all_single(whole, full(rank, size + 1, 2), coming, rows)
     same(whole, torch.repeat_interleave(torch.arange(size), torch.tensor(coming)).to(dtype)[:, None].expand(-1, 2))
+    # into rows of another shape, and into rows that are not contiguous
+    for other, parts in (
+        (full(99, 2 * size + 2), [2 * count for count in coming]),
+        (full(99, 2, size + 1).t(), coming),
+    ):
+        dist.all_to_all_single(other, full(rank, size + 1, 2), parts, rows)
+        same(other.reshape(-1), whole.reshape(-1))
     outputs = [full(99) for _ in range(size)]
     dist.gather(full(rank), outputs if rank == 1 else None, dst=1)
     if rank == 1:

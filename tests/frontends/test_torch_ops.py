@@ -133,6 +133,9 @@ def gradients(rank: int, size: int) -> None:
     x = leaf(3)
     (hvd.broadcast(x, 1) * weights).sum().backward()
     assert torch.allclose(x.grad, mean if rank == 1 else torch.zeros(3))
+    x = leaf(3)
+    (hvd.broadcast(x, 1) * torch.inf).sum().backward()
+    assert x.grad.tolist() == [torch.inf if rank == 1 else 0.0] * 3
     x = leaf(size, 3)
     (hvd.alltoall(x) * weights).sum().backward()
     assert torch.allclose(x.grad, torch.arange(3.0) + torch.arange(float(size))[:, None])
@@ -156,13 +159,14 @@ def mistakes(rank: int, size: int) -> None:
         lambda: hvd.allreduce(torch.ones(3), name="op", op=[hvd.Sum, hvd.Min][rank]),
         lambda: hvd.broadcast(torch.ones(3), rank, name="root"),
         lambda: hvd.allgather(torch.ones(2, 3 + rank), name="rows"),
+        lambda: hvd.sparse_allreduce_async(torch.eye(2, 3 + rank).to_sparse(), "sparse", hvd.Sum)(),
     ):
         with pytest.raises(RuntimeError, match=r"(?s)rank 0: .*rank 1: ") as caught:
             wrong()
         assert isinstance(caught.value, hvd.HorovodInternalError)
         assert caught.value.__cause__ is not None
         assert hvd.allreduce(torch.ones(2), op=hvd.Sum).sum() == 2 * size
-    for splits in ([1], [1, 1, 1], [3, -1], [5, 5]):
+    for splits in ([1], [1, 1, 1], [3, -1], [5, 5], [1.0, 1.0], torch.tensor([[1], [1]])):
         with pytest.raises(ValueError, match="splits"):
             hvd.alltoall(torch.ones(2), splits)
     for alltoall in (hvd.alltoall, hvd.alltoall_async):

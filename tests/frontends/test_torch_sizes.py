@@ -79,8 +79,7 @@ def t2_receiver_sizes(path: str) -> None:
 
         with pytest.raises(ValueError, match="output"):
             dist.reduce_scatter(torch.zeros(3), [torch.zeros(2), torch.zeros(2)])
-        with pytest.raises(ValueError, match="shape"):
-            dist.all_to_all_single(torch.zeros(3, 4), torch.zeros(3, 2), [1, 2], [1, 2])
+        refused(lambda: dist.all_to_all_single(torch.zeros(3, 4), torch.zeros(3, 2), [1, 2], [1, 2]))
         outputs = [torch.zeros(2), torch.zeros(3)]
         dist.all_gather(outputs, own)
         assert [output.tolist() for output in outputs] == [[0, 0], [1, 1, 1]]
