@@ -236,7 +236,7 @@ class ProcessGroup(Described):
         """Reduce the i-th tensors of all ranks' lists for rank i."""
         output, inputs = single(output_tensors), list(single(input_tensors))
         check_count(inputs, self.size(), "input_tensors")
-        given = joined(inputs)
+        given = joined(inputs, "input_tensors")
         counts = sizes(inputs)
         check_part(output, inputs[self.communicator.rank], "output")
         finish = distribute([output])
@@ -270,7 +270,7 @@ class ProcessGroup(Described):
         outputs, inputs = list(output_tensors), list(input_tensors)
         check_count(outputs, self.size(), "output_tensors")
         check_count(inputs, self.size(), "input_tensors")
-        given = joined(inputs, moved=True)
+        given = joined(inputs, "input_tensors", moved=True)
         check_dtypes(outputs, inputs[0], "output_tensors")
         expected = sizes(outputs)
         return self._run("alltoall", opts, outputs, distribute(outputs), given, sizes(inputs), expected=expected)
@@ -318,7 +318,7 @@ class ProcessGroup(Described):
         if opts.rootRank == self.communicator.rank:
             inputs = list(single(input_tensors))
             check_count(inputs, self.size(), "input_tensors")
-            given = joined(inputs, moved=True)
+            given = joined(inputs, "input_tensors", moved=True)
             counts = sizes(inputs)
         options = {"root": opts.rootRank, "counts": counts, "out": flat(target, "output", moved=True)}
         return self._run("scatter", opts, [output], finish, given, **options)

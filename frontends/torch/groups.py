@@ -177,8 +177,11 @@ def check_part(output: torch.Tensor, own: torch.Tensor, name: str) -> None:
         raise ValueError(f"{name}: has {output.numel()} elements, must have {own.numel()}, as this rank's input has")
 
 
-def joined(tensors: Sequence[torch.Tensor], *, moved: bool = False) -> Any:
-    """Return the elements of several tensors in one new array; `moved` as for `as_array`."""
+def joined(tensors: Sequence[torch.Tensor], name: str, *, moved: bool = False) -> Any:
+    """Return the elements of several tensors of one dtype in one new array; `moved` as for `as_array`."""
+    for tensor in tensors:
+        if tensor.dtype != tensors[0].dtype:
+            raise TypeError(f"{name}: are of dtypes {tensors[0].dtype} and {tensor.dtype}; must have one")
     return as_array(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]), moved=moved)
 
 

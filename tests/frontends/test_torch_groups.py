@@ -123,7 +123,7 @@ def means_of_integers(path: str) -> None:
 
 
 def wrong_calls(path: str) -> None:
-    with group(path) as (_, size):
+    with group(path) as (rank, size):
         world, x = dist.group.WORLD, torch.ones(2)
         with pytest.raises(TypeError, match=r"allreduce: got .*'root'.* takes AllreduceOptions or op"):
             world.allreduce(x, root=1)
@@ -144,6 +144,14 @@ def wrong_calls(path: str) -> None:
             world.allreduce([])
         with pytest.raises(ValueError, match=r"several must be alike"):
             world.allreduce([x, torch.ones(1)])
+        mixed, outputs = [x, torch.ones(2, dtype=torch.int32)], [x.clone(), x.clone()]
+        for call in (
+            lambda: world.alltoall(outputs, mixed),
+            lambda: world.reduce_scatter(outputs[:1], [mixed]),
+            lambda: world.scatter(outputs[:1], [mixed], root=rank),
+        ):
+            with pytest.raises(TypeError, match=r"input_tensors: are of dtypes torch.float32 and torch.int32"):
+                call()
         opts = dist.BroadcastOptions()
         opts.rootTensor = 2
         with pytest.raises(ValueError, match=r"rootTensor=2: must be the number of one of the 2 tensors"):
