@@ -37,15 +37,18 @@ class Parameter:
         """The monotonic time at which the round is applied; infinity before there is a quorum."""
         self._workers = set[int]()
         self._weight = 0.0
-        self._sum: Array | None = None
+        self._mean: Array | None = None
 
     def add(self, worker: int, delta: Array, weight: float, base: int, staleness: int | None) -> bool:
         """Add a change to the round. False, with nothing done, if it was computed on a version that is too old."""
         if staleness is not None and self.version - base > staleness:
             return False
-        weighted = np.asarray(delta * value_of(weight, delta))
-        self._sum = weighted if self._sum is None else np.asarray(self._sum + weighted)
         self._weight += weight
+        if self._mean is None:
+            self._mean = delta
+        else:  # with shares of at most 1, as a sum of weighted changes may leave the range of the dtype
+            share = weight / self._weight
+            self._mean = np.asarray(self._mean * value_of(1.0 - share, delta) + delta * value_of(share, delta))
         self._workers.add(worker)
         return True
 
@@ -54,13 +57,13 @@ class Parameter:
 
         active   the workers that have not finished
         """
-        if self._sum is None or len(self._workers) < min(rules.quorum, len(active)):
+        if self._mean is None or len(self._workers) < min(rules.quorum, len(active)):
             return False
         if self.due == math.inf:
             self.due = now + rules.grace
         if now < self.due and not active <= self._workers:
             return False
-        self.value = np.asarray(self.value + self._sum / value_of(self._weight, self._sum))
+        self.value = np.asarray(self.value + self._mean)
         self.version += 1
         self.give_up()
         return True
@@ -68,7 +71,7 @@ class Parameter:
     def give_up(self) -> None:
         """Forget the round that is under way."""
         self._workers.clear()
-        self._weight, self._sum, self.due = 0.0, None, math.inf
+        self._weight, self._mean, self.due = 0.0, None, math.inf
 
 
 def value_of(number: float, like: Array) -> Array:

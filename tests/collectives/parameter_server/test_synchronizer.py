@@ -58,6 +58,17 @@ def test_a_round_is_the_weighted_mean_of_a_quorum() -> None:
     assert parameter.value.tolist() == [4.0, 3.0]
 
 
+@pytest.mark.parametrize("weight", [1e-300, 1e-44, 1.0, 1e39, 1e300])
+@pytest.mark.parametrize("changes", [1, 2])
+def test_a_weight_beyond_the_range_of_the_values_is_a_weight(weight: float, changes: int) -> None:
+    parameter = Parameter(np.zeros(2, np.float32))
+    for worker in range(changes):
+        parameter.add(worker, np.array([3e38, -1e-30], np.float32), weight, 1, None)
+    assert parameter.decide(frozenset(range(changes)), Rules(changes, 0.0, None), 0.0)
+    assert parameter.value.dtype == np.float32
+    np.testing.assert_array_equal(parameter.value, np.array([3e38, -1e-30], np.float32))
+
+
 def test_a_round_waits_for_its_grace_unless_all_are_there() -> None:
     parameter, rules, active = Parameter(np.zeros(1)), Rules(1, 5.0, None), frozenset({0, 1})
     parameter.add(0, np.ones(1), 1.0, 1, None)
@@ -250,7 +261,7 @@ def test_with_a_quorum_a_lost_worker_costs_few_changes_of_each(quorum: int, monk
     pushed, applied, decide = {}, np.zeros(3), Parameter.decide
 
     def counted(self: Parameter, *arguments: Any) -> bool:
-        changes = self._sum
+        changes = None if self._mean is None else np.rint(self._mean * self._weight)
         done = decide(self, *arguments)
         if done:
             applied[:] += changes
