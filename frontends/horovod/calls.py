@@ -44,6 +44,10 @@ class Call:
     memory: str = ""
     facts: tuple[Fact, ...] = ()
 
+    def __post_init__(self) -> None:
+        for argument in ("prescale", "postscale"):  # NumPy's numbers have no text
+            object.__setattr__(self, argument, float(getattr(self, argument)))
+
     @property
     def process_set(self) -> ProcessSet:
         """The process set of `ranks`."""

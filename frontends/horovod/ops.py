@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Integral
 from typing import Any, Final
 
 from collectives import OpName
@@ -16,6 +18,7 @@ __all__ = [
     "Product",
     "Sum",
     "check_linear",
+    "check_passes",
     "choose_op",
     "predivided",
     "scale_options",
@@ -54,6 +57,12 @@ def check_linear(op: OpName, operation: str) -> None:
         raise UnsupportedOpError(f"op={op!r}: {operation} takes Average and Sum only")
 
 
+def check_passes(number: int) -> None:
+    """Raise ValueError unless the argument `backward_passes_per_step` is an int above 0."""
+    if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
+        raise ValueError(f"backward_passes_per_step={number!r}: must be an int, 1 or more")
+
+
 def scale_options(prescale: float, postscale: float) -> dict[str, Any]:
     """Return the scale factors as keyword arguments of a Communicator method; None for a factor of 1."""
     return {
@@ -65,8 +74,10 @@ def scale_options(prescale: float, postscale: float) -> dict[str, Any]:
 def predivided(op: OpName, factor: float) -> tuple[float, float]:
     """Return the factors before and after the reduction for Horovod's `gradient_predivide_factor`.
 
-    Raises ValueError if the factor is not 1 and `op` is not Average.
+    Raises ValueError if the factor is not a finite number above 0, or not 1 and `op` is not Average.
     """
+    if not 0 < factor < math.inf:
+        raise ValueError(f"gradient_predivide_factor={factor!r}: must be a finite number above 0")
     if op == Average:
         return 1.0 / factor, factor
     if factor != 1.0:

@@ -26,6 +26,7 @@ from frontends.horovod import (
     Reduction,
     Sum,
     alone_in,
+    check_passes,
     is_lossy,
     numberless,
     predivided,
@@ -82,8 +83,7 @@ def DistributedOptimizer(
     before, after = predivided(op, gradient_predivide_factor)
     if is_lossy(compression):
         compression.check(op, gradient_predivide_factor, 1.0)
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be 1 or more")
+    check_passes(backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups: deprecated, use groups", DeprecationWarning, stacklevel=2)
     for title, given in (("num_groups", num_groups), ("groups", groups)):

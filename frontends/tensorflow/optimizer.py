@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import AnyCompression, Average
+from frontends.horovod import AnyCompression, Average, check_passes
 from frontends.tensorflow.reducing import Groups, Reducer
 from frontends.tensorflow.tape import variables_of
 from frontends.tensorflow_ops import Aggregation, Compression, no_autograph
@@ -100,8 +100,7 @@ def DistributedOptimizer(
     Raises ValueError for bad arguments, TypeError for an object that is not an optimizer.
     """
     options = dict(locals())
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be 1 or more")
+    check_passes(backward_passes_per_step)
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         del options["use_locking"]
         return _keras_for(optimizer).DistributedOptimizer(**options)

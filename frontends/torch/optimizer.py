@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Adasum, Average, ErrorFeedback, is_lossy, predivided
+from frontends.horovod import Adasum, Average, ErrorFeedback, check_passes, is_lossy, predivided
 from frontends.torch.adasum import StepReduction
 from frontends.torch.compression import AnyCompression, Compression
 from frontends.torch.parameters import Parameter, Roster
@@ -62,8 +62,7 @@ def DistributedOptimizer(
     if isinstance(optimizer, _Distributed):
         raise ValueError("optimizer: is a DistributedOptimizer; give the optimizer that it was made of")
     factors = predivided(op, gradient_predivide_factor)
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be 1 or more")
+    check_passes(backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups: deprecated, use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups

@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 
 import ronde
-from frontends.horovod import ARRAYS, Average, Call, Fact, Library, Max, Reduction, Sum, UnsupportedOpError
+from frontends.horovod import (
+    ARRAYS,
+    Average,
+    Call,
+    Fact,
+    Library,
+    Max,
+    Reduction,
+    Sum,
+    UnsupportedOpError,
+    check_passes,
+    predivided,
+)
 from frontends.needs import needs
 
 WORLD = ronde.global_process_set
@@ -114,3 +126,21 @@ def test_the_command_is_named_for_a_package_that_is_absent_and_not_for_a_part(mo
     with pytest.raises(ModuleNotFoundError) as caught, needs(**texts):
         __import__(module)
     assert (str(caught.value) == "pip install it") is named
+
+
+@pytest.mark.parametrize("passes", [0, -1, 2.5, 2.0, True, "2", None])
+def test_passes_are_an_int(passes: Any) -> None:
+    with pytest.raises(ValueError, match=r"backward_passes_per_step=.*: must be an int, 1 or more"):
+        check_passes(passes)
+    check_passes(np.int64(2))
+
+
+@pytest.mark.parametrize("factor", [0, 0.0, -1.0, float("nan"), float("inf")])
+def test_a_predivide_factor_is_a_number_above_0(factor: float) -> None:
+    with pytest.raises(ValueError, match=r"gradient_predivide_factor=.*: must be a finite number above 0"):
+        predivided(Average, factor)
+
+
+def test_scale_factors_of_numpy_are_numbers_in_the_text_of_a_call() -> None:
+    call = Call("allreduce", prescale=np.float32(0.5), postscale=np.float64(2.0))  # type: ignore[arg-type]
+    assert Call.read(call.text()) == Call("allreduce", prescale=0.5, postscale=2.0)
