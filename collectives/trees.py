@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from numbers import Number
 from typing import Any, Final
 
@@ -14,23 +14,38 @@ ARRAYS_AND_NUMBERS: Final = (np.ndarray, np.generic, Number)
 """Classes of leaves: NumPy's arrays and scalars, and Python's numbers."""
 
 
-def leaves(tree: Any, path: str = "", kinds: tuple[type, ...] = ARRAYS_AND_NUMBERS) -> Iterator[tuple[str, Any]]:
+def leaves(tree: Any, kinds: tuple[type, ...] = ARRAYS_AND_NUMBERS) -> Iterator[tuple[str, Any]]:
     """Yield the path and value of each leaf, such as ("layers/0/bias", array).
 
     kinds   classes of leaves
 
     Dicts are walked by sorted keys, so the order is the same on ranks that filled them differently. None is a tree
-    without leaves. Raises TypeError for a leaf of another class, and for a masked array.
+    without leaves. Raises TypeError for a leaf of another class, and for a masked array; ValueError for two leaves of
+    one path, as of the keys 1 and "1", or of {"a/b": x} and {"a": {"b": y}}.
     """
+    return told_apart(_leaves(tree, "", kinds))
+
+
+def told_apart(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the pairs of a path and a leaf. Raises ValueError for a path that comes twice."""
+    known = set[str]()
+    for path, leaf in named:
+        if path in known:
+            raise ValueError(f"tree[{path!r}]: two leaves have this path; give one of them another key")
+        known.add(path)
+        yield path, leaf
+
+
+def _leaves(tree: Any, path: str, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
     argument = f"tree[{path!r}]" if path else "tree"
     if tree is None:
         return
     if isinstance(tree, dict):
         for key in sorted(tree, key=str):
-            yield from leaves(tree[key], f"{path}/{key}" if path else str(key), kinds)
+            yield from _leaves(tree[key], f"{path}/{key}" if path else str(key), kinds)
     elif isinstance(tree, list | tuple):
         for index, part in enumerate(tree):
-            yield from leaves(part, f"{path}/{index}" if path else str(index), kinds)
+            yield from _leaves(part, f"{path}/{index}" if path else str(index), kinds)
     elif isinstance(tree, np.ma.MaskedArray):
         raise TypeError(f"{argument}: is a masked array, and masks are not communicated; pass its filled(value)")
     elif isinstance(tree, kinds):

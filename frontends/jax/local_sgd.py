@@ -13,7 +13,7 @@ import numpy as np
 
 from collectives import local_sgd
 from collectives.local_sgd import Nesterov
-from collectives.trees import Array
+from collectives.trees import Array, told_apart
 
 __all__ = ["DiLoCo", "LocalSGD", "Nesterov"]
 
@@ -25,7 +25,7 @@ class _Arrays(local_sgd.Library):
         for name, leaf in named:
             if not isinstance(leaf, jax.Array | np.ndarray):
                 raise TypeError(f"params[{name!r}]: must be an array, not {type(leaf).__name__}")
-        return named
+        return list(told_apart(named))
 
     def read(self, leaf: Any) -> Array:
         return np.asarray(leaf)

@@ -13,6 +13,7 @@ import collectives as ronde
 from collectives import AbortedError, Communicator, MismatchError
 from collectives.compression import BF16, Int8
 from collectives.local_sgd import DiLoCo, LocalSGD, Nesterov
+from collectives.parameter_server import Synchronizer
 from tests.collectives.membership.changes import SECONDS, Job, job
 from tests.worlds import world_of
 
@@ -452,3 +453,9 @@ def test_a_worker_that_leaves_ends_its_process() -> None:
 
     with job("local") as here:
         assert [future.result(SECONDS) for future in here.start(2, body)] == [True, 0]
+
+
+@pytest.mark.parametrize("make", [DiLoCo, LocalSGD, Synchronizer])
+def test_parameters_have_paths_of_their_own(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"tree\['a/b'\]: two leaves have this path"):
+        make({"a/b": np.zeros(2), "a": {"b": np.ones(2)}})
