@@ -10,8 +10,8 @@ import numpy as np
 from collectives import OpName, ProcessSet, Work, global_process_set
 from collectives.compression import Compressor, State
 from collectives.trees import Array, leaves, rebuilt
-from frontends.horovod import Average, Sum, as_horovod, choose_op, communicator_of
-from frontends.numpy.ops import as_array, as_leaf, writable
+from frontends.horovod import Average, Sum, as_horovod, check_passes, choose_op, communicator_of
+from frontends.numpy.ops import Agreement, as_array, as_leaf, writable
 
 
 class GradientAverager:
@@ -53,29 +53,34 @@ class GradientAverager:
         self._op = choose_op(op)
         if compression is not None and self._op not in (Average, Sum):
             raise ValueError(f"op={op!r}: with compression it must be Average or Sum")
-        if isinstance(backward_passes_per_step, bool) or backward_passes_per_step < 1:
-            raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be an int, 1 or more")
+        check_passes(backward_passes_per_step)
         self._name = name
         self._in_place = in_place
         self._compression = compression
         self._passes = backward_passes_per_step
         self._process_set = process_set
         self._done = 0
-        self._sums: dict[str, Array] = {}
+        self._sums: dict[str, dict[str, Array]] = {}
+        """The sums of this step's passes: for each name, by paths."""
+        self._trees: dict[str, Any] = {}
+        """The trees of the sums, as they were given last."""
         self._begun: dict[str, _PendingReduction] = {}
         self.state = State()
 
     def add(self, name: str, gradient: Any) -> None:
         """Begin to average one gradient, which ranks know by its name.
 
-        Raises ValueError if it was added already since `wait`, TypeError if it is no array or number.
+        With several passes per step, a gradient that a pass does not add counts as zeros in it.
+
+        Raises ValueError if it was added already since `wait`, or is not of the form of the step's earlier passes;
+        TypeError if it is no array or number. Nothing is added then.
         """
         self._begin(name, gradient)
 
     def begin(self, tree: Any) -> None:
         """Begin to average a tree of gradients as one operation; then `wait` returns such a tree.
 
-        Raises ValueError if something was added or begun already since `wait`.
+        Raises ValueError if something was added or begun already since `wait`, otherwise as `add`.
         """
         if self._begun:
             raise ValueError(f"tree: {', '.join(map(repr, self._begun))} was begun already; call wait() first")
@@ -84,11 +89,20 @@ class GradientAverager:
     def wait(self) -> Any:
         """Return the averages: a dict of the added gradients, or the tree of `begin`; None if more passes must follow.
 
-        Raises HorovodInternalError if the ranks disagree about a gradient, or a rank is lost. Afterwards no operation
-        is in flight; after a disagreement the next step may begin.
+        Raises HorovodInternalError if the ranks disagree about a gradient, or a rank is lost; ValueError on every rank
+        if their trees have different keys. Afterwards no operation is in flight. After a disagreement the next step may
+        begin; what was added in the passes of this one is forgotten, and arrays are undefined if they are in place.
         """
+        last = self._done == self._passes - 1
+        if last:
+            for name in self._sums.keys() - self._begun.keys():
+                tree = self._trees[name]
+                self._begin(name, rebuilt(tree, (_zero(leaf) for _, leaf in leaves(tree))))
         begun, self._begun = self._begun, {}
-        self._done = (self._done + 1) % self._passes
+        self._done = 0 if last else self._done + 1
+        if last:
+            self._sums.clear()
+            self._trees.clear()
         errors: list[Exception] = []
         with as_horovod():
             for one in begun.values():
@@ -98,9 +112,8 @@ class GradientAverager:
                     errors.append(error)
             if errors:
                 raise errors[0]
-        if self._done:
+        if not last:
             return None
-        self._sums.clear()
         return begun[""].tree() if "" in begun else {name: one.tree() for name, one in begun.items()}
 
     def average(self, tree: Any) -> Any:
@@ -120,33 +133,60 @@ class GradientAverager:
         begun = _PendingReduction(tree, [leaf for _, leaf in found], outs)
         paths = [path for path, _ in found]
         if self._passes > 1:
-            arrays = [self._add_up(path, array) for path, array in zip(paths, arrays, strict=True)]
-        if self._done == self._passes - 1 and arrays:
-            begun.work = self._combine(name, paths, arrays, outs)
+            arrays = self._add_up(name, tree, dict(zip(paths, arrays, strict=True)))
+        if self._done == self._passes - 1:
+            self._combine(begun, name, paths, arrays, outs)
         self._begun[name] = begun
 
-    def _add_up(self, path: str, array: Array) -> Array:
-        """The sum of the passes; with the last one, their average."""
-        if array.dtype.kind in "biu":
-            raise TypeError(f"{path!r}: gradients of {array.dtype} cannot be averaged over passes; give floats")
-        if path in self._sums:
-            self._sums[path] += array
+    def _add_up(self, name: str, tree: Any, arrays: dict[str, Array]) -> list[Array]:
+        """The sums of the passes; with the last one, their averages."""
+        for path, array in arrays.items():
+            if array.dtype.kind in "biu":
+                raise TypeError(f"{path!r}: gradients of {array.dtype} cannot be averaged over passes; give floats")
+        sums = self._sums.get(name)
+        if sums is None:
+            sums = {path: array.copy() for path, array in arrays.items()}
         else:
-            self._sums[path] = array.copy()
+            had, has = ({path: (one.dtype, one.shape) for path, one in each.items()} for each in (sums, arrays))
+            if had != has:
+                path = sorted(path for path, _ in had.items() ^ has.items())[0]
+                raise ValueError(
+                    f"{path!r}: {_form(arrays.get(path))} in this pass, {_form(sums.get(path))} in an earlier one; all "
+                    "passes of a step need gradients of the same forms, zeros where there are none"
+                )
+            for path, array in arrays.items():
+                sums[path] += array
+        self._sums[name], self._trees[name] = sums, tree
         if self._done == self._passes - 1:
-            self._sums[path] /= self._passes
-        return self._sums[path]
+            for path in sums:
+                sums[path] /= self._passes
+        return list(sums.values())
 
-    def _combine(self, name: str, paths: list[str], arrays: list[Array], outs: list[Array]) -> Work[Any]:
+    def _combine(
+        self, begun: _PendingReduction, name: str, paths: list[str], arrays: list[Array], outs: list[Array]
+    ) -> None:
         comm = communicator_of(self._process_set)
         label = f"{self._name}.{name}"
         with as_horovod():
+            if paths != [name]:  # a bare array has no keys
+                begun.agreement = Agreement(comm, label, paths)
+            if not arrays:
+                return
             if self._compression is None:
-                return comm.grouped_allreduce_async(arrays, self._op, out=outs, name=label)
+                begun.work = comm.grouped_allreduce_async(arrays, self._op, out=outs, name=label)
+                return
             names = [path or "gradient" for path in paths]
-            return self._compression.grouped_allreduce_async(
+            begun.work = self._compression.grouped_allreduce_async(
                 comm, arrays, self._op, out=outs, state=self.state, names=names, name=label
             )
+
+
+def _zero(leaf: Any) -> Any:
+    return np.zeros_like(leaf) if isinstance(leaf, np.ndarray) else type(leaf)(0)
+
+
+def _form(array: Array | None) -> str:
+    return "is missing" if array is None else f"is {array.dtype} of shape {array.shape}"
 
 
 class _PendingReduction:
@@ -155,10 +195,16 @@ class _PendingReduction:
     def __init__(self, tree: Any, given: Iterable[Any], outs: list[Array]) -> None:
         self._tree, self._given, self._outs = tree, list(given), outs
         self.work: Work[Any] | None = None
+        self.agreement: Agreement | None = None
 
     def wait(self) -> None:
-        if self.work is not None:
-            self.work.wait()
+        """Wait until nothing is in flight, then raise the first error."""
+        try:
+            if self.work is not None:
+                self.work.wait()
+        finally:
+            if self.agreement is not None:
+                self.agreement.wait()
 
     def tree(self) -> Any:
         pairs = zip(self._outs, self._given, strict=True)

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from collectives import OpName, ProcessSet, global_process_set
+from collectives import Communicator, OpName, ProcessSet, global_process_set
 from collectives.compression import Compressor
-from collectives.trees import Array, leaves, rebuilt
+from collectives.trees import ARRAYS_AND_NUMBERS, Array, leaves, rebuilt
 from frontends.horovod import (
+    DENSE,
     Average,
+    Fact,
     allgather_object,
     as_horovod,
+    begin_agreement,
+    begin_digests,
     broadcast_object,
     choose_op,
     communicator_of,
+    explain,
     root_in,
 )
+
+
+class Agreement:
+    """The agreement of the ranks that their trees have the same leaves, whose results are combined by their order."""
+
+    def __init__(self, comm: Communicator, label: str, paths: Sequence[str]) -> None:
+        """Begin it. Collective; ranks match it by `label`."""
+        self._facts = [Fact(path, path, "", DENSE) for path in paths]
+        self._judge = begin_agreement(comm, label)
+        self._work = begin_digests(comm, label, self._facts)
+
+    def wait(self) -> None:
+        """End it. Raises ValueError on every rank, with the keys, if they differ."""
+        more = self._judge(self._work.wait(), self._facts)
+        if more is not None:
+            raise ValueError(explain(more.wait()))
 
 
 def allreduce(
@@ -39,9 +60,9 @@ def allreduce(
     prescale_factor, postscale_factor   factors before and after the reduction
     compression   one of collectives.compression, for Average and Sum. GradientAverager adds error feedback
 
-    Raises TypeError or ValueError for a bad argument, such as a masked array. Raises HorovodInternalError if the ranks
-    disagree about shapes, types or op, or a rank is lost; after it only `shutdown` can be called, and the arrays are
-    unchanged unless in place.
+    Raises TypeError or ValueError for a bad argument, such as a masked array; ValueError on every rank, with the keys,
+    if their trees have different ones. Raises HorovodInternalError if the ranks disagree about shapes, types or op, or
+    a rank is lost; after it only `shutdown` can be called, and the arrays are unchanged unless in place.
     """
     op = choose_op(op)
     comm = communicator_of(process_set)
@@ -54,6 +75,8 @@ def allreduce(
     if compression is not None and (prescale_factor, postscale_factor) != (1.0, 1.0):
         raise ValueError("compression: cannot be combined with prescale_factor and postscale_factor")
     with as_horovod():
+        if not isinstance(tree, ARRAYS_AND_NUMBERS):
+            Agreement(comm, "allreduce", [path for path, _ in found]).wait()
         if compression is not None:
             compression.grouped_allreduce(comm, arrays, op, out=outs)
         elif arrays:
@@ -67,8 +90,11 @@ def allgather(tree: Any, *, process_set: ProcessSet = global_process_set) -> Any
     Raises as `allreduce`.
     """
     comm = communicator_of(process_set)
-    arrays = [np.asarray(leaf) for _, leaf in leaves(tree)]
+    found = list(leaves(tree))
+    arrays = [np.asarray(leaf) for _, leaf in found]
     with as_horovod():
+        if not isinstance(tree, ARRAYS_AND_NUMBERS):
+            Agreement(comm, "allgather", [path for path, _ in found]).wait()
         return rebuilt(tree, iter(comm.grouped_allgather(arrays) if arrays else []))
 
 
@@ -82,6 +108,8 @@ def broadcast_parameters(tree: Any, root_rank: int = 0, *, process_set: ProcessS
     arrays = [writable(leaf, path) for path, leaf in found if isinstance(leaf, np.ndarray)]
     numbers = [leaf for _, leaf in found if not isinstance(leaf, np.ndarray)]
     with as_horovod():
+        if not isinstance(tree, ARRAYS_AND_NUMBERS):
+            Agreement(comm, "parameters", [path for path, _ in found]).wait()
         for array in arrays:
             comm.broadcast(array, root, out=array)
     if numbers:

@@ -202,7 +202,12 @@ def passes(comm: Communicator) -> None:
         assert squeezed.state.nbytes > 0
         lost = hvd.allreduce(squeezed.state.memories["w"].residual).reshape(total.shape)
         np.testing.assert_allclose(total + lost, exact, atol=1e-6)  # what was not sent is kept, and nothing else
-    for wrong in ({"op": "median"}, {"op": hvd.Max, "compression": FP16()}, {"backward_passes_per_step": 0}):
+    for wrong in (
+        {"op": "median"},
+        {"op": hvd.Max, "compression": FP16()},
+        {"backward_passes_per_step": 0},
+        {"backward_passes_per_step": 2.5},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             hvd.GradientAverager(**wrong)
 
@@ -210,6 +215,59 @@ def passes(comm: Communicator) -> None:
 @pytest.mark.parametrize(("transport", "size"), [("local", 2), ("local", 3)])
 def test_passes_and_compression(worlds: Worlds, transport: str, size: int) -> None:
     worlds.get(transport, size).run(passes)
+
+
+def uneven_passes(comm: Communicator) -> None:
+    rank = comm.rank
+    averager = hvd.GradientAverager(backward_passes_per_step=2)
+    # a gradient that only some passes have is zeros in the others
+    averager.add("first", np.full(2, 4.0))
+    averager.add("number", 8.0)
+    averager.add("both", np.full(2, 2.0))
+    assert averager.wait() is None
+    averager.add("both", np.full(2, 4.0))
+    found = averager.wait()
+    assert {name: np.asarray(value).tolist() for name, value in found.items()} == {
+        "both": [3.0, 3.0],
+        "first": [2.0, 2.0],
+        "number": 4.0,
+    }
+    assert type(found["number"]) is float
+    # a pass that is refused is not in the sums
+    with pytest.raises(TypeError, match="'b': gradients of int64 cannot be averaged over passes"):
+        averager.begin({"a": np.ones(2), "b": np.ones(2, np.int64)})
+    averager.average({"a": np.ones(2)})
+    for other in ({"a": np.ones(3)}, {"a": np.ones(2, np.float32)}, {"b": np.ones(2)}, {}):
+        with pytest.raises(ValueError, match=r"'[ab]': is (missing|float\d\d of shape \(., *\)) in this pass|'a': is"):
+            averager.begin(other)
+    np.testing.assert_array_equal(averager.average({"a": np.full(2, 3.0)})["a"], np.full(2, 2.0))
+    # a step in which the ranks disagree is not in the sums of the next
+    averager.average({"a": np.ones(2 + rank)})
+    with pytest.raises(hvd.HorovodInternalError):
+        averager.average({"a": np.ones(2 + rank)})
+    averager.average({"a": np.ones(2)})
+    np.testing.assert_array_equal(averager.average({"a": np.ones(2)})["a"], np.ones(2))
+
+
+def other_keys(comm: Communicator) -> None:
+    averager = hvd.GradientAverager()
+    call: Any
+    for call in (hvd.allreduce, hvd.allgather, hvd.broadcast_parameters, averager.average):
+        for mine, other in (
+            ({"a": np.ones(2), "b": np.ones(2)}, {"a": np.ones(2), "c": np.ones(2)}),
+            ({"a": 1.0, "b": 2.0}, {"a": 1.0, "c": 2.0}),
+            ({"a": np.ones(2)}, {"a": np.ones(2), "c": 3.0}),
+        ):
+            with pytest.raises(ValueError, match=r"'c': rank 0 does not have it, rank 1 has"):
+                call(other if comm.rank else mine)
+        call({"a": np.ones(2)})
+    with pytest.raises(ValueError, match=r"tree\['1'\]: two leaves have this path"):
+        hvd.allreduce({1: 1.0, "1": 2.0})
+
+
+@pytest.mark.parametrize("body", [uneven_passes, other_keys])
+def test_gradients_of_different_names_are_not_mixed(worlds: Worlds, body: Callable[[Communicator], None]) -> None:
+    worlds.get("local", 2).run(body)
 
 
 def out_of_data(comm: Communicator) -> None:
