@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import DENSE, MISSING, Fact, broadcast_object, numberless
+from frontends.horovod import DENSE, MISSING, Fact, broadcast_object, check_passes, numberless
 from frontends.jax.compression import AnyCompression, Compression
 from frontends.jax.ops import allreduce_gradients, broadcast_parts, is_sparse
+from frontends.jax.primitive import settle
 
 if TYPE_CHECKING:
     import optax
@@ -20,28 +21,49 @@ if TYPE_CHECKING:
 def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
     """Return the tree of `root_rank`, a rank of the world, as one operation: parameters, optimizer state, random keys.
 
-    Python's numbers stay Python's. Other leaves that are not arrays are returned unchanged. JAX arrays are immutable:
-    use the returned tree. Raises ValueError for a bad root; JaxRuntimeError on every rank if the trees differ in keys,
-    shape or type.
+    Python's numbers stay Python's, and NumPy's integers of 64 bits NumPy's while JAX has none (`jax_enable_x64`). Other
+    leaves that are not arrays are returned unchanged. JAX arrays are immutable: use the returned tree. Raises
+    ValueError for a bad root; JaxRuntimeError on every rank if the trees differ in keys, shape or type.
     """
     named, tree = jax.tree_util.tree_flatten_with_path(params)
     leaves = [leaf for _, leaf in named]
-    numbers = [index for index, leaf in enumerate(leaves) if type(leaf) in (bool, int, float, complex)]
-    if numbers:
-        held = broadcast_object([leaves[index] for index in numbers], root_rank, None, process_set)
-        if len(held) != len(numbers):
-            raise ValueError(f"params: has {len(numbers)} numbers, rank {root_rank} has {len(held)}")
-        for index, number in zip(numbers, held, strict=True):
-            leaves[index] = number
-    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.generic)]
+    objects = [index for index, leaf in enumerate(leaves) if _is_object(leaf)]
+    places = [
+        index
+        for index, leaf in enumerate(leaves)
+        if isinstance(leaf, jax.Array | np.ndarray | np.generic) and not _is_object(leaf)
+    ]
     keys = {index: leaves[index] for index in places if jnp.issubdtype(leaves[index].dtype, jax.dtypes.prng_key)}
     given = [jax.random.key_data(leaves[index]) if index in keys else leaves[index] for index in places]
-    facts = [_fact(named[index][0], array) for index, array in zip(places, given, strict=True)]
-    for index, found in zip(places, broadcast_parts(given, facts, root_rank, process_set), strict=True):
-        if index in keys:
-            found = jax.random.wrap_key_data(found, impl=jax.random.key_impl(keys[index]))
-        leaves[index] = found
+    arrays = dict(zip(places, given, strict=True))
+    facts = [
+        _fact(named[index][0], arrays[index]) if index in arrays else _object_fact(named[index][0], leaves[index])
+        for index in sorted([*places, *objects])
+    ]
+    if facts:
+        for index, found in zip(places, broadcast_parts(given, facts, root_rank, process_set), strict=True):
+            if index in keys:
+                found = jax.random.wrap_key_data(found, impl=jax.random.key_impl(keys[index]))
+            leaves[index] = found
+    if objects:
+        settle()  # raises if the trees differ: then ranks may have no objects, or others
+        held = broadcast_object([leaves[index] for index in objects], root_rank, None, process_set)
+        for index, value in zip(objects, held, strict=True):
+            leaves[index] = value
     return jax.tree_util.tree_unflatten(tree, leaves)
+
+
+def _is_object(leaf: Any) -> bool:
+    """True for a number of Python, and for integers that JAX would cut to 32 bits."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype.kind in "iu" and bool(jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype)
+    return type(leaf) in (bool, int, float, complex)
+
+
+def _object_fact(path: Any, leaf: Any) -> Fact:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    form = f"{leaf.shape} {leaf.dtype.name}" if isinstance(leaf, np.ndarray | np.generic) else "a number of Python"
+    return Fact(name, numberless(name), form, DENSE)
 
 
 def distributed(
@@ -70,8 +92,7 @@ def distributed(
     """
     import optax
 
-    if isinstance(backward_passes_per_step, bool) or backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r}: must be an int, 1 or more")
+    check_passes(backward_passes_per_step)
     inner = optax.with_extra_args_support(optimizer)
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:

@@ -109,6 +109,8 @@ def beginnings(rank: int, size: int) -> None:
     found = hvd.broadcast_parameters(state, root_rank=1)
     assert found["key"] == jax.random.key(1)
     same(found["old key"], jax.random.PRNGKey(1))
+    half = hvd.allreduce(jnp.ones(2), prescale_factor=np.float32(0.5), postscale_factor=np.float64(0.5))
+    same(half, np.full(2, 0.25, np.float32))
     same([found["count"], found["array"]], [np.int32(1), np.full(2, 1, np.float32)])
     assert (found["name"], found["nothing"]) == (f"of rank {rank}", None)
     adam = optax.adam(0.1)
@@ -226,6 +228,27 @@ def with_numbers(rank: int, size: int) -> Any:
 
 def test_python_numbers_are_broadcast(pool: Pools) -> None:
     assert pool(2).run(in_world, with_numbers) == [{"a": 1.0, "epoch": 4.0, "rate": 0.5}] * 2
+
+
+def other_trees(rank: int, size: int) -> None:
+    w = jnp.ones(2)
+    for mine, other, text in (
+        ({"a": 1, "b": 2}, {"a": 5, "c": 6}, "'c': rank 0 does not have it"),
+        ({"a": 1, "b": 2, "w": w}, {"a": 1, "w": w}, "'b': .*rank 1 does not have it"),
+        ({"a": 1, "w": w}, {"a": jnp.array(1), "w": w}, "'a': rank 0 .* a number of Python, rank 1 .* int32"),
+        ({"a": np.int64(1)}, {"a": np.int32(1)}, "'a': rank 0 .* int64, rank 1 .* int32"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+            jax.block_until_ready(hvd.broadcast_parameters(other if rank else mine))
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            hvd.settle()
+    found = hvd.broadcast_parameters({"steps": np.int64(2**40 + rank), "seen": np.full(2, 2**50 + rank), "w": w + rank})
+    assert (found["steps"], found["seen"].tolist()) == (2**40, [2**50] * 2)
+    same(found["w"], np.ones(2, np.float32))
+
+
+def test_trees_that_differ_between_ranks_are_refused_on_all(pool: Pools) -> None:
+    pool(2).run(in_world, other_trees)
 
 
 def stated_sizes(rank: int, size: int) -> list[str]:
