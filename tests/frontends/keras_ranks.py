@@ -293,6 +293,12 @@ def values() -> None:
     )
     raises(TypeError, "Keras optimizer", hvd.DistributedOptimizer, "sgd")
     raises(hvd.HorovodInternalError, "rank 1", hvd.allreduce, np.zeros(1 + rank), name="different")
+    average = hvd.callbacks.MetricAverageCallback()
+    for logs in ({"loss": 1.0, "lr" if rank else "val_loss": 2.0}, {} if rank else {"loss": 1.0}):
+        raises(ValueError, "metrics: this rank has", average.on_epoch_end, 0, logs)
+    logs = {"loss": float(rank)}
+    average.on_epoch_end(0, logs)
+    assert logs == {"loss": (size - 1) / 2}
     hvd.shutdown()
 
 
