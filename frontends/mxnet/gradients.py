@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from collectives import ProcessSet
@@ -42,8 +42,6 @@ class GradientReduction:
     def __init__(self, compression: AnyCompression, predivide: float, groups: int, process_set: ProcessSet) -> None:
         if isinstance(groups, bool) or not isinstance(groups, int) or groups < 0:
             raise ValueError(f"num_groups={groups!r}: must be an int, 0 or more")
-        if not predivide > 0:
-            raise ValueError(f"gradient_predivide_factor={predivide!r}: must be a number above 0")
         if is_lossy(compression):
             compression.check(Average, predivide, 1.0)
         self._compression = compression
@@ -51,12 +49,13 @@ class GradientReduction:
         self._groups = groups
         self._process_set = process_set
 
-    def run(self, gradients: Sequence[tuple[str, str, Any]]) -> None:
+    def run(self, gradients: Sequence[tuple[str, str, Any]], stale: Collection[str] = ()) -> None:
         """Replace gradients by their averages. Collective in the process set.
 
         gradients   triples of a name by which the ranks match operations, the name of the parameter, and the gradient
                     or None, in the order of the layers. The backward pass ends with the first layer, so the last
                     gradients are waited for and sent first
+        stale       names of gradients that no backward pass has computed since the last step
 
         Raises ValueError on every rank, before anything is changed, if the ranks have different gradients, TypeError
         for sparse ones, HorovodInternalError if a rank is lost; the gradients are undefined then.
@@ -64,7 +63,7 @@ class GradientReduction:
         if alone_in(self._process_set):
             return
         with as_horovod():
-            facts = [_fact(*gradient) for gradient in gradients]
+            facts = [_fact(*gradient, gradient[0] in stale) for gradient in gradients]
             agree(communicator_of(self._process_set), "gradients", facts)
         sparse = [fact.name for fact in facts if fact.kind == SPARSE]
         if sparse:
@@ -100,9 +99,10 @@ class GradientReduction:
         return finish
 
 
-def _fact(name: str, parameter: str, gradient: Any) -> Fact:
+def _fact(name: str, parameter: str, gradient: Any, stale: bool) -> Fact:
     key = f"{name} {numberless(parameter)}"
     if gradient is None:
         return Fact(parameter, key, "", MISSING)
     kind = DENSE if getattr(gradient, "stype", "default") == "default" else SPARSE
-    return Fact(parameter, key, f"{tuple(gradient.shape)} {dtype_of(gradient).name}", kind)
+    form = f"{tuple(gradient.shape)} {dtype_of(gradient).name}" + ", stale" * stale
+    return Fact(parameter, key, form, kind)

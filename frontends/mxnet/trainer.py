@@ -27,7 +27,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     process_set                ranks that average; others step with their own gradients
 
     The gradients of the last layers travel while the backward pass computes those of the first. `step` takes
-    the number of rows of this rank. Raises ValueError or TypeError for a bad argument.
+    the number of rows of this rank. It raises ValueError on every rank, with the names of the parameters, if a gradient
+    is missing, or stale (no backward pass has computed it since the last step), on some ranks only. Raises ValueError
+    or TypeError for a bad argument.
     """
 
     def __init__(
@@ -56,9 +58,14 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
 
     def _allreduce_grads(self) -> None:
         """Called by `step` and `allreduce_grads`."""
-        self._reduction.run(
-            [
-                (f"{self._prefix}{index}", param.name, None if param.grad_req == "null" else param.list_grad()[0])
-                for index, param in enumerate(self._in_order)
-            ]
-        )
+        gradients = [
+            (f"{self._prefix}{index}", param.name, None if param.grad_req == "null" else param.list_grad()[0])
+            for index, param in enumerate(self._in_order)
+        ]
+        # MXNet does not update parameters of stale gradients, or raises: then all ranks must
+        stale = {
+            name
+            for param, (name, _, gradient) in zip(self._in_order, gradients, strict=True)
+            if gradient is not None and not param._data[0]._fresh_grad
+        }
+        self._reduction.run(gradients, stale)

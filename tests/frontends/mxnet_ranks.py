@@ -149,6 +149,34 @@ def process_sets(hvd: Any, mx: Any) -> None:
     assert (digests[0] == digests[2], digests[0] == digests[1]) == (True, False)
 
 
+def stale_gradients(hvd: Any, mx: Any) -> None:
+    """A rank that computes no gradient of a parameter would keep it as it was, while the other ranks change it."""
+    rank = hvd.rank()
+    params = mx.gluon.ParameterDict()
+    used, skipped = params.get("used", shape=(2,), init="ones"), params.get("skipped", shape=(2,), init="ones")
+    params.initialize()
+    trainer = hvd.DistributedTrainer(params, "sgd", {"learning_rate": 1.0})
+
+    def step(with_both: bool, **options: Any) -> list[float]:
+        with mx.autograd.record():
+            loss = used.data().sum() + (skipped.data().sum() if with_both else 0)
+        loss.backward()
+        trainer.step(1, **options)
+        found: list[float] = skipped.data().asnumpy().tolist()
+        return found
+
+    assert step(True) == [0.0, 0.0]
+    for options in ({}, {"ignore_stale_grad": True}):
+        with pytest.raises(ValueError, match=r"'skipped': rank 0 .* rank 1 .*stale"):
+            step(rank == 0, **options)
+        assert skipped.data().asnumpy().tolist() == [0.0, 0.0]
+        assert step(True) == [-1.0, -1.0]
+        skipped.set_data(mx.nd.zeros((2,)))
+    assert step(False, ignore_stale_grad=True) == [0.0, 0.0]
+    with pytest.raises(UserWarning, match="skipped"):
+        step(False)
+
+
 def errors(hvd: Any, mx: Any) -> None:
     rank, size = hvd.rank(), hvd.size()
     x = of_rank(mx, rank)
