@@ -51,6 +51,5 @@ class _Combining:
 
         if given._ronde_passes is None:
             return apply(given._ronde_combine(gradients, variables))
-        present = [variable for gradient, variable in pairs if gradient is not None]
-        totals = given._ronde_passes.add(gradients, lambda sums: given._ronde_combine(sums, present))
-        return given._ronde_passes.apply(lambda: apply(totals))
+        totals = given._ronde_passes.add(gradients, variables, given._ronde_combine)
+        return given._ronde_passes.apply(lambda: apply(totals), variables)

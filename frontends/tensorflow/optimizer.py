@@ -37,8 +37,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         if self._aggregation is None:
             reduced = self._reducer.reduce(gradients, variables)
         else:
-            present = [variable for gradient, variable in pairs if gradient is not None]
-            reduced = self._aggregation.add(gradients, lambda totals: self._reducer.reduce(totals, present))
+            reduced = self._aggregation.add(gradients, variables, self._reducer.reduce)
         return list(zip(reduced, variables, strict=True))
 
     @no_autograph
@@ -47,7 +46,8 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         if self._aggregation is None:
             return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
         pairs = list(grads_and_vars)
-        return self._aggregation.apply(lambda: self._optimizer.apply_gradients(pairs, global_step, name))
+        variables = [variable for _, variable in pairs]
+        return self._aggregation.apply(lambda: self._optimizer.apply_gradients(pairs, global_step, name), variables)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """The other optimizer's."""

@@ -114,6 +114,42 @@ def by_eager_optimizer(rank: int, size: int) -> None:
     check_weights([weight.numpy() for weight in weights])
 
 
+def by_lists_of_variables(rank: int, size: int) -> None:
+    """Passes belong to their list of variables, as those of two losses, or before and after a layer is unfrozen."""
+
+    def new() -> tuple[Any, Any, Any]:
+        optimizer = hvd.DistributedOptimizer(
+            tf.compat.v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2
+        )
+        return optimizer, tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0])
+
+    def step(optimizer: Any, factors: list[tuple[Any, float]], given: list[Any]) -> None:
+        def loss() -> Any:
+            return tf.add_n([tf.reduce_sum(variable) * (factor + rank) for variable, factor in factors])
+
+        pairs = optimizer.compute_gradients(loss, var_list=given)
+        optimizer.apply_gradients([(gradient, one) for gradient, one in pairs if gradient is not None])
+
+    mean = (size - 1) / 2
+    optimizer, one, other = new()
+    for _ in range(2):
+        step(optimizer, [(one, 1.0)], [one])
+        step(optimizer, [(other, 10.0)], [other])
+    np.testing.assert_allclose([one, other], [[-2 - 2 * mean] * 2, [-20 - 2 * mean] * 2])
+
+    optimizer, one, other = new()
+    for _ in range(2):
+        step(optimizer, [(other, 1.0)], [other])
+    for _ in range(2):
+        step(optimizer, [(one, 1.0), (other, 10.0)], [one, other])
+    np.testing.assert_allclose([one, other], [[-2 - 2 * mean] * 2, [-22 - 4 * mean] * 2])
+
+    optimizer, one, other = new()  # a gradient that only an earlier pass has
+    step(optimizer, [(one, 1.0), (other, 10.0)], [one, other])
+    step(optimizer, [(one, 1.0)], [one, other])
+    np.testing.assert_allclose([one, other], [[-2 - 2 * mean] * 2, [-10 - mean] * 2])
+
+
 def parts_of_models(rank: int, size: int) -> None:
     shared, own, table = tf.Variable([1.0]), tf.Variable([1.0]), tf.Variable(tf.ones([size + 1, 2]))
 
@@ -163,7 +199,7 @@ def other_names(rank: int, size: int) -> None:
         assert [float(one[0]) for one in found] == [total, 10 * (total - size)]
 
 
-@pytest.mark.parametrize("way", [by_tape, by_session, by_eager_optimizer])
+@pytest.mark.parametrize("way", [by_tape, by_session, by_eager_optimizer, by_lists_of_variables])
 def test_weights_are_those_of_one_process(pool: Pools, way: Callable[..., None]) -> None:
     pool(2).run(in_world, way)
     pool(3).run(in_world, way, transport="tcp")
