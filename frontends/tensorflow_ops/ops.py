@@ -201,11 +201,14 @@ def alltoall(
 
     splits   rows for each rank, by default equal parts. If given, the result is a pair: the tensor, and the number of
              rows received from each rank, an int32 tensor. Splits that do not fit raise a ValueError that is also
-             tf.errors.InvalidArgumentError
+             tf.errors.InvalidArgumentError; TypeError if they are no integers
     """
     given = [tf.convert_to_tensor(tensor)]
     if splits is not None:
-        given.append(tf.cast(splits, tf.int32))
+        rows = tf.convert_to_tensor(splits)
+        if not rows.dtype.is_integer:
+            raise TypeError(f"splits: are of type {rows.dtype.name}; must be integers")
+        given.append(rows)
     call, kinds = Call("alltoall", name, set_ranks(process_set)), [given[0].dtype, tf.int32]
     result, received = run(call, given, kinds, ignore_name_scope)
     if not tf.executing_eagerly() and given[0].shape.rank:

@@ -228,6 +228,8 @@ def mistakes(rank: int, size: int) -> None:
     bad = [rank - 7] * size
     for kind in (ValueError, tf.errors.InvalidArgumentError):
         assert f"splits={bad}" in raised(kind, hvd.alltoall, tf.zeros([4]), bad)
+    assert "float32; must be integers" in raised(TypeError, hvd.alltoall, tf.zeros([size]), [1.5] * size)
+    assert str([2**32 + 1] * size) in raised(ValueError, hvd.alltoall, tf.zeros([size]), np.full(size, 2**32 + 1))
     graph = tf.function(lambda: hvd.alltoall(tf.zeros([4]), bad))
     assert f"splits={bad}" in raised(tf.errors.InvalidArgumentError, graph)
     assert "share equally" in raised(ValueError, hvd.alltoall, tf.zeros([size + 1]))
