@@ -234,8 +234,9 @@ def distribute(optimizer: Any, settings: _Settings) -> Any:
     kind = type(optimizer)
     base = _LossScaling if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else _Combining
     title = keras.saving.get_registered_name(kind)  # by which Keras saves an object and finds its class when loading
-    optimizer.__class__ = type(title, (base, kind), {"__module__": kind.__module__})
-    optimizer._attach(settings)
+    made: Any = type(title, (base, kind), {"__module__": kind.__module__})
+    made._attach(settings)
+    optimizer.__class__ = made
     if optimizer.built:
         optimizer._add_sums(optimizer._trainable_variables)
     return optimizer
@@ -246,7 +247,14 @@ def _copy(optimizer: Any) -> Any:
     kind = type(optimizer)
     if isinstance(optimizer, _Combining):
         kind = kind.__bases__[1]
-    fresh = kind.from_config(optimizer.get_config())
+    config = optimizer.get_config()
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        del config["inner_optimizer"]
+        fresh = kind(_copy(optimizer.inner_optimizer), **config)
+    else:
+        if "learning_rate" in config and not isinstance(optimizer._learning_rate, keras.Variable):
+            config["learning_rate"] = optimizer._learning_rate  # not all functions can be made of a configuration
+        fresh = kind.from_config(config)
     if optimizer.built:
         fresh.build(optimizer._trainable_variables)
         for new, old in zip(fresh.variables, optimizer.variables, strict=False):
@@ -258,8 +266,12 @@ class _Combining:
     """The methods by which an optimizer combines gradients. `distribute` makes a class of it and of the user's
     class."""
 
-    def _attach(self, settings: _Settings) -> None:
-        self._ronde = settings
+    _ronde: _Settings
+
+    @classmethod
+    def _attach(cls, settings: _Settings) -> None:
+        """Set them for the class: then its `from_config` makes optimizers that combine gradients, too."""
+        cls._ronde = settings
 
     def register_local_var(self, var: Any) -> None:
         """Do not combine the gradient of a variable."""

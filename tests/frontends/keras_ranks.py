@@ -254,6 +254,33 @@ def own_optimizers(folder: str) -> None:
     hvd.shutdown()
 
 
+def rates_and_configurations() -> None:
+    """Learning rates that no configuration can make, and optimizers made by the class of a distributed one."""
+    hvd = horovod()
+    import keras
+
+    class Halves(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+        def __call__(self, step: Any) -> Any:
+            return 0.5
+
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+    rank, size = hvd.rank(), hvd.size()
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(Halves()))
+    assert float(hvd.DistributedOptimizer(scaled).learning_rate) == 0.5
+    made = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+    for optimizer in (
+        hvd.DistributedOptimizer(keras.optimizers.SGD(lambda: 0.5)),
+        hvd.DistributedOptimizer(keras.optimizers.SGD(Halves())),
+        type(made).from_config(made.get_config()),
+    ):
+        variable = keras.Variable(np.zeros(2, np.float32))
+        optimizer.apply([keras.ops.convert_to_tensor(np.full(2, rank, np.float32))], [variable])
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), [-0.5 * (size - 1) / 2] * 2)
+    hvd.shutdown()
+
+
 def values() -> None:
     hvd = horovod()
     import keras

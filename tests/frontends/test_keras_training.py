@@ -47,6 +47,10 @@ def test_optimizers_of_ones_own_are_saved(pool: Pool, tmp_path: Path) -> None:
     pool.run(keras_ranks.own_optimizers, str(tmp_path), ranks=2)
 
 
+def test_learning_rates_and_configurations(pool: Pool) -> None:
+    pool.run(keras_ranks.rates_and_configurations, ranks=2)
+
+
 def test_values_and_bad_arguments(pool: Pool) -> None:
     pool.run(keras_ranks.values, ranks=2, transport="tcp")
 
