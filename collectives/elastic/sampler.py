@@ -27,15 +27,18 @@ class Sampler:
     """
 
     def __init__(self, count: int, *, shuffle: bool = True, seed: int = 0) -> None:
-        """Raises ValueError if `count` is negative."""
-        if count < 0:
-            raise ValueError(f"count={count!r}: must be 0 or more")
+        """Raises TypeError or ValueError if `count` or `seed` is no int, 0 or more."""
+        for name, value in (("count", count), ("seed", seed)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise TypeError(f"{name}={value!r}: must be an int")
+            if value < 0:
+                raise ValueError(f"{name}={value!r}: must be 0 or more")
         self.count = count
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
         self.done = 0
-        self._order: tuple[int, NDArray[np.int64]] | None = None
+        self._order: tuple[tuple[int, int, int, bool], NDArray[np.int64]] | None = None
 
     def take(self, batch: int) -> NDArray[np.int64]:
         """The next `batch` samples of this rank, or fewer at the end of the epoch, the same number on all ranks; none
@@ -58,10 +61,11 @@ class Sampler:
 
     def order(self) -> NDArray[np.int64]:
         """The order of all samples in this epoch, the same on all ranks."""
-        if self._order is None or self._order[0] != self.epoch:
+        drawn = self.seed, self.epoch, self.count, self.shuffle
+        if self._order is None or self._order[0] != drawn:
             generator = np.random.default_rng((self.seed, self.epoch))
             order = generator.permutation(self.count) if self.shuffle else np.arange(self.count)
-            self._order = self.epoch, order.astype(np.int64)
+            self._order = drawn, order.astype(np.int64)
         return self._order[1]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -47,11 +47,14 @@ class State:
     strict: ClassVar[bool] = True
 
     def __init__(self, **values: Any) -> None:
+        """Raises ValueError for a name that the state uses itself, such as `commit`."""
         self._names = list(values)
         self._callbacks: list[Callable[[], object]] = []
         self._commits = 0
         """Number of commits since the program began, the same on all ranks that have the same state."""
         for name, value in values.items():
+            if hasattr(State, name) or name in vars(self) or name == "_saved":
+                raise ValueError(f"{name}={value!r}: the state uses this name itself; choose another one")
             setattr(self, name, value)
         self._saved = self._snapshot()
 

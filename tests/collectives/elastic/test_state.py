@@ -278,6 +278,30 @@ def test_a_state_that_is_not_strict_takes_that_of_the_lowest_rank() -> None:
 # ---- samplers
 
 
+@pytest.mark.parametrize("name", ["commit", "sync", "read", "strict", "library", "_saved", "_names", "_commits"])
+def test_a_name_that_the_state_uses_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}=3: the state uses this name itself"):
+        State(step=0, **{name: 3})
+
+
+def test_a_samplers_order_is_that_of_its_attributes() -> None:
+    sampler = Sampler(10, seed=1)
+    sampler.order()
+    for name, value in (("seed", 2), ("count", 7), ("epoch", 4), ("shuffle", False)):
+        setattr(sampler, name, value)
+        again = Sampler(sampler.count, shuffle=sampler.shuffle, seed=sampler.seed)
+        again.epoch = sampler.epoch
+        assert sampler.order().tolist() == again.order().tolist(), name
+
+
+@pytest.mark.parametrize(("wrong", "kind"), [(-1, ValueError), (2.5, TypeError), ("3", TypeError), (True, TypeError)])
+def test_numbers_of_a_sampler_are_ints(wrong: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=f"^count={wrong!r}: must be"):
+        Sampler(wrong)
+    with pytest.raises(kind, match=f"^seed={wrong!r}: must be"):
+        Sampler(3, seed=wrong)
+
+
 def test_a_sampler_loses_and_repeats_nothing_while_the_ranks_change() -> None:
     count = 103
     taken: list[tuple[int, np.ndarray[Any, Any]]] = []
