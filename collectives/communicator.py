@@ -63,7 +63,15 @@ from collectives.resources import Resources
 from collectives.schedule import Geometry
 from transports import registry
 from transports.base import Group, LinkCost, Member, Transport
-from transports.errors import AbortedError, DeadlineExceeded, ForkedError, RendezvousError, RondeError, TransportError
+from transports.errors import (
+    AbortedError,
+    DeadlineExceeded,
+    ForkedError,
+    RendezvousError,
+    RondeError,
+    TransportError,
+    described,
+)
 from transports.rendezvous import AttentiveStore
 
 _NAMED: Final = 1
@@ -222,7 +230,8 @@ class Communicator(AsynchronousCalls):
             store.failure = None
             return cls(transport, config, family=family)
         except BaseException as error:  # the other ranks wait for this one
-            cause = error if isinstance(error, RondeError) else AbortedError(f"rank {group.rank} gave up: {error!r}")
+            gave_up = AbortedError(f"rank {group.rank} gave up: {described(error)}")
+            cause = error if isinstance(error, RondeError) else gave_up
             root = family.abort_signal.resolve(cause)
             family.watchdog.close()
             family.flight.close()
@@ -1564,7 +1573,7 @@ class Communicator(AsynchronousCalls):
                 group, failure, seconds, config.heartbeat, terms=terms, standby=standby, leave=leave, connect=connect
             )
         except BaseException as error:
-            self.abort(f"it cannot go on: {error!r}")
+            self.abort(f"it cannot go on: {described(error)}")
             leave()
             raise
         finally:
@@ -1642,7 +1651,7 @@ class Communicator(AsynchronousCalls):
     ) -> None:
         mine = self.current
         if error is not None and mine.failure is None:
-            mine.abort(f"{type(error).__name__}: {error}")
+            mine.abort(described(error))
         mine.close()
 
 

@@ -24,7 +24,7 @@ from collectives.world_communicator import PROCESS_WORLD, is_initialized, world
 from transports import launchers
 from transports.auth import check_secret
 from transports.base import Group
-from transports.errors import ConfigError, RendezvousError, RondeError, TransportError
+from transports.errors import ConfigError, RendezvousError, RondeError, TransportError, described
 from transports.rendezvous import (
     MemoryStore,
     join,
@@ -369,7 +369,7 @@ def _end_with_process(communicator: Communicator, store: Store, rank: int, resou
     def abort(error: BaseException) -> None:
         if PROCESS_WORLD.communicator is communicator:  # a forked child has another world, or none
             report_exit(store, rank, error)
-            communicator.current.abort(f"{type(error).__name__}: {error}")
+            communicator.current.abort(described(error))
 
     def close() -> None:
         with contextlib.suppress(RondeError), PROCESS_WORLD.lock:  # the process ends: no caller is left to handle it

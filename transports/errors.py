@@ -94,6 +94,20 @@ class DeadlineExceeded(TransportError, TimeoutError):
     """A wait ran out of time."""
 
 
+def text_of(error: BaseException) -> str:
+    """The text of any error. That of a user's error is made by code of the user, which may raise."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  see above
+        return "(its text cannot be made)"
+
+
+def described(error: BaseException) -> str:
+    """Kind and text of any error, for another rank or a report: 'ValueError: text'."""
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 WIRE_NAMES: Final[dict[str, type[RondeError]]] = {
     cls.__name__: cls
     for cls in (

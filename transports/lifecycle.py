@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from transports.base import Group
-from transports.errors import AbortedError, ClosedError, ForkedError, PeerLost, RondeError
+from transports.errors import AbortedError, ClosedError, ForkedError, PeerLost, RondeError, described
 from transports.forking import register
 
 
@@ -123,7 +123,7 @@ class Lifecycle:
         AbortedError with the text `did` ('gave up opening the transport')."""
         if isinstance(error, RondeError):
             return error
-        return AbortedError(f"{self._group.describe(self.rank)} {did}: {error!r}", rank=self.rank)
+        return AbortedError(f"{self._group.describe(self.rank)} {did}: {described(error)}", rank=self.rank)
 
     def left(self, peer: int) -> PeerLost:
         """The error of a wait for a peer that has closed, by a call or at the normal end of its process."""

@@ -54,7 +54,15 @@ from collectives.schedule import Instruction, Kind
 from transports import forking
 from transports.base import Request, Transport
 from transports.compiled import CompiledMessages
-from transports.errors import AbortedError, ClosedError, ConfigError, DeadlineExceeded, MismatchError, RondeError
+from transports.errors import (
+    AbortedError,
+    ClosedError,
+    ConfigError,
+    DeadlineExceeded,
+    MismatchError,
+    RondeError,
+    described,
+)
 from transports.locks import let_go
 from transports.native import NativeCollectives
 from transports.onesided import Window
@@ -476,7 +484,7 @@ class Executor:
         """
         rank, current = self._transport.rank, self._current
         text = what or (f"its call {self.calls + 1}" if current is None else current[0].call.describe())
-        self.abort_signal.raise_abort(AbortedError(f"rank {rank} left {text}: {error!r}", rank=rank))
+        self.abort_signal.raise_abort(AbortedError(f"rank {rank} left {text}: {described(error)}", rank=rank))
 
     def interrupted(self) -> None:
         """An interrupt has left a call of this thread: release the locks that it still holds."""

@@ -29,9 +29,11 @@ _PART: Final = "launcher"
 def is_consequence(error: BaseException) -> bool:
     """True for an error that may be the consequence of a failure elsewhere, or was raised while handling such one."""
     link: BaseException | None = error
-    while link is not None:
+    seen: set[int] = set()  # the causes of an error may come back to it
+    while link is not None and id(link) not in seen:
         if isinstance(link, AbortedError | ClosedError | DeadlineExceeded | PeerLost):
             return True
+        seen.add(id(link))
         link = link.__cause__ or link.__context__
     return False
 

@@ -23,7 +23,7 @@ from collectives.membership.roster import Newcomer
 from collectives.membership.standby import Standby
 from collectives.membership.verdict import Verdict
 from transports.base import Group
-from transports.errors import RendezvousError, RondeError, TransportError
+from transports.errors import RendezvousError, RondeError, TransportError, described
 from transports.rendezvous import REGROUPS, group_path
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ def _agree(agreement: SurvivorAgreement, begun: float, timeout: float, leave: Ca
             leave()
             return agreement.decide(begun, timeout)
         except BaseException as error:
-            agreement.withdraw(f"it gave up: {error!r}")
+            agreement.withdraw(f"it gave up: {described(error)}")
             raise
 
 

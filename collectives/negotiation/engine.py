@@ -43,6 +43,7 @@ from transports.errors import (
     ReentryError,
     RendezvousError,
     RondeError,
+    described,
     from_wire,
 )
 from transports.locks import let_go
@@ -171,7 +172,7 @@ class Engine:
                 self._transport.interrupted()
                 if self._in_flight.get(operation.name) is operation:  # the other ranks may have heard of it
                     rank = self._transport.rank
-                    text = f"rank {rank} left the submission of {operation.describe()}: {error!r}"
+                    text = f"rank {rank} left the submission of {operation.describe()}: {described(error)}"
                     self._abort_signal.raise_abort(AbortedError(text, rank=rank))
             raise
 
@@ -249,7 +250,7 @@ class Engine:
             self._transport.interrupted()
             rank = self._transport.rank
             cause = AbortedError(
-                f"internal error in the engine of named operations of rank {rank}: {error!r}", rank=rank
+                f"internal error in the engine of named operations of rank {rank}: {described(error)}", rank=rank
             )
             self._abort_signal.raise_abort(cause)
             self._fail_all(cause)

@@ -14,7 +14,7 @@ import numpy as np
 from collectives.execution import Executor, Peers
 from collectives.operations.job import FunctionJob, Job
 from collectives.operations.signature import Signature
-from transports.errors import AbortedError, RondeError
+from transports.errors import AbortedError, RondeError, described
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def compose(executor: Executor, body: Callable[[Peers], T], what: str, timeout: 
             raise
         except BaseException as error:  # the others would wait for exchanges that never come
             rank = executor.ranks[executor.rank]
-            executor.abort_signal.raise_abort(AbortedError(f"rank {rank} left {what}: {error!r}", rank=rank))
+            executor.abort_signal.raise_abort(AbortedError(f"rank {rank} left {what}: {described(error)}", rank=rank))
             raise
 
     return FunctionJob(run, timeout, Signature("compose", detail=(said or what,)))

@@ -21,7 +21,7 @@ from frontends.command_line.host_arguments import add_hosts, places_of
 from frontends.command_line.run import run_job, start_timeout, variables_of
 from transports import launchers
 from transports.core_count import usable_cores
-from transports.errors import ConfigError, RondeError
+from transports.errors import ConfigError, RondeError, described
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -111,7 +111,7 @@ def _in_this_rank(fn: Callable[[T], R], task: T, transport: str | None) -> R:
     try:
         value = fn(task)
     except BaseException as error:
-        world().abort(f"{type(error).__name__}: {error}")
+        world().abort(described(error))
         with contextlib.suppress(RondeError):  # the failure itself is raised
             shutdown()
         raise

@@ -25,6 +25,7 @@ from transports.errors import (
     DeadlineExceeded,
     MismatchError,
     PeerLost,
+    described,
 )
 
 TARGET: Final = "ronde"
@@ -105,7 +106,7 @@ def obstacle_of(frame: Frame) -> str:
 
 def _error(frame: Frame, error: BaseException) -> int | None:
     code = next((code for kind, code in _CODES if isinstance(error, kind)), _INTERNAL)
-    text = f"{type(error).__name__}: {error}".encode()
+    text = described(error).encode()
     size = ErrorCreate.code.offset + ErrorCreate.code.size
     created: int | None = frame.api.contents.error_create(ErrorCreate(size, None, text, code))
     return created

@@ -30,6 +30,7 @@ from tensorflow.python.framework import op_def_library
 
 from frontends.tensorflow_ops.done import Done, movable
 from frontends.tensorflow_ops.errors import eager, status_of
+from transports.errors import described, text_of
 
 Begin = Callable[["Execution"], None]
 
@@ -201,7 +202,7 @@ class Execution:
         if error is not None:
             self.error = error
             plain = isinstance(error, (TypeError, ValueError, RuntimeError))
-            text = str(error) if plain else f"{type(error).__name__}: {error}"
+            text = text_of(error) if plain else described(error)
             _set_status(self._status, status_of(error), text.replace("\0", "").encode())
             _fail(self._context, self._status)
         for tensor in self._tensors:

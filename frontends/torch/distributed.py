@@ -62,7 +62,7 @@ from frontends.torch.stores import open_store
 from frontends.torch.tensors import as_array, writable_array
 from frontends.torch.works import Callbacks, Done, Finish, Work, eager, for_torch
 from frontends.torch_backend import announce
-from transports.errors import RondeError
+from transports.errors import RondeError, described
 from transports.rendezvous import join
 
 _KEPT: Final = 64
@@ -424,7 +424,7 @@ class ProcessGroup(Described):
             self._close(END_SECONDS, flush=self._seconds)
 
     def _abort_with(self, error: BaseException) -> None:
-        self.communicator.abort(f"{type(error).__name__}: {error}")
+        self.communicator.abort(described(error))
 
     def abort(self) -> None:
         """Abort the communicator on all ranks."""

@@ -101,7 +101,7 @@ def test_cause() -> None:
     assert life.cause(lost, "gave up") is lost
     cause = life.cause(KeyboardInterrupt(), "gave up")
     assert isinstance(cause, AbortedError)
-    assert str(cause) == "rank 0 (node0, pid 42) gave up: KeyboardInterrupt()"
+    assert str(cause) == "rank 0 (node0, pid 42) gave up: KeyboardInterrupt"
 
 
 @pytest.mark.processes

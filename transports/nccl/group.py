@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any, Final, Protocol
 
 from transports.base import FIRST_SLICE, LAST_SLICE, Request, Transport
-from transports.errors import ClosedError, DeadlineExceeded, PeerLost, RondeError, TransportError
+from transports.errors import ClosedError, DeadlineExceeded, PeerLost, RondeError, TransportError, described
 from transports.native import NativeGroup
 from transports.nccl.api import IN_PROGRESS, REMOTE, SUCCESS, SYSTEM, NcclApi, NcclError
 from transports.nccl.bootstrap import Meeting
@@ -304,7 +304,8 @@ class NcclGroup(NativeGroup):
         except RondeError:
             raise
         except BaseException as error:
-            self._give_up(TransportError(f"left in the middle of {self._doing}: {error!r}", rank=self._transport.rank))
+            text = f"left in the middle of {self._doing}: {described(error)}"
+            self._give_up(TransportError(text, rank=self._transport.rank))
             raise
 
     def _explained(self, error: NcclError | RondeError) -> RondeError:

@@ -30,7 +30,7 @@ from collectives.startup import init
 from collectives.world_communicator import is_initialized, shutdown, world
 from transports import launchers
 from transports.auth import new_secret
-from transports.errors import RondeError
+from transports.errors import RondeError, described
 
 _CLOSE_SECONDS: Final = 10.0
 """Seconds to close the world of a worker that is released."""
@@ -198,7 +198,7 @@ class Occupant:
         except BaseException as error:
             shown = failure(self._seat.rank, error).error
             if is_initialized():
-                world().abort(f"{type(shown).__name__}: {shown}")
+                world().abort(described(shown))
             if shown is error:
                 raise
             raise shown from error

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, NoReturn, Protocol
 
 from collectives.failure import is_consequence
+from transports.errors import described
 
 REPORT_SECONDS: Final = 5.0
 """Time to wait for the root cause after a failure that looks like a consequence, where an engine brings outcomes."""
@@ -76,7 +77,7 @@ def failure(rank: int, error: BaseException) -> Failure:
     """
     if isinstance(error, Exception):
         return Failure(rank, error)
-    substitute = RuntimeError(f"rank {rank} raised {error!r}")
+    substitute = RuntimeError(f"rank {rank} raised {described(error)}")
     substitute.__cause__ = error
     return Failure(rank, substitute)
 
@@ -113,7 +114,7 @@ def dump(outcome: Outcome, pickler: Callable[[object], bytes] = pickle.dumps) ->
         pickled = pickler(raised)
     except Exception:  # noqa: BLE001  likewise
         pickled = b""
-    text = f"rank {rank} raised {type(raised).__qualname__}: {_text(raised)}"
+    text = f"rank {rank} raised {described(raised)}"
     return pickle.dumps(_Told(rank, text, trace, outcome.consequence, pickled))
 
 
@@ -122,7 +123,7 @@ def load(rank: int, data: bytes) -> Outcome:
     try:
         outcome = pickle.loads(data)
     except Exception as error:  # noqa: BLE001  unpickling runs code of the object, which may raise anything
-        return unreadable(rank, repr(error))
+        return unreadable(rank, described(error))
     if isinstance(outcome, _Told) and _is_complete(outcome) and outcome.rank == rank:
         return Failure(rank, _error(outcome), outcome.trace, outcome.consequence)
     if isinstance(outcome, Success) and _is_complete(outcome) and outcome.rank == rank:
@@ -141,13 +142,6 @@ def _error(told: _Told) -> Exception:
     except Exception:  # noqa: BLE001  likewise
         return RuntimeError(told.text)
     return error if isinstance(error, Exception) else RuntimeError(told.text)
-
-
-def _text(error: Exception) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001  it is code of the user's
-        return "(it has no text)"
 
 
 def _is_complete(outcome: Success | _Told) -> bool:

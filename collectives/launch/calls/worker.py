@@ -18,7 +18,7 @@ from collectives.launch.calls.outcome import Outcome, Success, dump, failure
 from collectives.startup import init
 from collectives.world_communicator import is_initialized, shutdown, world
 from transports import launchers
-from transports.errors import RondeError
+from transports.errors import RondeError, described
 
 PIECE: Final = 1 << 14
 """Bytes. An outcome is sent in pieces of this size, so that the parent never waits long inside one."""
@@ -65,7 +65,7 @@ def work(
     # Sent before the other ranks can fail in consequence, so that the cause arrives first.
     _send(results, dump(outcome, pickler))
     if is_initialized() and not isinstance(outcome, Success):
-        world().abort(f"{type(outcome.error).__name__}: {outcome.error}")
+        world().abort(described(outcome.error))
         with contextlib.suppress(RondeError):  # the failure has been sent
             shutdown()
     sys.exit(0 if isinstance(outcome, Success) else 1)

@@ -68,6 +68,14 @@ def test_error_raised_while_handling_a_consequence_is_one() -> None:
     assert is_consequence(caught.value)
 
 
+@pytest.mark.parametrize("first", [ValueError("a"), errors.PeerLost("rank 1 died")])
+def test_causes_of_an_error_may_come_back_to_it(first: Exception) -> None:
+    """As with an error that is kept, raised again, and handled by code that raises from it."""
+    second, third = TypeError("b"), KeyError("c")
+    third.__cause__, second.__context__, first.__cause__ = second, first, second
+    assert is_consequence(third) == isinstance(first, errors.PeerLost)
+
+
 def test_report_to_a_store_out_of_reach_ends_soon() -> None:
     """Its server accepts connections and never answers; other calls would wait for 10 s and more."""
     begun = time.monotonic()

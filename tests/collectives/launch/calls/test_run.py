@@ -125,7 +125,7 @@ def test_error_of_a_rank_is_raised_with_a_note(kind: str) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_system_exit_of_a_rank_becomes_a_runtime_error(kind: str) -> None:
-    with pytest.raises(RuntimeError, match=r"rank 1 raised SystemExit\(3\)"):
+    with pytest.raises(RuntimeError, match=r"rank 1 raised SystemExit: 3"):
         run(leave, 2, 3, transport=kind)
 
 
@@ -134,6 +134,29 @@ def test_system_exit_of_a_rank_becomes_a_runtime_error(kind: str) -> None:
 def test_timeout_of_the_whole_call(kind: str) -> None:
     with pytest.raises(ronde.DeadlineExceeded, match=r"not finished within timeout=\S+ s: rank 0, 1$"):
         ronde.run(wait_for_ever, 2, transport=kind, timeout=0.3)
+
+
+@pytest.mark.parametrize("base", [ValueError, BaseException])
+def test_an_error_whose_text_cannot_be_made_ends_the_other_ranks_too(base: type[BaseException]) -> None:
+    def no_text(error: BaseException) -> str:
+        raise RuntimeError("the text of an error")
+
+    kind = type("Textless", (base,), {"__str__": no_text, "__repr__": no_text})
+    told = []
+
+    def fail_on_0() -> None:
+        ronde.barrier()  # all are there
+        try:
+            if ronde.rank() == 0:
+                raise kind
+            ronde.barrier()
+        except ronde.AbortedError as error:
+            told.append(str(error))
+            raise
+
+    with pytest.raises(kind if base is ValueError else RuntimeError):
+        run(fail_on_0, transport="local")
+    assert "rank 0 aborted: Textless: (its text cannot be made)" in told[0]
 
 
 def test_threads_need_no_pickling() -> None:
@@ -186,7 +209,7 @@ def test_result_that_cannot_be_pickled() -> None:
 
 @pytest.mark.processes
 def test_result_that_cannot_be_unpickled() -> None:
-    with pytest.raises(RuntimeError, match=r"the result of rank 0 cannot be unpickled: ValueError\('does not want"):
+    with pytest.raises(RuntimeError, match=r"the result of rank 0 cannot be unpickled: ValueError: does not want"):
         run(give_unloadable, 1)
 
 
