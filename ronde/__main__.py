@@ -11,6 +11,7 @@ from types import FrameType
 
 def main() -> int:
     """Run the command and return its exit code. Ctrl-C ends it without a traceback while modules are imported, too."""
+    _open_closed_streams()
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # it may be ignored (nohup, `&`)
         signal.signal(signal.SIGINT, _end)
@@ -20,6 +21,15 @@ def main() -> int:
         return int(command.main())
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _open_closed_streams() -> None:
+    """Let standard streams that are closed (`>&-`, some daemons) lead to /dev/null: Python has None for them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number, which is that of the closed one
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(opened, mode, closefd=False))
 
 
 def _end(number: int, frame: FrameType | None) -> None:

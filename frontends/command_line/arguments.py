@@ -7,13 +7,17 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
+
+_DIGITS: Final = 100
+"""Digits of the longest number that is read: Python reads no number of some thousands."""
 
 
 def _integer(least: int, most: int, allowed: str) -> Callable[[str], int]:
     """A reader of integers, for argparse."""
 
     def read(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
+        if not text.isdecimal() or len(text) > _DIGITS or not least <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"{text!r}: must be {allowed}")
         return int(text)
 
@@ -48,7 +52,7 @@ def byte_count(text: str) -> int:
     """A number of bytes, for argparse: '64M' gives 67108864."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
-    if not number.isdecimal() or not int(number):
+    if not number.isdecimal() or len(number) > _DIGITS or not int(number):
         raise argparse.ArgumentTypeError(f"{text!r}: must be a positive number of bytes, such as 4, 64K, 1M or 1G")
     return int(number) * unit
 
@@ -56,11 +60,15 @@ def byte_count(text: str) -> int:
 def output_file(text: str) -> Path:
     """The path of a file that the command will write, for argparse: a mistake is found before the work."""
     path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r}: is a folder; it must be a file to write")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    try:
+        if path.is_dir():
+            raise argparse.ArgumentTypeError(f"{text!r}: is a folder; it must be a file to write")
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}")
+        writable = os.access(path if path.exists() else path.parent, os.W_OK)
+    except OSError as error:  # a name too long, or a folder that may not be entered
+        raise argparse.ArgumentTypeError(f"{text!r}: cannot be written: {error.strerror}") from error
+    if not writable:
         raise argparse.ArgumentTypeError(f"{text!r}: cannot be written")
     return path
 

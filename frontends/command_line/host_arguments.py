@@ -51,7 +51,7 @@ def hosts_of(args: argparse.Namespace) -> list[NamedHost] | None:
         return parse_list(args.hosts)
     if args.hostfile is not None:
         try:
-            text = Path(args.hostfile).read_text("utf-8")
+            text = Path(args.hostfile).read_text("utf-8-sig")
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"--hostfile {args.hostfile}: cannot be read: {error}") from error
         return parse_file(text, args.hostfile)

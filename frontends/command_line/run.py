@@ -25,6 +25,7 @@ from collectives.launch.job import (
     Place,
     StartError,
     allocated,
+    check_slots,
     dns,
     fixed,
     host_file,
@@ -320,7 +321,7 @@ def _setting(text: str) -> tuple[str, str]:
 def main(args: argparse.Namespace) -> int:
     """Start the ranks and wait for them; the exit code. Raises ConfigError for a bad setting, with nothing started."""
     command = as_command(args.command, mpi4py=args.mpi4py)
-    if not command:
+    if not command or not command[0]:  # `"$PROGRAM"` may be empty
         args.parser.error("no program given; put a command after the options, for example: ronde run -np 4 train.py")
     settings = [*args.settings, *args.horovod]
     if any(key == "timeline" for key, _ in args.horovod):
@@ -502,13 +503,19 @@ def way_and_discovery(args: argparse.Namespace, terms: Terms) -> tuple[Ssh | Sru
     if args.hostfile is not None:
         return ssh, host_file(Path(args.hostfile), slots)
     if args.hosts is not None:
-        return ssh, fixed(parse_list(args.hosts, slots))
+        return ssh, _fixed(parse_list(args.hosts, slots), args, terms)
     nodes = allocated(os.environ)
     if nodes is not None:
         return Srun(), slurm_job(os.environ, nodes, args.slots_per_host)
     own = socket.gethostname()
     most = terms.maximum or terms.first or max(usable_cores(), terms.minimum)
-    return ssh, fixed([NamedHost(own, own, args.slots_per_host or most + terms.spares)])
+    return ssh, _fixed([NamedHost(own, own, args.slots_per_host or most + terms.spares)], args, terms)
+
+
+def _fixed(hosts: Sequence[NamedHost], args: argparse.Namespace, terms: Terms) -> Discovery:
+    """Always these hosts. Raises ConfigError if they have not enough slots, since no wait brings more."""
+    check_slots(hosts, terms.minimum, "-np" if args.min_np is None else "--min-np")
+    return fixed(hosts)
 
 
 def _option(name: str) -> str:

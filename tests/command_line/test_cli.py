@@ -73,6 +73,21 @@ def test_an_empty_variable_is_not_a_setting(monkeypatch: pytest.MonkeyPatch) -> 
     assert collectives.Config.load() == collectives.Config()
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "file/below"])
+def test_a_file_that_can_never_be_written(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert exits("bench", "--json", name) == 2
+    assert "argument --json: " in capsys.readouterr().err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["run -np 1 true", "draw allreduce -np 2"])
+def test_standard_streams_may_be_closed(command: str, closed: str) -> None:
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *RONDE, *command.split()]
+    assert subprocess.run(shell, env=environment(), capture_output=True, timeout=60).returncode == 0
+
+
 @pytest.mark.processes
 def test_the_reader_of_the_output_may_leave() -> None:
     command = [*RONDE, "simulate", "allreduce", "--ranks", "16..1024", "--size", "1K..1G"]
@@ -100,8 +115,9 @@ def test_ctrl_c_ends_a_command_without_a_traceback(command: str) -> None:
     assert b"Traceback" not in err
 
 
-def test_missing_program(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exits("run", "-np", "2") == 2
+@pytest.mark.parametrize("command", [[], ["--"], [""], ["", "--lr", "3"]])
+def test_missing_program(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits("run", "-np", "2", *command) == 2
     assert "no program given" in capsys.readouterr().err
 
 
@@ -119,6 +135,10 @@ def test_missing_program(capsys: pytest.CaptureFixture[str]) -> None:
         (["-np", "some"], 2, "'some': must be an integer, 1 or more"),
         (["--timeout", "-1"], 2, "'-1': must be a number of seconds, 0 or more"),
         (["--grace", "inf"], 2, "'inf': must be a number of seconds, 0 or more"),
+        (["-np", "9" * 5000], 2, "9': must be an integer, 1 or more"),
+        (["--min-np", "4", "-H", "h1:2,h2"], 2, "--min-np 4: there are only 3 slots (h1:2, h2:1)"),
+        (["-np", "2", "--max-np", "4", "-H", "h1"], 2, "-np 2: there are only 1 slots (h1:1)"),
+        (["--min-np", "4", "--slots-per-host", "3"], 2, "--min-np 4: there are only 3 slots ("),
     ],
 )
 def test_bad_option_of_run(options: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from collectives.launch.job.discovery import (
     script,
     slurm_job,
 )
-from collectives.launch.job.host_list import NamedHost, allocated, parse_file, parse_list, share_out
+from collectives.launch.job.host_list import NamedHost, allocated, check_slots, parse_file, parse_list, share_out
 from collectives.launch.job.job import Elastic, Job, Place, StartError
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Place",
     "StartError",
     "allocated",
+    "check_slots",
     "discovery_mark",
     "dns",
     "fixed",

@@ -82,7 +82,7 @@ def host_file(path: Path, slots: int) -> Discovery:
 
     def find() -> Sequence[NamedHost]:
         try:
-            return parse_file(path.read_text("utf-8"), str(path), slots)
+            return parse_file(path.read_text("utf-8-sig"), str(path), slots)
         except (OSError, UnicodeError) as error:
             raise DiscoveryError(f"{where}: cannot be read: {error}") from error
         except ConfigError as error:

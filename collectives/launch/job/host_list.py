@@ -86,11 +86,8 @@ def share_out(hosts: Sequence[NamedHost], np: int | None) -> list[Share]:
 
     np  number of ranks; None for all slots. Raises ConfigError if there are not enough slots.
     """
-    slots = sum(host.slots for host in hosts)
-    np = slots if np is None else np
-    if np > slots:
-        listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
-        raise ConfigError(f"-np {np}: there are only {slots} slots ({listed}); give the hosts more slots, as in NAME:4")
+    np = sum(host.slots for host in hosts) if np is None else np
+    check_slots(hosts, np, "-np")
     shares, first = [], 0
     for host in hosts:
         last = min(np, first + host.slots)
@@ -98,6 +95,16 @@ def share_out(hosts: Sequence[NamedHost], np: int | None) -> list[Share]:
             shares.append(Share(host, range(first, last)))
         first = last
     return shares
+
+
+def check_slots(hosts: Sequence[NamedHost], number: int, option: str) -> None:
+    """Raise ConfigError if there are not enough slots for the number of ranks that an option has."""
+    slots = sum(host.slots for host in hosts)
+    if number > slots:
+        listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+        raise ConfigError(
+            f"{option} {number}: there are only {slots} slots ({listed}); give the hosts more slots, as in NAME:4"
+        )
 
 
 def _host(word: str, where: str, slots: int) -> NamedHost:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
+from pathlib import Path
 
 import pytest
 
+from collectives.launch.job.discovery import host_file
 from collectives.launch.job.host_list import NamedHost, parse_file, parse_list, share_out
+from frontends.command_line.host_arguments import hosts_of
 from transports.errors import ConfigError
 
 
@@ -44,6 +48,15 @@ def test_bad_list(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=r"^-H ") as caught:
         parse_list(text)
     assert complaint in str(caught.value)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """Editors of Windows write it."""
+    path = tmp_path / "hosts"
+    path.write_bytes(b"\xef\xbb\xbfh1 slots=2\r\nh2\r\n")
+    args = argparse.Namespace(hosts=None, hostfile=str(path))
+    for found in (hosts_of(args), host_file(path, 1).find()):
+        assert found == [NamedHost("h1", "h1", 2), NamedHost("h2", "h2", 1)]
 
 
 def test_files_of_open_mpi_mpich_and_horovod() -> None:
