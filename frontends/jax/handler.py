@@ -118,7 +118,7 @@ def path() -> str:
     The environment variable RONDE_JAX_PATH chooses: ffi, callback, or auto. Raises ConfigError for another value, and
     for ffi if it is not possible.
     """
-    chosen = os.environ.get("RONDE_JAX_PATH", "auto")
+    chosen = os.environ.get("RONDE_JAX_PATH") or "auto"
     if chosen not in ("auto", "ffi", "callback"):
         raise ConfigError(f"RONDE_JAX_PATH={chosen!r}: must be auto, ffi or callback")
     if chosen == "callback":

@@ -29,7 +29,7 @@ class AtAddress(Way):
         self._env = env
         self._host = host
         self._lacking = lacking
-        self._port = integer(env, PORT, 1, 65535, "") if PORT in env else port
+        self._port = integer(env, PORT, 1, 65535, "") if env.get(PORT) else port
 
     def describe(self) -> str:
         port = "a port that follows from the job's id" if self._port is None else f"port {self._port}"

@@ -81,7 +81,7 @@ def describe(env: Env) -> dict[str, Any]:
 
 
 def _wanted(env: Env) -> str:
-    return env.get(VARIABLE, "auto")
+    return env.get(VARIABLE) or "auto"  # an empty variable is not set, as that of any setting
 
 
 def family_of(env: Env) -> Family | None:

@@ -37,7 +37,7 @@ def parse_task(text: str) -> ClusterTask | None:
     """Parse TF_CONFIG; None if it has no cluster. Raises ConfigError for a bad value, or a task that is not a rank."""
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{VARIABLE}: is not JSON ({error}); must be such as {_SHAPE}") from None
     if not isinstance(config, dict) or not config.get("cluster"):
         return None
@@ -65,5 +65,8 @@ def _addresses(job: str, given: Any) -> list[str]:
     if not isinstance(given, list) or not all(isinstance(address, str) for address in given):
         raise ConfigError(f"{VARIABLE}: cluster.{job} must be a list of addresses, host:port, not {given!r}")
     for address in given:
-        parse_url(f"tcp://{address}")
+        try:
+            parse_url(f"tcp://{address}")
+        except ConfigError:
+            raise ConfigError(f"{VARIABLE}: cluster.{job} has {address!r}; an address must be host:port") from None
     return list(given)

@@ -236,6 +236,7 @@ def test_one_rank_needs_no_way() -> None:
         ({"JOB_COMPLETION_INDEX": "0"}, "RONDE_SIZE: is needed with JOB_COMPLETION_INDEX=0"),
         (KUBEFLOW | {"PET_NPROC_PER_NODE": "4"}, "PET_NPROC_PER_NODE='4': says that torchrun starts the processes"),
         ({"TF_CONFIG": "{"}, "TF_CONFIG: is not JSON"),
+        ({"TF_CONFIG": "[" * 100_000}, "TF_CONFIG: is not JSON"),
         (
             TORCHRUN | {"RONDE_LAUNCHER": "slurm"},
             "RONDE_LAUNCHER='slurm': its variables are not set here",
@@ -248,6 +249,12 @@ def test_bad_variables(env: dict[str, str], text: str) -> None:
         find(env)
     assert str(caught.value).startswith(text)
     assert text in describe(env)["problem"]
+
+
+def test_an_empty_variable_is_not_a_setting() -> None:
+    assert find({"RONDE_LAUNCHER": ""}) is None
+    assert found(TORCHRUN | {"RONDE_LAUNCHER": ""}).rank == 3
+    assert found(SLURM | SECRET | {"RONDE_PORT": ""}).way().describe() == found(SLURM | SECRET).way().describe()
 
 
 @pytest.mark.processes
@@ -348,7 +355,10 @@ def test_tasks_of_a_cluster(kind: str, index: int | str, rank: int) -> None:
         ({"cluster": {"ps": ["c:4"]}, "task": {"type": "ps", "index": 0}}, "parameter servers only"),
         ({"cluster": CLUSTER, "task": {"type": "worker", "index": 2}}, "there are 2 of type worker"),
         ({"cluster": {"worker": "b:2"}, "task": {"type": "worker", "index": 0}}, "list of addresses"),
-        ({"cluster": {"worker": ["b"]}, "task": {"type": "worker", "index": 0}}, "host:port"),
+        (
+            {"cluster": {"worker": ["b"]}, "task": {"type": "worker", "index": 0}},
+            r"^TF_CONFIG: cluster\.worker has 'b'",
+        ),
         ({"cluster": {"chief": ["a:1", "b:2"]}, "task": {"type": "chief", "index": 0}}, "2 chiefs"),
     ],
 )
