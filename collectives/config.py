@@ -182,7 +182,7 @@ class Config(Settings):
         """
         env = os.environ if environment is None else environment
         layers = [
-            _from_file(env, Path.cwd() if directory is None else directory),
+            _from_file(env, Path() if directory is None else directory),
             _from_environment(env),
             _sort(arguments or {}, "argument"),
         ]
@@ -267,11 +267,11 @@ def _from_environment(environment: Mapping[str, str]) -> _Layer:
 
 def _from_file(environment: Mapping[str, str], directory: Path) -> _Layer:
     named = environment.get(f"{PREFIX}CONFIG")
-    if named is not None:
+    if named:
         return _read(Path(named), required=True)
     for name in ("ronde.toml", "pyproject.toml"):
-        if (directory / name).is_file():
-            return _read(directory / name, required=False)
+        if os.path.isfile(directory / name):  # False in a folder that was removed, or that this user may not enter
+            return _read((directory / name).absolute(), required=False)
     return {}, {}
 
 

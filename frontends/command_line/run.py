@@ -16,7 +16,7 @@ from secrets import token_hex
 from typing import Any, Final
 
 from collectives.config import PREFIX, Config, Settings
-from collectives.launch.hosts import Srun, Ssh, StoreKeeper
+from collectives.launch.hosts import Srun, Ssh, StoreKeeper, folder_here
 from collectives.launch.job import (
     Discovery,
     Elastic,
@@ -542,7 +542,7 @@ def check_file(words: Sequence[str]) -> None:
     """Raise ConfigError if the program is a file of Python that is not there, before all ranks say so."""
     name = next((word for word in words if word != "--"), "")
     if name.endswith(".py") and not Path(name).is_file():
-        raise ConfigError(f"{name}: there is no such file in {Path.cwd()}")
+        raise ConfigError(f"{name}: there is no such file in {folder_here()}")
 
 
 def as_variables(settings: Sequence[tuple[str, str]]) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -144,9 +145,10 @@ Info.family = Info
 def _environment(command: list[str]) -> dict[str, str]:
     found = {
         "command": command[0] if command else sys.executable,
-        "wdir": os.getcwd(),
         "thread_level": "MPI_THREAD_MULTIPLE",
     }
+    with contextlib.suppress(FileNotFoundError):  # it may have been removed
+        found["wdir"] = os.getcwd()
     if command[1:]:
         found["argv"] = " ".join(command[1:])
     size = os.environ.get("RONDE_SIZE")

@@ -10,6 +10,8 @@ import pytest
 import collectives as ronde
 from collectives import Config, ConfigError
 from collectives.config import unknown_variables
+from collectives.launch.hosts import folder_here
+from frontends.mpi import info
 
 
 def load(directory: Path, environment: dict[str, str] | None = None, arguments: dict[str, Any] | None = None) -> Config:
@@ -37,6 +39,17 @@ def test_pyproject_and_a_file_by_name(tmp_path: Path) -> None:
     assert load(tmp_path, {"RONDE_CONFIG": str(named)}).timeout == 8
     (tmp_path / "pyproject.toml").write_text("this is not TOML")
     assert load(tmp_path).timeout == 1800
+
+
+def test_a_working_directory_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert Config.load(environment={}) == Config.load(environment={"RONDE_CONFIG": ""}) == Config()
+    assert "wdir" not in info._environment([])
+    with pytest.raises(ConfigError, match="the working directory, in which the ranks begin, has been removed"):
+        folder_here()
 
 
 def test_options_of_transports_and_of_those_inside_them(tmp_path: Path) -> None:

@@ -175,7 +175,8 @@ class Occupant:
         if is_initialized():
             raise RuntimeError(f"rank {seat.rank}: this process is a rank of another job already")
         self._before = dict(os.environ)
-        self._folder = os.getcwd()
+        with contextlib.suppress(FileNotFoundError):  # the engine may have removed it
+            self._folder = os.getcwd()
         environment = rank_environment(seat.job, {**os.environ, **seat.variables}, seat.torch)
         for name in os.environ.keys() - environment.keys():  # the seat decides, whatever started the engine
             del os.environ[name]

@@ -7,7 +7,7 @@ An agent is reached by a `Connection`, such as the command of `Ssh` or `Srun`, a
 
 from __future__ import annotations
 
-from collectives.launch.hosts.agent_commands import Srun, Ssh, agent_header
+from collectives.launch.hosts.agent_commands import Srun, Ssh, agent_header, folder_here
 from collectives.launch.hosts.connection import (
     WINDOW,
     CommandConnection,
@@ -65,6 +65,7 @@ __all__ = [
     "cannot_start",
     "end_sshd",
     "fields_of",
+    "folder_here",
     "free_address_here",
     "serving_address",
     "take_over_pipes",

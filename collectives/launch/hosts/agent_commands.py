@@ -8,6 +8,7 @@ user meets a shell, and no process table shows more than the folder.
 from __future__ import annotations
 
 import errno
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,14 @@ class Srun:
         options += ["kill-on-bad-exit=0", "wait=0", "mpi=none", "cpu-bind=none", "quiet", "unbuffered"]
         words = ["srun", *(f"--{option}" for option in options)]
         return [*words, sys.executable, "-S", "-E", "-c", BOOTSTRAP]
+
+
+def folder_here() -> str:
+    """The working directory, in which agents begin too. Raises ConfigError if it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the working directory, in which the ranks begin, has been removed") from None
 
 
 def agent_header(folder: str, variables: Mapping[str, str], module: str = MODULE) -> Sequence[Any]:

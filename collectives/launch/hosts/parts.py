@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from collectives.launch.hosts.agent_commands import agent_arguments
+from collectives.launch.hosts.agent_commands import agent_arguments, folder_here
 from collectives.launch.hosts.connection import CommandConnection
 from collectives.launch.hosts.host import Facts, Failure, Here, Host, Hosts, Notice, Start
 from collectives.launch.hosts.remote_host import RemoteHost
@@ -133,8 +133,8 @@ class DividedHost(Host):
             ranks -= count
 
     def _open(self, room: int) -> _Part:
-        """Start an agent. Raises OSError."""
-        here, command = self._here, [sys.executable, *agent_arguments(os.getcwd())]
+        """Start an agent. Raises OSError, ConfigError."""
+        here, command = self._here, [sys.executable, *agent_arguments(folder_here())]
         connection = CommandConnection(command, None, here.selector, here.guardian, here.variables)
         # A pipe ends with the process at its other end. Silence means nothing: this process may be stopped (Ctrl-Z)
         never, name = float("inf"), f"part {len(self._parts)}"

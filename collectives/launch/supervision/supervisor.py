@@ -19,7 +19,6 @@ How a job ends
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import signal
 import time
@@ -46,6 +45,7 @@ from collectives.launch.hosts import (
     Start,
     agent_header,
     cannot_start,
+    folder_here,
 )
 from collectives.launch.job import Job, Place, StartError, discovery_mark
 from collectives.launch.processes import (
@@ -296,7 +296,7 @@ class _Supervisor(Listener):
         if place.is_here:
             host = LocalHost(place.name, here)
         else:
-            header = agent_header(os.getcwd(), job.passed_on)
+            header = agent_header(folder_here(), job.passed_on)
             connection = place.connected or CommandConnection(place.agent or (), header, here.selector, here.guardian)
             host = RemoteHost(
                 *(place.name, connection, here.selector, self),

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, Final
 
 from collectives.config import Config
-from collectives.launch.hosts import Srun, Ssh, agent_header
+from collectives.launch.hosts import Srun, Ssh, agent_header, folder_here
 from collectives.launch.job import NamedHost, allocated
 from collectives.launch.processes import Guardian, exit_code, passed_on
 from frontends.command_line.doctor import report
@@ -52,7 +52,7 @@ def check_hosts(hosts: Sequence[NamedHost], way: Ssh | Srun, *, interface: str, 
     Raises ConfigError for a bad setting. All commands have ended when this returns or raises.
     """
     Config.load()
-    header = agent_header(os.getcwd(), passed_on(os.environ, {}), MODULE)
+    header = agent_header(folder_here(), passed_on(os.environ, {}), MODULE)
     probes: list[HostProbe] = []
     commands: list[ProbeByCommand] = []
     with _Interrupts() as interrupts, contextlib.ExitStack() as stack:
