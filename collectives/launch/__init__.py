@@ -8,6 +8,7 @@ is in frontends. These rooms use the communicator from outside; only the package
 
 from __future__ import annotations
 
+from collectives.launch.calls.arguments import call_of, count_of, seconds_of
 from collectives.launch.calls.function import run
 from collectives.launch.calls.guests import (
     GuestJob,
@@ -44,6 +45,8 @@ __all__ = [
     "Success",
     "WorkerLost",
     "call_as_rank",
+    "call_of",
+    "count_of",
     "dump",
     "failure",
     "free_address",
@@ -51,5 +54,6 @@ __all__ = [
     "load",
     "own_settings",
     "run",
+    "seconds_of",
     "unreadable",
 ]

@@ -22,9 +22,12 @@ from collectives.launch import (
     Place,
     Success,
     WorkerLost,
+    call_of,
+    count_of,
     free_address,
     load,
     own_settings,
+    seconds_of,
 )
 from frontends.dask.reservation import Answer, present, release, reserve
 from frontends.dask.task import Event, call, cancel, locate, topic_of
@@ -68,9 +71,11 @@ def run(
     Raises the error of the rank that failed first, with a note of its rank and traceback; WorkerLost if a worker died;
     DeadlineExceeded after `timeout`; ValueError for bad arguments.
     """
-    _check(client, function, np, workers, timeout)
+    _check(client, workers)
+    called = call_of("function", function, args, kwargs)
+    np = None if np is None else count_of("np", np)
     reservation = uuid.uuid4().hex
-    until = time.monotonic() + timeout
+    until = time.monotonic() + seconds_of("timeout", timeout)
     with contextlib.ExitStack() as resources:
         resources.enter_context(client.as_current())  # other functions of Dask's take the newest client otherwise
         addresses = _reserve(client, reservation, np, workers, until)
@@ -82,7 +87,7 @@ def run(
         name = seats[0].job.name
         told = resources.enter_context(_shown(client, name, len(seats), on_progress))
         parts = _shares(client, data, addresses, until)
-        call_bytes = cloudpickle.dumps((function, list(args), dict(kwargs or {})))
+        call_bytes = cloudpickle.dumps(called)
         futures = {
             seat.rank: client.submit(
                 call, seat, call_bytes, part, key=f"{name}-rank-{seat.rank}", workers=[address], retries=0,
@@ -103,19 +108,13 @@ def run(
         return values
 
 
-def _check(client: object, function: object, np: object, workers: object, timeout: float) -> None:
+def _check(client: object, workers: object) -> None:
     if not isinstance(client, Client):
         raise TypeError(f"client={client!r}: must be a distributed.Client")
     if client.asynchronous:
         raise ValueError("client: must be synchronous; call run in a thread with a client of its own")
-    if not callable(function):
-        raise TypeError(f"function={function!r}: must be callable")
-    if np is not None and (not isinstance(np, int) or isinstance(np, bool) or np < 1):
-        raise ValueError(f"np={np!r}: must be an integer, 1 or more, or None")
     if workers is not None and (isinstance(workers, str) or not workers):
         raise ValueError(f"workers={workers!r}: must be addresses of workers, or None")
-    if not timeout > 0:
-        raise ValueError(f"timeout={timeout!r}: must be a positive number of seconds")
 
 
 def _reserve(

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import ray
 
+from collectives.launch import call_of, count_of
 from frontends.ray.placement import Demand
 from frontends.ray.ranks import Executable, Ranks, RaySettings
 
@@ -45,7 +46,7 @@ class Executor(ABC):
         node and process if a worker died, or more than may be lost; RuntimeError before `start`. All ranks are ended
         first.
         """
-        call = (fn, list(args or ()), dict(kwargs or {}))
+        call = call_of("fn", fn, args, kwargs)
         return self._on_all(lambda actor: actor.attempt.remote("call", *call))
 
     def run_remote(
@@ -55,7 +56,7 @@ class Executor(ABC):
 
         After an error `shutdown` and `start` are needed. No lost rank is replaced.
         """
-        call = (fn, list(args or ()), dict(kwargs or {}))
+        call = call_of("fn", fn, args, kwargs)
         return [actor.call_for_user.remote(*call) for actor in self._started().actors]
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
@@ -118,11 +119,9 @@ class RayExecutor(Executor):
     ) -> None:
         if (num_workers is None) == (num_hosts is None):
             raise ValueError("num_workers, num_hosts: give one of them")
-        per_node = None if num_hosts is None else _at_least_one("num_workers_per_host", num_workers_per_host)
+        per_node = None if num_hosts is None else count_of("num_workers_per_host", num_workers_per_host)
         count = (
-            _at_least_one("num_workers", num_workers)
-            if per_node is None
-            else per_node * _at_least_one("num_hosts", num_hosts)
+            count_of("num_workers", num_workers) if per_node is None else per_node * count_of("num_hosts", num_hosts)
         )
         demand = Demand(count, resources_of(cpus_per_worker, use_gpu, gpus_per_worker), per_node)
         self._demand, self._settings = demand, settings or RaySettings()
@@ -197,9 +196,3 @@ def resources_of(cpus: float, use_gpu: bool, gpus: float | None) -> dict[str, fl
     if not any(found.values()):
         raise ValueError(f"cpus_per_worker={cpus!r}: must be more than 0 without GPUs")
     return found
-
-
-def _at_least_one(name: str, value: int | None) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}={value!r}: must be an integer, 1 or more")
-    return value

@@ -24,6 +24,7 @@ from collectives.launch import (
     WorkerLost,
     load,
     own_settings,
+    seconds_of,
     unreadable,
 )
 from frontends.ray.placement import Demand, Placement
@@ -51,8 +52,7 @@ class RaySettings:
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "placement_group_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be a positive number of seconds")
+            seconds_of(name, getattr(self, name))
 
 
 @dataclass

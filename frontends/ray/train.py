@@ -13,7 +13,7 @@ import ray
 import ray.train
 from ray.train.backend import Backend, BackendConfig
 
-from collectives.launch import GuestJob, Occupant, Place, Seat, own_settings
+from collectives.launch import GuestJob, Occupant, Place, Seat, own_settings, seconds_of
 from collectives.world_communicator import shutdown
 
 CLOSE_SECONDS: Final = 10.0
@@ -43,8 +43,7 @@ class RondeConfig(BackendConfig):  # type: ignore[misc]  # Ray's types are not c
     env_vars: Mapping[str, str] = field(default_factory=own_settings)
 
     def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout_s={self.timeout_s!r}: must be a positive number of seconds")
+        seconds_of("timeout_s", self.timeout_s)
 
     @property
     def backend_cls(self) -> type[Backend]:

@@ -13,7 +13,18 @@ from typing import Any
 import cloudpickle
 from pyspark import SparkContext
 
-from collectives.launch import ElasticOutcomes, Failure, GuestJob, Seat, WorkerLost, load, own_settings
+from collectives.launch import (
+    ElasticOutcomes,
+    Failure,
+    GuestJob,
+    Seat,
+    WorkerLost,
+    call_of,
+    count_of,
+    load,
+    own_settings,
+    seconds_of,
+)
 from frontends.spark.desk import Arrival, Desk, Gone, Joined, Line, Result
 from frontends.spark.job import (
     check,
@@ -59,23 +70,20 @@ def run_elastic(
     Raises the error of the first rank whose function raised one; WorkerLost beyond reset_limit, or if all ranks were
     lost; and otherwise as `run`. No rank runs then.
     """
-    context, count = check(function, num_proc, start_timeout, spark_context)
-    minimum = count if min_num_proc is None else min_num_proc
-    maximum = count if max_num_proc is None else max_num_proc
-    if not 1 <= minimum <= count <= maximum:
-        raise ValueError(
-            f"min_num_proc={minimum!r}, num_proc={count!r}, max_num_proc={maximum!r}: must be 1 or more and ascend"
-        )
+    called, seconds = call_of("function", function, args, kwargs), seconds_of("start_timeout", start_timeout)
+    context, count = check(num_proc, spark_context)
+    minimum = count if min_num_proc is None else count_of("min_num_proc", min_num_proc)
+    maximum = count if max_num_proc is None else count_of("max_num_proc", max_num_proc)
+    if not minimum <= count <= maximum:
+        raise ValueError(f"min_num_proc={minimum!r}, num_proc={count!r}, max_num_proc={maximum!r}: must ascend")
     if reset_limit is not None and reset_limit < 0:
         raise ValueError(f"reset_limit={reset_limit!r}: must be 0 or more, or None")
-    until = time.monotonic() + start_timeout
+    until = time.monotonic() + seconds
     wait_for_slots(context, minimum, until)
     with (
         GuestJob({**own_settings(), **(env or {})}) as job,
         open_desk(context) as desk,
-        submitted(
-            context, maximum, desk, cloudpickle.dumps((function, list(args), dict(kwargs or {}))), barrier=False
-        ) as cancel,
+        submitted(context, maximum, desk, cloudpickle.dumps(called), barrier=False) as cancel,
     ):
         arrivals = collect_arrivals(desk, count, minimum, until)
         seats = take_seats(job, desk, arrivals, bounds=(minimum, maximum))

@@ -24,9 +24,12 @@ from collectives.launch import (
     Outcomes,
     Seat,
     WorkerLost,
+    call_of,
+    count_of,
     in_rank_order,
     load,
     own_settings,
+    seconds_of,
 )
 from frontends.spark.desk import Arrival, Desk, Gone, JobEnded, Line, Message, Result
 from frontends.spark.task import call
@@ -62,13 +65,14 @@ def run(
     DeadlineExceeded after `start_timeout`; RuntimeError if Spark ended the job, as after its cancellation; ValueError
     for bad arguments. No rank runs then.
     """
-    context, count = check(function, num_proc, start_timeout, spark_context)
-    until = time.monotonic() + start_timeout
+    called, seconds = call_of("function", function, args, kwargs), seconds_of("start_timeout", start_timeout)
+    context, count = check(num_proc, spark_context)
+    until = time.monotonic() + seconds
     wait_for_slots(context, count, until)
     with (
         GuestJob({**own_settings(), **(env or {})}) as job,
         open_desk(context) as desk,
-        submitted(context, count, desk, cloudpickle.dumps((function, list(args), dict(kwargs or {}))), barrier=True),
+        submitted(context, count, desk, cloudpickle.dumps(called), barrier=True),
     ):
         arrivals = collect_arrivals(desk, count, count, until)
         seats = take_seats(job, desk, arrivals)
@@ -76,20 +80,13 @@ def run(
     return outcomes.values()
 
 
-def check(
-    function: object, num_proc: int | None, start_timeout: float, spark_context: SparkContext | None
-) -> tuple[SparkContext, int]:
+def check(num_proc: int | None, spark_context: SparkContext | None) -> tuple[SparkContext, int]:
     """The context and the number of ranks. Raises TypeError and ValueError for bad arguments."""
-    if not callable(function):
-        raise TypeError(f"function={function!r}: must be callable")
-    if num_proc is not None and (not isinstance(num_proc, int) or isinstance(num_proc, bool) or num_proc < 1):
-        raise ValueError(f"num_proc={num_proc!r}: must be an integer, 1 or more, or None")
-    if not start_timeout > 0:
-        raise ValueError(f"start_timeout={start_timeout!r}: must be a positive number of seconds")
+    count = None if num_proc is None else count_of("num_proc", num_proc)
     if spark_context is not None and not isinstance(spark_context, SparkContext):
         raise TypeError(f"spark_context={spark_context!r}: must be a pyspark.SparkContext, or None")
     context = SparkContext.getOrCreate() if spark_context is None else spark_context
-    return context, context.defaultParallelism if num_proc is None else num_proc
+    return context, context.defaultParallelism if count is None else count
 
 
 def wait_for_slots(context: SparkContext, count: int, until: float) -> None:

@@ -332,6 +332,7 @@ def test_a_worker_that_is_killed_from_outside_is_named(dask_client: Any, tmp_pat
         ({"workers": ["tcp://127.0.0.1:1"]}, ValueError, "the cluster has no tcp://127.0.0.1:1"),
         ({"workers": []}, ValueError, r"workers=\[\]"),
         ({"timeout": 0}, ValueError, "timeout=0"),
+        ({"args": "abc"}, TypeError, "args='abc': must be a sequence of the arguments of function"),
         ({"function": 3}, TypeError, "function=3: must be callable"),
         ({"client": 3}, TypeError, "client=3: must be a distributed.Client"),
     ],

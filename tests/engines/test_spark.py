@@ -330,6 +330,7 @@ def test_elastic_ends_after_an_error_and_beyond_its_limit(spark: Any) -> None:
     [
         ({"num_proc": 0}, ValueError, "num_proc=0: must be an integer"),
         ({"start_timeout": 0}, ValueError, "start_timeout=0"),
+        ({"args": "abc"}, TypeError, "args='abc': must be a sequence of the arguments of function"),
         ({"function": 3}, TypeError, "function=3: must be callable"),
         ({"spark_context": 3}, TypeError, "spark_context=3: must be a pyspark.SparkContext"),
     ],

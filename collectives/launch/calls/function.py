@@ -8,10 +8,11 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from collectives.config import Config
+from collectives.launch.calls.arguments import call_of, count_of, seconds_of
 from collectives.launch.calls.notebook import notebook_output
 from collectives.launch.calls.outcome import Outcomes, Ranks
 from collectives.launch.calls.process_ranks import ProcessRanks
@@ -48,19 +49,9 @@ def run(
     anything. Ranks that are threads cannot be ended from outside: after a failure their communicator is aborted, and a
     thread that does not use it runs on.
     """
-    if not callable(fn):
-        raise TypeError(f"fn={fn!r}: must be callable")
-    if not isinstance(np, int) or isinstance(np, bool) or np < 1:
-        raise ValueError(f"np={np!r}: must be an integer, 1 or more")
-    if timeout is not None and not timeout > 0:
-        raise ValueError(f"timeout={timeout!r}: must be a positive number of seconds, or None")
-    if isinstance(args, str | bytes) or not isinstance(args, Iterable):
-        raise TypeError(f"args={args!r}: must be a sequence of the arguments of fn, such as (5,)")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise TypeError(f"kwargs={kwargs!r}: must be a mapping of the names of arguments of fn to values")
+    np, call = count_of("np", np), call_of("fn", fn, args, kwargs)
+    deadline = math.inf if timeout is None else time.monotonic() + seconds_of("timeout", timeout)
     config = Config.load({} if transport is None else {"transport": transport})
-    call = (fn, tuple(args), dict(kwargs or {}))
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
     ranks: Ranks
     if config.transport == "local":
         ranks = ThreadRanks(np, config, call)

@@ -85,6 +85,11 @@ class ProcessRanks:
 
     def start(self) -> None:
         """Start the processes, and the store by which they find each other."""
+        if multiprocessing.current_process().daemon:
+            raise RuntimeError(
+                "run: this process is a daemon of multiprocessing, such as a worker of a Pool, and may start no "
+                "processes; use concurrent.futures.ProcessPoolExecutor, or transport='local'"
+            )
         context = multiprocessing.get_context("spawn")
         secret = new_secret()
         server = rendezvous.TcpStoreServer(choose_address("", None), secret=secret, tls=self._config.load_tls())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -308,13 +309,31 @@ def test_notebook_shows_the_output_of_the_ranks() -> None:
         ({"fn": 3}, TypeError, "fn=3: must be callable"),
         ({"np": 0}, ValueError, "np=0: must be an integer, 1 or more"),
         ({"np": 2.0}, ValueError, "np=2.0: must be"),
+        ({"np": True}, ValueError, "np=True: must be"),
         ({"timeout": 0}, ValueError, "timeout=0: must be a positive number"),
+        ({"timeout": "5"}, ValueError, "timeout='5': must be a positive number"),
+        ({"args": {"x": 1}}, TypeError, "args={'x': 1}: must be a sequence of the arguments of fn"),
+        ({"args": 5}, TypeError, "args=5: must be a sequence"),
+        ({"kwargs": [("x", 1)]}, TypeError, "must be a mapping"),
+        ({"kwargs": {1: 2}}, TypeError, "kwargs={1: 2}: 1 must be the name of an argument of fn"),
         ({"transport": "pigeon"}, ronde.ConfigError, "transport='pigeon'"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         ronde.run(**{"fn": nothing, "np": 2, **arguments})
+
+
+def test_arguments_of_numpy() -> None:
+    assert run(lambda *args: sum(args) * ronde.size(), numpy.int64(2), *numpy.arange(3), transport="local") == [6, 6]
+    assert ronde.run(lambda a, b: a + b, 1, numpy.array([3, 4]), transport="local") == [7]
+
+
+def test_a_daemon_of_multiprocessing_is_told_what_else_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    with pytest.raises(RuntimeError, match="run: this process is a daemon of multiprocessing"):
+        ronde.run(nothing, 2, transport=PROCESSES)
+    assert ronde.run(nothing, 2, transport="local") == [None, None]
 
 
 def test_root_cause_is_preferred_to_consequences() -> None:

@@ -1,0 +1,46 @@
+"""Arguments of functions that start ranks. They are checked before anything is started, and alike for every engine."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+def count_of(name: str, value: Any) -> int:
+    """A number of ranks, or of something else of which there is one. Raises ValueError."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)  # an integer of NumPy is one
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{name}={value!r}: must be an integer, 1 or more")
+    return number
+
+
+def seconds_of(name: str, value: Any) -> float:
+    """A time to wait. Raises ValueError."""
+    try:
+        seconds = 0.0 if isinstance(value, bool | str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        seconds = 0.0
+    if not seconds > 0:
+        raise ValueError(f"{name}={value!r}: must be a positive number of seconds")
+    return seconds
+
+
+def call_of(name: str, function: Any, args: Any, kwargs: Any) -> Call:
+    """The function that the ranks call, with its arguments. `name` is that of its parameter. Raises TypeError."""
+    if not callable(function):
+        raise TypeError(f"{name}={function!r}: must be callable")
+    args = () if args is None else args
+    if isinstance(args, str | bytes | Mapping) or not isinstance(args, Iterable):
+        raise TypeError(f"args={args!r}: must be a sequence of the arguments of {name}, such as (5,)")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs={kwargs!r}: must be a mapping of the names of arguments of {name} to values")
+    strange = [key for key in kwargs or {} if not isinstance(key, str)]
+    if strange:
+        raise TypeError(f"kwargs={kwargs!r}: {strange[0]!r} must be the name of an argument of {name}")
+    return function, tuple(args), dict(kwargs or {})
