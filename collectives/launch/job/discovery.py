@@ -60,7 +60,7 @@ def fixed(hosts: Sequence[NamedHost]) -> Discovery:
 
 def script(command: str, slots: int) -> Discovery:
     """A command that prints a host in each line, as 'NAME' or 'NAME:SLOTS', as horovodrun has it. No shell reads it. A
-    host without a number has `slots`. Raises ConfigError if it can never be started."""
+    host without a number has `slots`, and one with 0 is not used. Raises ConfigError if it can never be started."""
     where = f"--host-discovery-script {command}"
     try:
         words = shlex.split(command)
@@ -82,7 +82,7 @@ def host_file(path: Path, slots: int) -> Discovery:
 
     def find() -> Sequence[NamedHost]:
         try:
-            return parse_file(path.read_text("utf-8-sig"), str(path), slots)
+            return _usable(parse_file(path.read_text("utf-8-sig"), str(path), slots, least=0))
         except (OSError, UnicodeError) as error:
             raise DiscoveryError(f"{where}: cannot be read: {error}") from error
         except ConfigError as error:
@@ -218,9 +218,14 @@ def _take(descriptor: int, words: bytearray, *, to_end: bool) -> bool:
 
 def _parsed(word: str, where: str, slots: int) -> list[NamedHost]:
     try:
-        return parse_list(word, slots)
+        return parse_list(word, slots, where=f"{where}: {word}", least=0)
     except ConfigError as error:
-        raise DiscoveryError(f"{where}: {error}") from error
+        raise DiscoveryError(str(error)) from error
+
+
+def _usable(hosts: Sequence[NamedHost]) -> Sequence[NamedHost]:
+    """Those that have a slot: one without is to be left."""
+    return [host for host in hosts if host.slots]
 
 
 def _once(hosts: Sequence[NamedHost], where: str) -> Sequence[NamedHost]:
@@ -228,7 +233,7 @@ def _once(hosts: Sequence[NamedHost], where: str) -> Sequence[NamedHost]:
     for name in names:
         if names.count(name) > 1:
             raise DiscoveryError(f"{where}: names host {name!r} twice")
-    return one_here(hosts)
+    return _usable(one_here(hosts))
 
 
 def _shown(text: str) -> str:

@@ -48,29 +48,29 @@ class Share:
     ranks: range
 
 
-def parse_list(text: str, slots: int = 1) -> list[NamedHost]:
-    """The hosts of a list such as 'h1:4,user@h2,[fd00::1]:2'. A host without a number has `slots`.
+def parse_list(text: str, slots: int = 1, *, where: str = "", least: int = 1) -> list[NamedHost]:
+    """The hosts of a list such as 'h1:4,user@h2,[fd00::1]:2'. A host without a number has `slots`; none may have less
+    than `least`. `where` is for messages, '' for the option -H. Raises ConfigError."""
+    where = where or f"-H {text}"
+    return _checked([_host(word.strip(), where, slots, least) for word in text.split(",")], where)
 
-    Raises ConfigError.
-    """
-    return _checked([_host(word.strip(), f"-H {text}", slots) for word in text.split(",")], f"-H {text}")
 
-
-def parse_file(text: str, path: str, slots_each: int = 1) -> list[NamedHost]:
+def parse_file(text: str, path: str, slots_each: int = 1, *, least: int = 1) -> list[NamedHost]:
     """The hosts of a host file, one in a line: 'h1 slots=4 max-slots=8' (Open MPI, Horovod), 'h1:4' (MPICH) or 'h1'.
-    '#' begins a comment. A host without a number has `slots_each`. `path` is for messages. Raises ConfigError."""
+    '#' begins a comment. A host without a number has `slots_each`; none may have less than `least`. `path` is for
+    messages. Raises ConfigError."""
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
         where = f"host file {path}, line {number}"
         word, *rest = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split() or [""]
         if not word:
             continue
-        host, slots = _host(word, where, slots_each), None
+        host, slots = _host(word, where, slots_each, least), None
         for setting in rest:
             key, _, value = setting.partition("=")
             if key not in ("slots", "max-slots", "max_slots") or (key == "slots" and ":" in word.rpartition("]")[2]):
                 raise ConfigError(f"{where}: {setting!r}: must be slots=N or max-slots=N, or nothing after NAME:SLOTS")
-            count = _count(value, where)
+            count = _count(value, where, least)
             if key == "slots":
                 slots = count
             elif slots is not None and count < slots:
@@ -107,20 +107,20 @@ def check_slots(hosts: Sequence[NamedHost], number: int, option: str) -> None:
         )
 
 
-def _host(word: str, where: str, slots: int) -> NamedHost:
+def _host(word: str, where: str, slots: int, least: int) -> NamedHost:
     match = _WITH_SLOTS.fullmatch(word)
     if match is None:
         hint = "; an IPv6 address needs brackets" if word.count(":") > 1 else ""
         raise ConfigError(f"{where}: {word!r}: must be {_FORMS}{hint}")
     if match["slots"] is not None:
-        slots = _count(match["slots"], where)
+        slots = _count(match["slots"], where, least)
     name = match["v6"] or match["name"]
     return NamedHost((match["user"] or "") + name, canonical(name), slots)
 
 
-def _count(text: str, where: str) -> int:
-    if not re.fullmatch("[0-9]{1,5}", text) or not 1 <= int(text) <= _MAX_SLOTS:
-        raise ConfigError(f"{where}: {text!r} slots: must be an integer, 1 to {_MAX_SLOTS}")
+def _count(text: str, where: str, least: int) -> int:
+    if not re.fullmatch("[0-9]{1,5}", text) or not least <= int(text) <= _MAX_SLOTS:
+        raise ConfigError(f"{where}: {text!r} slots: must be an integer, {least} to {_MAX_SLOTS}")
     return int(text)
 
 

@@ -122,6 +122,15 @@ def test_a_host_file_that_changes(tmp_path: Path) -> None:
         found.find()
 
 
+@pytest.mark.processes
+def test_a_host_without_slots_is_not_used(tmp_path: Path) -> None:
+    """So horovodrun's scripts name a host that is to be left."""
+    assert slots(discovery.script(written(tmp_path, "echo h1:0; echo h2:2"), 3)) == {"h2": 2}
+    path = tmp_path / "hosts"
+    path.write_text("h1 slots=0\nh2:0\nh3\n")
+    assert slots(host_file(path, 3)) == {"h3": 3}
+
+
 def test_addresses_behind_a_name() -> None:
     assert slots(dns("127.0.0.1", 4)) == {"127.0.0.1": 4}
     with pytest.raises(DiscoveryError, match=r"--discover-dns no-such-host.invalid: cannot be resolved"):
