@@ -853,8 +853,8 @@ class Communicator(AsynchronousCalls):
         op                   reduction: sum, average (also avg, mean), prod, min, max, band, bor, bxor, land, lor, lxor,
                              as far as the dtype allows; of floats also adasum; or an Op, a function of one's own. The
                              average of integers is truncated toward zero
-        out                  arrays for the results, as many as `xs`; `out=xs` works in place. None of them may overlap
-                             another one's input. By default new arrays
+        out                  arrays for the results, as many as `xs`; `out=xs` works in place, also if an array is in
+                             `xs` twice. They may be in the memory of any input. By default new arrays
         prescale, postscale  factors for every input and for the result
         algorithm            name of an algorithm to use; by default the rule table and the cost model choose
         reproducible         True gives the same bits with every algorithm, transport and segment size: contributions

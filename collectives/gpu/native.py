@@ -57,6 +57,9 @@ class DeviceSpace:
             return source.copy()
         return source
 
+    def address(self, array: Any) -> int:
+        return int(array.data.ptr)
+
     def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
         return self._cuda.empty((size,), dtype)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from collectives.operations.job import FunctionJob, Job, Packable, Part
 from collectives.operations.planned_call import Collective, PlannedCall, PlannedCalls
 from collectives.operations.reduction import AdasumReduction, Reduction
 from collectives.operations.signature import Signature
-from collectives.operations.space import Space
+from collectives.operations.space import Result, Space
 from collectives.planning import Selector, WindowOffset, WindowOffsets
 
 
@@ -87,7 +87,7 @@ class Reductions:
         outs = [None] * len(arrays) if out is None else list(out)
         if len(outs) != len(arrays):
             raise ValueError(f"out: has {len(outs)} arrays, must have {len(arrays)}, as many as xs")
-        pairs = [space.pair(x, array, o) for x, array, o in zip(xs, arrays, outs, strict=True)]
+        pairs = self._separate([space.pair(x, array, o) for x, array, o in zip(xs, arrays, outs, strict=True)], outs)
         allreduce = self._allreduce
         calls = [
             self._calls.find(allreduce, array, source, result.flat, key)
@@ -109,6 +109,27 @@ class Reductions:
 
         together = Packable(parts, finish) if packable(signature) else None
         return FunctionJob(run, seconds, signature, together, lambda _: finish())
+
+    def _separate(self, pairs: list[tuple[Any, Result]], outs: Sequence[Any]) -> list[tuple[Any, Result]]:
+        """The flat sources and the results of several reductions, in which no result is in the memory of another's
+        source: large arrays are reduced one after the other. Such a source is copied."""
+        if all(out is None for out in outs):
+            return pairs
+        pieces = []
+        for index, (source, result) in enumerate(pairs):
+            for array in (source,) if source is result.flat else (source, result.flat):
+                begin = self._space.address(array)
+                pieces.append((begin, begin + array.nbytes, index))
+        pieces.sort()
+        ends = accumulate((end for _, end, _ in pieces), max)
+        if all(begin >= end for (begin, _, _), end in zip(pieces[1:], ends, strict=False)):
+            return pairs
+        found = []
+        for index, (source, result) in enumerate(pairs):
+            for other in (*outs[:index], *outs[index + 1 :]):
+                source = self._space.apart(source, other)
+            found.append((source, result))
+        return found
 
     def zeros(self, signature: Signature) -> Job[Any]:
         """The job of a rank that has joined, in an allreduce of the others with this signature."""

@@ -65,6 +65,9 @@ class Space(Protocol):
     def apart(self, source: Any, out: Any) -> Any:
         """`source`, copied if its memory overlaps that of `out`."""
 
+    def address(self, array: Any) -> int:
+        """The address of the first byte of a flat array."""
+
     def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
         """A new flat array."""
 
@@ -137,6 +140,10 @@ class HostSpace:
         if out is not None and np.may_share_memory(source, as_numpy(out, "out")):
             return source.copy()
         return source
+
+    def address(self, array: Array) -> int:
+        found: int = array.__array_interface__["data"][0]
+        return found
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
         return np.empty(size, dtype)

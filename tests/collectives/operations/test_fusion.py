@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -243,3 +244,27 @@ def test_errors_of_groups_name_the_array(worlds: Worlds) -> None:
         assert comm.grouped_allreduce([]) == []
 
     two.run(body)
+
+
+@pytest.mark.parametrize("name", [None, "group"])
+@pytest.mark.parametrize("size", [4, LARGEST])  # packed together, and one after the other
+def test_results_in_the_memory_of_other_inputs(worlds: Worlds, size: int, name: str | None) -> None:
+    """Each result is that of the inputs as they were: in exchanged places, of an array given twice, of slices."""
+
+    def body(comm: Any) -> None:
+        def total(xs: Any, out: Any) -> None:
+            assert all(map(operator.is_, comm.grouped_allreduce_async(xs, out=out, name=name).wait(30.0), out))
+
+        a, b = np.full((2, size), [[1.0], [10.0]])
+        total([a, b], [b, a])
+        assert set(a) == {20.0}
+        assert set(b) == {2.0}
+        total([a, a], [a, a])
+        assert set(a) == {40.0}
+        total([a, a], [a, b])
+        assert set(a) == set(b) == {80.0}
+        c = np.repeat([1.0, 10.0], size)
+        total([c[:size], c[size:]], [c[size:], c[:size]])
+        np.testing.assert_array_equal(c, np.repeat([20.0, 2.0], size))
+
+    worlds.get("local", 2).run(body)
