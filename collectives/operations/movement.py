@@ -237,7 +237,7 @@ class Movement:
         known = self._agreed_parts(given, as_tuple(counts, "counts"), stated) if agreed else None
 
         def run(deadline: float) -> Result:
-            shapes = known or agree_on_stated_parts(space.executor, given, stated, deadline)
+            shapes = known or agree_on_stated_parts(space.executor, given, stated, root, deadline)
             mine = (shapes.rows[rank], *shapes.rest)
             call = Call("scatter", shapes.dtype, shapes.blocks, None, root, None, algorithm)
             result = space.result(out, mine, shapes.dtype, None if given is None else x)

@@ -97,7 +97,7 @@ class Objects:
         here = self._arguments.rank == root
 
         def run(deadline: float) -> list[Array]:
-            parts, lengths = self._first_parts(data, deadline)
+            parts, lengths = self._first_parts(data, deadline, f" for root {root}")
             if parts is None:
                 everything = np.empty(sum(lengths) if here else 0, np.uint8)
                 call = Call("gather", _BYTE, lengths, root=root)
@@ -111,14 +111,16 @@ class Objects:
         signature = Signature("gather_object", root=root)
         return FunctionJob(run, self._arguments.timeout(timeout), signature, finish=finish)
 
-    def _first_parts(self, data: Array, deadline: float) -> tuple[list[Array] | None, tuple[int, ...]]:
+    def _first_parts(
+        self, data: Array, deadline: float, receiver: str = ""
+    ) -> tuple[list[Array] | None, tuple[int, ...]]:
         """Give all ranks the length of this rank's pickle, and short pickles themselves: all pickles, or None if one of
-        them is long, and their lengths."""
+        them is long, and their lengths. Ranks that name other receivers raise MismatchError."""
         size = len(self._executor.ranks)
         room = max(_LEAST_FIRST, min(_FIRST, _MOST_FIRST // size // _ALIGNED * _ALIGNED))
         mine, table = np.zeros(room, np.uint8), np.empty((size, room), np.uint8)
         _put(mine, data)
-        call = Call("allgather", _BYTE, (room,) * size, within=_FIRST_PARTS)
+        call = Call("allgather", _BYTE, (room,) * size, within=f"{_FIRST_PARTS}{receiver}")
         self._executor.run_call(call, mine, table.reshape(-1), deadline)
         lengths = tuple(map(_length, table))
         if max(lengths) > room - _ALIGNED:

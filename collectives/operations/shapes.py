@@ -171,12 +171,14 @@ def agree_on_stated_parts(
     executor: Executor,
     given: Shapes | None,
     out: tuple[tuple[int, ...], np.dtype[Any]] | None,
+    root: int,
     deadline: float,
 ) -> Shapes:
     """`agree_on_parts` in which every rank also states shape and dtype of the array `out` for its part, if it has one.
 
     It is a sum of what the root tells and of a digest from each receiver. Raises MismatchError on every rank if a part
-    is not what its receiver states; the communicator stays usable.
+    is not what its receiver states; the communicator stays usable. Ranks that name other roots raise it too, and the
+    communicator is aborted.
     """
     size, rank = len(executor.ranks), executor.rank
     header = np.zeros(_HEADER + 2 * size, _INT64)
@@ -184,7 +186,8 @@ def agree_on_stated_parts(
         header[:_HEADER] = _describe(0, given.rest, given.dtype)
         header[_HEADER:-size] = given.rows
     header[_HEADER + size + rank] = 0 if out is None else 1 + _digest(*out)
-    call = Call("allreduce", _INT64, (len(header),), "sum", alias=0, within=AGREEMENT)
+    within = f"{AGREEMENT} of root {root}"  # a sum has no root of its own by which the ranks' calls would differ
+    call = Call("allreduce", _INT64, (len(header),), "sum", alias=0, within=within)
     executor.run_call(call, header, header, deadline)
     _, rest, dtype = _read(header[:_HEADER])
     shapes = Shapes(dtype, tuple(header[_HEADER:-size].tolist()), rest)

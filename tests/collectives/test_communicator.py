@@ -248,6 +248,10 @@ def test_arrays_of_other_rows_are_a_mismatch_that_all_ranks_see_alike(three: Wor
         (lambda comm: comm.allreduce(np.zeros(4)), lambda comm: comm.allreduce(np.zeros(4), "max")),
         (lambda comm: comm.allreduce(np.zeros(4)), lambda comm: comm.alltoall(np.zeros(6))),
         (lambda comm: comm.barrier(), lambda comm: comm.allreduce(np.zeros(4))),
+        # their exchanges of sizes and of short objects have no root of their own
+        (lambda comm: comm.scatter(np.zeros(4), 0), lambda comm: comm.scatter(np.zeros(4), 1)),
+        (lambda comm: comm.scatter(np.zeros(4), 1), lambda comm: comm.scatter(np.zeros(4), 0)),
+        (lambda comm: comm.gather_object(1, 0), lambda comm: comm.gather_object(1, 1)),
     ],
 )
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
