@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,8 @@ class WindowOffset(NamedTuple):
     offset: int
 
 
+_SHOWN: Final = 8
+"""The most parts whose sizes stand in messages; a number that tells them apart stands for more."""
 WindowOffsets = tuple[WindowOffset | None, WindowOffset | None]
 """The offsets of IN and of OUT; None for an array that is in no window, or need not be in one."""
 
@@ -63,7 +65,7 @@ class Call(NamedTuple):
         return zlib.crc32(repr((_text(self.dtype), self[:1], self[2:], more)).encode())
 
     def describe(self) -> str:
-        """'allreduce(float32, 1000 elements, op=sum)', for messages."""
+        """'allreduce(float32, 1000 elements, op=sum)', for messages: texts of calls that do not fit together differ."""
         if self.within:
             return f"{self._replace(within='').describe()} within {self.within}"
         spec = SPECS[self.collective]
@@ -72,8 +74,18 @@ class Call(NamedTuple):
         words = [_text(self.dtype), f"{sum(count for count in self.blocks if count > 0)} elements"]
         if self.op is not None:
             words.append(f"op={self.op}")
+        if self.uneven:
+            words.append("of uneven parts")
+        elif len(set(self.blocks)) > 1:
+            shown = len(self.blocks) <= _SHOWN
+            parts = " + ".join(map(str, self.blocks)) if shown else f"#{zlib.crc32(repr(self.blocks).encode()):08x}"
+            words.append(f"in {len(self.blocks)} parts {parts}")
         if spec.rooted:
             words.append(f"root={self.root}")
+        if self.algorithm is not None:
+            words.append(f"algorithm={self.algorithm}")
+        if self.reproducible:
+            words.append("reproducible")
         if self.windows is not None:
             places = [f"{place.window}+{place.offset}" for place in self.windows if place is not None]
             words.append(f"in windows {', '.join(places)}")

@@ -252,6 +252,10 @@ def test_arrays_of_other_rows_are_a_mismatch_that_all_ranks_see_alike(three: Wor
         (lambda comm: comm.scatter(np.zeros(4), 0), lambda comm: comm.scatter(np.zeros(4), 1)),
         (lambda comm: comm.scatter(np.zeros(4), 1), lambda comm: comm.scatter(np.zeros(4), 0)),
         (lambda comm: comm.gather_object(1, 0), lambda comm: comm.gather_object(1, 1)),
+        # the difference is in other arguments than dtype, size, op and root
+        (lambda comm: comm.reduce_scatter(np.ones(3), counts=[1, 2, 0]), lambda comm: comm.reduce_scatter(np.ones(3))),
+        (lambda comm: comm.allreduce(np.zeros(4)), lambda comm: comm.allreduce(np.zeros(4), algorithm="ring")),
+        (lambda comm: comm.allreduce(np.zeros(4)), lambda comm: comm.allreduce(np.zeros(4), reproducible=True)),
     ],
 )
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])

@@ -109,7 +109,7 @@ def test_allreduce_steps_are_those_of_the_algorithm(worlds: Worlds, tmp_path: Pa
         (call,) = on(events, "collectives")
         assert call["name"] == "allreduce"
         assert call["pid"] == rank
-        assert call["args"]["call"] == "allreduce(float64, 300 elements, op=sum)"
+        assert call["args"]["call"] == f"allreduce(float64, 300 elements, op=sum, algorithm={algorithm})"
         assert call["args"]["algorithm"] == algorithm
         assert call["args"]["bytes"] == 2400
         steps = on(events, "steps")
