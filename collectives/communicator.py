@@ -1204,6 +1204,7 @@ class Communicator(AsynchronousCalls):
         if any(length < 0 for length in lengths):
             raise ValueError(f"shape={shape!r}: must be 0 or more in every dimension")
         self._check_process()
+        self._messages.check_open()
         if self._windows.onesided is None:
             return self._windows.make(lengths, kind, time.monotonic() + self._arguments.timeout(timeout))
         job = (self._ordered if name is None else self._named).host.empty(lengths, kind, timeout)
@@ -1426,6 +1427,7 @@ class Communicator(AsynchronousCalls):
         timeout  seconds that the call may take; by default the setting `timeout`
         """
         new_context = self._family.new_context
+        self._messages.check_open()
         if ranks is None:
             own = OWN_CHANNEL | self._context
             return Channel(self.transport, self._ranks, own, MESSAGES, self._executor, new_context)

@@ -53,8 +53,9 @@ class Resources:
         self._messages.retire(state)
 
     def leave(self) -> None:
-        """Accept no more named operations. Returns at once. Idempotent."""
+        """Accept no more named operations and messages. Returns at once. Idempotent."""
         self._engine.leave()
+        self._messages.retire("closed")
 
     def release(self, deadline: float) -> None:
         """Finish the operations in flight and release everything. Raises DeadlineExceeded, with everything released."""

@@ -280,8 +280,13 @@ class PointToPoint:
         self._any_tag = range(tag, tag + MAX_USER_TAG + 1)
 
     def retire(self, state: str) -> None:
-        """Take no more messages; `state` is the state that the errors tell."""
-        self._retired = state
+        """Take no more messages; `state` is the state that the errors tell. The first one is kept."""
+        self._retired = self._retired or state
+
+    def check_open(self) -> None:
+        """Raise ClosedError if no more messages are taken."""
+        if self._retired:
+            raise ClosedError(f"the communicator of rank {self._transport.rank} is {self._retired}")
 
     def begin(self, method: Callable[..., Message | Ended], *arguments: Any) -> Work[Any]:
         """Begin a message by one of the methods below. An interrupt after its first request has begun aborts the
@@ -402,16 +407,12 @@ class PointToPoint:
     # ---- how they run
 
     def _message(self, timeout: float | None) -> Message:
-        self._check_open()
+        self.check_open()
         return Message(self._executor, self._arguments.timeout(timeout))
 
     def _check_authenticated(self) -> None:
         require_authenticated(self._executor)
         self._authenticated = True
-
-    def _check_open(self) -> None:
-        if self._retired:
-            raise ClosedError(f"the communicator of rank {self._transport.rank} is {self._retired}")
 
     def _send(
         self,
@@ -429,7 +430,7 @@ class PointToPoint:
             tag = check_tag(tag)
         seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
         if self._retired:
-            self._check_open()
+            self.check_open()
         start = self._any_source().issend if synchronous else self._transport.isend
         request = self._start(start, _sending, dst, self._ranks[dst], self._tag | tag, view, check)
         if has_ended(request):
@@ -466,7 +467,7 @@ class PointToPoint:
             tag = check_tag(tag, _OR_ANY)
         seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
         if self._retired:
-            self._check_open()
+            self.check_open()
         ability = self._ability
         if waits and ability is not None:
             first = self._tag | (tag or 0)
@@ -553,7 +554,7 @@ class PointToPoint:
 
     def _probe(self, src: int | None, tag: int | None, deadline: float, *, wait: bool) -> Status | None:
         sources, tags, ability = self._sources(src), self._tags(tag), self._any_source()
-        self._check_open()
+        self.check_open()
         positions, abort_signal = self._executor.positions, self._executor.abort_signal
         doing = f"probe for a message from {_sender(src)}"
         waiting = Waiting(self._executor, doing, self._peers(src))

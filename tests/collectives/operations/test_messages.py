@@ -8,7 +8,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 import collectives as ronde
 from collectives import (
     AbortedError,
+    ClosedError,
     Communicator,
     DeadlineExceeded,
     MismatchError,
@@ -617,3 +618,33 @@ def test_objects_with_arrays_are_whole_writable_and_apart(worlds: Worlds, transp
         assert here["big"][0] == comm.rank
 
     worlds.get(transport, 2).run(program)
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_a_closed_group_takes_no_messages(worlds: Worlds, transport: str) -> None:
+    """They would go to a rank whose group may be closed too, over the transport that both still share."""
+
+    def body(comm: Communicator) -> None:
+        group = comm.split(0)
+        assert group is not None
+        group.close()
+        group.close()
+        calls: list[Callable[[], object]] = [
+            lambda: group.send(np.ones(1), comm.rank),
+            lambda: group.recv_async(np.ones(1), 0),
+            lambda: group.sendrecv(np.ones(1), comm.rank),
+            lambda: group.send_object(1, comm.rank),
+            lambda: group.recv_object(0),
+            group.probe,
+            group.iprobe,
+            group.channel,
+            lambda: group.channel([0, 1]),
+            lambda: group.subset([0, 1]),
+            lambda: group.empty(1),
+        ]
+        for call in calls:
+            with pytest.raises(ClosedError, match="closed"):
+                call()
+        np.testing.assert_array_equal(comm.sendrecv(np.full(1, comm.rank), 1 - comm.rank), 1 - comm.rank)
+
+    worlds.get(transport, 2).run(body)
